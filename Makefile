@@ -1,0 +1,41 @@
+# `make demo` and `make test` are all that a newcomer needs; each makes its own environment.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PROTOS := $(wildcard proto/koinon_proto/v1/*.proto)
+WORKERS ?= 2
+
+.PHONY: help env demo test check proto bench clean
+
+help:           ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## ?/\t/'
+
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit("Koinon needs Python 3.11 or newer; this is " + sys.version) if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+env: $(VENV)/.installed  ## make the environment (.venv) with everything in it
+
+demo: env       ## a local cluster, real data, a coordinator killed: watch it go on
+	$(BIN)/python -m koinon.demo
+
+test: env       ## the whole test suite
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+check: env      ## style, types, import rules, generated code
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/python proto/generate.py --check
+
+proto: env      ## regenerate the code beside the .proto files
+	$(BIN)/python proto/generate.py
+
+bench: env      ## print the figures of this machine
+	$(BIN)/python -m bench
+
+clean:          ## remove the environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -1,0 +1,1 @@
+"""What coordinator, node and client share: the wire contract, the table, errors, partitioners."""

@@ -1,0 +1,135 @@
+"""What every gRPC server and caller of ours has in common: options, and typed errors over statuses.
+
+A handler raises a ``KoinonError``; ``typed_errors`` turns it into a gRPC status that carries the
+error whole, and ``error_of`` gives the caller the same error back.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import resource
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar, cast
+
+import grpc
+
+from koinon_proto import convert, errors
+from koinon_proto.errors import KoinonError
+from koinon_proto.table import MAX_MESSAGE_BYTES
+
+log = logging.getLogger(__name__)
+
+Code = grpc.StatusCode
+_CODES: dict[type[KoinonError], grpc.StatusCode] = {
+    errors.InvalidArgumentError: Code.INVALID_ARGUMENT,
+    errors.WrongPartitionError: Code.INVALID_ARGUMENT,
+    errors.ConfigurationError: Code.FAILED_PRECONDITION,
+    errors.ConditionFailedError: Code.ABORTED,
+    errors.NotPrimaryError: Code.FAILED_PRECONDITION,
+    errors.TableBehindError: Code.UNAVAILABLE,
+    errors.LeaseExpiredError: Code.UNAVAILABLE,
+    errors.PartitionOfflineError: Code.UNAVAILABLE,
+    errors.ClusterNotReadyError: Code.UNAVAILABLE,
+    errors.WrongClusterError: Code.FAILED_PRECONDITION,
+    errors.UnsupportedVersionError: Code.FAILED_PRECONDITION,
+    errors.NotLeaderError: Code.FAILED_PRECONDITION,
+    errors.DuplicateNodeError: Code.ALREADY_EXISTS,
+    errors.UnknownNodeError: Code.NOT_FOUND,
+    errors.NodeFencedError: Code.FAILED_PRECONDITION,
+    errors.RegistrationPendingError: Code.UNAVAILABLE,
+    errors.MembershipChangeError: Code.FAILED_PRECONDITION,
+    errors.ResourceExhaustedError: Code.RESOURCE_EXHAUSTED,
+    errors.StorageFullError: Code.RESOURCE_EXHAUSTED,
+    errors.NotEnoughReplicasError: Code.UNAVAILABLE,
+    errors.UnavailableError: Code.UNAVAILABLE,
+    errors.UnknownFateError: Code.UNKNOWN,
+}
+
+COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+)
+CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    *COMMON_OPTIONS,
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.enable_retries", 0),  # retries are ours to decide: they need to know a write's fate
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
+    *COMMON_OPTIONS,
+    ("grpc.so_reuseport", 0),  # two processes on one port must be an error, not a lottery
+    ("grpc.server_handshake_timeout_ms", 5_000),  # closes half-open and garbage connections
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+
+Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
+
+
+def typed_errors(handler: Handler) -> Handler:
+    """Wrap a unary ``grpc.aio`` handler method ``(self, request, context)``: an expected error
+    becomes a typed status; an unexpected one is logged whole and answered as internal.
+    """
+
+    @functools.wraps(handler)
+    async def wrapped(self: Any, request: Any, context: Any) -> Any:
+        try:
+            return await handler(self, request, context)
+        except KoinonError as error:
+            await abort(context, error)
+        except (grpc.aio.AbortError, grpc.RpcError):
+            raise
+        except Exception as error:
+            log.exception("handler failed method=%s", handler.__name__)
+            await abort(context, error)
+
+    return cast(Handler, wrapped)
+
+
+async def abort(context: Any, error: Exception) -> None:
+    """End the call with the status and the details that carry ``error``. Always raises."""
+    code = _CODES.get(cast("type[KoinonError]", type(error)), Code.INTERNAL)
+    details = convert.error_to_status_details(error, code.value[0])
+    await context.abort(code, str(error), ((convert.STATUS_DETAILS_KEY, details),))
+
+
+def error_of(failure: grpc.RpcError) -> KoinonError | None:
+    """Return the typed error that the other side answered with; None if it did not answer so
+    (the call never arrived, was cut off, or timed out: whether it took effect is not known).
+    """
+    metadata = cast(Any, failure).trailing_metadata() or ()
+    for key, value in metadata:
+        if key == convert.STATUS_DETAILS_KEY:
+            return convert.error_from_status_details(value)
+    return None
+
+
+def raise_descriptor_limit() -> int:
+    """Raise this process's limit of open descriptors to what it is allowed; return it."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
+
+
+async def add_health_and_reflection(server: grpc.aio.Server, services: tuple[str, ...]) -> Any:
+    """Add ``grpc.health.v1.Health`` (all serving) and server reflection; return the health
+    servicer, whose ``set`` and ``enter_graceful_shutdown`` change what it says.
+    """
+    from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # noqa: PLC0415
+    from grpc_reflection.v1alpha import reflection  # noqa: PLC0415
+
+    servicer = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    for name in ("", *services):
+        await servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+    reflection.enable_server_reflection(
+        (*services, health.SERVICE_NAME, reflection.SERVICE_NAME), server
+    )
+    return servicer

@@ -1,0 +1,248 @@
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Error(_message.Message):
+    __slots__ = ("message", "invalid_argument", "condition_failed", "not_primary", "table_behind", "wrong_partition", "lease_expired", "partition_offline", "cluster_not_ready", "wrong_cluster", "unsupported_version", "not_leader", "duplicate_node", "unknown_node", "node_fenced", "registration_pending", "membership_change", "resource_exhausted", "storage_full", "not_enough_replicas", "unavailable", "unknown_fate", "internal", "configuration")
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    INVALID_ARGUMENT_FIELD_NUMBER: _ClassVar[int]
+    CONDITION_FAILED_FIELD_NUMBER: _ClassVar[int]
+    NOT_PRIMARY_FIELD_NUMBER: _ClassVar[int]
+    TABLE_BEHIND_FIELD_NUMBER: _ClassVar[int]
+    WRONG_PARTITION_FIELD_NUMBER: _ClassVar[int]
+    LEASE_EXPIRED_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_OFFLINE_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_NOT_READY_FIELD_NUMBER: _ClassVar[int]
+    WRONG_CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    UNSUPPORTED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    NOT_LEADER_FIELD_NUMBER: _ClassVar[int]
+    DUPLICATE_NODE_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_NODE_FIELD_NUMBER: _ClassVar[int]
+    NODE_FENCED_FIELD_NUMBER: _ClassVar[int]
+    REGISTRATION_PENDING_FIELD_NUMBER: _ClassVar[int]
+    MEMBERSHIP_CHANGE_FIELD_NUMBER: _ClassVar[int]
+    RESOURCE_EXHAUSTED_FIELD_NUMBER: _ClassVar[int]
+    STORAGE_FULL_FIELD_NUMBER: _ClassVar[int]
+    NOT_ENOUGH_REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    UNAVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_FATE_FIELD_NUMBER: _ClassVar[int]
+    INTERNAL_FIELD_NUMBER: _ClassVar[int]
+    CONFIGURATION_FIELD_NUMBER: _ClassVar[int]
+    message: str
+    invalid_argument: InvalidArgumentError
+    condition_failed: ConditionFailedError
+    not_primary: NotPrimaryError
+    table_behind: TableBehindError
+    wrong_partition: WrongPartitionError
+    lease_expired: LeaseExpiredError
+    partition_offline: PartitionOfflineError
+    cluster_not_ready: ClusterNotReadyError
+    wrong_cluster: WrongClusterError
+    unsupported_version: UnsupportedVersionError
+    not_leader: NotLeaderError
+    duplicate_node: DuplicateNodeError
+    unknown_node: UnknownNodeError
+    node_fenced: NodeFencedError
+    registration_pending: RegistrationPendingError
+    membership_change: MembershipChangeError
+    resource_exhausted: ResourceExhaustedError
+    storage_full: StorageFullError
+    not_enough_replicas: NotEnoughReplicasError
+    unavailable: UnavailableError
+    unknown_fate: UnknownFateError
+    internal: InternalError
+    configuration: ConfigurationError
+    def __init__(self, message: _Optional[str] = ..., invalid_argument: _Optional[_Union[InvalidArgumentError, _Mapping]] = ..., condition_failed: _Optional[_Union[ConditionFailedError, _Mapping]] = ..., not_primary: _Optional[_Union[NotPrimaryError, _Mapping]] = ..., table_behind: _Optional[_Union[TableBehindError, _Mapping]] = ..., wrong_partition: _Optional[_Union[WrongPartitionError, _Mapping]] = ..., lease_expired: _Optional[_Union[LeaseExpiredError, _Mapping]] = ..., partition_offline: _Optional[_Union[PartitionOfflineError, _Mapping]] = ..., cluster_not_ready: _Optional[_Union[ClusterNotReadyError, _Mapping]] = ..., wrong_cluster: _Optional[_Union[WrongClusterError, _Mapping]] = ..., unsupported_version: _Optional[_Union[UnsupportedVersionError, _Mapping]] = ..., not_leader: _Optional[_Union[NotLeaderError, _Mapping]] = ..., duplicate_node: _Optional[_Union[DuplicateNodeError, _Mapping]] = ..., unknown_node: _Optional[_Union[UnknownNodeError, _Mapping]] = ..., node_fenced: _Optional[_Union[NodeFencedError, _Mapping]] = ..., registration_pending: _Optional[_Union[RegistrationPendingError, _Mapping]] = ..., membership_change: _Optional[_Union[MembershipChangeError, _Mapping]] = ..., resource_exhausted: _Optional[_Union[ResourceExhaustedError, _Mapping]] = ..., storage_full: _Optional[_Union[StorageFullError, _Mapping]] = ..., not_enough_replicas: _Optional[_Union[NotEnoughReplicasError, _Mapping]] = ..., unavailable: _Optional[_Union[UnavailableError, _Mapping]] = ..., unknown_fate: _Optional[_Union[UnknownFateError, _Mapping]] = ..., internal: _Optional[_Union[InternalError, _Mapping]] = ..., configuration: _Optional[_Union[ConfigurationError, _Mapping]] = ...) -> None: ...
+
+class InvalidArgumentError(_message.Message):
+    __slots__ = ("field", "reason", "limit", "actual")
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    ACTUAL_FIELD_NUMBER: _ClassVar[int]
+    field: str
+    reason: str
+    limit: int
+    actual: int
+    def __init__(self, field: _Optional[str] = ..., reason: _Optional[str] = ..., limit: _Optional[int] = ..., actual: _Optional[int] = ...) -> None: ...
+
+class ConfigurationError(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class ConditionFailedError(_message.Message):
+    __slots__ = ("expected_version", "current_version")
+    EXPECTED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    expected_version: int
+    current_version: int
+    def __init__(self, expected_version: _Optional[int] = ..., current_version: _Optional[int] = ...) -> None: ...
+
+class NotPrimaryError(_message.Message):
+    __slots__ = ("partition_id", "primary", "primary_address", "primary_epoch", "table_version")
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    PRIMARY_FIELD_NUMBER: _ClassVar[int]
+    PRIMARY_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PRIMARY_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    partition_id: int
+    primary: str
+    primary_address: str
+    primary_epoch: int
+    table_version: int
+    def __init__(self, partition_id: _Optional[int] = ..., primary: _Optional[str] = ..., primary_address: _Optional[str] = ..., primary_epoch: _Optional[int] = ..., table_version: _Optional[int] = ...) -> None: ...
+
+class TableBehindError(_message.Message):
+    __slots__ = ("table_version", "required_version")
+    TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    REQUIRED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    table_version: int
+    required_version: int
+    def __init__(self, table_version: _Optional[int] = ..., required_version: _Optional[int] = ...) -> None: ...
+
+class WrongPartitionError(_message.Message):
+    __slots__ = ("partition_id", "expected_partition_id")
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    partition_id: int
+    expected_partition_id: int
+    def __init__(self, partition_id: _Optional[int] = ..., expected_partition_id: _Optional[int] = ...) -> None: ...
+
+class LeaseExpiredError(_message.Message):
+    __slots__ = ("node_id",)
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    def __init__(self, node_id: _Optional[str] = ...) -> None: ...
+
+class PartitionOfflineError(_message.Message):
+    __slots__ = ("partition_id", "reason")
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    partition_id: int
+    reason: str
+    def __init__(self, partition_id: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ClusterNotReadyError(_message.Message):
+    __slots__ = ("registered_nodes", "bootstrap_nodes")
+    REGISTERED_NODES_FIELD_NUMBER: _ClassVar[int]
+    BOOTSTRAP_NODES_FIELD_NUMBER: _ClassVar[int]
+    registered_nodes: int
+    bootstrap_nodes: int
+    def __init__(self, registered_nodes: _Optional[int] = ..., bootstrap_nodes: _Optional[int] = ...) -> None: ...
+
+class WrongClusterError(_message.Message):
+    __slots__ = ("expected_cluster_id", "actual_cluster_id")
+    EXPECTED_CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    ACTUAL_CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    expected_cluster_id: str
+    actual_cluster_id: str
+    def __init__(self, expected_cluster_id: _Optional[str] = ..., actual_cluster_id: _Optional[str] = ...) -> None: ...
+
+class UnsupportedVersionError(_message.Message):
+    __slots__ = ("what", "version", "supported")
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SUPPORTED_FIELD_NUMBER: _ClassVar[int]
+    what: str
+    version: int
+    supported: int
+    def __init__(self, what: _Optional[str] = ..., version: _Optional[int] = ..., supported: _Optional[int] = ...) -> None: ...
+
+class NotLeaderError(_message.Message):
+    __slots__ = ("leader_id", "leader_address", "term")
+    LEADER_ID_FIELD_NUMBER: _ClassVar[int]
+    LEADER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    leader_id: str
+    leader_address: str
+    term: int
+    def __init__(self, leader_id: _Optional[str] = ..., leader_address: _Optional[str] = ..., term: _Optional[int] = ...) -> None: ...
+
+class DuplicateNodeError(_message.Message):
+    __slots__ = ("node_id", "address", "other_address")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    OTHER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    address: str
+    other_address: str
+    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ..., other_address: _Optional[str] = ...) -> None: ...
+
+class UnknownNodeError(_message.Message):
+    __slots__ = ("node_id",)
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    def __init__(self, node_id: _Optional[str] = ...) -> None: ...
+
+class NodeFencedError(_message.Message):
+    __slots__ = ("node_id", "node_epoch", "current_node_epoch")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_NODE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    node_epoch: int
+    current_node_epoch: int
+    def __init__(self, node_id: _Optional[str] = ..., node_epoch: _Optional[int] = ..., current_node_epoch: _Optional[int] = ...) -> None: ...
+
+class RegistrationPendingError(_message.Message):
+    __slots__ = ("node_id", "retry_after_ms")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    retry_after_ms: int
+    def __init__(self, node_id: _Optional[str] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
+
+class MembershipChangeError(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class ResourceExhaustedError(_message.Message):
+    __slots__ = ("resource", "limit")
+    RESOURCE_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    resource: str
+    limit: int
+    def __init__(self, resource: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class StorageFullError(_message.Message):
+    __slots__ = ("node_id", "reason")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    reason: str
+    def __init__(self, node_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class NotEnoughReplicasError(_message.Message):
+    __slots__ = ("partition_id", "in_sync", "min_in_sync")
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    IN_SYNC_FIELD_NUMBER: _ClassVar[int]
+    MIN_IN_SYNC_FIELD_NUMBER: _ClassVar[int]
+    partition_id: int
+    in_sync: int
+    min_in_sync: int
+    def __init__(self, partition_id: _Optional[int] = ..., in_sync: _Optional[int] = ..., min_in_sync: _Optional[int] = ...) -> None: ...
+
+class UnavailableError(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class UnknownFateError(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class InternalError(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...

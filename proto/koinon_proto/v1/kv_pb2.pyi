@@ -1,0 +1,190 @@
+from koinon_proto.v1 import errors_pb2 as _errors_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class GetRequest(_message.Message):
+    __slots__ = ("key", "table_version")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    table_version: int
+    def __init__(self, key: _Optional[bytes] = ..., table_version: _Optional[int] = ...) -> None: ...
+
+class GetResponse(_message.Message):
+    __slots__ = ("found", "value", "version", "expires_at_ms")
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    found: bool
+    value: bytes
+    version: int
+    expires_at_ms: int
+    def __init__(self, found: bool = ..., value: _Optional[bytes] = ..., version: _Optional[int] = ..., expires_at_ms: _Optional[int] = ...) -> None: ...
+
+class PutRequest(_message.Message):
+    __slots__ = ("key", "value", "table_version", "ttl_ms", "if_version")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    IF_VERSION_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    value: bytes
+    table_version: int
+    ttl_ms: int
+    if_version: int
+    def __init__(self, key: _Optional[bytes] = ..., value: _Optional[bytes] = ..., table_version: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., if_version: _Optional[int] = ...) -> None: ...
+
+class PutResponse(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    def __init__(self, version: _Optional[int] = ...) -> None: ...
+
+class DeleteRequest(_message.Message):
+    __slots__ = ("key", "table_version", "if_version")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    IF_VERSION_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    table_version: int
+    if_version: int
+    def __init__(self, key: _Optional[bytes] = ..., table_version: _Optional[int] = ..., if_version: _Optional[int] = ...) -> None: ...
+
+class DeleteResponse(_message.Message):
+    __slots__ = ("found",)
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    found: bool
+    def __init__(self, found: bool = ...) -> None: ...
+
+class Refusal(_message.Message):
+    __slots__ = ("partition_id", "error")
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    partition_id: int
+    error: _errors_pb2.Error
+    def __init__(self, partition_id: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.Error, _Mapping]] = ...) -> None: ...
+
+class RowError(_message.Message):
+    __slots__ = ("row", "error")
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    row: int
+    error: _errors_pb2.Error
+    def __init__(self, row: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.Error, _Mapping]] = ...) -> None: ...
+
+class BatchGetRequest(_message.Message):
+    __slots__ = ("table_version", "keys", "partition_ids", "want_versions")
+    TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_IDS_FIELD_NUMBER: _ClassVar[int]
+    WANT_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    table_version: int
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    partition_ids: _containers.RepeatedScalarFieldContainer[int]
+    want_versions: bool
+    def __init__(self, table_version: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ..., partition_ids: _Optional[_Iterable[int]] = ..., want_versions: bool = ...) -> None: ...
+
+class BatchGetResponse(_message.Message):
+    __slots__ = ("values", "missing", "versions", "expires_at_ms", "refusals")
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    REFUSALS_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.RepeatedScalarFieldContainer[bytes]
+    missing: _containers.RepeatedScalarFieldContainer[int]
+    versions: _containers.RepeatedScalarFieldContainer[int]
+    expires_at_ms: _containers.RepeatedScalarFieldContainer[int]
+    refusals: _containers.RepeatedCompositeFieldContainer[Refusal]
+    def __init__(self, values: _Optional[_Iterable[bytes]] = ..., missing: _Optional[_Iterable[int]] = ..., versions: _Optional[_Iterable[int]] = ..., expires_at_ms: _Optional[_Iterable[int]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ...) -> None: ...
+
+class BatchWriteRequest(_message.Message):
+    __slots__ = ("table_version", "keys", "values", "partition_ids", "deletes", "ttl_ms", "conditions", "want_versions")
+    TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_IDS_FIELD_NUMBER: _ClassVar[int]
+    DELETES_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    CONDITIONS_FIELD_NUMBER: _ClassVar[int]
+    WANT_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    table_version: int
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    values: _containers.RepeatedScalarFieldContainer[bytes]
+    partition_ids: _containers.RepeatedScalarFieldContainer[int]
+    deletes: _containers.RepeatedScalarFieldContainer[int]
+    ttl_ms: _containers.RepeatedScalarFieldContainer[int]
+    conditions: _containers.RepeatedCompositeFieldContainer[Condition]
+    want_versions: bool
+    def __init__(self, table_version: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ..., values: _Optional[_Iterable[bytes]] = ..., partition_ids: _Optional[_Iterable[int]] = ..., deletes: _Optional[_Iterable[int]] = ..., ttl_ms: _Optional[_Iterable[int]] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ..., want_versions: bool = ...) -> None: ...
+
+class Condition(_message.Message):
+    __slots__ = ("row", "if_version")
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    IF_VERSION_FIELD_NUMBER: _ClassVar[int]
+    row: int
+    if_version: int
+    def __init__(self, row: _Optional[int] = ..., if_version: _Optional[int] = ...) -> None: ...
+
+class BatchWriteResponse(_message.Message):
+    __slots__ = ("versions", "absent", "refusals", "row_errors")
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    ABSENT_FIELD_NUMBER: _ClassVar[int]
+    REFUSALS_FIELD_NUMBER: _ClassVar[int]
+    ROW_ERRORS_FIELD_NUMBER: _ClassVar[int]
+    versions: _containers.RepeatedScalarFieldContainer[int]
+    absent: _containers.RepeatedScalarFieldContainer[int]
+    refusals: _containers.RepeatedCompositeFieldContainer[Refusal]
+    row_errors: _containers.RepeatedCompositeFieldContainer[RowError]
+    def __init__(self, versions: _Optional[_Iterable[int]] = ..., absent: _Optional[_Iterable[int]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., row_errors: _Optional[_Iterable[_Union[RowError, _Mapping]]] = ...) -> None: ...
+
+class ScanCursor(_message.Message):
+    __slots__ = ("partition_id", "after_key")
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    AFTER_KEY_FIELD_NUMBER: _ClassVar[int]
+    partition_id: int
+    after_key: bytes
+    def __init__(self, partition_id: _Optional[int] = ..., after_key: _Optional[bytes] = ...) -> None: ...
+
+class ScanRequest(_message.Message):
+    __slots__ = ("table_version", "partition_ids", "prefix", "cursor", "limit", "keys_only", "want_versions")
+    TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_IDS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    KEYS_ONLY_FIELD_NUMBER: _ClassVar[int]
+    WANT_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    table_version: int
+    partition_ids: _containers.RepeatedScalarFieldContainer[int]
+    prefix: bytes
+    cursor: ScanCursor
+    limit: int
+    keys_only: bool
+    want_versions: bool
+    def __init__(self, table_version: _Optional[int] = ..., partition_ids: _Optional[_Iterable[int]] = ..., prefix: _Optional[bytes] = ..., cursor: _Optional[_Union[ScanCursor, _Mapping]] = ..., limit: _Optional[int] = ..., keys_only: bool = ..., want_versions: bool = ...) -> None: ...
+
+class ScanResponse(_message.Message):
+    __slots__ = ("keys", "values", "partition_ids", "versions", "expires_at_ms", "next", "refusals")
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_IDS_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    REFUSALS_FIELD_NUMBER: _ClassVar[int]
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    values: _containers.RepeatedScalarFieldContainer[bytes]
+    partition_ids: _containers.RepeatedScalarFieldContainer[int]
+    versions: _containers.RepeatedScalarFieldContainer[int]
+    expires_at_ms: _containers.RepeatedScalarFieldContainer[int]
+    next: ScanCursor
+    refusals: _containers.RepeatedCompositeFieldContainer[Refusal]
+    def __init__(self, keys: _Optional[_Iterable[bytes]] = ..., values: _Optional[_Iterable[bytes]] = ..., partition_ids: _Optional[_Iterable[int]] = ..., versions: _Optional[_Iterable[int]] = ..., expires_at_ms: _Optional[_Iterable[int]] = ..., next: _Optional[_Union[ScanCursor, _Mapping]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ...) -> None: ...

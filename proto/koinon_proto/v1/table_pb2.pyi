@@ -1,0 +1,129 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class NodeStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    NODE_STATUS_UNSPECIFIED: _ClassVar[NodeStatus]
+    NODE_STATUS_FENCED: _ClassVar[NodeStatus]
+    NODE_STATUS_ACTIVE: _ClassVar[NodeStatus]
+    NODE_STATUS_DRAINING: _ClassVar[NodeStatus]
+    NODE_STATUS_LEFT: _ClassVar[NodeStatus]
+
+class PartitionStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PARTITION_STATUS_UNSPECIFIED: _ClassVar[PartitionStatus]
+    PARTITION_STATUS_ASSIGNED: _ClassVar[PartitionStatus]
+    PARTITION_STATUS_ONLINE: _ClassVar[PartitionStatus]
+    PARTITION_STATUS_OFFLINE: _ClassVar[PartitionStatus]
+
+class OfflineReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OFFLINE_REASON_UNSPECIFIED: _ClassVar[OfflineReason]
+    OFFLINE_REASON_NO_LIVE_REPLICA: _ClassVar[OfflineReason]
+    OFFLINE_REASON_STORE_LOST: _ClassVar[OfflineReason]
+NODE_STATUS_UNSPECIFIED: NodeStatus
+NODE_STATUS_FENCED: NodeStatus
+NODE_STATUS_ACTIVE: NodeStatus
+NODE_STATUS_DRAINING: NodeStatus
+NODE_STATUS_LEFT: NodeStatus
+PARTITION_STATUS_UNSPECIFIED: PartitionStatus
+PARTITION_STATUS_ASSIGNED: PartitionStatus
+PARTITION_STATUS_ONLINE: PartitionStatus
+PARTITION_STATUS_OFFLINE: PartitionStatus
+OFFLINE_REASON_UNSPECIFIED: OfflineReason
+OFFLINE_REASON_NO_LIVE_REPLICA: OfflineReason
+OFFLINE_REASON_STORE_LOST: OfflineReason
+
+class GetTableRequest(_message.Message):
+    __slots__ = ("cluster_id", "known_version")
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_VERSION_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    known_version: int
+    def __init__(self, cluster_id: _Optional[str] = ..., known_version: _Optional[int] = ...) -> None: ...
+
+class ClusterConfig(_message.Message):
+    __slots__ = ("cluster_id", "partitioner", "partition_count", "replication_factor", "min_in_sync", "bootstrap_nodes", "max_value_bytes")
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONER_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_COUNT_FIELD_NUMBER: _ClassVar[int]
+    REPLICATION_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    MIN_IN_SYNC_FIELD_NUMBER: _ClassVar[int]
+    BOOTSTRAP_NODES_FIELD_NUMBER: _ClassVar[int]
+    MAX_VALUE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    partitioner: str
+    partition_count: int
+    replication_factor: int
+    min_in_sync: int
+    bootstrap_nodes: int
+    max_value_bytes: int
+    def __init__(self, cluster_id: _Optional[str] = ..., partitioner: _Optional[str] = ..., partition_count: _Optional[int] = ..., replication_factor: _Optional[int] = ..., min_in_sync: _Optional[int] = ..., bootstrap_nodes: _Optional[int] = ..., max_value_bytes: _Optional[int] = ...) -> None: ...
+
+class NodeInfo(_message.Message):
+    __slots__ = ("node_number", "node_id", "address", "rack", "node_epoch", "status", "store_id", "changed_at")
+    NODE_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    RACK_FIELD_NUMBER: _ClassVar[int]
+    NODE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    STORE_ID_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_AT_FIELD_NUMBER: _ClassVar[int]
+    node_number: int
+    node_id: str
+    address: str
+    rack: str
+    node_epoch: int
+    status: NodeStatus
+    store_id: str
+    changed_at: int
+    def __init__(self, node_number: _Optional[int] = ..., node_id: _Optional[str] = ..., address: _Optional[str] = ..., rack: _Optional[str] = ..., node_epoch: _Optional[int] = ..., status: _Optional[_Union[NodeStatus, str]] = ..., store_id: _Optional[str] = ..., changed_at: _Optional[int] = ...) -> None: ...
+
+class PartitionRow(_message.Message):
+    __slots__ = ("partition_id", "replicas", "in_sync", "primary", "primary_epoch", "partition_epoch", "adding", "removing", "status", "offline_reason", "changed_at")
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    IN_SYNC_FIELD_NUMBER: _ClassVar[int]
+    PRIMARY_FIELD_NUMBER: _ClassVar[int]
+    PRIMARY_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ADDING_FIELD_NUMBER: _ClassVar[int]
+    REMOVING_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    OFFLINE_REASON_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_AT_FIELD_NUMBER: _ClassVar[int]
+    partition_id: int
+    replicas: _containers.RepeatedScalarFieldContainer[int]
+    in_sync: _containers.RepeatedScalarFieldContainer[int]
+    primary: int
+    primary_epoch: int
+    partition_epoch: int
+    adding: _containers.RepeatedScalarFieldContainer[int]
+    removing: _containers.RepeatedScalarFieldContainer[int]
+    status: PartitionStatus
+    offline_reason: OfflineReason
+    changed_at: int
+    def __init__(self, partition_id: _Optional[int] = ..., replicas: _Optional[_Iterable[int]] = ..., in_sync: _Optional[_Iterable[int]] = ..., primary: _Optional[int] = ..., primary_epoch: _Optional[int] = ..., partition_epoch: _Optional[int] = ..., adding: _Optional[_Iterable[int]] = ..., removing: _Optional[_Iterable[int]] = ..., status: _Optional[_Union[PartitionStatus, str]] = ..., offline_reason: _Optional[_Union[OfflineReason, str]] = ..., changed_at: _Optional[int] = ...) -> None: ...
+
+class TableUpdate(_message.Message):
+    __slots__ = ("format_version", "cluster", "base_version", "table_version", "nodes", "rows")
+    FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    format_version: int
+    cluster: ClusterConfig
+    base_version: int
+    table_version: int
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeInfo]
+    rows: _containers.RepeatedCompositeFieldContainer[PartitionRow]
+    def __init__(self, format_version: _Optional[int] = ..., cluster: _Optional[_Union[ClusterConfig, _Mapping]] = ..., base_version: _Optional[int] = ..., table_version: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[PartitionRow, _Mapping]]] = ...) -> None: ...
