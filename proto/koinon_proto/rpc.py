@@ -122,8 +122,8 @@ async def add_health_and_reflection(server: grpc.aio.Server, services: tuple[str
     """Add ``grpc.health.v1.Health`` (all serving) and server reflection; return the health
     servicer, whose ``set`` and ``enter_graceful_shutdown`` change what it says.
     """
-    from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # noqa: PLC0415
-    from grpc_reflection.v1alpha import reflection  # noqa: PLC0415
+    from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+    from grpc_reflection.v1alpha import reflection
 
     servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)

@@ -1,0 +1,64 @@
+"""Errors keep their class, their fields and their facts over pickling and over the wire."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import fields, is_dataclass
+from typing import Any, cast
+
+import pytest
+
+from koinon_proto import convert, errors
+from koinon_proto.errors import KoinonError
+from koinon_proto.v1 import errors_pb2
+
+ALL = [
+    cls
+    for cls in vars(errors).values()
+    if isinstance(cls, type) and issubclass(cls, KoinonError) and is_dataclass(cls)
+]
+LOCAL_ONLY = {errors.DataDirectoryError}
+
+
+def sample(cls: type[KoinonError]) -> KoinonError:
+    values = {f.name: 7 if f.type == "int" else f"the {f.name}" for f in fields(cast(Any, cls))}
+    return cls(**values)
+
+
+def same(left: KoinonError, right: KoinonError) -> bool:
+    return type(left) is type(right) and vars(left) == vars(right)
+
+
+@pytest.mark.parametrize("cls", ALL, ids=lambda c: c.__name__)
+def test_error_pickled_keeps_class_and_fields(cls: type[KoinonError]) -> None:
+    assert same(pickle.loads(pickle.dumps(sample(cls))), sample(cls))
+
+
+@pytest.mark.parametrize("cls", [c for c in ALL if c not in LOCAL_ONLY], ids=lambda c: c.__name__)
+def test_error_over_the_wire_keeps_class_and_fields(cls: type[KoinonError]) -> None:
+    details = convert.error_to_status_details(sample(cls), 9)
+    back = convert.error_from_status_details(details)
+    assert back is not None
+    assert same(back, sample(cls))
+
+
+@pytest.mark.parametrize("cls", ALL, ids=lambda c: c.__name__)
+def test_error_facts_never_contradict(cls: type[KoinonError]) -> None:
+    assert not (cls.retriable and cls.maybe_applied), "a retry would apply an unknown write twice"
+    assert cls.__name__.endswith("Error")
+    assert str(sample(cls))
+
+
+def test_error_of_unknown_kind_becomes_internal() -> None:
+    from_the_future = errors_pb2.Error(message="strange")
+    assert same(convert.error_from_proto(from_the_future), errors.InternalError(reason="strange"))
+
+
+def test_error_without_wire_form_becomes_internal() -> None:
+    message = convert.error_to_proto(ZeroDivisionError("x"))
+    assert message.internal.reason == "ZeroDivisionError: x"
+
+
+@pytest.mark.parametrize("details", [b"", b"\xff\xff garbage", b"\x08\x01"])
+def test_error_details_garbage_gives_none(details: bytes) -> None:
+    assert convert.error_from_status_details(details) is None
