@@ -1,0 +1,103 @@
+"""How every Koinon process logs: an event phrase, then ``key=value``, on stderr; or JSON lines.
+
+Code logs with the standard library: ``log.info("node fenced node=%s epoch=%d", node_id, epoch)``.
+The template itself says which values are fields, so one call serves both formats:
+
+    2026-03-01T10:00:00.123Z INFO  koinon_coordinator.leader node fenced node=n1 epoch=3
+    {"time": "...", "level": "INFO", "logger": "...", "event": "node fenced", "node": "n1", ...}
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+import time
+from typing import Any, Literal
+
+from koinon_proto.errors import ConfigurationError
+
+LogFormat = Literal["text", "json"]
+
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+_FIELD = re.compile(r"\s*\b(\w+)=(%[-#0 +]*\d*(?:\.\d+)?[a-zA-Z])")
+_PLACEHOLDER = re.compile(r"%[-#0 +]*\d*(?:\.\d+)?[a-zA-Z]")
+_PLAIN = re.compile(r"[^\s\"=]+")
+_OWN_KEYS = frozenset({"time", "level", "logger", "event", "exception"})
+
+
+def configure_logging(log_format: LogFormat | str = "text", level: str = "INFO") -> None:
+    """Send all logging of this process to stderr in ``log_format``, from ``level`` up.
+
+    Raises:
+        ConfigurationError: the format or the level is not one that exists.
+    """
+    if log_format not in ("text", "json"):
+        raise ConfigurationError(reason=f"log-format {log_format!r}: must be text or json")
+    if level.upper() not in _LEVELS:
+        raise ConfigurationError(reason=f"log-level {level!r}: must be one of {', '.join(_LEVELS)}")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+
+
+class TextFormatter(logging.Formatter):
+    """One line a record; a value with spaces, quotes or equal signs in it is quoted."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        event, fields = event_and_fields(record)
+        pairs = "".join(f" {key}={_text(value)}" for key, value in fields.items())
+        line = f"{_time(record)} {record.levelname:<7} {record.name} {event}{pairs}"
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, logger, event, the fields, and an exception's text."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        event, fields = event_and_fields(record)
+        document: dict[str, Any] = {
+            "time": _time(record),
+            "level": record.levelname,
+            "logger": record.name,
+            "event": event,
+        }
+        for key, value in fields.items():
+            document[f"{key}_" if key in _OWN_KEYS else key] = value
+        if record.exc_info:
+            document["exception"] = self.formatException(record.exc_info)
+        return json.dumps(document, default=str)
+
+
+def event_and_fields(record: logging.LogRecord) -> tuple[str, dict[str, Any]]:
+    """Return the record's event phrase and its fields, in the template's order.
+
+    A template whose placeholders are not all ``key=%x`` is an event as it stands.
+    """
+    args = record.args
+    template = record.msg if isinstance(record.msg, str) else str(record.msg)
+    if not isinstance(args, tuple) or not args:
+        return record.getMessage(), {}
+    names = _FIELD.findall(template)
+    if len(names) != len(args) or len(_PLACEHOLDER.findall(template)) != len(args):
+        return record.getMessage(), {}
+    fields = {
+        name: value if spec[-1] in "sdr" else spec % value
+        for (name, spec), value in zip(names, args, strict=True)
+    }
+    return _FIELD.sub("", template).replace("%%", "%").strip(), fields
+
+
+def _text(value: Any) -> str:
+    text = str(value)
+    return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
+
+
+def _time(record: logging.LogRecord) -> str:
+    seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    return f"{seconds}.{int(record.msecs):03d}Z"
