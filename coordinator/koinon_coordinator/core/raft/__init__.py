@@ -1,0 +1,68 @@
+"""Raft as a pure state machine: see `raft` for the core, `ready` for what it puts out."""
+
+from .config import RaftCoreConfig, Refusal
+from .configuration import Configuration, ConfigurationFormatError
+from .log import Entry, EntryKind, InvariantError, LogPosition, RaftLog, Snapshot
+from .messages import (
+    AppendReply,
+    AppendRequest,
+    FollowerReply,
+    HeartbeatReply,
+    HeartbeatRequest,
+    LeaderMessage,
+    Message,
+    SnapshotChunk,
+    SnapshotReply,
+    TimeoutNow,
+    VoteReply,
+    VoteRequest,
+)
+from .progress import ProgressState
+from .raft import RaftCore
+from .ready import (
+    Event,
+    HardState,
+    Ready,
+    RemovedFromGroup,
+    RestoredState,
+    Role,
+    RoleChange,
+    SnapshotWrite,
+    TransferGivenUp,
+)
+
+__all__ = [
+    "AppendReply",
+    "AppendRequest",
+    "Configuration",
+    "ConfigurationFormatError",
+    "Entry",
+    "EntryKind",
+    "Event",
+    "FollowerReply",
+    "HardState",
+    "HeartbeatReply",
+    "HeartbeatRequest",
+    "InvariantError",
+    "LeaderMessage",
+    "LogPosition",
+    "Message",
+    "ProgressState",
+    "RaftCore",
+    "RaftCoreConfig",
+    "RaftLog",
+    "Ready",
+    "Refusal",
+    "RemovedFromGroup",
+    "RestoredState",
+    "Role",
+    "RoleChange",
+    "Snapshot",
+    "SnapshotChunk",
+    "SnapshotReply",
+    "SnapshotWrite",
+    "TimeoutNow",
+    "TransferGivenUp",
+    "VoteReply",
+    "VoteRequest",
+]

@@ -1,0 +1,482 @@
+"""Raft without I/O: terms, votes, roles and time (Ongaro and Ousterhout, 2014; Ongaro's
+dissertation for pre-vote, check-quorum, transfer, membership, reads).
+
+Inputs: `tick`, `step`, `propose`, `read_index`, `transfer_leadership`, the configuration changes
+and `compact`; output: `ready`, confirmed by `advance`. There is no clock, disk, network or thread
+in here: `now` (seconds, monotonic, through suspend) and the random source are arguments.
+
+Two rules make every answer trustworthy:
+- A message leaves only when the term and the vote that it rests on are durable, and an
+  acknowledgement only when what it acknowledges is (`ready` holds them back until then).
+- A leader looks at the time of its last quorum contact before it does anything with an input, so
+  that one that was stopped and resumed steps down before it answers.
+"""
+
+import random
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from .config import RaftCoreConfig, Refusal
+from .configuration import Configuration
+from .follower import SnapshotAssembly, accept_append
+from .leader import Leader
+from .log import Entry, InvariantError, LogPosition, RaftLog, Snapshot
+from .messages import (
+    AppendReply,
+    AppendRequest,
+    FollowerReply,
+    HeartbeatReply,
+    HeartbeatRequest,
+    LeaderMessage,
+    Message,
+    SnapshotChunk,
+    SnapshotReply,
+    TimeoutNow,
+    VoteReply,
+    VoteRequest,
+)
+from .progress import Progress
+from .ready import (
+    Event,
+    HardState,
+    Ready,
+    RemovedFromGroup,
+    RestoredState,
+    Role,
+    RoleChange,
+    SnapshotWrite,
+    TransferGivenUp,
+)
+
+_FROM_LEADER = (AppendRequest, HeartbeatRequest, SnapshotChunk, TimeoutNow)
+
+
+class RaftCore:
+    """One member of one group."""
+
+    def __init__(
+        self, config: RaftCoreConfig, restored: RestoredState, rng: random.Random, now: float
+    ) -> None:
+        self._config = config
+        self._id = config.member_id
+        self._rng = rng
+        self.term = restored.hard_state.term
+        self._vote = restored.hard_state.vote
+        self.log = RaftLog(restored.snapshot, restored.base, restored.entries)
+        self.role = Role.FOLLOWER
+        self.leader_id: str | None = None
+        self._leader: Leader | None = None
+        self._votes: dict[str, bool] = {}
+        self._assembly = SnapshotAssembly(config)
+        self._heard_leader_at = now
+        self._election_due_at = now
+        self._restart_election_timer(now)
+        # Output that waits to be taken.
+        self._messages: list[Message] = []  # need a durable term and vote
+        self._messages_after_entries: list[Message] = []  # need durable entries as well
+        self._snapshot_write: SnapshotWrite | None = None
+        self._events: list[Event] = []
+        self._persisting: Ready | None = None
+        self._durable_hard_state = restored.hard_state
+        self._reported_role = RoleChange(role=self.role, term=self.term, leader_id=None)
+        self._reported_configuration: Configuration | None = None
+        self._noted_commit_index = self.log.commit_index
+        self._was_member = self._id in self.log.configurations.at(self.log.commit_index)
+        self._handlers: Mapping[type[Message], Callable[..., None]] = {
+            VoteReply: self._on_vote_reply,
+            AppendRequest: self._on_append,
+            HeartbeatRequest: self._on_heartbeat,
+            SnapshotChunk: self._on_snapshot_chunk,
+            AppendReply: self._on_follower_reply,
+            HeartbeatReply: self._on_follower_reply,
+            SnapshotReply: self._on_follower_reply,
+            TimeoutNow: self._on_timeout_now,
+        }
+
+    # -- facts for the driver
+
+    @property
+    def configuration(self) -> Configuration:
+        """The one in force: the newest appended, committed or not."""
+        return self.log.configuration
+
+    @property
+    def progress(self) -> Mapping[str, Progress]:
+        """The leader's view of its followers; empty elsewhere."""
+        return self._leader.progress if self._leader else {}
+
+    @property
+    def transfer_target(self) -> str | None:
+        return self._leader.transfer.to if self._leader and self._leader.transfer else None
+
+    def is_active(self, member_id: str, now: float) -> bool:
+        """Whether this leader has heard from the member within check-quorum."""
+        return self._leader is not None and self._leader.is_active(member_id, now)
+
+    def quorum_contact_at(self, now: float) -> float | None:
+        """When the newest round of messages that a quorum has answered was sent.
+
+        None unless leading, and before the first such round. A sole voter is its own quorum.
+        """
+        if self._leader is None:
+            return None
+        if set(self.configuration.voters) == {self._id}:
+            return now
+        return self._leader.quorum_contact_at
+
+    # -- inputs
+
+    def tick(self, now: float) -> None:
+        """Let time pass. Call it a few times per heartbeat interval."""
+        self._step_down_without_quorum(now)
+        if self._leader is not None:
+            given_up = self._leader.tick(now)
+            if given_up is not None:
+                self._events.append(TransferGivenUp(to=given_up))
+        elif now >= self._election_due_at:
+            if self._id in self.configuration.voters:
+                self._campaign(now, pre_vote=True)
+            else:
+                self._restart_election_timer(now)
+
+    def step(self, message: Message, now: float) -> None:
+        """Take one message in; late, doubled and foreign ones do no harm."""
+        self._step_down_without_quorum(now)
+        if message.to != self._id or message.sender == self._id:
+            return
+        if isinstance(message, VoteRequest):
+            self._on_vote_request(message, now)
+        else:
+            from_leader = isinstance(message, _FROM_LEADER)
+            if message.term > self.term:
+                self._follow(message.term, message.sender if from_leader else None, now)
+            if message.term == self.term or isinstance(message, VoteReply):
+                self._handlers[type(message)](message, now)
+            elif from_leader:
+                self._tell_term(message.sender)
+        self._note_commit(now)
+
+    def propose(self, command: bytes, now: float) -> LogPosition | Refusal:
+        """Append a command; where it stands in the log, or why it was not taken."""
+        self._step_down_without_quorum(now)
+        return self._leader.propose(command) if self._leader else Refusal.NOT_LEADER
+
+    def read_index(self, context: object, now: float) -> Refusal | None:
+        """Ask for a linearizable read; `context` comes back in a Ready once it may be answered.
+
+        If leadership ends first, it never comes back.
+        """
+        self._step_down_without_quorum(now)
+        return self._leader.read_index(context) if self._leader else Refusal.NOT_LEADER
+
+    def transfer_leadership(self, to: str | None, now: float) -> str | Refusal:
+        """Begin to hand over to a voter (None: the one furthest on); answers with its id."""
+        self._step_down_without_quorum(now)
+        return self._leader.begin_transfer(to, now) if self._leader else Refusal.NOT_LEADER
+
+    def add_learner(self, member_id: str, address: str, now: float) -> LogPosition | Refusal:
+        self._step_down_without_quorum(now)
+        if self._leader is None:
+            return Refusal.NOT_LEADER
+        return self._leader.add_learner(member_id, address, now)
+
+    def promote(self, member_id: str, now: float) -> LogPosition | Refusal:
+        """Make a voter of a learner that has caught up."""
+        self._step_down_without_quorum(now)
+        return self._leader.promote(member_id, now) if self._leader else Refusal.NOT_LEADER
+
+    def remove_member(self, member_id: str, now: float) -> LogPosition | Refusal:
+        self._step_down_without_quorum(now)
+        return self._leader.remove(member_id, now) if self._leader else Refusal.NOT_LEADER
+
+    def compact(self, index: int, state: bytes) -> None:
+        """Replace the log up to `index` (applied) by the state machine's state there."""
+        snapshot = self.log.compact(index, state, self._config.retained_entries_max)
+        self._snapshot_write = SnapshotWrite(snapshot=snapshot, base=self.log.base, installed=False)
+
+    # -- roles
+
+    def _restart_election_timer(self, now: float) -> None:
+        timeout_ms = self._rng.uniform(
+            self._config.election_timeout_min_ms, self._config.election_timeout_max_ms
+        )
+        self._election_due_at = now + timeout_ms / 1000
+
+    def _follow(self, term: int, leader_id: str | None, now: float) -> None:
+        if term > self.term:
+            self.term, self._vote = term, None
+        self.role = Role.FOLLOWER
+        self.leader_id = leader_id
+        self._leader = None
+        self._votes = {}
+        self._restart_election_timer(now)
+
+    def _step_down_without_quorum(self, now: float) -> None:
+        if self._leader is not None and not self._leader.has_quorum_contact(now):
+            self._follow(self.term, None, now)
+
+    def _campaign(self, now: float, *, pre_vote: bool, transfer: bool = False) -> None:
+        """Ask for votes, or first whether votes would be had (dissertation, 9.6)."""
+        self.role = Role.PRE_CANDIDATE if pre_vote else Role.CANDIDATE
+        self.leader_id = None
+        self._restart_election_timer(now)
+        if not pre_vote:
+            self.term, self._vote = self.term + 1, self._id
+        self._votes = {self._id: True}
+        last = self.log.last_position
+        for member_id in self.configuration.voters:
+            if member_id != self._id:
+                self._messages.append(
+                    VoteRequest(
+                        term=self.term + 1 if pre_vote else self.term,
+                        sender=self._id,
+                        to=member_id,
+                        last_index=last.index,
+                        last_term=last.term,
+                        pre_vote=pre_vote,
+                        transfer=transfer,
+                    )
+                )
+        self._count_votes(now)
+
+    def _count_votes(self, now: float) -> None:
+        voters = self.configuration.voters
+        granted = sum(self._votes.get(member_id, False) for member_id in voters)
+        refused = sum(not self._votes.get(member_id, True) for member_id in voters)
+        if granted >= self.configuration.quorum:
+            if self.role is Role.PRE_CANDIDATE:
+                self._campaign(now, pre_vote=False)
+            else:
+                self._lead(now)
+        elif refused >= self.configuration.quorum:
+            self._follow(self.term, None, now)
+
+    def _lead(self, now: float) -> None:
+        self.role = Role.LEADER
+        self.leader_id = self._id
+        self._votes = {}
+        self._leader = Leader(
+            config=self._config, term=self.term, log=self.log, outbox=self._messages, now=now
+        )
+        self._leader.tick(now)
+
+    # -- votes
+
+    def _hears_leader(self, now: float) -> bool:
+        """Whether a leader is at work as far as this member can tell (leader stickiness)."""
+        if self._leader is not None:
+            return True
+        quiet_s = now - self._heard_leader_at
+        return self.leader_id is not None and quiet_s < self._config.election_timeout_min_ms / 1000
+
+    def _on_vote_request(self, request: VoteRequest, now: float) -> None:
+        """Grant at most one vote per term, to a log at least as good as this one.
+
+        A learner answers as well: it may have been promoted without knowing it yet. Whether its
+        vote counts is for the candidate's configuration to say.
+        """
+        granted = False
+        if request.transfer or not self._hears_leader(now):
+            if request.term > self.term and not request.pre_vote:
+                self._follow(request.term, None, now)
+            last = self.log.last_position
+            up_to_date = (request.last_term, request.last_index) >= (last.term, last.index)
+            if request.pre_vote:
+                granted = up_to_date and request.term > self.term
+            else:
+                may_vote = request.term == self.term and self._vote in (None, request.sender)
+                granted = up_to_date and may_vote
+            if granted and not request.pre_vote:
+                self._vote = request.sender
+                self._restart_election_timer(now)
+        self._messages.append(
+            VoteReply(
+                term=self.term,
+                sender=self._id,
+                to=request.sender,
+                request_term=request.term,
+                pre_vote=request.pre_vote,
+                granted=granted,
+            )
+        )
+
+    def _on_vote_reply(self, reply: VoteReply, now: float) -> None:
+        role, term = (
+            (Role.PRE_CANDIDATE, self.term + 1) if reply.pre_vote else (Role.CANDIDATE, self.term)
+        )
+        if self.role is role and reply.request_term == term:
+            self._votes[reply.sender] = reply.granted
+            self._count_votes(now)
+
+    def _on_timeout_now(self, message: TimeoutNow, now: float) -> None:
+        if self.role is Role.FOLLOWER and self._id in self.configuration.voters:
+            self._campaign(now, pre_vote=False, transfer=True)
+
+    # -- following
+
+    def _hear_leader(self, message: LeaderMessage, now: float) -> None:
+        if self._leader is not None:
+            raise InvariantError(
+                f"two leaders in term {self.term}: {self._id} and {message.sender}"
+            )
+        if self.role is not Role.FOLLOWER or self.leader_id != message.sender:
+            self._follow(self.term, message.sender, now)
+        self._heard_leader_at = now
+        self._restart_election_timer(now)
+
+    def _tell_term(self, sender: str) -> None:
+        """Answer a leader of the past, so that it learns of the newer term."""
+        self._messages.append(
+            HeartbeatReply(term=self.term, sender=self._id, to=sender, round_id=0)
+        )
+
+    def _on_append(self, request: AppendRequest, now: float) -> None:
+        self._hear_leader(request, now)
+        reply = accept_append(self.log, request, self.term)
+        self._answer(reply, reply.match_index)
+
+    def _on_heartbeat(self, request: HeartbeatRequest, now: float) -> None:
+        self._hear_leader(request, now)
+        self.log.commit_to(request.commit_index)
+        self._answer(
+            HeartbeatReply(
+                term=self.term, sender=self._id, to=request.sender, round_id=request.round_id
+            ),
+            0,
+        )
+
+    def _on_snapshot_chunk(self, chunk: SnapshotChunk, now: float) -> None:
+        self._hear_leader(chunk, now)
+        reply, snapshot = self._assembly.accept(self.log, chunk, self.term)
+        if snapshot is not None:
+            self._install(snapshot)
+        self._answer(reply, reply.match_index)
+
+    def _install(self, snapshot: Snapshot) -> None:
+        self.log.install(snapshot)
+        self._snapshot_write = SnapshotWrite(snapshot=snapshot, base=self.log.base, installed=True)
+
+    def _answer(self, reply: FollowerReply, match_index: int) -> None:
+        """Send a reply that claims durability up to `match_index` as soon as that is true."""
+        durable = match_index <= self.log.persisted_index
+        (self._messages if durable else self._messages_after_entries).append(reply)
+
+    # -- leading
+
+    def _on_follower_reply(self, reply: FollowerReply, now: float) -> None:
+        if self._leader is not None:
+            self._leader.on_reply(reply, now)
+
+    def _note_commit(self, now: float) -> None:
+        """Act on a configuration that has become committed: whoever it leaves out goes."""
+        commit_index = self.log.commit_index
+        if commit_index == self._noted_commit_index:
+            return
+        self._noted_commit_index = commit_index
+        committed = self.log.configurations.at(commit_index)
+        if self._id in committed:
+            self._was_member = True
+        elif self._was_member:
+            self._was_member = False
+            self._events.append(RemovedFromGroup(index=commit_index))
+        if self._leader is not None and self._id not in committed.voters:
+            self._leader.flush(now)
+            self._leader.nominate_successor()
+            self._follow(self.term, None, now)
+
+    # -- output
+
+    def ready(self, now: float) -> Ready | None:
+        """Take everything that is due, or None; see `Ready` for what to do with it.
+
+        While one output is being persisted, others carry only what needs no disk; what does
+        gathers meanwhile and goes with the next, in one transaction.
+        """
+        if self._leader is not None:
+            self._leader.flush(now)
+            self._note_commit(now)
+        hard_state = HardState(term=self.term, vote=self._vote)
+        is_durable = hard_state == self._durable_hard_state
+        messages = _take(self._messages) if is_durable else ()
+        later: tuple[Message, ...] = ()
+        snapshot_write: SnapshotWrite | None = None
+        entries: tuple[Entry, ...] = ()
+        if self._persisting is None:
+            if not is_durable:
+                later = _take(self._messages)
+            later += _take(self._messages_after_entries)
+            snapshot_write, self._snapshot_write = self._snapshot_write, None
+            if snapshot_write is not None or self.log.has_unpersisted:
+                entries = self.log.hand_out_unpersisted()
+        ready = Ready(
+            hard_state=None if is_durable or self._persisting else hard_state,
+            snapshot_write=snapshot_write,
+            entries=entries,
+            messages=messages,
+            messages_after_persist=later,
+            committed=self.log.take_committed(self._config.apply_entries_max),
+            finished_reads=self._take_finished_reads(),
+            events=self._take_events(),
+            configuration=self._take_configuration(),
+        )
+        if ready.needs_persist:
+            self._persisting = ready
+        return None if ready == _NOTHING else ready
+
+    def advance(self, ready: Ready) -> None:
+        """`ready` is durable: what rests on it may leave, and counts."""
+        if self._persisting is not ready:
+            return
+        self._persisting = None
+        if ready.hard_state is not None:
+            self._durable_hard_state = ready.hard_state
+        self.log.confirm_persisted()
+        if self._leader is not None:
+            self._leader.advance_commit()
+
+    def _take_finished_reads(self) -> tuple[tuple[int, object], ...]:
+        """Reads whose round is answered and whose index has been handed out for apply."""
+        if self._leader is None:
+            return ()
+        finished = self._leader.finished_reads
+        count = bisect_right(finished, self.log.applied_index, key=lambda read: read[0])
+        taken = tuple(finished[:count])
+        del finished[:count]
+        return taken
+
+    def _take_events(self) -> tuple[Event, ...]:
+        role = RoleChange(role=self.role, term=self.term, leader_id=self.leader_id)
+        if role != self._reported_role:
+            self._reported_role = role
+            self._events.append(role)
+        return _take(self._events)
+
+    def _take_configuration(self) -> Configuration | None:
+        current = self.log.configuration
+        if current is self._reported_configuration:
+            return None
+        self._reported_configuration = current
+        return current
+
+
+_Item = TypeVar("_Item")
+
+
+def _take(items: list[_Item]) -> tuple[_Item, ...]:
+    taken = tuple(items)
+    items.clear()
+    return taken
+
+
+_NOTHING = Ready(
+    hard_state=None,
+    snapshot_write=None,
+    entries=(),
+    messages=(),
+    messages_after_persist=(),
+    committed=(),
+    finished_reads=(),
+    events=(),
+    configuration=None,
+)

@@ -1,0 +1,36 @@
+"""The Raft core's drivers: durable storage, transport between members, and the asyncio member."""
+
+from .config import MemberStatus, RaftConfig, RaftCounters, RaftStatus
+from .errors import (
+    MemberRemovedError,
+    MemberStoppedError,
+    ProposalQueueFullError,
+    ProposalUnknownError,
+    StorageFailedError,
+    StoreChangedError,
+)
+from .member import RaftMember, StateMachine, boottime
+from .storage import LmdbRaftStorage, MemoryRaftStorage, RaftStorage
+from .transport import GrpcRaftTransport, RaftTransport, TransportConfig
+
+__all__ = [
+    "GrpcRaftTransport",
+    "LmdbRaftStorage",
+    "MemberRemovedError",
+    "MemberStatus",
+    "MemberStoppedError",
+    "MemoryRaftStorage",
+    "ProposalQueueFullError",
+    "ProposalUnknownError",
+    "RaftConfig",
+    "RaftCounters",
+    "RaftMember",
+    "RaftStatus",
+    "RaftStorage",
+    "RaftTransport",
+    "StateMachine",
+    "StorageFailedError",
+    "StoreChangedError",
+    "TransportConfig",
+    "boottime",
+]

@@ -1,0 +1,126 @@
+"""A member's settings, and what it says about itself."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from koinon_coordinator.core.raft import RaftCoreConfig, Role
+from koinon_proto.errors import ConfigurationError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RaftConfig:
+    """One member of a Raft group. Refused, naming both values, if it contradicts itself."""
+
+    member_id: str
+    data_dir: Path
+    initial_members: Mapping[str, str] = field(default_factory=dict)
+    """Voters of a new group (id -> host:port); used for a fresh directory only. Empty: this
+    member joins a group that adds it as a learner."""
+    group: str = "koinon"
+    election_timeout_min_ms: int = 300
+    election_timeout_max_ms: int = 600
+    heartbeat_interval_ms: int = 75
+    check_quorum_ms: int = 400
+    tick_interval_ms: int = 15
+    snapshot_every_entries: int = 20_000
+    snapshot_every_bytes: int = 64 << 20
+    retained_entries_max: int = 2000
+    pending_proposals_max: int = 16_384
+    pending_proposal_bytes_max: int = 32 << 20
+    pending_reads_max: int = 16_384
+    append_bytes_max: int = 1 << 20  # also the largest command
+    snapshot_chunk_bytes: int = 256 << 10
+    map_bytes: int = 256 << 20  # to begin with; doubled when full
+    map_bytes_max: int = 16 << 30
+
+    def __post_init__(self) -> None:
+        voters = self.initial_members
+        if voters and len(voters) % 2 == 0:
+            raise ConfigurationError(
+                reason=f"initial_members has {len(voters)} voters ({', '.join(sorted(voters))}): "
+                f"an even number tolerates no more failures than {len(voters) - 1}"
+            )
+        if voters and self.member_id not in voters:
+            raise ConfigurationError(
+                reason=f"member_id={self.member_id!r} is not among initial_members={sorted(voters)}"
+            )
+        if len(set(voters.values())) != len(voters):
+            raise ConfigurationError(
+                reason=f"initial_members={dict(voters)} gives two members one address"
+            )
+        if self.tick_interval_ms * 2 > self.heartbeat_interval_ms:
+            raise ConfigurationError(
+                reason=f"tick_interval_ms={self.tick_interval_ms} must be at most half of "
+                f"heartbeat_interval_ms={self.heartbeat_interval_ms}"
+            )
+        if self.map_bytes > self.map_bytes_max:
+            raise ConfigurationError(
+                reason=f"map_bytes={self.map_bytes} exceeds map_bytes_max={self.map_bytes_max}"
+            )
+        self.core_config()  # checks the rest
+
+    def core_config(self) -> RaftCoreConfig:
+        return RaftCoreConfig(
+            member_id=self.member_id,
+            election_timeout_min_ms=self.election_timeout_min_ms,
+            election_timeout_max_ms=self.election_timeout_max_ms,
+            heartbeat_interval_ms=self.heartbeat_interval_ms,
+            check_quorum_ms=self.check_quorum_ms,
+            append_bytes_max=self.append_bytes_max,
+            inflight_bytes_max=8 * self.append_bytes_max,
+            uncommitted_entries_max=self.pending_proposals_max,
+            uncommitted_bytes_max=self.pending_proposal_bytes_max,
+            pending_reads_max=self.pending_reads_max,
+            snapshot_chunk_bytes=self.snapshot_chunk_bytes,
+            retained_entries_max=self.retained_entries_max,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemberStatus:
+    """One member as the answering one sees it; the last three are known to a leader only."""
+
+    address: str
+    is_voter: bool
+    match_index: int | None
+    is_active: bool | None
+    lag_entries: int | None
+
+
+@dataclass(kw_only=True, slots=True)
+class RaftCounters:
+    """Running totals since the start, for metrics."""
+
+    elections_started: int = 0
+    elections_won: int = 0
+    leaderships_lost: int = 0
+    proposals: int = 0
+    entries_applied: int = 0
+    commit_seconds_total: float = 0.0  # from proposal to apply, of this member's own proposals
+    commits_timed: int = 0
+    fsyncs: int = 0
+    fsync_seconds_total: float = 0.0
+    fsync_seconds_max: float = 0.0
+    snapshots_taken: int = 0
+    snapshots_installed: int = 0
+    messages_received: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RaftStatus:
+    """A member's state at one moment."""
+
+    member_id: str
+    role: Role
+    term: int
+    leader_id: str | None
+    leader_address: str | None
+    commit_index: int
+    applied_index: int
+    last_index: int
+    snapshot_index: int
+    members: Mapping[str, MemberStatus]
+    pending_proposals: int
+    pending_reads: int
+    counters: RaftCounters  # a copy

@@ -1,0 +1,613 @@
+"""A Raft member on asyncio: the core, its storage and its transport, and the state machine.
+
+Everything but `RaftStorage.save` happens on the event loop; saves run on a thread of their own,
+one at a time, and what gathers meanwhile goes with the next one (group commit). Messages that need
+no disk, a leader's appends among them, leave before the save begins.
+
+A member that meets something it cannot go on after (a failed write, an `apply` that raises, a
+broken invariant, its own removal) stops by itself; `stopped` says why.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Protocol, TypeVar
+
+from koinon_coordinator.core.raft import (
+    Configuration,
+    Entry,
+    EntryKind,
+    LogPosition,
+    Message,
+    RaftCore,
+    Ready,
+    Refusal,
+    RemovedFromGroup,
+    Role,
+    RoleChange,
+    TransferGivenUp,
+)
+from koinon_proto.errors import InvalidArgumentError, MembershipChangeError, NotLeaderError
+
+from .config import MemberStatus, RaftConfig, RaftCounters, RaftStatus
+from .errors import (
+    MemberRemovedError,
+    MemberStoppedError,
+    ProposalQueueFullError,
+    ProposalUnknownError,
+    StoreChangedError,
+)
+from .storage import LmdbRaftStorage, RaftStorage
+from .transport import RaftTransport
+
+log = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
+
+
+class StateMachine(Protocol):
+    """What the group replicates. Called on the event loop, in log order."""
+
+    def apply(self, index: int, command: bytes) -> object:
+        """Deterministic; the result goes to the proposer, if it is on this member."""
+        ...
+
+    def snapshot(self) -> bytes: ...
+
+    def restore(self, snapshot: bytes) -> None: ...
+
+
+def boottime() -> float:
+    """Seconds on a clock that only goes forward, through suspend as well."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class _Pending:
+    """A proposal that waits to be applied here."""
+
+    __slots__ = ("future", "proposed_at", "term")
+
+    def __init__(self, term: int, proposed_at: float, future: asyncio.Future[object]) -> None:
+        self.term = term
+        self.proposed_at = proposed_at
+        self.future = future
+
+
+class RaftMember:
+    """One member of the group, for as long as its process runs. Use it on one event loop."""
+
+    def __init__(
+        self,
+        config: RaftConfig,
+        state_machine: StateMachine,
+        transport: RaftTransport,
+        *,
+        on_leader: Callable[[int], None] | None = None,
+        on_follower: Callable[[int, str | None], None] | None = None,
+        storage: Callable[[], RaftStorage] | None = None,
+        clock: Callable[[], float] = boottime,
+        rng: random.Random | None = None,
+    ) -> None:
+        """`on_leader(term)` is called once this member leads and everything committed before is
+        applied here; `on_follower(term, leader_id)` when that leadership is lost."""
+        self._config = config
+        self._state_machine = state_machine
+        self._transport = transport
+        self._on_leader = on_leader
+        self._on_follower = on_follower
+        self._open_storage = storage or self._open_lmdb
+        self._clock = clock
+        self._rng = rng or random.Random()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="raft-storage")
+        self._storage: RaftStorage | None = None
+        self._core: RaftCore | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._store_id = ""
+        self._pins: dict[str, str] = {}
+        self._pin_lock = asyncio.Lock()
+        self._proposals: dict[int, _Pending] = {}
+        self._reads: set[asyncio.Future[int]] = set()
+        self._transfers: list[asyncio.Future[None]] = []
+        self._served_term: int | None = None  # the term that on_leader was called for
+        self._leads = False
+        self._bytes_since_snapshot = 0
+        self._scheduled = False
+        self._running = False
+        self._saving: asyncio.Future[float] | None = None
+        self._tick_timer: asyncio.TimerHandle | None = None
+        self._outcome: asyncio.Future[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self.counters = RaftCounters()
+
+    # -- life
+
+    async def start(self) -> None:
+        """Open the directory, restore the state machine, begin to take part.
+
+        Raises DataDirectoryError or UnsupportedVersionError if the directory is not usable.
+        """
+        loop = self._loop = asyncio.get_running_loop()
+        self._outcome = loop.create_future()
+        try:
+            storage = await loop.run_in_executor(self._thread, self._open_storage)
+            self._storage = storage
+            restored = await loop.run_in_executor(self._thread, storage.load)
+            self._pins = await loop.run_in_executor(self._thread, storage.pinned_stores)
+        except BaseException:
+            await self._close()
+            raise
+        self._store_id = storage.store_id
+        if restored.snapshot.index > 0:
+            self._state_machine.restore(restored.snapshot.data)
+        self._core = RaftCore(self._config.core_config(), restored, self._rng, self._clock())
+        self._running = True
+        self._transport.attach(self)
+        self._process()
+        self._tick()
+        log.info(
+            "member started member_id=%s term=%d last_index=%d snapshot_index=%d",
+            self.member_id,
+            self._core.term,
+            self._core.log.last_index,
+            restored.snapshot.index,
+        )
+
+    async def stop(self) -> None:
+        """Leave at once: whoever waits for a proposal learns that its fate is unknown."""
+        self._halt(None)
+        if self._closing is not None:
+            await asyncio.shield(self._closing)
+
+    async def stopped(self) -> None:
+        """Wait until the member has stopped; raises what made it stop, if anything did."""
+        if self._outcome is None:
+            raise MemberStoppedError(reason=f"member {self.member_id} was never started")
+        await asyncio.shield(self._outcome)
+
+    def _open_lmdb(self) -> RaftStorage:
+        return LmdbRaftStorage(
+            self._config.data_dir,
+            self._config.member_id,
+            Configuration(voters=self._config.initial_members),
+            map_bytes=self._config.map_bytes,
+            map_bytes_max=self._config.map_bytes_max,
+        )
+
+    def _halt(self, error: BaseException | None) -> None:
+        """Stop taking part; everyone who waits is told."""
+        if self._closing is not None or self._loop is None:
+            return
+        self._running = False
+        if error is not None:
+            log.error("member stops member_id=%s error=%r", self.member_id, error, exc_info=error)
+        if self._tick_timer is not None:
+            self._tick_timer.cancel()
+        why = f"member {self.member_id} stopped" + (f": {error}" if error else "")
+        term = self._core.term if self._core is not None else 0
+        self._fail_proposals(why, before_term=term + 1)
+        self._fail_waiting(lambda: MemberStoppedError(reason=why))
+        self._leads = False
+        self._closing = self._loop.create_task(self._finish(error))
+
+    async def _finish(self, error: BaseException | None) -> None:
+        assert self._outcome is not None
+        try:
+            if self._core is not None:
+                self._stop_serving(self._core.term, None)
+        except Exception:
+            log.exception("on_follower failed member_id=%s", self.member_id)
+        await self._close()
+        if self._outcome.done():
+            return
+        if error is None:
+            self._outcome.set_result(None)
+        else:
+            self._outcome.set_exception(error)
+            self._outcome.exception()  # seen: nobody has to wait for it
+
+    async def _close(self) -> None:
+        await self._transport.close()
+        if self._saving is not None:
+            await asyncio.wait([self._saving])
+        if self._storage is not None:
+            storage, self._storage = self._storage, None
+            await asyncio.get_running_loop().run_in_executor(self._thread, storage.close)
+        self._thread.shutdown(wait=False)
+
+    # -- requests
+
+    async def propose(self, command: bytes) -> object:
+        """Replicate `command`; returns what `apply` returned for it here.
+
+        Raises NotLeaderError, ProposalQueueFullError, InvalidArgumentError or MemberStoppedError
+        if it was never appended, and ProposalUnknownError if its fate is unknown.
+        """
+        core = self._running_core()
+        now = self._clock()
+        outcome = core.propose(command, now)
+        self._schedule()
+        if isinstance(outcome, Refusal):
+            raise self._error_for(outcome, len(command))
+        self.counters.proposals += 1
+        return await self._applied(outcome, now)
+
+    async def read_barrier(self) -> int:
+        """Return once everything committed before this call is applied here; the index up to
+        which it is. Raises NotLeaderError, also when leadership is lost meanwhile."""
+        core = self._running_core()
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        refusal = core.read_index(future, self._clock())
+        self._schedule()
+        if refusal is not None:
+            raise self._error_for(refusal)
+        self._reads.add(future)
+        try:
+            return await future
+        finally:
+            self._reads.discard(future)
+
+    async def add_learner(self, member_id: str, address: str) -> None:
+        """Add a member that receives everything and has no vote; done when committed."""
+        await self._change(lambda core, now: core.add_learner(member_id, address, now))
+
+    async def promote(self, member_id: str) -> None:
+        """Give a learner that has caught up a vote."""
+        await self._change(lambda core, now: core.promote(member_id, now))
+
+    async def remove_member(self, member_id: str) -> None:
+        """Remove a voter or a learner; the leader itself steps down once that is committed."""
+        await self._change(lambda core, now: core.remove_member(member_id, now))
+
+    async def transfer_leadership(self, to: str | None = None) -> None:
+        """Hand over to `to` (None: the voter that is furthest on); done when this member no
+        longer leads. Raises MembershipChangeError if the target does not take over in time."""
+        core = self._running_core()
+        outcome = core.transfer_leadership(to, self._clock())
+        self._schedule()
+        if isinstance(outcome, Refusal):
+            raise self._error_for(outcome)
+        log.info("transfer begun member_id=%s to=%s", self.member_id, outcome)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._transfers.append(future)
+        await future
+
+    async def _change(self, change: Callable[[RaftCore, float], LogPosition | Refusal]) -> None:
+        now = self._clock()
+        outcome = change(self._running_core(), now)
+        self._schedule()
+        if isinstance(outcome, Refusal):
+            raise self._error_for(outcome)
+        await self._applied(outcome, now)
+
+    async def _applied(self, position: LogPosition, now: float) -> object:
+        future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self._proposals[position.index] = _Pending(position.term, now, future)
+        return await future
+
+    def quorum_contact_at(self) -> float | None:
+        """When (on `clock`) the newest round that a quorum has answered was sent; None if this
+        member does not lead. Right after a pause as well: it is a fact, not a claim of now."""
+        if self._core is None or not self._running:
+            return None
+        return self._core.quorum_contact_at(self._clock())
+
+    def status(self) -> RaftStatus:
+        core = self._running_core()
+        now = self._clock()
+        voters = core.configuration.voters
+        members = {
+            member_id: self._member_status(core, member_id, address, member_id in voters, now)
+            for member_id, address in core.configuration.members.items()
+        }
+        return RaftStatus(
+            member_id=self.member_id,
+            role=core.role,
+            term=core.term,
+            leader_id=core.leader_id,
+            leader_address=core.configuration.address_of(core.leader_id or ""),
+            commit_index=core.log.commit_index,
+            applied_index=core.log.applied_index,
+            last_index=core.log.last_index,
+            snapshot_index=core.log.snapshot.index,
+            members=members,
+            pending_proposals=len(self._proposals),
+            pending_reads=len(self._reads),
+            counters=replace(self.counters),
+        )
+
+    def _member_status(
+        self, core: RaftCore, member_id: str, address: str, is_voter: bool, now: float
+    ) -> MemberStatus:
+        match_index: int | None = None
+        is_active: bool | None = None
+        if member_id == self.member_id:
+            match_index, is_active = core.log.persisted_index, True
+        elif member_id in core.progress:
+            match_index = core.progress[member_id].match_index
+            is_active = core.is_active(member_id, now)
+        known = core.role is Role.LEADER and match_index is not None
+        return MemberStatus(
+            address=address,
+            is_voter=is_voter,
+            match_index=match_index if known else None,
+            is_active=is_active if known else None,
+            lag_entries=core.log.last_index - match_index
+            if known and match_index is not None
+            else None,
+        )
+
+    def _running_core(self) -> RaftCore:
+        if self._core is None or not self._running:
+            raise MemberStoppedError(reason=f"member {self.member_id} is not running")
+        return self._core
+
+    def _error_for(self, refusal: Refusal, size_bytes: int = 0) -> Exception:
+        if refusal is Refusal.NOT_LEADER:
+            return self._not_leader()
+        if refusal is Refusal.QUEUE_FULL:
+            return ProposalQueueFullError(
+                resource="Raft's queue of uncommitted proposals or open reads",
+                limit=self._config.pending_proposals_max,
+            )
+        if refusal is Refusal.TOO_LARGE:
+            return InvalidArgumentError(
+                field="command",
+                reason=refusal.value,
+                limit=self._config.append_bytes_max,
+                actual=size_bytes,
+            )
+        if refusal is Refusal.TRANSFERRING:
+            return self._not_leader()
+        return MembershipChangeError(reason=refusal.value)
+
+    def _not_leader(self) -> NotLeaderError:
+        core = self._core
+        assert core is not None
+        leader_id = core.transfer_target or core.leader_id or ""
+        return NotLeaderError(
+            leader_id=leader_id,
+            leader_address=core.configuration.address_of(leader_id) or "",
+            term=core.term,
+        )
+
+    # -- the transport's side (RaftEndpoint)
+
+    @property
+    def group(self) -> str:
+        return self._config.group
+
+    @property
+    def member_id(self) -> str:
+        return self._config.member_id
+
+    @property
+    def store_id(self) -> str:
+        return self._store_id
+
+    @property
+    def address(self) -> str:
+        if self._core is None:
+            return ""
+        return self._core.configuration.address_of(self.member_id) or ""
+
+    def on_messages(self, messages: Sequence[Message]) -> None:
+        if not self._running or self._core is None:
+            return
+        self.counters.messages_received += len(messages)
+        now = self._clock()
+        try:
+            for message in messages:
+                self._core.step(message, now)
+        except Exception as error:
+            self._halt(error)
+            return
+        self._schedule()
+
+    async def is_known_store(self, member_id: str, store_id: str) -> bool:
+        async with self._pin_lock:
+            known = self._pins.get(member_id)
+            if known is None and self._running and self._storage is not None:
+                assert self._loop is not None
+                pin = self._storage.pin_store
+                try:
+                    await self._loop.run_in_executor(self._thread, pin, member_id, store_id)
+                except Exception as error:
+                    self._halt(error)
+                    return False
+                known = self._pins[member_id] = store_id
+        return known == store_id
+
+    def on_store_refused(self, refused_by: str) -> None:
+        self._halt(StoreChangedError(member_id=self.member_id, refused_by=refused_by))
+
+    # -- the loop
+
+    def _tick(self) -> None:
+        if not self._running:
+            return
+        assert self._core is not None
+        assert self._loop is not None
+        self._tick_timer = self._loop.call_later(self._config.tick_interval_ms / 1000, self._tick)
+        self._core.tick(self._clock())
+        self._process()
+
+    def _schedule(self) -> None:
+        """Process once everyone who is about to propose in this turn of the loop has done so."""
+        if not self._scheduled and self._loop is not None:
+            self._scheduled = True
+            self._loop.call_soon(self._process)
+
+    def _process(self) -> None:
+        """Take and carry out what the core puts out, until it puts out nothing more."""
+        self._scheduled = False
+        try:
+            while self._running and self._core is not None:
+                ready = self._core.ready(self._clock())
+                if ready is None:
+                    return
+                self._carry_out(ready)
+        except Exception as error:
+            self._halt(error)
+
+    def _carry_out(self, ready: Ready) -> None:
+        if ready.configuration is not None:
+            self._transport.set_peers(ready.configuration.members)
+        self._transport.send(ready.messages)
+        if ready.needs_persist:
+            self._begin_save(ready)
+        else:
+            self._transport.send(ready.messages_after_persist)
+        if ready.snapshot_write is not None and ready.snapshot_write.installed:
+            self._state_machine.restore(ready.snapshot_write.snapshot.data)
+            self._bytes_since_snapshot = 0
+            self.counters.snapshots_installed += 1
+        for entry in ready.committed:
+            self._apply(entry)
+        for index, context in ready.finished_reads:
+            assert isinstance(context, asyncio.Future)
+            if not context.done():
+                context.set_result(index)
+        for event in ready.events:
+            self._on_event(event)
+        if ready.committed:
+            self._take_snapshot_if_due()
+
+    def _apply(self, entry: Entry) -> None:
+        result: object = None
+        if entry.kind is EntryKind.COMMAND:
+            result = self._state_machine.apply(entry.index, entry.data)
+            self.counters.entries_applied += 1
+        self._bytes_since_snapshot += entry.size_bytes
+        pending = self._proposals.pop(entry.index, None)
+        if pending is not None and not pending.future.done():
+            if pending.term == entry.term:
+                self.counters.commits_timed += 1
+                self.counters.commit_seconds_total += self._clock() - pending.proposed_at
+                pending.future.set_result(result)
+            else:
+                pending.future.set_exception(ProposalUnknownError(reason="leadership was lost"))
+        core = self._core
+        assert core is not None
+        if entry.kind is EntryKind.NOOP and core.role is Role.LEADER and entry.term == core.term:
+            self._served_term = entry.term
+            log.info("leader serves member_id=%s term=%d", self.member_id, entry.term)
+            if self._on_leader is not None:
+                self._on_leader(entry.term)
+
+    def _begin_save(self, ready: Ready) -> None:
+        assert self._loop is not None
+        self._saving = self._loop.run_in_executor(self._thread, self._save, ready)
+        self._saving.add_done_callback(lambda saving: self._on_saved(ready, saving))
+
+    def _save(self, ready: Ready) -> float:
+        """On the storage thread. Returns how many seconds it took."""
+        storage = self._storage
+        assert storage is not None
+        began_at = time.perf_counter()
+        storage.save(
+            hard_state=ready.hard_state,
+            snapshot_write=ready.snapshot_write,
+            entries=ready.entries,
+        )
+        return time.perf_counter() - began_at
+
+    def _on_saved(self, ready: Ready, saving: asyncio.Future[float]) -> None:
+        self._saving = None
+        error = saving.exception()
+        if error is not None:
+            self._halt(error)
+        if not self._running or self._core is None:
+            return
+        seconds = saving.result()
+        self.counters.fsyncs += 1
+        self.counters.fsync_seconds_total += seconds
+        self.counters.fsync_seconds_max = max(self.counters.fsync_seconds_max, seconds)
+        self._transport.send(ready.messages_after_persist)
+        self._core.advance(ready)
+        self._process()
+
+    def _take_snapshot_if_due(self) -> None:
+        core = self._core
+        assert core is not None
+        applied_index = core.log.applied_index
+        entries = applied_index - core.log.snapshot.index
+        if entries > 0 and (
+            entries >= self._config.snapshot_every_entries
+            or self._bytes_since_snapshot >= self._config.snapshot_every_bytes
+        ):
+            core.compact(applied_index, self._state_machine.snapshot())
+            self._bytes_since_snapshot = 0
+            self.counters.snapshots_taken += 1
+
+    # -- events
+
+    def _on_event(self, event: RoleChange | RemovedFromGroup | TransferGivenUp) -> None:
+        if isinstance(event, RoleChange):
+            self._on_role(event)
+        elif isinstance(event, TransferGivenUp):
+            log.warning("transfer given up member_id=%s to=%s", self.member_id, event.to)
+            self._settle_transfers(
+                lambda: MembershipChangeError(reason=f"{event.to} did not take over in time")
+            )
+        else:
+            self._halt(MemberRemovedError(member_id=self.member_id, index=event.index))
+
+    def _on_role(self, event: RoleChange) -> None:
+        log.info(
+            "role changed member_id=%s role=%s term=%d leader=%s",
+            self.member_id,
+            event.role.value,
+            event.term,
+            event.leader_id,
+        )
+        if event.role is Role.CANDIDATE:
+            self.counters.elections_started += 1
+        if self._leads:
+            self.counters.leaderships_lost += 1
+            # It may lead again by now, and hold proposals of the new term.
+            first_term = event.term if event.role is Role.LEADER else event.term + 1
+            self._fail_proposals(
+                "leadership was lost before the proposal was applied", before_term=first_term
+            )
+            self._fail_waiting(self._not_leader)
+            if self._served_term != event.term or event.role is not Role.LEADER:
+                self._stop_serving(event.term, event.leader_id)
+        self._leads = event.role is Role.LEADER
+        if self._leads:
+            self.counters.elections_won += 1
+
+    def _stop_serving(self, term: int, leader_id: str | None) -> None:
+        """Say that a leadership which `on_leader` announced is over."""
+        if self._served_term is not None:
+            self._served_term = None
+            if self._on_follower is not None:
+                self._on_follower(term, leader_id)
+
+    def _fail_proposals(self, reason: str, before_term: int) -> None:
+        lost = {i: p for i, p in self._proposals.items() if p.term < before_term}
+        for index, pending in lost.items():
+            del self._proposals[index]
+            if not pending.future.done():
+                pending.future.set_exception(ProposalUnknownError(reason=reason))
+
+    def _fail_waiting(self, error: Callable[[], Exception]) -> None:
+        """Fail the open reads; a transfer has succeeded if leadership is gone."""
+        for read in self._reads:
+            if not read.done():
+                read.set_exception(error())
+        self._reads.clear()
+        self._settle_transfers(None if self._running else error)
+
+    def _settle_transfers(self, error: Callable[[], Exception] | None) -> None:
+        for transfer in self._transfers:
+            if transfer.done():
+                continue
+            if error is None:
+                transfer.set_result(None)
+            else:
+                transfer.set_exception(error())
+        self._transfers.clear()

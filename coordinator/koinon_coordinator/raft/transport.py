@@ -1,0 +1,357 @@
+"""Raft messages between members over gRPC: one stream to each peer, nothing promised.
+
+A transport delivers each message at most a few times, in any order, or not at all; Raft needs no
+more. What it does promise is bounds (a full queue drops its oldest message) and identity: a
+message is passed on only if its sender's hello was right and its data directory is the one that
+this member first knew it by.
+"""
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import grpc
+
+from koinon_coordinator.core.raft import AppendRequest, Message, SnapshotChunk
+from koinon_proto.errors import ConfigurationError
+from koinon_proto.rpc import COMMON_OPTIONS
+from koinon_proto.v1 import raft_pb2_grpc
+from koinon_proto.v1.raft_pb2 import RaftBatch, RaftExchangeReply, RaftHello
+
+from .convert import MalformedMessageError, from_proto, to_proto
+
+PROTOCOL_VERSION = 1
+LEARNED_ADDRESSES_MAX = 16
+_MESSAGE_OVERHEAD_BYTES = 64
+
+log = logging.getLogger(__name__)
+
+
+class RaftEndpoint(Protocol):
+    """The member that a transport serves."""
+
+    @property
+    def group(self) -> str: ...
+
+    @property
+    def member_id(self) -> str: ...
+
+    @property
+    def store_id(self) -> str: ...
+
+    @property
+    def address(self) -> str:
+        """Where peers reach this member; "" while that is not known."""
+        ...
+
+    def on_messages(self, messages: Sequence[Message]) -> None: ...
+
+    async def is_known_store(self, member_id: str, store_id: str) -> bool:
+        """Whether `member_id` is known by this store id; a member first seen is, from now on."""
+        ...
+
+    def on_store_refused(self, refused_by: str) -> None:
+        """A peer knows this member by another data directory."""
+        ...
+
+
+class RaftTransport(Protocol):
+    """How a member reaches its peers."""
+
+    def attach(self, endpoint: RaftEndpoint) -> None:
+        """Begin to deliver to `endpoint`."""
+        ...
+
+    def set_peers(self, addresses: Mapping[str, str]) -> None:
+        """Where every other member is; streams to anyone else end."""
+        ...
+
+    def send(self, messages: Sequence[Message]) -> None:
+        """Send what can be sent; never blocks."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TransportConfig:
+    """Bounds and times of the streams between members."""
+
+    queue_messages_max: int = 4096
+    queue_bytes_max: int = 32 << 20
+    batch_bytes_max: int = 1 << 20
+    batch_messages_max: int = 256
+    reconnect_backoff_min_ms: int = 50
+    reconnect_backoff_max_ms: int = 300
+    silence_ms: int = 2000  # a peer that is sent to and says nothing for so long: connect anew
+
+    def __post_init__(self) -> None:
+        if not 0 < self.reconnect_backoff_min_ms <= self.reconnect_backoff_max_ms:
+            raise ConfigurationError(
+                reason=f"reconnect_backoff_min_ms={self.reconnect_backoff_min_ms} must be positive "
+                f"and at most reconnect_backoff_max_ms={self.reconnect_backoff_max_ms}"
+            )
+        if self.batch_bytes_max > self.queue_bytes_max:
+            raise ConfigurationError(
+                reason=f"batch_bytes_max={self.batch_bytes_max} exceeds "
+                f"queue_bytes_max={self.queue_bytes_max}"
+            )
+
+
+class GrpcRaftTransport(raft_pb2_grpc.RaftServicer):
+    """Both sides of the streams. Mount it on the process's server with `add_to_server`."""
+
+    def __init__(self, config: TransportConfig | None = None) -> None:
+        self._config = config or TransportConfig()
+        self._endpoint: RaftEndpoint | None = None
+        self._configured: dict[str, str] = {}
+        self._learned: dict[str, str] = {}
+        self._peers: dict[str, _PeerStream] = {}
+        self._heard_at: dict[str, float] = {}
+        self.counters: Counter[str] = Counter()
+
+    def add_to_server(self, server: Any) -> None:
+        raft_pb2_grpc.add_RaftServicer_to_server(self, server)  # type: ignore[no-untyped-call]
+
+    # -- RaftTransport
+
+    def attach(self, endpoint: RaftEndpoint) -> None:
+        self._endpoint = endpoint
+
+    def set_peers(self, addresses: Mapping[str, str]) -> None:
+        assert self._endpoint is not None
+        own_id = self._endpoint.member_id
+        self._configured = {m: a for m, a in addresses.items() if m != own_id}
+        for member_id, peer in list(self._peers.items()):
+            if self._address_of(member_id) != peer.address:
+                del self._peers[member_id]
+                peer.stop()
+
+    def send(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            peer = self._peers.get(message.to)
+            if peer is None:
+                address = self._address_of(message.to)
+                if address is None:
+                    self.counters["dropped_no_address"] += 1
+                    continue
+                assert self._endpoint is not None
+                peer = _PeerStream(
+                    message.to, address, self._endpoint, self._config, self._heard_at, self.counters
+                )
+                self._peers[message.to] = peer
+            peer.enqueue(message)
+
+    async def close(self) -> None:
+        self._endpoint = None
+        peers = list(self._peers.values())
+        self._peers.clear()
+        for peer in peers:
+            peer.stop()
+        await asyncio.gather(*(peer.ended() for peer in peers))
+
+    def _address_of(self, member_id: str) -> str | None:
+        return self._configured.get(member_id) or self._learned.get(member_id)
+
+    def _learn_address(self, member_id: str, address: str) -> None:
+        """Note where a member that no configuration names yet can be answered."""
+        if address and member_id not in self._configured:
+            self._learned.pop(member_id, None)
+            self._learned[member_id] = address
+            while len(self._learned) > LEARNED_ADDRESSES_MAX:
+                del self._learned[next(iter(self._learned))]
+
+    # -- the service
+
+    async def Exchange(  # noqa: N802 (the generated servicer's name)
+        self, batches: AsyncIterator[RaftBatch], context: Any
+    ) -> RaftExchangeReply:
+        """Take one peer's stream until it ends."""
+        sender = ""
+        async for batch in batches:
+            endpoint = self._endpoint
+            if endpoint is None:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "not running")
+                raise AssertionError("abort raises")
+            if not sender:
+                refusal = await self._refusal(batch, endpoint)
+                if refusal is not None:
+                    self.counters["refused_streams"] += 1
+                    log.warning("stream refused peer=%s %s", context.peer(), refusal.detail)
+                    return refusal
+                sender = batch.hello.member_id
+                self._learn_address(sender, batch.hello.address)
+            self._heard_at[sender] = asyncio.get_running_loop().time()
+            try:
+                messages = [from_proto(m, sender, endpoint.member_id) for m in batch.messages]
+            except MalformedMessageError as error:
+                self.counters["malformed_messages"] += 1
+                log.warning("stream refused peer=%s error=%s", context.peer(), error)
+                return RaftExchangeReply(
+                    refusal=RaftExchangeReply.REFUSAL_MALFORMED, detail=str(error)
+                )
+            endpoint.on_messages(messages)
+        return RaftExchangeReply()
+
+    async def _refusal(self, batch: RaftBatch, endpoint: RaftEndpoint) -> RaftExchangeReply | None:
+        """Why the stream that begins with `batch` is not taken, or None."""
+        hello = batch.hello
+        reply = RaftExchangeReply
+        if not batch.HasField("hello") or not hello.member_id or not hello.store_id:
+            return reply(refusal=reply.REFUSAL_MALFORMED, detail="a stream begins with a hello")
+        if hello.protocol_version != PROTOCOL_VERSION:
+            detail = (
+                f"protocol version {hello.protocol_version} is not known here "
+                f"(this member speaks {PROTOCOL_VERSION})"
+            )
+            return reply(refusal=reply.REFUSAL_VERSION, detail=detail)
+        if hello.group != endpoint.group:
+            detail = f"this is group {endpoint.group!r}, not {hello.group!r}"
+            return reply(refusal=reply.REFUSAL_GROUP, detail=detail)
+        if hello.receiver_id != endpoint.member_id:
+            detail = f"this is member {endpoint.member_id!r}, not {hello.receiver_id!r}"
+            return reply(refusal=reply.REFUSAL_RECEIVER, detail=detail)
+        if not await endpoint.is_known_store(hello.member_id, hello.store_id):
+            detail = f"member {hello.member_id!r} is known by another data directory"
+            return reply(refusal=reply.REFUSAL_STORE_CHANGED, detail=detail)
+        return None
+
+
+class _PeerStream:
+    """The stream to one peer: a bounded queue, and a task that connects and writes."""
+
+    def __init__(
+        self,
+        member_id: str,
+        address: str,
+        endpoint: RaftEndpoint,
+        config: TransportConfig,
+        heard_at: Mapping[str, float],
+        counters: Counter[str],
+    ) -> None:
+        self.address = address
+        self._member_id = member_id
+        self._endpoint = endpoint
+        self._config = config
+        self._heard_at = heard_at
+        self._counters = counters
+        self._queue: deque[tuple[Message, int]] = deque()
+        self._queued_bytes = 0
+        self._wake = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(
+            self._run(), name=f"raft-stream-{member_id}"
+        )
+
+    def enqueue(self, message: Message) -> None:
+        size_bytes = _size_bytes(message)
+        self._queue.append((message, size_bytes))
+        self._queued_bytes += size_bytes
+        while (
+            len(self._queue) > self._config.queue_messages_max
+            or self._queued_bytes > self._config.queue_bytes_max
+        ):
+            self._queued_bytes -= self._queue.popleft()[1]
+            self._counters["dropped_queue_full"] += 1
+        self._wake.set()
+
+    def stop(self) -> None:
+        self._task.cancel()
+
+    async def ended(self) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _run(self) -> None:
+        backoff_ms = float(self._config.reconnect_backoff_min_ms)
+        while True:
+            began_at = asyncio.get_running_loop().time()
+            try:
+                await self._session()
+            except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as error:
+                log.debug("stream ended peer=%s error=%r", self._member_id, error)
+            except TimeoutError:
+                log.debug("stream silent peer=%s", self._member_id)
+            self._counters["stream_ends"] += 1
+            self._counters["dropped_disconnected"] += len(self._queue)
+            self._queue.clear()
+            self._queued_bytes = 0
+            if asyncio.get_running_loop().time() - began_at > self._config.silence_ms / 1000:
+                backoff_ms = self._config.reconnect_backoff_min_ms
+            await asyncio.sleep(backoff_ms / 1000 * random.uniform(0.7, 1.0))
+            backoff_ms = min(backoff_ms * 2, self._config.reconnect_backoff_max_ms)
+
+    async def _session(self) -> None:
+        """Write until the stream ends, whoever ends it."""
+        options = (*COMMON_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
+        async with grpc.aio.insecure_channel(self.address, options=options) as channel:
+            stub = raft_pb2_grpc.RaftStub(channel)  # type: ignore[no-untyped-call]
+            call = stub.Exchange()
+            call.add_done_callback(lambda _: self._wake.set())
+            began_at = asyncio.get_running_loop().time()
+            try:
+                await self._write(call, RaftBatch(hello=self._hello()))
+                while not call.done():
+                    if self._queue:
+                        await self._write(call, self._take_batch())
+                        self._require_answers_since(began_at)
+                    else:
+                        self._wake.clear()
+                        await self._wake.wait()
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                if not call.done():
+                    raise
+            finally:
+                if not call.done():
+                    call.cancel()
+            self._on_reply(await call)
+
+    async def _write(self, call: Any, batch: RaftBatch) -> None:
+        async with asyncio.timeout(self._config.silence_ms / 1000):
+            await call.write(batch)
+
+    def _hello(self) -> RaftHello:
+        return RaftHello(
+            protocol_version=PROTOCOL_VERSION,
+            group=self._endpoint.group,
+            member_id=self._endpoint.member_id,
+            store_id=self._endpoint.store_id,
+            address=self._endpoint.address,
+            receiver_id=self._member_id,
+        )
+
+    def _take_batch(self) -> RaftBatch:
+        batch: list[Message] = []
+        room_bytes = self._config.batch_bytes_max
+        while self._queue and room_bytes > 0 and len(batch) < self._config.batch_messages_max:
+            message, size_bytes = self._queue.popleft()
+            self._queued_bytes -= size_bytes
+            room_bytes -= size_bytes
+            batch.append(message)
+        return RaftBatch(messages=map(to_proto, batch))
+
+    def _require_answers_since(self, began_at: float) -> None:
+        """Give up a connection on which a peer that is written to never answers: it may be dead
+        in a way that TCP notices only after many seconds."""
+        heard_at = max(began_at, self._heard_at.get(self._member_id, 0.0))
+        if asyncio.get_running_loop().time() - heard_at > self._config.silence_ms / 1000:
+            raise TimeoutError
+
+    def _on_reply(self, reply: RaftExchangeReply) -> None:
+        if reply.refusal == RaftExchangeReply.REFUSAL_UNSPECIFIED:
+            return
+        log.warning("refused by peer=%s %s", self._member_id, reply.detail)
+        if reply.refusal == RaftExchangeReply.REFUSAL_STORE_CHANGED:
+            self._endpoint.on_store_refused(self._member_id)
+
+
+def _size_bytes(message: Message) -> int:
+    if isinstance(message, AppendRequest):
+        return _MESSAGE_OVERHEAD_BYTES + sum(entry.size_bytes for entry in message.entries)
+    if isinstance(message, SnapshotChunk):
+        return _MESSAGE_OVERHEAD_BYTES + len(message.data)
+    return _MESSAGE_OVERHEAD_BYTES
