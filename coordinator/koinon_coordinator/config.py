@@ -1,0 +1,203 @@
+"""A coordinator's settings, checked against one another when they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from koinon_proto.errors import ConfigurationError
+from koinon_proto.partitioner import MAX_PARTITION_COUNT, PARTITIONERS
+from koinon_proto.table import MAX_BATCH_BYTES, ClusterConfig
+
+from .core.decisions import check_address, check_name
+from .core.hosting import HostingTimes
+from .core.sessions import SessionTimes
+
+REPLICATION_FACTOR_MAX = 1  # until replication is built
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BootstrapConfig:
+    """What the first leader of a fresh group creates the cluster with; replicated afterwards."""
+
+    bootstrap_nodes: int = 1
+    replication_factor: int = 1
+    partition_count: int = 1024
+    partitioner: str = "murmur2"
+    max_value_bytes: int = 1024 * 1024
+
+    def __post_init__(self) -> None:
+        _require(
+            1 <= self.partition_count <= MAX_PARTITION_COUNT,
+            f"partitions {self.partition_count} must be from 1 to {MAX_PARTITION_COUNT}",
+        )
+        _require(self.bootstrap_nodes >= 1, f"bootstrap-nodes {self.bootstrap_nodes} must be >= 1")
+        _require(
+            self.replication_factor >= 1,
+            f"replication-factor {self.replication_factor} must be >= 1",
+        )
+        _require(
+            self.replication_factor <= self.bootstrap_nodes,
+            f"replication-factor {self.replication_factor} is above "
+            f"bootstrap-nodes {self.bootstrap_nodes}",
+        )
+        _require(
+            self.replication_factor <= REPLICATION_FACTOR_MAX,
+            f"replication-factor {self.replication_factor}: this version keeps one replica",
+        )
+        _require(
+            self.partitioner in PARTITIONERS,
+            f"partitioner {self.partitioner!r} is not one of {', '.join(sorted(PARTITIONERS))}",
+        )
+        _require(
+            1 <= self.max_value_bytes <= MAX_BATCH_BYTES,
+            f"max-value-bytes {self.max_value_bytes} must be from 1 to {MAX_BATCH_BYTES}, "
+            "the bound of a batch",
+        )
+
+    def cluster(self, cluster_id: str) -> ClusterConfig:
+        """Return the replicated form. Half of the replicas, rounded up, must be in sync."""
+        return ClusterConfig(
+            cluster_id=cluster_id,
+            partitioner=self.partitioner,
+            partition_count=self.partition_count,
+            replication_factor=self.replication_factor,
+            min_in_sync=(self.replication_factor + 1) // 2,
+            bootstrap_nodes=self.bootstrap_nodes,
+            max_value_bytes=self.max_value_bytes,
+        )
+
+    def differences(self, replicated: ClusterConfig) -> dict[str, tuple[object, object]]:
+        """Return the settings that differ from the replicated ones, as (ours, replicated)."""
+        ours = self.cluster(replicated.cluster_id)
+        return {
+            name: (getattr(ours, name), getattr(replicated, name))
+            for name in ClusterConfig.__slots__
+            if getattr(ours, name) != getattr(replicated, name)
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimingConfig:
+    """The times that the safety of leases rests on."""
+
+    heartbeat_interval_ms: int = 200
+    session_timeout_ms: int = 1500
+    lease_ms: int = 1000
+    check_quorum_ms: int = 400
+    election_timeout_ms: int = 300
+    raft_heartbeat_ms: int = 75
+
+    def __post_init__(self) -> None:
+        for name in TimingConfig.__slots__:
+            _require(getattr(self, name) > 0, f"{_flag(name)} {getattr(self, name)} must be > 0")
+        self._require_below("heartbeat_interval_ms", "lease_ms")
+        self._require_below("lease_ms", "session_timeout_ms")
+        self._require_below("raft_heartbeat_ms", "election_timeout_ms")
+        total = self.check_quorum_ms + self.lease_ms
+        _require(
+            total < self.session_timeout_ms,
+            f"check-quorum-ms {self.check_quorum_ms} + lease-ms {self.lease_ms} = {total} "
+            f"must be below session-timeout-ms {self.session_timeout_ms}",
+        )
+        _require(
+            2 * self.raft_heartbeat_ms < self.check_quorum_ms,
+            f"twice raft-heartbeat-ms {self.raft_heartbeat_ms} must be below "
+            f"check-quorum-ms {self.check_quorum_ms}",
+        )
+
+    def _require_below(self, low: str, high: str) -> None:
+        low_ms, high_ms = getattr(self, low), getattr(self, high)
+        _require(low_ms < high_ms, f"{_flag(low)} {low_ms} must be below {_flag(high)} {high_ms}")
+
+    @property
+    def tick_s(self) -> float:
+        return min(self.heartbeat_interval_ms / 4, 50) / 1000
+
+    def session_times(self) -> SessionTimes:
+        return SessionTimes(
+            heartbeat_interval_s=self.heartbeat_interval_ms / 1000,
+            session_timeout_s=self.session_timeout_ms / 1000,
+            lease_s=self.lease_ms / 1000,
+            check_quorum_s=self.check_quorum_ms / 1000,
+            pause_s=max(5 * self.tick_s, self.heartbeat_interval_ms / 1000),
+        )
+
+    def hosting_times(self) -> HostingTimes:
+        return HostingTimes(
+            first_retry_s=2 * self.heartbeat_interval_ms / 1000,
+            last_retry_s=20 * self.heartbeat_interval_ms / 1000,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CoordinatorConfig:
+    """One coordinator process.
+
+    ``members`` are the voters that a fresh group begins with, this one among them; empty to join a
+    group that runs already (or to restart one, whose data directory knows its members).
+    """
+
+    member_id: str
+    listen: str
+    advertise: str
+    data: Path
+    members: Mapping[str, str] = field(default_factory=dict)
+    join: bool = False
+    bootstrap: BootstrapConfig = field(default_factory=BootstrapConfig)
+    timing: TimingConfig = field(default_factory=TimingConfig)
+
+    def __post_init__(self) -> None:
+        check_name("id", self.member_id)
+        check_address("listen", self.listen)
+        check_address("advertise", self.advertise)
+        if self.join:
+            _require(not self.members, "--join and --members exclude each other")
+            return
+        _require(
+            bool(self.members),
+            "either --members (a fresh group, this member among them) or --join is needed",
+        )
+        for member_id, address in self.members.items():
+            check_name("members", member_id)
+            check_address("members", address)
+        _require(
+            len(self.members) % 2 == 1,
+            f"members: {len(self.members)} coordinators tolerate no more failures than "
+            f"{len(self.members) - 1}; their number must be odd",
+        )
+        _require(
+            len(set(self.members.values())) == len(self.members),
+            "members: two coordinators have the same address",
+        )
+        own = self.members.get(self.member_id)
+        _require(own is not None, f"id {self.member_id!r} is not among --members")
+        _require(
+            own == self.advertise,
+            f"--members says {own} for {self.member_id!r}, it advertises {self.advertise}",
+        )
+
+
+def parse_members(text: str) -> dict[str, str]:
+    """Return ``{id: address}`` of ``c1=host:port,c2=host:port``.
+
+    Raises:
+        ConfigurationError: an item is not id=host:port, or an id is there twice.
+    """
+    members: dict[str, str] = {}
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        member_id, separator, address = item.partition("=")
+        _require(bool(separator), f"members: {item!r} is not id=host:port")
+        _require(member_id not in members, f"members: {member_id!r} is named twice")
+        members[member_id] = address
+    return members
+
+
+def _flag(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _require(holds: bool, reason: str) -> None:
+    if not holds:
+        raise ConfigurationError(reason=reason)

@@ -1,0 +1,258 @@
+"""One coordinator: its Raft member, the state that it replicates, and the leadership, if it has it.
+
+Everything runs on one event loop, so what a handler reads between two awaits is one state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from random import Random
+
+from koinon_proto.errors import (
+    KoinonError,
+    MembershipChangeError,
+    NotLeaderError,
+    UnavailableError,
+)
+from koinon_proto.table import Table
+
+from .config import CoordinatorConfig
+from .leader import Leadership
+from .raft import (
+    GrpcRaftTransport,
+    MemberStoppedError,
+    RaftConfig,
+    RaftMember,
+    RaftStatus,
+    RaftTransport,
+)
+from .replicated import ReplicatedState
+
+log = logging.getLogger(__name__)
+
+PROMOTE_LAG_ENTRIES_MAX = 100
+POLL_S = 0.05
+
+
+class Coordinator:
+    """See the module's text. ``start`` after the transport is mounted on a server."""
+
+    def __init__(
+        self, config: CoordinatorConfig, *, transport: RaftTransport | None = None
+    ) -> None:
+        self.config = config
+        self._replicated = ReplicatedState()
+        self._random = Random()
+        self._leadership: Leadership | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._failed: asyncio.Future[None] | None = None
+        self.transport = transport if transport is not None else GrpcRaftTransport()
+        self._raft = RaftMember(
+            raft_config(config),
+            self._replicated,
+            self.transport,
+            on_leader=self._on_leader,
+            on_follower=self._on_follower,
+        )
+
+    # --- life ---------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Open the data directory and take part in the group.
+
+        Raises:
+            DataDirectoryError, UnsupportedVersionError: the directory cannot be used.
+        """
+        self._failed = asyncio.get_running_loop().create_future()
+        await self._raft.start()
+
+    async def stop(self, *, transfer_timeout_s: float = 1.0) -> None:
+        """Hand leadership over if there is somebody to take it, then leave."""
+        if self.leads and len(self.raft_status().members) > 1:
+            with contextlib.suppress(KoinonError, TimeoutError):
+                await asyncio.wait_for(self._raft.transfer_leadership(None), transfer_timeout_s)
+        await self._raft.stop()
+        await self._end_term()
+
+    async def stopped(self) -> None:
+        """Wait until this coordinator cannot go on; raises why. Ends with ``stop`` as well."""
+        assert self._failed is not None
+        member = asyncio.ensure_future(self._raft.stopped())
+        await asyncio.wait([member, self._failed], return_when=asyncio.FIRST_COMPLETED)
+        if self._failed.done():
+            member.cancel()
+            self._failed.result()
+        await member
+
+    # --- reading ------------------------------------------------------------------------------
+
+    @property
+    def leads(self) -> bool:
+        return self._leadership is not None
+
+    @property
+    def leadership(self) -> Leadership:
+        """The term that this coordinator leads.
+
+        Raises:
+            NotLeaderError: it does not.
+        """
+        if self._leadership is None:
+            raise self.not_leader()
+        return self._leadership
+
+    def table(self) -> Table | None:
+        """The table as applied here; None before the cluster is created."""
+        return self._replicated.state.table()
+
+    def bootstrap_nodes(self) -> int:
+        """How many nodes the cluster waits for."""
+        config = self._replicated.state.config or self.config.bootstrap.cluster("")
+        return config.bootstrap_nodes
+
+    def raft_status(self) -> RaftStatus:
+        """What the Raft member says of itself.
+
+        Raises:
+            UnavailableError: it is not running.
+        """
+        try:
+            return self._raft.status()
+        except MemberStoppedError as error:
+            raise UnavailableError(reason=str(error)) from error
+
+    def not_leader(self) -> NotLeaderError:
+        """The refusal that names the leader: nobody, where this member itself still thinks that it
+        leads (it is cut off from its quorum, or has only just been elected).
+        """
+        try:
+            status = self._raft.status()
+        except MemberStoppedError:
+            return NotLeaderError(leader_id="", leader_address="", term=0)
+        if status.leader_id == self.config.member_id:
+            return NotLeaderError(leader_id="", leader_address="", term=status.term)
+        return NotLeaderError(
+            leader_id=status.leader_id or "",
+            leader_address=status.leader_address or "",
+            term=status.term,
+        )
+
+    # --- the group's members ------------------------------------------------------------------
+
+    async def add_member(self, member_id: str, address: str, timeout_s: float) -> None:
+        """Add a coordinator: a learner until it has caught up, then a voter. May be repeated after
+        a timeout or a change of leader: a learner that is there already is taken up again.
+
+        Raises:
+            NotLeaderError, MembershipChangeError, UnknownFateError.
+        """
+        member = self.raft_status().members.get(member_id)
+        _ = self.leadership
+        if member is not None and (member.is_voter or member.address != address):
+            role = "a voter" if member.is_voter else "a learner"
+            raise MembershipChangeError(
+                reason=f"{member_id} is {role} already, at {member.address}"
+            )
+        if member is None:
+            await self._raft.add_learner(member_id, address)
+            log.info("coordinator added as learner member=%s address=%s", member_id, address)
+        try:
+            async with asyncio.timeout(0.9 * timeout_s):
+                await self._promote(member_id)
+        except TimeoutError:
+            raise MembershipChangeError(
+                reason=f"{member_id} at {address} has not caught up in time; it stays a learner: "
+                "is it running with --join? Add it again to go on, or remove it"
+            ) from None
+        log.info("coordinator promoted member=%s address=%s", member_id, address)
+
+    async def _promote(self, member_id: str) -> None:
+        while True:
+            _ = self.leadership
+            member = self.raft_status().members.get(member_id)
+            lag = member.lag_entries if member is not None else None
+            is_near = lag is not None and lag <= PROMOTE_LAG_ENTRIES_MAX
+            if member is not None and member.is_active and member.match_index and is_near:
+                return await self._raft.promote(member_id)
+            await asyncio.sleep(POLL_S)
+
+    async def remove_member(self, member_id: str) -> None:
+        """Remove a coordinator, voter or learner; this one too.
+
+        Raises:
+            NotLeaderError, MembershipChangeError, UnknownFateError.
+        """
+        _ = self.leadership
+        await self._raft.remove_member(member_id)
+        log.info("coordinator removed member=%s", member_id)
+
+    async def transfer_leadership(self, to: str | None, timeout_s: float) -> str:
+        """Hand over; return the new leader's id.
+
+        Raises:
+            NotLeaderError, MembershipChangeError.
+        """
+        _ = self.leadership
+        await self._raft.transfer_leadership(to)
+        try:
+            async with asyncio.timeout(0.9 * timeout_s):
+                while True:
+                    leader_id = self.raft_status().leader_id
+                    if leader_id is not None:
+                        return leader_id
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            raise UnavailableError(reason="no leader has been elected in time") from None
+
+    # --- the Raft member's calls --------------------------------------------------------------
+
+    def _on_leader(self, term: int) -> None:
+        self._leadership = Leadership(
+            term=term,
+            group=self._raft,
+            replicated=self._replicated,
+            bootstrap=self.config.bootstrap,
+            timing=self.config.timing,
+            random=self._random,
+        )
+        self._running = asyncio.ensure_future(self._leadership.run())
+        self._running.add_done_callback(self._on_term_ended)
+
+    def _on_follower(self, term: int, leader_id: str | None) -> None:
+        if self._leadership is not None:
+            log.info("leadership ended term=%d leader=%s", term, leader_id or "unknown")
+        self._leadership = None
+        if self._running is not None:
+            self._running.cancel()
+
+    def _on_term_ended(self, task: asyncio.Task[None]) -> None:
+        """A leadership that fails for a reason of its own ends this process: another one leads."""
+        error = None if task.cancelled() else task.exception()
+        if error is None or isinstance(error, KoinonError):
+            return
+        log.error("leadership failed error=%r", error, exc_info=error)
+        if self._failed is not None and not self._failed.done():
+            self._failed.set_exception(error)
+
+    async def _end_term(self) -> None:
+        self._leadership = None
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+
+
+def raft_config(config: CoordinatorConfig) -> RaftConfig:
+    """Return the Raft member's settings."""
+    timing = config.timing
+    return RaftConfig(
+        member_id=config.member_id,
+        data_dir=config.data,
+        initial_members=dict(config.members),
+        election_timeout_min_ms=timing.election_timeout_ms,
+        election_timeout_max_ms=2 * timing.election_timeout_ms,
+        heartbeat_interval_ms=timing.raft_heartbeat_ms,
+        check_quorum_ms=timing.check_quorum_ms,
+        tick_interval_ms=max(1, min(15, timing.raft_heartbeat_ms // 2)),
+    )

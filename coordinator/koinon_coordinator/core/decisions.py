@@ -1,0 +1,194 @@
+"""What the leader decides on a request, from the state and the sessions, before it proposes.
+
+Decisions only read. They return the command to propose, or raise the typed error that refuses.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from koinon_proto.errors import (
+    DuplicateNodeError,
+    InvalidArgumentError,
+    KoinonError,
+    MembershipChangeError,
+    NodeFencedError,
+    RegistrationPendingError,
+    UnknownNodeError,
+)
+from koinon_proto.table import NodeId, NodeStatus
+
+from .commands import AssignPartitions, HostedPartition, RegisterNode
+from .placement import place
+from .sessions import NEVER, Sessions
+from .state import ClusterState, NodeRecord
+
+NAME_CHARS_MAX = 128
+HELD_RETRY_MS = 50
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Registration:
+    """A node's request to join, as it came."""
+
+    node_id: str
+    address: str
+    rack: str
+    store_id: str
+    last_node_epoch: int
+    registration_id: str
+
+
+def check_registration(request: Registration) -> None:
+    """Raise InvalidArgumentError for a request that no state could accept."""
+    check_name("node_id", request.node_id)
+    check_address("address", request.address)
+    for field in ("store_id", "registration_id"):
+        if not getattr(request, field):
+            raise InvalidArgumentError(field=field, reason="must not be empty")
+    for field in ("rack", "store_id", "registration_id"):
+        _check_length(field, getattr(request, field))
+
+
+def check_name(field: str, name: str) -> None:
+    """Raise InvalidArgumentError unless ``name`` can name a process."""
+    _check_length(field, name)
+    if not _NAME.fullmatch(name):
+        raise InvalidArgumentError(
+            field=field, reason=f"{name!r} must be letters, digits, '.', '_' or '-'"
+        )
+
+
+def check_address(field: str, address: str) -> None:
+    """Raise InvalidArgumentError unless ``address`` is ``host:port``."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise InvalidArgumentError(field=field, reason=f"{address!r} is not host:port")
+    _check_length(field, address, limit=2 * NAME_CHARS_MAX)
+
+
+def decide_registration(
+    state: ClusterState, sessions: Sessions, request: Registration, now: float
+) -> RegisterNode:
+    """Return the command that registers the node.
+
+    An earlier process may be alive while it may hold a lease. A restart in the same place waits
+    for the lease's end. A newcomer from another address or with another store is asked to wait for
+    the session's end, and is a duplicate once the earlier process is heard meanwhile. A fenced
+    node's leases were over before its fence was proposed, and an epoch that was never confirmed
+    never had one.
+
+    Raises:
+        InvalidArgumentError, DuplicateNodeError, RegistrationPendingError, MembershipChangeError.
+    """
+    check_registration(request)
+    known = state.node_by_id(request.node_id)
+    if known is not None:
+        refusal = _refusal(known, sessions, request, now)
+        if refusal is not None:
+            raise refusal
+    return RegisterNode(
+        node_id=NodeId(request.node_id),
+        address=request.address,
+        rack=request.rack,
+        store_id=request.store_id,
+        last_node_epoch=request.last_node_epoch,
+        registration_id=request.registration_id,
+        known_node_epoch=known.info.node_epoch if known is not None else 0,
+    )
+
+
+def decide_heartbeat(state: ClusterState, node_id: str, node_epoch: int) -> NodeRecord:
+    """Return the record of the node that heartbeats.
+
+    Raises:
+        UnknownNodeError, NodeFencedError: the sender has to register (anew).
+    """
+    record = state.node_by_id(node_id)
+    if record is None:
+        raise UnknownNodeError(node_id=node_id)
+    if record.info.node_epoch != node_epoch or not record.live:
+        raise NodeFencedError(
+            node_id=node_id, node_epoch=node_epoch, current_node_epoch=record.info.node_epoch
+        )
+    return record
+
+
+def decide_bootstrap(
+    state: ClusterState, sessions: Sessions, now: float
+) -> AssignPartitions | None:
+    """Return the one assignment of all partitions once the wanted number of nodes is live."""
+    config = state.config
+    if config is None or state.bootstrapped:
+        return None
+    live = [r.info for r in state.live_nodes if sessions.is_live(r.info.number, now)]
+    if len(live) < max(config.bootstrap_nodes, config.replication_factor):
+        return None
+    return AssignPartitions(
+        replicas=place(
+            {info.number: info.rack for info in live},
+            partition_count=config.partition_count,
+            replication_factor=config.replication_factor,
+        )
+    )
+
+
+def decide_hosted(
+    state: ClusterState, record: NodeRecord, hosted: list[HostedPartition]
+) -> list[HostedPartition]:
+    """Return those acknowledgements that still say something new."""
+    waiting = {row.partition_id: row for row in state.assigned_to(record.info.number)}
+    return [
+        h
+        for h in hosted
+        if (row := waiting.get(h.partition_id)) is not None
+        and row.primary_epoch == h.primary_epoch
+        and row.partition_epoch == h.partition_epoch
+    ]
+
+
+def _refusal(
+    known: NodeRecord, sessions: Sessions, request: Registration, now: float
+) -> KoinonError | None:
+    info = known.info
+    if info.status is NodeStatus.LEFT:
+        return MembershipChangeError(reason=f"node {info.node_id!r} has left the cluster")
+    if not known.live:
+        return None
+    if sessions.is_held(info.number):
+        return RegistrationPendingError(node_id=info.node_id, retry_after_ms=HELD_RETRY_MS)
+    if _is_elsewhere(known, request) and sessions.is_live(info.number, now):
+        challenger = f"{request.address} {request.store_id}"
+        if sessions.heard_since_challenge(info.number, challenger, now):
+            return DuplicateNodeError(
+                node_id=info.node_id, address=request.address, other_address=info.address
+            )
+        until = min(sessions.ends_at(info.number), now + sessions.times.heartbeat_interval_s * 1.5)
+        return _pending(info.node_id, until, now)
+    lease_ends_at = sessions.lease_ends_at(info.number)
+    if lease_ends_at != NEVER and now < lease_ends_at:
+        return _pending(info.node_id, lease_ends_at, now)
+    return None
+
+
+def _is_elsewhere(known: NodeRecord, request: Registration) -> bool:
+    """Whether another process or store asks for the id than the one that has it. A store that
+    still waits for its answer may have moved.
+    """
+    if known.info.store_id != request.store_id:
+        return True
+    is_waiting = not known.confirmed and known.registration_id == request.registration_id
+    return known.info.address != request.address and not is_waiting
+
+
+def _pending(node_id: str, until: float, now: float) -> RegistrationPendingError:
+    wait_ms = max(1, math.ceil((until - now) * 1000))
+    return RegistrationPendingError(node_id=node_id, retry_after_ms=wait_ms)
+
+
+def _check_length(field: str, value: str, limit: int = NAME_CHARS_MAX) -> None:
+    if len(value) > limit:
+        raise InvalidArgumentError(field=field, reason="too long", limit=limit, actual=len(value))

@@ -1,0 +1,79 @@
+"""The coordinator's process: one gRPC server, one coordinator, and a clean way out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import AsyncIterator
+
+import grpc
+
+from koinon_proto.errors import UnavailableError
+from koinon_proto.rpc import SERVER_OPTIONS, add_health_and_reflection, raise_descriptor_limit
+
+from .config import CoordinatorConfig
+from .coordinator import Coordinator
+from .raft import GrpcRaftTransport
+from .service import SERVICES, add_services
+
+log = logging.getLogger(__name__)
+
+CONCURRENT_RPCS_MAX = 1024
+"""Calls beyond it are refused at once, as RESOURCE_EXHAUSTED."""
+STOP_GRACE_S = 0.5
+
+
+async def serve(config: CoordinatorConfig) -> None:
+    """Run a coordinator until SIGTERM or SIGINT.
+
+    Raises:
+        KoinonError: it cannot start, or cannot go on; the error says why.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with running(config) as coordinator:
+        signalled = asyncio.ensure_future(stop.wait())
+        ended = asyncio.ensure_future(coordinator.stopped())
+        await asyncio.wait([signalled, ended], return_when=asyncio.FIRST_COMPLETED)
+        signalled.cancel()
+        if ended.done():
+            ended.result()
+        ended.cancel()
+        log.info("coordinator stopping id=%s", config.member_id)
+    log.info("coordinator stopped id=%s", config.member_id)
+
+
+@contextlib.asynccontextmanager
+async def running(config: CoordinatorConfig) -> AsyncIterator[Coordinator]:
+    """Start a coordinator with its server; stop both at the end."""
+    descriptors = raise_descriptor_limit()
+    transport = GrpcRaftTransport()
+    coordinator = Coordinator(config, transport=transport)
+    server = grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=CONCURRENT_RPCS_MAX)
+    add_services(coordinator, server)
+    transport.add_to_server(server)
+    health = await add_health_and_reflection(server, SERVICES)
+    try:
+        server.add_insecure_port(config.listen)
+    except RuntimeError as error:
+        raise UnavailableError(reason=f"cannot listen on {config.listen}: {error}") from error
+    try:
+        await coordinator.start()
+        await server.start()
+        log.info(
+            "coordinator started id=%s listen=%s advertise=%s data=%s descriptors=%d",
+            config.member_id,
+            config.listen,
+            config.advertise,
+            config.data,
+            descriptors,
+        )
+        yield coordinator
+    finally:
+        await health.enter_graceful_shutdown()
+        await coordinator.stop()
+        await server.stop(STOP_GRACE_S)

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from koinon_coordinator.config import (
+    BootstrapConfig,
+    CoordinatorConfig,
+    TimingConfig,
+    parse_members,
+)
+from koinon_coordinator.coordinator import raft_config
+from koinon_proto.errors import ConfigurationError
+
+THREE = {"c1": "h:1", "c2": "h:2", "c3": "h:3"}
+
+
+def config(**changes: Any) -> CoordinatorConfig:
+    values: dict[str, Any] = {
+        "member_id": "c1",
+        "listen": "h:1",
+        "advertise": "h:1",
+        "data": Path("data"),
+        "members": THREE,
+    }
+    return CoordinatorConfig(**{**values, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"lease_ms": 1500}, r"lease-ms 1500 .* session-timeout-ms 1500"),
+        ({"lease_ms": 1100}, r"check-quorum-ms 400 \+ lease-ms 1100 = 1500 .* 1500"),
+        ({"heartbeat_interval_ms": 1000}, r"heartbeat-interval-ms 1000 .* lease-ms 1000"),
+        ({"raft_heartbeat_ms": 300}, r"raft-heartbeat-ms 300 .* election-timeout-ms 300"),
+        ({"raft_heartbeat_ms": 200}, r"raft-heartbeat-ms 200 .* check-quorum-ms 400"),
+        ({"lease_ms": 0}, r"lease-ms 0"),
+    ],
+)
+def test_timing_that_contradicts_itself_is_refused_with_both_values(
+    changes: dict[str, int], names: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=names):
+        TimingConfig(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"replication_factor": 3}, r"replication-factor 3 .* bootstrap-nodes 1"),
+        (
+            {"replication_factor": 3, "bootstrap_nodes": 3},
+            "replication-factor 3: this version keeps one replica",
+        ),
+        ({"replication_factor": 0}, "replication-factor 0"),
+        ({"bootstrap_nodes": 0}, "bootstrap-nodes 0"),
+        ({"partition_count": 0}, "partitions 0 .* 65536"),
+        ({"partition_count": 65537}, "partitions 65537 .* 65536"),
+        ({"partitioner": "crc"}, "'crc'.*md5.*murmur2"),
+        ({"max_value_bytes": 0}, "max-value-bytes 0"),
+        ({"max_value_bytes": 1 << 30}, "max-value-bytes 1073741824 .* 16777216"),
+    ],
+)
+def test_bootstrap_out_of_bounds_is_refused_with_both_values(
+    changes: dict[str, Any], names: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=names):
+        BootstrapConfig(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"members": {"c1": "h:1", "c2": "h:2"}}, "2 coordinators .* odd"),
+        ({"members": {}}, "--members .* or --join"),
+        ({"join": True}, "exclude"),
+        ({"member_id": "c9"}, "'c9' is not among"),
+        ({"advertise": "h:9"}, "h:1 for 'c1', it advertises h:9"),
+        ({"members": {**THREE, "c3": "h:1"}}, "same address"),
+    ],
+)
+def test_coordinator_config_that_contradicts_itself_is_refused(
+    changes: dict[str, Any], names: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=names):
+        config(**changes)
+
+
+def test_coordinator_config_good_ones_are_taken() -> None:
+    raft = raft_config(config())
+    assert (raft.election_timeout_min_ms, raft.election_timeout_max_ms) == (300, 600)
+    assert raft.initial_members == THREE
+    assert raft_config(config(members={}, join=True)).initial_members == {}
+
+
+def test_cluster_config_minimum_in_sync_is_half_the_replicas_rounded_up() -> None:
+    assert BootstrapConfig().cluster("x").min_in_sync == 1
+
+
+def test_bootstrap_differences_name_what_differs_from_the_replicated() -> None:
+    replicated = BootstrapConfig(partition_count=64).cluster("id")
+    ours = BootstrapConfig(partition_count=16, bootstrap_nodes=2)
+    assert ours.differences(replicated) == {"partition_count": (16, 64), "bootstrap_nodes": (2, 1)}
+
+
+@pytest.mark.parametrize("text", ["c1", "c1=h:1,c1=h:2"])
+def test_parse_members_bad_text_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="c1"):
+        parse_members(text)
+
+
+def test_parse_members_reads_pairs_in_order() -> None:
+    assert parse_members("c1=h:1, c2=h:2,") == {"c1": "h:1", "c2": "h:2"}
+    assert parse_members("") == {}

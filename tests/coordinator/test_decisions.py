@@ -1,0 +1,195 @@
+"""Who may register when: leases that may be alive, duplicates, and hosts that moved."""
+
+from __future__ import annotations
+
+import pytest
+
+from koinon_coordinator.core.commands import AssignPartitions, CreateCluster
+from koinon_coordinator.core.decisions import (
+    check_address,
+    check_registration,
+    decide_bootstrap,
+    decide_heartbeat,
+    decide_registration,
+)
+from koinon_coordinator.core.sessions import Sessions
+from koinon_coordinator.core.state import ClusterState
+from koinon_proto.errors import (
+    DuplicateNodeError,
+    InvalidArgumentError,
+    NodeFencedError,
+    RegistrationPendingError,
+    UnknownNodeError,
+)
+from koinon_proto.table import NodeNumber
+
+from .support import TIMING, bootstrapped, cluster_config, fence, register, request
+
+TIMES = TIMING.session_times()
+N1 = NodeNumber(1)
+
+
+def sessions_of(state: ClusterState, now: float) -> Sessions:
+    """A leader that begins now."""
+    live = [(r.info.number, r.confirmed) for r in state.live_nodes]
+    return Sessions(TIMES, now, live=live)
+
+
+def beat(sessions: Sessions, now: float) -> None:
+    sessions.heard(N1, now)
+    assert sessions.acknowledge(N1, now)
+
+
+def pending_ms(state: ClusterState, sessions: Sessions, now: float, **kwargs: str) -> int:
+    with pytest.raises(RegistrationPendingError) as refused:
+        decide_registration(state, sessions, request("n1", last=1, **kwargs), now)
+    return refused.value.retry_after_ms
+
+
+def test_registration_restart_waits_out_the_last_acknowledged_lease() -> None:
+    state = bootstrapped([(1,)])
+    sessions = sessions_of(state, 0.0)
+    beat(sessions, 5.0)
+    wait_ms = pending_ms(state, sessions, 5.3)
+    assert 690 <= wait_ms <= 701
+    command = decide_registration(state, sessions, request("n1", last=1), 5.3 + wait_ms / 1000)
+    assert command.known_node_epoch == 1
+
+
+def test_registration_new_leader_waits_out_the_leases_of_earlier_leaders() -> None:
+    state = bootstrapped([(1,)])
+    sessions = sessions_of(state, 10.0)
+    assert 1390 <= pending_ms(state, sessions, 10.0) <= 1401  # check-quorum + lease
+    assert decide_registration(state, sessions, request("n1", last=1), 11.41)
+
+
+def test_registration_of_a_fenced_node_waits_for_nothing() -> None:
+    state = bootstrapped([(1,)])
+    fence(state, 1)
+    assert decide_registration(state, sessions_of(state, 10.0), request("n1", last=1), 10.0)
+
+
+def test_registration_of_an_unconfirmed_epoch_waits_for_nothing() -> None:
+    """No lease was ever given under it, and those before it were waited out before it was made."""
+    state = bootstrapped([(1,)])
+    state.apply(register("n1", last=1, known=1, registration="r2"))
+    sessions = sessions_of(state, 10.0)
+    assert decide_registration(state, sessions, request("n1", last=1, registration="r2"), 10.0)
+    assert decide_registration(state, sessions, request("n1", last=2, registration="r3"), 10.0)
+
+
+def test_registration_while_a_fence_is_proposed_waits_for_it() -> None:
+    state = bootstrapped([(1,)])
+    sessions = sessions_of(state, 0.0)
+    sessions.hold(N1)
+    assert pending_ms(state, sessions, 60.0) == 50
+
+
+@pytest.mark.parametrize("elsewhere", [{"address": "other:1"}, {"store": "other-store"}])
+def test_registration_id_of_a_node_that_lives_is_a_duplicate(elsewhere: dict[str, str]) -> None:
+    state = bootstrapped([(1,)])
+    before = state.image()
+    sessions = sessions_of(state, 0.0)
+    beat(sessions, 1.0)
+    assert pending_ms(state, sessions, 1.1, **elsewhere) == 300
+    beat(sessions, 1.2)
+    with pytest.raises(DuplicateNodeError) as refused:
+        decide_registration(state, sessions, request("n1", last=1, **elsewhere), 1.4)
+    assert refused.value.other_address == "n1:1"
+    assert state.image() == before
+
+
+def test_registration_from_elsewhere_of_a_node_that_died_waits_for_its_session() -> None:
+    state = bootstrapped([(1,)])
+    sessions = sessions_of(state, 0.0)
+    beat(sessions, 1.0)
+    now = 1.1
+    for _ in range(10):
+        if now > sessions.ends_at(N1):
+            break
+        now += pending_ms(state, sessions, now, address="moved:1") / 1000
+    assert now > sessions.ends_at(N1)
+    fence(state, 1)
+    sessions.close(N1)
+    command = decide_registration(state, sessions, request("n1", last=1, address="moved:1"), now)
+    assert command.address == "moved:1"
+
+
+def test_registration_from_elsewhere_at_a_new_leader_is_not_yet_a_duplicate() -> None:
+    state = bootstrapped([(1,)])
+    sessions = sessions_of(state, 0.0)
+    assert pending_ms(state, sessions, 0.1, address="other:1") == 300
+    beat(sessions, 0.2)
+    with pytest.raises(DuplicateNodeError):
+        decide_registration(state, sessions, request("n1", last=1, address="other:1"), 0.4)
+
+
+def test_registration_another_store_cannot_take_an_epoch_that_waits_for_its_answer() -> None:
+    state = bootstrapped([(1,)])
+    state.apply(register("n1", last=1, known=1, registration="r2"))
+    sessions = sessions_of(state, 0.0)
+    assert pending_ms(state, sessions, 0.1, store="empty", registration="r9") == 300
+    moved = request("n1", last=1, registration="r2", address="moved:1")
+    assert decide_registration(state, sessions, moved, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("node_id", ""),
+        ("node_id", "a b"),
+        ("node_id", "x" * 129),
+        ("address", "nowhere"),
+        ("address", "h:0"),
+        ("address", "h:65536"),
+        ("address", ":80"),
+        ("store_id", ""),
+        ("registration_id", ""),
+        ("registration_id", "x" * 129),
+    ],
+)
+def test_registration_with_a_bad_field_is_refused_by_its_name(field: str, value: str) -> None:
+    good = request("n1")
+    values = {name: getattr(good, name) for name in type(good).__slots__}
+    with pytest.raises(InvalidArgumentError) as refused:
+        check_registration(type(good)(**{**values, field: value}))
+    assert refused.value.field == field
+
+
+def test_check_address_takes_names_and_addresses() -> None:
+    for address in ("localhost:1", "10.0.0.1:65535", "[::1]:7400"):
+        check_address("listen", address)
+
+
+def test_heartbeat_of_an_unknown_or_fenced_epoch_is_told_to_register() -> None:
+    state = bootstrapped([(1,)])
+    assert decide_heartbeat(state, "n1", 1).info.number == N1
+    with pytest.raises(UnknownNodeError):
+        decide_heartbeat(state, "n9", 1)
+    state.apply(register("n1", last=1, known=1, registration="r2"))
+    with pytest.raises(NodeFencedError) as refused:
+        decide_heartbeat(state, "n1", 1)
+    assert refused.value.current_node_epoch == 2
+    fence(state, 1)
+    with pytest.raises(NodeFencedError):
+        decide_heartbeat(state, "n1", 2)
+
+
+def test_bootstrap_waits_for_its_minimum_of_live_nodes_and_assigns_to_all() -> None:
+    state = ClusterState()
+    state.apply(CreateCluster(config=cluster_config(partitions=4, nodes=2)))
+    sessions = Sessions(TIMES, 0.0)
+    assert decide_bootstrap(state, sessions, 0.0) is None
+    for i in range(3):
+        state.apply(register(f"n{i + 1}"))
+    sessions.open(NodeNumber(1), 0.0)
+    assert decide_bootstrap(state, sessions, 0.1) is None  # two have no session
+    sessions.open(NodeNumber(2), 0.0)
+    sessions.open(NodeNumber(3), 0.0)
+    assert decide_bootstrap(state, sessions, 9.0) is None  # all silent
+    command = decide_bootstrap(state, sessions, 0.1)
+    assert command == AssignPartitions(replicas=((1,), (2,), (3,), (1,)))
+    state.apply(command)
+    state.apply(register("n4"))
+    sessions.open(NodeNumber(4), 0.2)
+    assert decide_bootstrap(state, sessions, 0.3) is None  # once, never trickling

@@ -1,0 +1,365 @@
+"""One term's leader over a group of one that can lose, refuse or delay what is proposed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from koinon_coordinator.config import BootstrapConfig
+from koinon_coordinator.core.commands import (
+    Command,
+    ConfirmRegistration,
+    CreateCluster,
+    FenceNode,
+    PartitionsHosted,
+    Registered,
+    RegisterNode,
+)
+from koinon_coordinator.core.decisions import Registration
+from koinon_coordinator.leader import HeartbeatAnswer, Leadership
+from koinon_coordinator.replicated import ReplicatedState
+from koinon_proto.errors import (
+    KoinonError,
+    NodeFencedError,
+    NotLeaderError,
+    RegistrationPendingError,
+    ResourceExhaustedError,
+    WrongClusterError,
+)
+from koinon_proto.table import NodeNumber, NodeStatus, PartitionStatus
+
+from .support import BOOTSTRAP, TIMING, Clock, GroupOfOne, request
+
+
+class Term:
+    """A leadership that runs, with a clock to turn."""
+
+    def __init__(self, bootstrap: BootstrapConfig = BOOTSTRAP) -> None:
+        self.clock = Clock()
+        self.replicated = ReplicatedState()
+        self.group = GroupOfOne(self.replicated, self.clock)
+        self.bootstrap = bootstrap
+        self.leadership = self.begin(1)
+
+    def begin(self, term: int) -> Leadership:
+        self.leadership = Leadership(
+            term=term,
+            group=self.group,
+            replicated=self.replicated,
+            bootstrap=self.bootstrap,
+            timing=TIMING,
+            clock=self.clock,
+        )
+        return self.leadership
+
+    async def pass_time(self, seconds: float) -> None:
+        """Move the clock in steps of a tick, letting the leader tick at each."""
+        for _ in range(round(seconds / TIMING.tick_s)):
+            self.clock.now += TIMING.tick_s
+            self.leadership._tick()
+            for _ in range(5):
+                await asyncio.sleep(0)
+
+    async def register(self, node_id: str = "n1", **kwargs: object) -> Registered:
+        return await self.leadership.register(request(node_id, **kwargs), "")  # type: ignore[arg-type]
+
+    async def heartbeat(
+        self, node_id: str = "n1", epoch: int = 1, answer: HeartbeatAnswer | None = None
+    ) -> HeartbeatAnswer:
+        return await self.leadership.heartbeat(
+            cluster_id="",
+            node_id=node_id,
+            node_epoch=epoch,
+            hosted=answer.commands if answer is not None else [],
+            received_at=self.clock.now,
+        )
+
+    def count(self, kind: type[Command]) -> int:
+        return sum(isinstance(c, kind) for c in self.group.proposed)
+
+
+def run(test: Callable[[Term], Awaitable[None]], bootstrap: BootstrapConfig = BOOTSTRAP) -> Term:
+    """Run the test beside the leadership's own tasks (its ticks stand still with the clock)."""
+
+    async def whole() -> Term:
+        term = Term(bootstrap)
+        running = asyncio.ensure_future(term.leadership.run())
+        await until(lambda: term.leadership._open)
+        try:
+            await test(term)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        return term
+
+    return asyncio.run(asyncio.wait_for(whole(), 20))
+
+
+async def until(condition: Callable[[], bool], limit_s: float = 5.0) -> None:
+    async with asyncio.timeout(limit_s):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def online(term: Term) -> int:
+    rows = term.replicated.state.image().rows
+    return sum(row.status is PartitionStatus.ONLINE for row in rows)
+
+
+def test_leader_fresh_group_creates_the_cluster_once() -> None:
+    async def test(term: Term) -> None:
+        config = term.replicated.state.config
+        assert config is not None
+        assert len(config.cluster_id) == 32
+        assert config.partition_count == 8
+
+    assert run(test).count(CreateCluster) == 1
+
+
+def test_leader_other_flags_than_the_replicated_are_warned_of_and_ignored(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test(term: Term) -> None:
+        before = term.replicated.state.config
+        term.bootstrap = BootstrapConfig(partition_count=16)
+        later = asyncio.ensure_future(term.begin(2).run())
+        await until(lambda: term.leadership._open)
+        later.cancel()
+        assert term.replicated.state.config == before
+
+    with caplog.at_level(logging.WARNING):
+        run(test)
+    assert any("setting ignored" in r.message and "16" in r.message for r in caplog.records)
+
+
+def test_leader_node_from_registration_to_online_partitions() -> None:
+    async def test(term: Term) -> None:
+        registered = await term.register()
+        assert (registered.node_number, registered.node_epoch) == (1, 1)
+        await until(lambda: term.replicated.state.bootstrapped)
+        answer = await term.heartbeat()
+        assert len(answer.commands) == 8
+        again = await term.heartbeat(answer=answer)
+        assert again.commands == []  # the reply does not wait for the log
+        await until(lambda: online(term) == 8)
+        await term.heartbeat(answer=answer)  # a repeated acknowledgement says nothing new
+
+    term = run(test)
+    assert term.count(PartitionsHosted) == 1
+    assert term.count(ConfirmRegistration) == 1
+
+
+def test_leader_bootstrap_waits_for_the_minimum_of_nodes() -> None:
+    async def test(term: Term) -> None:
+        await term.register("n1")
+        await term.pass_time(0.3)
+        assert not term.replicated.state.bootstrapped
+        await term.register("n2")
+        await term.pass_time(0.3)
+        assert {row.primary for row in term.replicated.state.image().rows} == {1, 2}
+
+    run(test, BootstrapConfig(partition_count=8, bootstrap_nodes=2))
+
+
+def test_leader_confirmation_is_committed_before_the_first_acknowledgement() -> None:
+    async def test(term: Term) -> None:
+        await term.register()
+        term.group.fate = lambda c: (
+            ResourceExhaustedError(resource="queue", limit=1)
+            if isinstance(c, ConfirmRegistration)
+            else None
+        )
+        with pytest.raises(ResourceExhaustedError):
+            await term.heartbeat()
+        assert term.leadership.sessions.lease_ends_at(NodeNumber(1)) < term.clock.now
+        term.group.fate = lambda _: None
+        await term.heartbeat()
+        record = term.replicated.state.node_by_id("n1")
+        assert record is not None
+        assert record.confirmed
+        assert term.leadership.sessions.lease_ends_at(NodeNumber(1)) > term.clock.now
+
+    run(test)
+
+
+def test_leader_cut_off_from_its_quorum_acknowledges_nothing_and_fences_nobody() -> None:
+    async def test(term: Term) -> None:
+        await term.register()
+        await term.heartbeat()
+        for age in (0.5, None):
+            term.group.contact_age_s = age
+            with pytest.raises(NotLeaderError):
+                await term.heartbeat()
+        await term.pass_time(5.0)
+        assert term.count(FenceNode) == 0
+        term.group.contact_age_s = 0.1
+        await term.heartbeat()
+
+    run(test)
+
+
+def test_leader_silent_node_is_fenced_by_one_command_and_comes_back() -> None:
+    async def test(term: Term) -> None:
+        await term.register()
+        answer = await term.heartbeat()
+        await term.heartbeat(answer=answer)
+        await term.pass_time(1.4)
+        assert term.count(FenceNode) == 0
+        await term.pass_time(3.0)
+        assert term.count(FenceNode) == 1
+        with pytest.raises(NodeFencedError):
+            await term.heartbeat()
+        rows = term.replicated.state.image().rows
+        assert all(row.status is PartitionStatus.OFFLINE for row in rows)
+        registered = await term.register(last=1, registration="r2")
+        assert (registered.node_epoch, registered.copies_lost) == (2, 0)
+        answer = await term.heartbeat(epoch=2)
+        await term.heartbeat(epoch=2, answer=answer)
+        await until(lambda: online(term) == 8)
+
+    run(test)
+
+
+def test_leader_fence_that_was_never_appended_is_proposed_again() -> None:
+    async def test(term: Term) -> None:
+        await term.register()
+        term.group.fate = lambda c: (
+            ResourceExhaustedError(resource="queue", limit=1) if isinstance(c, FenceNode) else None
+        )
+        await term.pass_time(2.0)
+        assert term.count(FenceNode) == 0
+        term.group.fate = lambda _: None
+        await term.pass_time(0.3)
+        assert term.count(FenceNode) == 1
+
+    run(test)
+
+
+def test_leader_never_acknowledges_while_a_fence_is_under_way() -> None:
+    async def test(term: Term) -> None:
+        await term.register()
+        await term.heartbeat()
+        term.group.fate = lambda c: "lost" if isinstance(c, FenceNode) else None
+        # The fence's fate stays unknown to this leader, as when its term is about to end.
+        apply, term.replicated.apply = term.replicated.apply, lambda i, c: None  # type: ignore[method-assign, assignment, return-value]
+        await term.pass_time(2.0)
+        term.replicated.apply = apply  # type: ignore[method-assign]
+        assert term.count(FenceNode) == 1
+        record = term.replicated.state.node_by_id("n1")
+        assert record is not None
+        assert record.info.status is NodeStatus.ACTIVE
+        with pytest.raises(NodeFencedError):
+            await term.heartbeat()
+        with pytest.raises(RegistrationPendingError):
+            await term.register(last=1, registration="r2")
+        await term.pass_time(3.0)
+        assert term.count(FenceNode) == 1
+
+    run(test)
+
+
+def test_leader_paused_for_long_fences_nobody() -> None:
+    async def test(term: Term) -> None:
+        await term.register()
+        await term.heartbeat()
+        term.clock.now += 10.0
+        await term.pass_time(1.0)
+        assert term.count(FenceNode) == 0
+        await term.heartbeat()
+
+    run(test)
+
+
+def test_leader_registration_with_an_unknown_fate_is_retried_to_the_same_epoch() -> None:
+    async def test(term: Term) -> None:
+        term.group.fate = lambda c: "lost" if isinstance(c, RegisterNode) else None
+        with pytest.raises(NotLeaderError):
+            await term.register()
+        term.group.fate = lambda _: None
+        term.begin(2)  # applied all the same, as the next leader finds
+        running = asyncio.ensure_future(term.leadership.run())
+        await until(lambda: term.leadership._open)
+        again = await term.register()
+        running.cancel()
+        assert (again.node_epoch, again.repeated) == (1, True)
+
+    run(test)
+
+
+def test_leader_caller_of_a_registration_gives_up_the_session_is_opened_all_the_same() -> None:
+    async def test(term: Term) -> None:
+        gate = asyncio.Event()
+        propose = term.group.propose
+
+        async def slowly(command: bytes) -> object:
+            await gate.wait()
+            return await propose(command)
+
+        term.group.propose = slowly  # type: ignore[method-assign]
+        call = asyncio.ensure_future(term.register())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        call.cancel()
+        gate.set()
+        await until(lambda: term.replicated.state.node_by_id("n1") is not None)
+        await until(lambda: term.leadership.sessions.is_live(NodeNumber(1), term.clock.now))
+        assert (await term.register()).repeated
+
+    run(test)
+
+
+def test_leader_term_ends_while_a_registration_waits_the_node_is_sent_on() -> None:
+    async def whole() -> None:
+        term = Term()
+        running = asyncio.ensure_future(term.leadership.run())
+        await until(lambda: term.leadership._open)
+
+        async def never(_command: bytes) -> object:
+            return await asyncio.Event().wait()
+
+        term.group.propose = never  # type: ignore[method-assign]
+        call = asyncio.ensure_future(term.register())
+        await asyncio.sleep(0.01)
+        running.cancel()
+        with pytest.raises(NotLeaderError):
+            await call
+        with pytest.raises(NotLeaderError):
+            await term.register()
+
+    asyncio.run(asyncio.wait_for(whole(), 20))
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        NotLeaderError(leader_id="", leader_address="", term=1),  # leadership is being transferred
+        ResourceExhaustedError(resource="queue", limit=1),
+    ],
+)
+def test_leader_registration_that_was_never_appended_can_be_tried_again(
+    refusal: KoinonError,
+) -> None:
+    async def test(term: Term) -> None:
+        await term.register()
+        await term.heartbeat()
+        term.clock.now += 1.2
+        term.group.fate = lambda c: refusal if isinstance(c, RegisterNode) else None
+        with pytest.raises(type(refusal)):
+            await term.register(last=1, registration="r2")
+        term.group.fate = lambda _: None
+        assert (await term.register(last=1, registration="r2")).node_epoch == 2
+
+    run(test)
+
+
+def test_leader_refuses_another_cluster_by_both_ids() -> None:
+    async def test(term: Term) -> None:
+        asked: Registration = request("n1")
+        with pytest.raises(WrongClusterError) as refused:
+            await term.leadership.register(asked, "elsewhere")
+        assert refused.value.actual_cluster_id == "elsewhere"
+
+    run(test)
