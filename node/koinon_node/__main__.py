@@ -1,0 +1,95 @@
+"""``python -m koinon_node``: one storage node."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvloop
+
+from koinon_node.config import DEFAULT_MAP_SIZE_BYTES, NodeConfig, StoreConfig
+from koinon_node.node import Node
+from koinon_proto.errors import (
+    ConfigurationError,
+    DataDirectoryError,
+    DuplicateNodeError,
+    InvalidArgumentError,
+    KoinonError,
+    UnsupportedVersionError,
+    WrongClusterError,
+)
+from koinon_proto.logs import configure_logging
+
+EXIT_RUNTIME = 1
+EXIT_CONFIGURATION = 2
+_CONFIGURATION = (
+    ConfigurationError,
+    DataDirectoryError,
+    DuplicateNodeError,
+    InvalidArgumentError,
+    UnsupportedVersionError,
+    WrongClusterError,
+)
+
+
+def serve(
+    node_id: Annotated[str, typer.Option("--id", help="unique name of this node")],
+    listen: Annotated[str, typer.Option(help="HOST:PORT to serve on")],
+    data: Annotated[Path, typer.Option(help="data directory")],
+    coordinators: Annotated[str, typer.Option(help="HOST:PORT,... of the coordinators")],
+    advertise: Annotated[str, typer.Option(help="HOST:PORT for clients; default: --listen")] = "",
+    rack: Annotated[str, typer.Option(help="failure zone of this node")] = "",
+    map_size_bytes: Annotated[
+        int, typer.Option(help="how much puts may fill (the file is sparse)")
+    ] = DEFAULT_MAP_SIZE_BYTES,
+    durability: Annotated[
+        str, typer.Option(help="commit: fsync before each acknowledgement; or interval")
+    ] = "commit",
+    sync_interval_ms: Annotated[int, typer.Option(help="with durability interval")] = 100,
+    log_format: Annotated[str, typer.Option(help="text or json")] = "text",
+    log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR")] = "INFO",
+) -> None:
+    """Run a Koinon storage node until SIGTERM or SIGINT."""
+    try:
+        configure_logging(log_format, log_level)
+        config = NodeConfig(
+            node_id=node_id,
+            listen=listen,
+            advertise=advertise or listen,
+            coordinators=tuple(part.strip() for part in coordinators.split(",") if part.strip()),
+            rack=rack,
+            store=StoreConfig(
+                directory=data,
+                map_size_bytes=map_size_bytes,
+                durability=durability,  # type: ignore[arg-type]  # checked at construction
+                sync_interval_ms=sync_interval_ms,
+            ),
+        )
+        uvloop.run(_run(config))
+    except _CONFIGURATION as error:
+        print(f"koinon node {node_id}: {error}", file=sys.stderr)
+        raise SystemExit(EXIT_CONFIGURATION) from None
+    except KoinonError as error:
+        print(f"koinon node {node_id}: {error}", file=sys.stderr)
+        raise SystemExit(EXIT_RUNTIME) from None
+
+
+async def _run(config: NodeConfig) -> None:
+    node = Node(config)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, node.stop)
+    await node.run()
+
+
+def main() -> None:
+    """Entry point."""
+    typer.run(serve)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,391 @@
+"""The node's part in membership: registers, heartbeats, holds the lease, follows the table.
+
+Runs on a thread of its own with blocking gRPC calls, so that a loop busy with bulk writes cannot
+starve heartbeats: the thread needs the GIL for a moment every interval and nothing of the loop.
+Order within an acknowledged heartbeat: the table in the reply is applied and published, then the
+lease is extended, counted from when the heartbeat was sent. What has to be persisted goes to the
+event loop's writer and is waited for without holding up heartbeats.
+
+Transitions: unregistered -> (Register answered, epoch durable) -> registered -> (NodeFenced)
+-> unregistered, for ever; WrongCluster and DuplicateNode end the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import random
+import secrets
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import grpc
+
+from koinon_node.config import NodeConfig
+from koinon_node.core.assignment import Adoption, Assignment, HostCommand
+from koinon_node.core.lease import NO_LEASE
+from koinon_node.state import NodeState, boottime
+from koinon_node.storage import CLUSTER_ID, NODE_EPOCH, REGISTRATION_ID, Identity
+from koinon_proto import convert
+from koinon_proto.errors import (
+    ConfigurationError,
+    DuplicateNodeError,
+    InvalidArgumentError,
+    KoinonError,
+    NodeFencedError,
+    NotLeaderError,
+    RegistrationPendingError,
+    UnknownNodeError,
+    UnsupportedVersionError,
+    WrongClusterError,
+)
+from koinon_proto.rpc import CHANNEL_OPTIONS, error_of
+from koinon_proto.table import NodeId, apply_update
+from koinon_proto.v1 import membership_pb2, membership_pb2_grpc, table_pb2
+
+log = logging.getLogger(__name__)
+
+PROTOCOL_VERSION = 1
+_FATAL = (
+    WrongClusterError,
+    DuplicateNodeError,
+    ConfigurationError,
+    UnsupportedVersionError,
+    InvalidArgumentError,
+)
+_REGISTER_TIMEOUT_S = 5.0
+_BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.05, 1.0
+
+
+class Host(Protocol):
+    """What the agent needs of the event loop's side."""
+
+    async def adopt(self, adoptions: Sequence[Adoption]) -> None: ...
+    async def put_meta(self, values: Mapping[bytes, str]) -> None: ...
+    def stats(self) -> membership_pb2.NodeStats: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Adopted:
+    """An event for the agent's thread: these epochs are durable (or ``error`` says why not)."""
+
+    adoptions: tuple[Adoption, ...]
+    error: BaseException | None
+
+
+class Agent:
+    """The thread. ``on_fatal`` is called, on that thread, with what must end the process."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        identity: Identity,
+        seen_epochs: Mapping[int, int],
+        state: NodeState,
+        host: Host,
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
+        self._config = config
+        self._identity = identity
+        self._cluster_id = identity.cluster_id
+        self._node_epoch = 0  # of this process; 0 while unregistered
+        self._last_node_epoch = identity.node_epoch
+        self._registration_id = identity.registration_id
+        self._state = state
+        self._host = host
+        self._on_fatal = on_fatal
+        self._assignment = Assignment(NodeId(config.node_id), seen_epochs)
+        self._coordinators = _Coordinators(config.coordinators)
+        self._events: queue.SimpleQueue[_Adopted | None] = queue.SimpleQueue()
+        self._stopping = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, name="agent", daemon=True)
+        self._heartbeat_interval_s = 0.2
+        self._lease_s = 1.0
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin; ``loop`` is where the host's coroutines run."""
+        self._loop = loop
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask the thread to end; it holds no lease any more when this returns."""
+        self._stopping.set()
+        self._events.put(None)
+        self._coordinators.close()  # ends a call that waits for its answer
+        self._thread.join(timeout=10.0)
+        self._state.lease = NO_LEASE
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                if self._register():
+                    self._heartbeat_until_fenced()
+        except BaseException as error:
+            if self._stopping.is_set():
+                return
+            self._state.lease = NO_LEASE
+            self._on_fatal(error)
+
+    # --- registration ----------------------------------------------------------------------
+
+    def _register(self) -> bool:
+        """Register, however long it takes; return False if the node is stopping."""
+        if not self._registration_id:
+            self._registration_id = secrets.token_hex(16)
+            self._wait(self._host.put_meta({REGISTRATION_ID: self._registration_id}))
+        backoff_s = _BACKOFF_MIN_S
+        while not self._stopping.is_set():
+            try:
+                reply = self._coordinators.register(self._register_request())
+            except _FATAL:
+                raise
+            except RegistrationPendingError as error:
+                log.info("registration pending retry_after_ms=%d", error.retry_after_ms)
+                self._stopping.wait(max(error.retry_after_ms, 10) / 1000)
+                continue
+            except (KoinonError, grpc.RpcError) as error:
+                log.info("registration failed error=%s", _describe(error))
+                self._stopping.wait(backoff_s * random.uniform(0.5, 1.0))
+                backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
+                continue
+            self._on_registered(reply)
+            return True
+        return False
+
+    def _register_request(self) -> membership_pb2.RegisterRequest:
+        return membership_pb2.RegisterRequest(
+            protocol_version=PROTOCOL_VERSION,
+            cluster_id=self._cluster_id,
+            node_id=self._config.node_id,
+            address=self._config.advertise,
+            rack=self._config.rack,
+            store_id=self._identity.store_id,
+            last_node_epoch=self._last_node_epoch,
+            registration_id=self._registration_id,
+        )
+
+    def _on_registered(self, reply: membership_pb2.RegisterResponse) -> None:
+        if self._cluster_id and reply.cluster_id != self._cluster_id:
+            raise WrongClusterError(
+                expected_cluster_id=self._cluster_id, actual_cluster_id=reply.cluster_id
+            )
+        self._wait(
+            self._host.put_meta(
+                {
+                    CLUSTER_ID: reply.cluster_id,
+                    NODE_EPOCH: str(reply.node_epoch),
+                    REGISTRATION_ID: "",
+                }
+            )
+        )
+        self._registration_id = ""
+        self._cluster_id = reply.cluster_id
+        self._node_epoch = self._last_node_epoch = reply.node_epoch
+        self._heartbeat_interval_s = reply.heartbeat_interval_ms / 1000
+        self._lease_s = reply.lease_ms / 1000
+        self._assignment.on_registered(reply.node_epoch)
+        log.info(
+            "registered cluster=%s node=%s node_epoch=%d",
+            reply.cluster_id,
+            self._config.node_id,
+            reply.node_epoch,
+        )
+        if reply.HasField("table"):
+            self._apply_table(reply.table)
+        else:
+            self._publish()
+
+    # --- heartbeats ------------------------------------------------------------------------
+
+    def _heartbeat_until_fenced(self) -> None:
+        """Heartbeat at the interval, and at once when something was carried out."""
+        last_heard = boottime()
+        while not self._stopping.is_set():
+            sent_at = boottime()
+            try:
+                self._heartbeat()
+            except (NodeFencedError, UnknownNodeError) as error:
+                self._on_fenced(error)
+                return
+            except _FATAL:
+                raise
+            except (KoinonError, grpc.RpcError) as error:
+                log.debug("heartbeat failed error=%s", _describe(error))
+                if boottime() - last_heard > self._lease_s:
+                    log.warning(
+                        "lease lost: no coordinator acknowledges error=%s", _describe(error)
+                    )
+                    last_heard = boottime()
+                self._stopping.wait(random.uniform(0.01, 0.05))
+                continue
+            last_heard = sent_at
+            self._take_events(sent_at + self._heartbeat_interval_s)
+
+    def _heartbeat(self) -> None:
+        acknowledgements = self._assignment.acknowledgements()
+        table = self._assignment.table
+        request = membership_pb2.HeartbeatRequest(
+            cluster_id=self._cluster_id,
+            node_id=self._config.node_id,
+            node_epoch=self._node_epoch,
+            table_version=table.table_version if table else 0,
+            hosted=[_command_to_proto(command) for command in acknowledgements],
+            stats=self._host.stats(),
+        )
+        reply, sent_at = self._coordinators.heartbeat(request, timeout_s=self._lease_s / 3)
+        self._assignment.on_acknowledged(acknowledgements)
+        if reply.HasField("table"):
+            self._apply_table(reply.table)
+        self._assignment.on_commands(
+            HostCommand(c.partition_id, c.primary_epoch, c.partition_epoch) for c in reply.commands
+        )
+        self._lease_s = reply.lease_ms / 1000
+        held = self._state.serving()
+        self._state.lease = self._state.lease.renewed(self._node_epoch, sent_at, self._lease_s)
+        if not held:
+            log.info("lease held node_epoch=%d lease_ms=%d", self._node_epoch, reply.lease_ms)
+
+    def _take_events(self, until: float) -> None:
+        """Wait for the next heartbeat's time, or for something that is worth one at once."""
+        while not self._stopping.is_set():
+            if self._assignment.acknowledgements():
+                return
+            try:
+                event = self._events.get(timeout=max(until - boottime(), 0.0))
+            except queue.Empty:
+                return
+            if event is not None:
+                self._on_adopted(event)
+
+    def _on_fenced(self, error: KoinonError) -> None:
+        log.warning("fenced: registers again error=%s", error)
+        self._state.lease = NO_LEASE
+        self._node_epoch = 0
+        self._assignment.on_fenced()
+        self._publish()
+
+    # --- the table -------------------------------------------------------------------------
+
+    def _apply_table(self, message: table_pb2.TableUpdate) -> None:
+        before = self._assignment.table
+        table = apply_update(before, convert.update_from_proto(message))
+        if table is None or (table is before and self._state.leadership.node_epoch):
+            return
+        adoptions = self._assignment.on_table(table)
+        for refused in self._assignment.take_refused():
+            log.warning(
+                "assignment refused: epoch seen before partition=%d primary_epoch=%d", *refused
+            )
+        self._publish()
+        if adoptions:
+            log.info(
+                "adopting partitions count=%d table_version=%d", len(adoptions), table.table_version
+            )
+            future = self._submit(self._host.adopt(adoptions))
+            future.add_done_callback(
+                lambda done: self._events.put(_Adopted(adoptions, done.exception()))
+            )
+
+    def _on_adopted(self, event: _Adopted) -> None:
+        if event.error is not None:
+            raise event.error
+        self._assignment.on_adopted(event.adoptions)
+        self._publish()
+        log.info("adopted partitions count=%d", len(event.adoptions))
+
+    def _publish(self) -> None:
+        self._state.leadership = self._assignment.leadership()
+
+    # --- between the threads ---------------------------------------------------------------
+
+    def _submit(self, coroutine: Coroutine[Any, Any, None]) -> Future[None]:
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def _wait(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        self._submit(coroutine).result()
+
+
+class _Coordinators:
+    """Finds the leader: follows NotLeader's address, else tries the next one in turn."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._addresses = list(addresses)
+        self._current = random.choice(self._addresses)
+        self._channels: dict[str, grpc.Channel] = {}
+
+    def register(self, request: membership_pb2.RegisterRequest) -> membership_pb2.RegisterResponse:
+        """Ask once around; raises the last failure if nobody answered."""
+        reply: membership_pb2.RegisterResponse = self._around(
+            lambda stub: stub.Register(request, timeout=_REGISTER_TIMEOUT_S)
+        )
+        return reply
+
+    def heartbeat(
+        self, request: membership_pb2.HeartbeatRequest, timeout_s: float
+    ) -> tuple[membership_pb2.HeartbeatResponse, float]:
+        """Return (reply, when the acknowledged attempt was sent)."""
+
+        def attempt(stub: Any) -> tuple[membership_pb2.HeartbeatResponse, float]:
+            sent_at = boottime()
+            return stub.Heartbeat(request, timeout=timeout_s), sent_at
+
+        reply: tuple[membership_pb2.HeartbeatResponse, float] = self._around(attempt)
+        return reply
+
+    def close(self) -> None:
+        for channel in self._channels.values():
+            channel.close()
+
+    def _around(self, attempt: Callable[[Any], Any]) -> Any:
+        """Try the current coordinator and those that it leads to, each at most once or twice."""
+        failure: Exception | None = None
+        for _ in range(len(self._addresses) + 1):
+            try:
+                return attempt(self._stub(self._current))
+            except grpc.RpcError as error:
+                failure = error_of(error) or error
+            if isinstance(failure, NotLeaderError):
+                self._follow(failure)
+            elif isinstance(failure, KoinonError):
+                raise failure
+            else:
+                self._next()
+        assert failure is not None
+        raise failure
+
+    def _follow(self, error: NotLeaderError) -> None:
+        if error.leader_address and error.leader_address != self._current:
+            self._current = error.leader_address
+            if error.leader_address not in self._addresses:
+                self._addresses.append(error.leader_address)
+        else:
+            self._next()
+
+    def _next(self) -> None:
+        place = self._addresses.index(self._current)
+        self._current = self._addresses[(place + 1) % len(self._addresses)]
+
+    def _stub(self, address: str) -> Any:
+        if address not in self._channels:
+            self._channels[address] = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        return membership_pb2_grpc.MembershipStub(self._channels[address])  # type: ignore[no-untyped-call]
+
+
+def _command_to_proto(command: HostCommand) -> membership_pb2.HostCommand:
+    return membership_pb2.HostCommand(
+        partition_id=command.partition_id,
+        primary_epoch=command.primary_epoch,
+        partition_epoch=command.partition_epoch,
+    )
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, grpc.Call):
+        return f"{error.code().name}: {error.details()}"
+    return str(error)

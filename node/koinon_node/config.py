@@ -1,0 +1,95 @@
+"""The settings of a node process, checked against one another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from koinon_proto.errors import ConfigurationError
+
+Durability = Literal["commit", "interval"]
+
+MIN_MAP_SIZE_BYTES = 1024 * 1024
+DEFAULT_MAP_SIZE_BYTES = 64 * 1024**3
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreConfig:
+    """Where and how a node stores.
+
+    ``map_size_bytes`` is what puts may fill. The file is sparse and may grow an eighth (at least
+    32 MiB) beyond it: that room is kept for deletes and metadata.
+    """
+
+    directory: Path
+    map_size_bytes: int = DEFAULT_MAP_SIZE_BYTES
+    durability: Durability = "commit"
+    sync_interval_ms: int = 100
+
+    def __post_init__(self) -> None:
+        if self.map_size_bytes < MIN_MAP_SIZE_BYTES:
+            raise ConfigurationError(
+                reason=f"map-size-bytes {self.map_size_bytes}: "
+                f"must be at least {MIN_MAP_SIZE_BYTES}"
+            )
+        if self.durability not in ("commit", "interval"):
+            raise ConfigurationError(
+                reason=f"durability {self.durability!r}: must be commit or interval"
+            )
+        if not 1 <= self.sync_interval_ms <= 60_000:
+            raise ConfigurationError(
+                reason=f"sync-interval-ms {self.sync_interval_ms}: must be 1 to 60000"
+            )
+
+    @property
+    def mapped_bytes(self) -> int:
+        """The size of the memory map: what puts may fill, and the reserve."""
+        return self.map_size_bytes + max(self.map_size_bytes // 8, 32 * 1024 * 1024)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeConfig:
+    """One node process. Addresses are ``host:port``."""
+
+    node_id: str
+    listen: str
+    advertise: str
+    coordinators: tuple[str, ...]
+    store: StoreConfig
+    rack: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.node_id:
+            raise ConfigurationError(reason="id: must not be empty")
+        if not self.coordinators:
+            raise ConfigurationError(reason="coordinators: at least one address is needed")
+        for name, address in (
+            ("listen", self.listen),
+            ("advertise", self.advertise),
+            *(("coordinators", address) for address in self.coordinators),
+        ):
+            _check_address(name, address)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The bounds of a node's queues and steps; beyond them callers get ResourceExhausted."""
+
+    pending_rows: int = 262_144  # writes that are not durable yet
+    pending_bytes: int = 96 * 1024 * 1024
+    reading_rows: int = 524_288  # reads that have been admitted and not answered
+    reading_bytes: int = 256 * 1024 * 1024  # what scans and batch reads hold for their answers
+    group_rows: int = 16_384  # one transaction
+    group_bytes: int = 16 * 1024 * 1024
+    step_rows: int = 4_096  # of a batch, between two chances for others to run
+    step_bytes: int = 2 * 1024 * 1024
+    scan_rows: int = 4_096
+    scan_bytes: int = 1024 * 1024
+    concurrent_calls: int = 1_024
+
+
+def _check_address(name: str, address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 1 <= int(port) <= 65_535:
+        raise ConfigurationError(reason=f"{name} {address!r}: must be HOST:PORT")

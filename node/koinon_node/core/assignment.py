@@ -1,0 +1,159 @@
+"""Which partitions this node leads, at which epochs, from the table and the host commands.
+
+Invariants:
+- A partition is led only while the newest table row names this node as its primary, and only after
+  the row's ``primary_epoch`` was durably adopted by this process.
+- An epoch that this store had already seen when the process opened it is never adopted again: a
+  new process always gets a new epoch by registering, and its counters must not repeat.
+- A fence or a new registration drops all leadership at once.
+
+Pure: the driver persists the adoptions that are returned and reports back with ``on_adopted``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from koinon_node.core.records import U64Array
+from koinon_proto.table import NO_NODE, NodeId, NodeNumber, Table
+
+
+class HostCommand(NamedTuple):
+    """ "You are the primary of this partition at these epochs"; also its acknowledgement."""
+
+    partition_id: int
+    primary_epoch: int
+    partition_epoch: int
+
+
+class Adoption(NamedTuple):
+    """Persist that ``primary_epoch`` of the partition was seen here, then report it back."""
+
+    partition_id: int
+    primary_epoch: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leadership:
+    """What the node may serve, published whole. ``epochs[p]`` is 0 where p is not led here."""
+
+    table: Table | None = None
+    node_number: NodeNumber = NO_NODE
+    node_epoch: int = 0
+    epochs: U64Array = field(default_factory=lambda: np.zeros(0, np.uint64))
+
+    @property
+    def table_version(self) -> int:
+        return self.table.table_version if self.table else 0
+
+
+class Assignment:
+    """The decisions. ``seen`` are the highest epochs in the store when it was opened."""
+
+    def __init__(self, node_id: NodeId, seen: Mapping[int, int]) -> None:
+        self._node_id = node_id
+        self._seen = dict(seen)
+        self._node_epoch = 0
+        self._table: Table | None = None
+        self._wanted: dict[int, int] = {}  # by the newest rows: partition -> epoch
+        self._adopting: dict[int, int] = {}
+        self._adopted: dict[int, int] = {}
+        self._commands: dict[int, HostCommand] = {}
+        self._refused: list[Adoption] = []
+
+    @property
+    def table(self) -> Table | None:
+        return self._table
+
+    def on_registered(self, node_epoch: int) -> None:
+        """A new epoch of this node began: what was led under the old one is led no more."""
+        self.on_fenced()
+        self._node_epoch = node_epoch
+
+    def on_fenced(self) -> None:
+        """Drop all leadership, until a newer row names this node again."""
+        self._node_epoch = 0
+        self._wanted.clear()
+        self._commands.clear()
+        for partition_id, epoch in (self._adopting | self._adopted).items():
+            self._seen[partition_id] = max(epoch, self._seen.get(partition_id, 0))
+        self._adopting.clear()
+        self._adopted.clear()
+
+    def on_table(self, table: Table) -> tuple[Adoption, ...]:
+        """Take the newest table; return what has to be persisted before it can be led."""
+        self._table = table
+        me = table.by_id.get(self._node_id)
+        if me is None or me.node_epoch != self._node_epoch or not self._node_epoch:
+            # The table is older than our registration (or newer than our fence).
+            self._wanted = {}
+            return ()
+        self._wanted = {
+            r.partition_id: r.primary_epoch for r in table.rows if r.primary == me.number
+        }
+        adoptions = []
+        for partition_id, epoch in self._wanted.items():
+            if epoch in (self._adopted.get(partition_id), self._adopting.get(partition_id)):
+                continue
+            floor = max(self._seen.get(partition_id, 0), self._adopted.get(partition_id, 0))
+            if epoch <= floor:
+                self._refused.append(Adoption(partition_id, epoch))
+                continue
+            self._adopting[partition_id] = epoch
+            adoptions.append(Adoption(partition_id, epoch))
+        return tuple(adoptions)
+
+    def on_adopted(self, adoptions: Iterable[Adoption]) -> None:
+        """These epochs are durable; one that was dropped meanwhile only counts as seen."""
+        for partition_id, epoch in adoptions:
+            if self._adopting.get(partition_id) == epoch:
+                del self._adopting[partition_id]
+                self._adopted[partition_id] = epoch
+
+    def on_commands(self, commands: Iterable[HostCommand]) -> None:
+        """Remember what the coordinator wants to be acknowledged."""
+        for command in commands:
+            known = self._commands.get(command.partition_id)
+            if known is None or known[1:] <= command[1:]:
+                self._commands[command.partition_id] = command
+
+    def acknowledgements(self) -> tuple[HostCommand, ...]:
+        """Return the commands that have been carried out and were not yet acknowledged."""
+        return tuple(
+            command
+            for command in self._commands.values()
+            if self._adopted.get(command.partition_id) == command.primary_epoch
+            and self._wanted.get(command.partition_id) == command.primary_epoch
+        )
+
+    def on_acknowledged(self, acknowledged: Iterable[HostCommand]) -> None:
+        """The coordinator has these; a newer command for the same partition stays."""
+        for command in acknowledged:
+            if self._commands.get(command.partition_id) == command:
+                del self._commands[command.partition_id]
+
+    def take_refused(self) -> tuple[Adoption, ...]:
+        """Return (once) the rows that were refused because their epoch is not above the store's."""
+        refused, self._refused = tuple(self._refused), []
+        return refused
+
+    def leadership(self) -> Leadership:
+        """Return what may be served now."""
+        table = self._table
+        if table is None:
+            return Leadership(node_epoch=self._node_epoch)
+        epochs = np.zeros(len(table.rows), np.uint64)
+        for partition_id, epoch in self._wanted.items():
+            if self._adopted.get(partition_id) == epoch:
+                epochs[partition_id] = epoch
+        me = table.by_id.get(self._node_id)
+        return Leadership(
+            table=table,
+            node_number=me.number if me else NO_NODE,
+            node_epoch=self._node_epoch,
+            epochs=epochs,
+        )

@@ -1,0 +1,211 @@
+"""The bytes at rest: keys, records, the expiry index and the metadata of partitions.
+
+data:       u16 partition_id || user key  ->  u64 sequence || u8 flags || [u64 expiry_ms] || value
+expiry:     u64 expiry_ms || data key     ->  (nothing)
+partitions: u16 partition_id || 0x00      ->  u8 1 || u64 primary_epoch || u16 n || n x (u64, u64)
+            u16 partition_id || 0x01      ->  u8 1 || u64 complete_through || u64 purge_floor
+
+All numbers are big-endian, so that LMDB's byte order is theirs. What hot paths do to whole columns
+is done in C-level calls, never row by row.
+"""
+
+from __future__ import annotations
+
+import operator
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from koinon_proto.errors import UnsupportedVersionError
+
+FLAG_EXPIRES = 1
+FLAG_TOMBSTONE = 2
+KNOWN_FLAGS = FLAG_EXPIRES | FLAG_TOMBSTONE
+HEADER_BYTES = 9
+HEADER_WITH_EXPIRY_BYTES = 17
+FLAGS_AT = 8
+METADATA_VERSION = 1
+EPOCH_HISTORY_MAX = 128
+"""Entries kept of a partition's epoch history; a replica older than those takes a snapshot."""
+
+U64Array = npt.NDArray[np.uint64]
+U32Array = npt.NDArray[np.uint32]
+
+_HEADER = struct.Struct(">QB")
+_HEADER_WITH_EXPIRY = struct.Struct(">QBQ")
+_U64 = struct.Struct(">Q")
+_U16 = struct.Struct(">H")
+_EPOCHS_HEAD = struct.Struct(">BQH")
+_PROGRESS = struct.Struct(">BQQ")
+_PROGRESS_ROW = np.dtype([("version", "u1"), ("complete_through", ">u8"), ("purge_floor", ">u8")])
+
+# --- data keys ---------------------------------------------------------------------------------
+
+
+def prefix_of(partition_id: int) -> bytes:
+    """Return what every data key of the partition begins with."""
+    return _U16.pack(partition_id)
+
+
+def data_keys(partition_ids: npt.NDArray[Any], keys: Sequence[bytes]) -> list[bytes]:
+    """Return the data key of each row."""
+    prefixes = struct.unpack("2s" * len(keys), partition_ids.astype(">u2").tobytes())
+    return list(map(operator.add, prefixes, keys))
+
+
+def partition_of_data_key(data_key: bytes) -> int:
+    """Return the partition that a data key belongs to."""
+    return int.from_bytes(data_key[:2], "big")
+
+
+# --- records -----------------------------------------------------------------------------------
+
+
+class Record(NamedTuple):
+    """A decoded record. ``expires_at_ms`` is 0 where it never does."""
+
+    sequence: int
+    flags: int
+    expires_at_ms: int
+    value: bytes
+
+    @property
+    def tombstone(self) -> bool:
+        return bool(self.flags & FLAG_TOMBSTONE)
+
+    def expired(self, now_ms: int) -> bool:
+        return 0 < self.expires_at_ms <= now_ms
+
+
+def encode_record(sequence: int, value: bytes, expires_at_ms: int = 0) -> bytes:
+    """Return one record's bytes."""
+    if expires_at_ms:
+        return _HEADER_WITH_EXPIRY.pack(sequence, FLAG_EXPIRES, expires_at_ms) + value
+    return _HEADER.pack(sequence, 0) + value
+
+
+def encode_records(
+    sequences: U64Array, values: Sequence[bytes], expires_at_ms: Sequence[int] | None
+) -> list[bytes]:
+    """Return the records of whole columns; an expiry of 0 means never."""
+    if expires_at_ms is not None:
+        return list(map(encode_record, sequences.tolist(), values, expires_at_ms))
+    headers = np.zeros((len(values), HEADER_BYTES), np.uint8)
+    headers[:, :8] = sequences.astype(">u8").view(np.uint8).reshape(-1, 8)
+    unpacked = struct.unpack("9s" * len(values), headers.tobytes())
+    return list(map(operator.add, unpacked, values))
+
+
+def decode_record(record: bytes) -> Record:
+    """Return the record.
+
+    Raises:
+        UnsupportedVersionError: it carries flags that this build does not know.
+    """
+    sequence, flags = _HEADER.unpack_from(record)
+    if flags & ~KNOWN_FLAGS:
+        raise UnsupportedVersionError(what="record flags", version=flags, supported=KNOWN_FLAGS)
+    if flags & FLAG_EXPIRES:
+        (expires_at_ms,) = _U64.unpack_from(record, HEADER_BYTES)
+        return Record(sequence, flags, expires_at_ms, record[HEADER_WITH_EXPIRY_BYTES:])
+    return Record(sequence, flags, 0, record[HEADER_BYTES:])
+
+
+# --- the expiry index --------------------------------------------------------------------------
+
+
+def expiry_key(expires_at_ms: int, data_key: bytes) -> bytes:
+    return _U64.pack(expires_at_ms) + data_key
+
+
+def split_expiry_key(key: bytes) -> tuple[int, bytes]:
+    """Return (expires_at_ms, data key)."""
+    return int.from_bytes(key[:8], "big"), key[8:]
+
+
+# --- partition metadata ------------------------------------------------------------------------
+
+
+class EpochStart(NamedTuple):
+    """``primary_epoch`` began here after ``previous_sequence`` (0: nothing was there)."""
+
+    primary_epoch: int
+    previous_sequence: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartitionEpochs:
+    """The highest primary epoch that this store has seen of a partition, and how it came there."""
+
+    primary_epoch: int
+    history: tuple[EpochStart, ...] = ()
+
+    def adopted(self, primary_epoch: int, previous_sequence: int) -> PartitionEpochs:
+        """Return the metadata after ``primary_epoch`` was adopted."""
+        history = (*self.history, EpochStart(primary_epoch, previous_sequence))
+        return PartitionEpochs(primary_epoch=primary_epoch, history=history[-EPOCH_HISTORY_MAX:])
+
+
+def epochs_key(partition_id: int) -> bytes:
+    return prefix_of(partition_id) + b"\x00"
+
+
+def progress_key(partition_id: int) -> bytes:
+    return prefix_of(partition_id) + b"\x01"
+
+
+def encode_epochs(epochs: PartitionEpochs) -> bytes:
+    history = epochs.history
+    head = _EPOCHS_HEAD.pack(METADATA_VERSION, epochs.primary_epoch, len(history))
+    return head + b"".join(_U64.pack(e) + _U64.pack(s) for e, s in history)
+
+
+def decode_epochs(data: bytes) -> PartitionEpochs:
+    """Return the metadata.
+
+    Raises:
+        UnsupportedVersionError: its encoding is one that this build does not know.
+    """
+    _check_version(data)
+    _, primary_epoch, count = _EPOCHS_HEAD.unpack_from(data)
+    numbers = struct.unpack_from(f">{2 * count}Q", data, _EPOCHS_HEAD.size)
+    history = tuple(EpochStart(*pair) for pair in zip(numbers[::2], numbers[1::2], strict=True))
+    return PartitionEpochs(primary_epoch=primary_epoch, history=history)
+
+
+def encode_progress(complete_through: U64Array, purge_floor: U64Array) -> list[bytes]:
+    """Return the progress entries of several partitions."""
+    rows = np.empty(len(complete_through), _PROGRESS_ROW)
+    rows["version"] = METADATA_VERSION
+    rows["complete_through"] = complete_through
+    rows["purge_floor"] = purge_floor
+    return list(struct.unpack("17s" * len(rows), rows.tobytes()))
+
+
+def progress_keys(partition_ids: npt.NDArray[Any]) -> list[bytes]:
+    """Return the progress keys of several partitions."""
+    wide = (partition_ids.astype(np.uint32) << np.uint32(8)) | np.uint32(1)
+    quads = struct.unpack("4s" * len(wide), wide.astype(">u4").tobytes())
+    return [quad[1:] for quad in quads]
+
+
+def decode_progress(data: bytes) -> tuple[int, int]:
+    """Return (complete_through, purge_floor).
+
+    Raises:
+        UnsupportedVersionError: its encoding is one that this build does not know.
+    """
+    _check_version(data)
+    _, complete_through, purge_floor = _PROGRESS.unpack(data)
+    return complete_through, purge_floor
+
+
+def _check_version(data: bytes) -> None:
+    if data[0] != METADATA_VERSION:
+        raise UnsupportedVersionError(
+            what="partition metadata", version=data[0], supported=METADATA_VERSION
+        )

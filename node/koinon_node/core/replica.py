@@ -1,0 +1,272 @@
+"""A primary's decisions over the partitions it leads: sequences, conditions, what is in flight.
+
+Invariants:
+- Sequences rise by one a write within a partition, from ``primary_epoch << 40`` + 1, and are never
+  given twice: a process adopts an epoch once, and a new process gets a new one.
+- Conditions are evaluated in sequence order over what is pending and, below it, what is stored.
+  What goes to the store are effects only.
+- A record that has expired counts as absent; its removal is sequenced before what replaces it.
+
+State is held in columns over all partitions, because a batch of 1,000 rows touches most of them.
+Pure: the driver brings stored records and the time, and carries the effects to the writer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from koinon_node.core.records import (
+    Record,
+    U32Array,
+    U64Array,
+    decode_record,
+    encode_record,
+    encode_records,
+    expiry_key,
+)
+from koinon_proto.errors import ConditionFailedError
+from koinon_proto.table import first_sequence
+
+Stored = Callable[[Sequence[bytes]], Mapping[bytes, bytes]]
+"""Reads stored records by data key; absent keys are left out."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WriteRows:
+    """Rows to write, as columns: entry i belongs to row i. All limits have been checked."""
+
+    partition_ids: U32Array
+    keys: Sequence[bytes]  # data keys
+    values: Sequence[bytes]
+    deletes: frozenset[int] = frozenset()
+    expires_at_ms: Sequence[int] | None = None  # 0: never
+    conditions: Mapping[int, int] = field(default_factory=dict)  # row -> version
+
+
+@dataclass(kw_only=True, slots=True)
+class Effects:
+    """What a decision changes, and what it answers once that is durable."""
+
+    versions: U64Array  # 0 for rows that wrote nothing
+    records: dict[bytes, bytes | None] = field(default_factory=dict)  # None: removed
+    expiry_keys: list[bytes] = field(default_factory=list)
+    touched: U32Array = field(default_factory=lambda: np.zeros(0, np.uint32))
+    absent: list[int] = field(default_factory=list)  # deletes that found no record
+    failed: dict[int, ConditionFailedError] = field(default_factory=dict)
+    observed_group: int = 0  # the oldest group in flight that was looked at; 0: none
+
+
+class PendingWrites:
+    """The records of the groups that are not durable yet, oldest group first.
+
+    A group is filled until it is sealed (handed to the writer) and forgotten when it is resolved;
+    groups resolve in order. Within a group the last record of a key wins.
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[int, dict[bytes, bytes | None]] = {1: {}}
+        self._open = 1
+
+    @property
+    def open_group(self) -> int:
+        return self._open
+
+    def add(self, records: Mapping[bytes, bytes | None]) -> None:
+        self._groups[self._open].update(records)
+
+    def seal(self) -> int:
+        """Close the open group, open the next, and return the number of the closed one."""
+        sealed = self._open
+        self._open += 1
+        self._groups[self._open] = {}
+        return sealed
+
+    def resolve(self, group: int) -> None:
+        """The group is durable (or has failed)."""
+        del self._groups[group]
+
+    def overlapping(self, keys: Collection[bytes]) -> int:
+        """Return the newest group that writes one of ``keys``; 0 if none does."""
+        for group, records in reversed(self._groups.items()):
+            if records and not records.keys().isdisjoint(keys):
+                return group
+        return 0
+
+    def find(self, key: bytes) -> tuple[int, bytes | None]:
+        """Return (group, record) of the newest pending write of ``key``; group 0 if none."""
+        for group, records in reversed(self._groups.items()):
+            if key in records:
+                return group, records[key]
+        return 0, None
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._groups)
+
+
+class Primaries:
+    """The write positions of all partitions. ``epochs[p]`` 0: never led by this process."""
+
+    def __init__(self, complete_through: U64Array, purge_floors: U64Array) -> None:
+        self.epochs = np.zeros(len(complete_through), np.uint64)
+        self.last_sequences = complete_through.copy()
+        self.purge_floors = purge_floors.copy()
+
+    def adopt(self, partition_id: int, primary_epoch: int) -> None:
+        """Lead the partition in ``primary_epoch``; its counter starts anew."""
+        if primary_epoch <= int(self.epochs[partition_id]):
+            raise AssertionError(f"partition {partition_id}: epoch {primary_epoch} adopted twice")
+        self.epochs[partition_id] = primary_epoch
+        start = first_sequence(primary_epoch)
+        if start <= int(self.last_sequences[partition_id]):
+            raise AssertionError(f"partition {partition_id}: sequences above epoch {primary_epoch}")
+        self.last_sequences[partition_id] = start
+
+    def assign(self, partition_ids: U32Array) -> U64Array:
+        """Give each row its sequence, in row order within each partition."""
+        rows = len(partition_ids)
+        if rows == 1:
+            return np.array([self.take(int(partition_ids[0]))], np.uint64)
+        order = np.argsort(partition_ids, kind="stable")
+        ordered = partition_ids[order]
+        starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+        counts = np.diff(np.append(starts, rows))
+        ranks = np.arange(1, rows + 1) - np.repeat(starts, counts)
+        sequences = np.empty(rows, np.uint64)
+        sequences[order] = self.last_sequences[ordered] + ranks.astype(np.uint64)
+        self.last_sequences[ordered[starts]] += counts.astype(np.uint64)
+        return sequences
+
+    def take(self, partition_id: int) -> int:
+        """Give one sequence."""
+        sequence = int(self.last_sequences[partition_id]) + 1
+        self.last_sequences[partition_id] = sequence
+        return sequence
+
+
+def decide_write(
+    rows: WriteRows, primaries: Primaries, pending: PendingWrites, stored: Stored, now_ms: int
+) -> Effects:
+    """Sequence the rows and return what they do. Adds the records to ``pending``."""
+    if rows.deletes or rows.conditions:
+        effects = _Decision(rows, primaries, pending, stored, now_ms).run()
+    else:
+        sequences = primaries.assign(rows.partition_ids)
+        records = encode_records(sequences, rows.values, rows.expires_at_ms)
+        effects = Effects(
+            versions=sequences,
+            records=dict(zip(rows.keys, records, strict=True)),
+            touched=np.unique(rows.partition_ids),
+        )
+        if rows.expires_at_ms is not None:
+            pairs = zip(rows.expires_at_ms, rows.keys, strict=True)
+            effects.expiry_keys = [expiry_key(at, key) for at, key in pairs if at]
+    pending.add(effects.records)
+    return effects
+
+
+def decide_expiry(
+    keys: Sequence[bytes],
+    primaries: Primaries,
+    pending: PendingWrites,
+    stored: Stored,
+    now_ms: int,
+) -> Effects:
+    """Sequence the removal of those of ``keys`` whose current record has expired."""
+    partition_ids = np.array([int.from_bytes(key[:2], "big") for key in keys], np.uint32)
+    rows = WriteRows(partition_ids=partition_ids, keys=keys, values=())
+    decision = _Decision(rows, primaries, pending, stored, now_ms)
+    for row in range(len(keys)):
+        decision.current(row)
+    effects = decision.finish()
+    pending.add(effects.records)
+    return effects
+
+
+class _Decision:
+    """One batch's evaluation, row by row: only for batches that have to look before they write."""
+
+    def __init__(
+        self,
+        rows: WriteRows,
+        primaries: Primaries,
+        pending: PendingWrites,
+        stored: Stored,
+        now_ms: int,
+    ) -> None:
+        self._rows = rows
+        self._primaries = primaries
+        self._pending = pending
+        self._now_ms = now_ms
+        self._effects = Effects(versions=np.zeros(len(rows.keys), np.uint64))
+        self._partitions: list[int] = rows.partition_ids.tolist()
+        self._touched: set[int] = set()
+        looked_at = rows.deletes | rows.conditions.keys()
+        keys = [rows.keys[row] for row in looked_at] if looked_at else rows.keys
+        self._stored = stored(keys)
+        self._in_flight = bool(pending.overlapping(set(keys)))
+
+    def run(self) -> Effects:
+        rows, effects = self._rows, self._effects
+        for row, key in enumerate(rows.keys):
+            is_delete, condition = row in rows.deletes, rows.conditions.get(row)
+            if is_delete or condition is not None:
+                record = self.current(row)
+                version = record.sequence if record else 0
+                if condition is not None and condition != version:
+                    effects.failed[row] = ConditionFailedError(
+                        expected_version=condition, current_version=version
+                    )
+                    continue
+                if is_delete and record is None:
+                    effects.absent.append(row)
+                    continue
+            sequence = self._take(row)
+            effects.versions[row] = sequence
+            if is_delete:
+                self._remove(row, sequence)
+            else:
+                expires_at_ms = rows.expires_at_ms[row] if rows.expires_at_ms else 0
+                effects.records[key] = encode_record(sequence, rows.values[row], expires_at_ms)
+                if expires_at_ms:
+                    effects.expiry_keys.append(expiry_key(expires_at_ms, key))
+        return self.finish()
+
+    def current(self, row: int) -> Record | None:
+        """Return the live record under the row's key; an expired one is removed in passing."""
+        key = self._rows.keys[row]
+        data = self._lookup(key)
+        record = decode_record(data) if data is not None else None
+        if record is None or record.tombstone:
+            return None
+        if record.expired(self._now_ms):
+            self._remove(row, self._take(row))
+            return None
+        return record
+
+    def finish(self) -> Effects:
+        self._effects.touched = np.array(sorted(self._touched), np.uint32)
+        return self._effects
+
+    def _lookup(self, key: bytes) -> bytes | None:
+        if key in self._effects.records:
+            return self._effects.records[key]
+        if self._in_flight:
+            group, data = self._pending.find(key)
+            if group:
+                observed = self._effects.observed_group
+                self._effects.observed_group = min(observed, group) if observed else group
+                return data
+        return self._stored.get(key)
+
+    def _take(self, row: int) -> int:
+        partition_id = self._partitions[row]
+        self._touched.add(partition_id)
+        return self._primaries.take(partition_id)
+
+    def _remove(self, row: int, sequence: int) -> None:
+        # With one replica nobody needs a tombstone: the purge floor says that one was here.
+        self._effects.records[self._rows.keys[row]] = None
+        self._primaries.purge_floors[self._partitions[row]] = sequence

@@ -1,0 +1,576 @@
+"""Reads and writes of the partitions that this node leads; knows neither messages nor transport.
+
+Rules that hold here:
+- Nothing is read or acknowledged without a lease, checked before and again after (rule 10). A write
+  that became durable after the lease or the epoch ended is answered as unknown.
+- A read waits for writes in flight of the keys that it reads, once: what it then finds is durable
+  on every in-sync replica, which with one replica means: committed here.
+- A read that meets an expired record queues its sequenced removal and waits for it (rule 13).
+- Big batches go in steps with a chance for others to run between them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from koinon_node.config import Limits
+from koinon_node.core import records, replica
+from koinon_node.core.assignment import Adoption, Leadership
+from koinon_node.core.records import PartitionEpochs, Record, U32Array, U64Array
+from koinon_node.core.replica import Effects, PendingWrites, Primaries, WriteRows
+from koinon_node.state import NodeState, WallClock, refusal_of, refusals_of
+from koinon_node.storage import DATA_DB, EXPIRY_DB, PARTITIONS_DB, Store, values_of
+from koinon_node.writer import Writer, columns
+from koinon_node.writer_process import Writes
+from koinon_proto.errors import (
+    InvalidArgumentError,
+    KoinonError,
+    LeaseExpiredError,
+    ResourceExhaustedError,
+    StorageFullError,
+    UnknownFateError,
+)
+from koinon_proto.table import MAX_BATCH_BYTES
+
+_FIRST_READ_ROWS = 32  # before the size of the values is known
+_ROW_OVERHEAD_BYTES = 48
+_PARTITIONS_PER_STEP = 64
+_flags_of = operator.itemgetter(records.FLAGS_AT)
+_second = operator.itemgetter(1)
+
+
+@dataclass(kw_only=True, slots=True)
+class ReadAnswer:
+    """Columns over the rows asked for; versions and expiries only if wanted."""
+
+    values: list[bytes] = field(default_factory=list)
+    missing: list[int] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    expires_at_ms: list[int] = field(default_factory=list)
+    refusals: dict[int, KoinonError] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WriteBatch:
+    """Checked rows to write. ``ttl_ms`` is per row; 0: never expires."""
+
+    table_version: int
+    keys: Sequence[bytes]
+    values: Sequence[bytes]
+    partition_ids: U32Array
+    deletes: frozenset[int] = frozenset()
+    ttl_ms: Sequence[int] | None = None
+    conditions: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True, slots=True)
+class WriteAnswer:
+    """``versions[i]`` is 0 where row i wrote nothing; then another field says why."""
+
+    versions: U64Array
+    absent: list[int] = field(default_factory=list)
+    refusals: dict[int, KoinonError] = field(default_factory=dict)
+    row_errors: dict[int, KoinonError] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScanPage:
+    """A page asked for. ``partition_ids`` ascend; ``after_key`` belongs to the first of them."""
+
+    table_version: int
+    partition_ids: Sequence[int]
+    prefix: bytes
+    after_key: bytes
+    limit: int
+    keys_only: bool
+
+
+@dataclass(kw_only=True, slots=True)
+class ScanAnswer:
+    """One page; ``next_cursor`` is (partition_id, after key), None at the end."""
+
+    keys: list[bytes] = field(default_factory=list)
+    values: list[bytes] = field(default_factory=list)
+    partition_ids: list[int] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    expires_at_ms: list[int] = field(default_factory=list)
+    next_cursor: tuple[int, bytes] | None = None
+    refusals: dict[int, KoinonError] = field(default_factory=dict)
+
+
+class Engine:
+    """All methods belong to the event loop's thread."""
+
+    def __init__(
+        self,
+        state: NodeState,
+        store: Store,
+        writer: Writer,
+        pending: PendingWrites,
+        limits: Limits,
+        clock: WallClock,
+    ) -> None:
+        self._state = state
+        self._store = store
+        self._writer = writer
+        self._pending = pending
+        self._limits = limits
+        self._clock = clock
+        self._primaries = Primaries(*store.progress())
+        self._epochs = dict(store.seen_epochs)
+        self._reading_rows = 0
+        self._reclaim_from = b""
+        self.rows_read = 0
+        self.rows_written = 0
+
+    # --- adoption --------------------------------------------------------------------------
+
+    async def adopt(self, adoptions: Sequence[Adoption]) -> None:
+        """Persist the epochs, then be ready to give sequences in them."""
+        entries: dict[int, PartitionEpochs] = {}
+        for partition_id, epoch in adoptions:
+            known = self._epochs.get(partition_id, PartitionEpochs(primary_epoch=0))
+            previous = int(self._primaries.last_sequences[partition_id])
+            entries[partition_id] = known.adopted(epoch, previous)
+        keys = [records.epochs_key(p) for p in entries]
+        values: list[bytes | None] = [records.encode_epochs(e) for e in entries.values()]
+        await self._writer.submit(((PARTITIONS_DB, keys, values),), len(keys), 0, urgent=True)
+        for partition_id, epochs in entries.items():
+            self._epochs[partition_id] = epochs
+            if epochs.primary_epoch > int(self._primaries.epochs[partition_id]):
+                self._primaries.adopt(partition_id, epochs.primary_epoch)
+
+    # --- reads -----------------------------------------------------------------------------
+
+    async def read(
+        self,
+        keys: Sequence[bytes],
+        partition_ids: U32Array,
+        table_version: int,
+        *,
+        want_versions: bool,
+    ) -> ReadAnswer:
+        """Read the rows. Refused partitions are listed; their rows have an empty value."""
+        self._state.check_lease()
+        view = self._state.leadership
+        answer = ReadAnswer(refusals=refusals_of(view, partition_ids, table_version))
+        if self._reading_rows and self._reading_rows + len(keys) > self._limits.reading_rows:
+            raise ResourceExhaustedError(
+                resource="rows being read", limit=self._limits.reading_rows
+            )
+        self._reading_rows += len(keys)
+        try:
+            if not answer.refusals:
+                await self._read_rows(records.data_keys(partition_ids, keys), answer, want_versions)
+                served = partition_ids
+            else:
+                served = await self._read_served(keys, partition_ids, answer, want_versions)
+        finally:
+            self._reading_rows -= len(keys)
+        if not self._state.still_leads(view, served):
+            raise LeaseExpiredError(node_id=self._state.node_id)
+        self.rows_read += len(keys)
+        return answer
+
+    async def _read_served(
+        self,
+        keys: Sequence[bytes],
+        partition_ids: U32Array,
+        answer: ReadAnswer,
+        want_versions: bool,
+    ) -> U32Array:
+        """Read the rows that are not refused into their places; return their partitions."""
+        refused = np.fromiter(answer.refusals, np.uint32, len(answer.refusals))
+        rows = np.flatnonzero(~np.isin(partition_ids, refused)).tolist()
+        part = ReadAnswer()
+        served = partition_ids[rows]
+        if rows:
+            chosen = [keys[row] for row in rows]
+            await self._read_rows(records.data_keys(served, chosen), part, want_versions)
+        answer.values = [b""] * len(keys)
+        if want_versions:
+            answer.versions, answer.expires_at_ms = [0] * len(keys), [0] * len(keys)
+        for index, row in enumerate(rows):
+            answer.values[row] = part.values[index]
+            if want_versions:
+                answer.versions[row] = part.versions[index]
+                answer.expires_at_ms[row] = part.expires_at_ms[index]
+        answer.missing = [rows[index] for index in part.missing]
+        return served
+
+    async def _read_rows(
+        self, data_keys: list[bytes], answer: ReadAnswer, want_versions: bool
+    ) -> None:
+        """Append the rows to ``answer``, in steps bounded by rows and by bytes."""
+        if self._writer.pending_rows:
+            group = self._pending.overlapping(data_keys if len(data_keys) == 1 else set(data_keys))
+            if group:
+                await self._writer.group_done(group)
+        expired: list[bytes] = []
+        start, size, step = 0, 0, _FIRST_READ_ROWS
+        while start < len(data_keys):
+            keys = data_keys[start : start + step]
+            size += self._read_step(keys, start, answer, want_versions, expired)
+            if size > MAX_BATCH_BYTES:
+                raise InvalidArgumentError(
+                    field="keys",
+                    reason=f"the values of the first {start + len(keys)} keys exceed what an "
+                    "answer may hold; ask for fewer at once",
+                    limit=MAX_BATCH_BYTES,
+                    actual=size,
+                )
+            start += len(keys)
+            mean = size // start + 1
+            step = max(1, min(self._limits.step_rows, self._limits.step_bytes // mean))
+            if start > self._limits.step_rows or size > self._limits.step_bytes:
+                await asyncio.sleep(0)
+        if expired:
+            await self._remove_expired(expired)
+
+    def _read_step(
+        self,
+        keys: list[bytes],
+        start: int,
+        answer: ReadAnswer,
+        want_versions: bool,
+        expired: list[bytes],
+    ) -> int:
+        """Read some rows, append them to ``answer``, and return the bytes of their records."""
+        rows = self._store.get_many(keys)
+        found = list(map(_second, rows))
+        flags = set(map(_flags_of, found))
+        if len(rows) == len(keys) and flags == {0} and not want_versions:
+            answer.values += values_of(found, with_expiry=False)
+            return sum(map(len, found))
+        by_key = dict(rows)
+        if flags <= {0} and not want_versions:
+            for row, record in enumerate(map(by_key.get, keys), start):
+                if record is None:
+                    answer.missing.append(row)
+                    answer.values.append(b"")
+                else:
+                    answer.values.append(record[records.HEADER_BYTES :])
+            return sum(map(len, found))
+        now_ms = self._clock.now_ms()
+        for row, key in enumerate(keys, start):
+            data = by_key.get(key)
+            live = records.decode_record(data) if data is not None else None
+            if live is not None and live.expired(now_ms) and not live.tombstone:
+                expired.append(key)
+                live = None
+            _append_record(answer, row, live, want_versions)
+        return sum(map(len, found))
+
+    # --- scans -----------------------------------------------------------------------------
+
+    async def scan(self, page: ScanPage) -> ScanAnswer:
+        """Return one page. It sees every write acknowledged before it began; rows that change
+        while it runs may be seen either way.
+        """
+        self._state.check_lease()
+        view = self._state.leadership
+        answer = ScanAnswer()
+        limit = min(page.limit or self._limits.scan_rows, self._limits.scan_rows)
+        if self._reading_rows and self._reading_rows + limit > self._limits.reading_rows:
+            raise ResourceExhaustedError(
+                resource="rows being read", limit=self._limits.reading_rows
+            )
+        self._reading_rows += limit
+        try:
+            visited = await self._scan_partitions(page, view, limit, answer)
+        finally:
+            self._reading_rows -= limit
+        if not self._state.still_leads(view, np.array(visited, np.uint32)):
+            raise LeaseExpiredError(node_id=self._state.node_id)
+        self.rows_read += len(answer.keys)
+        return answer
+
+    async def _scan_partitions(
+        self, page: ScanPage, view: Leadership, limit: int, answer: ScanAnswer
+    ) -> list[int]:
+        expired: list[bytes] = []
+        visited: list[int] = []
+        size, rows_seen, after_key = 0, 0, page.after_key
+        for index, partition_id in enumerate(page.partition_ids):
+            if index % _PARTITIONS_PER_STEP == _PARTITIONS_PER_STEP - 1:
+                await asyncio.sleep(0)
+            if not view.epochs[partition_id]:
+                answer.refusals[partition_id] = refusal_of(view, partition_id, page.table_version)
+                after_key = b""
+                continue
+            visited.append(partition_id)
+            rows, more = self._store.scan(
+                partition_id,
+                page.prefix,
+                after_key,
+                limit - rows_seen,
+                self._limits.scan_bytes - size,
+            )
+            after_key = b""
+            rows_seen += len(rows)
+            size += self._append_page(rows, partition_id, page.keys_only, answer, expired)
+            full = rows_seen >= limit or size >= self._limits.scan_bytes
+            if more or (full and index + 1 < len(page.partition_ids)):
+                last = rows[-1][0][2:] if rows else b""
+                answer.next_cursor = (partition_id, last)
+                if not more:
+                    answer.next_cursor = (page.partition_ids[index + 1], b"")
+                break
+        if expired:
+            await self._remove_expired(expired)
+        return visited
+
+    def _append_page(
+        self,
+        rows: list[tuple[bytes, bytes]],
+        partition_id: int,
+        keys_only: bool,
+        answer: ScanAnswer,
+        expired: list[bytes],
+    ) -> int:
+        """Append live rows to the page, note expired ones, return the bytes that were read."""
+        now_ms = self._clock.now_ms()
+        size = 0
+        for key, data in rows:
+            size += len(key) + len(data)
+            record = records.decode_record(data)
+            if record.tombstone:
+                continue
+            if record.expired(now_ms):
+                expired.append(key)
+                continue
+            answer.keys.append(key[2:])
+            if not keys_only:
+                answer.values.append(record.value)
+            answer.partition_ids.append(partition_id)
+            answer.versions.append(record.sequence)
+            answer.expires_at_ms.append(record.expires_at_ms)
+        return size
+
+    # --- writes ----------------------------------------------------------------------------
+
+    async def write(self, batch: WriteBatch) -> WriteAnswer:
+        """Write the rows; returns when what was applied is durable."""
+        self._state.check_lease()
+        view = self._state.leadership
+        count = len(batch.keys)
+        answer = WriteAnswer(
+            versions=np.zeros(count, np.uint64),
+            refusals=refusals_of(view, batch.partition_ids, batch.table_version),
+        )
+        rows = np.arange(count)
+        if answer.refusals:
+            refused = np.fromiter(answer.refusals, np.uint32, len(answer.refusals))
+            rows = rows[~np.isin(batch.partition_ids, refused)]
+        if not len(rows):
+            return answer
+        sizes = np.fromiter(map(len, batch.keys), np.int64, count)
+        sizes += np.fromiter(map(len, batch.values), np.int64, count)
+        sizes += _ROW_OVERHEAD_BYTES
+        total = int(sizes.sum())
+        self._writer.check_room(len(rows), total, total if len(batch.deletes) < count else 0)
+        steps = self._steps(rows, sizes)
+        tickets: list[tuple[np.ndarray, asyncio.Future[None] | None]] = []
+        for index, step in enumerate(steps):
+            if index:
+                await asyncio.sleep(0)
+            part = batch if len(step) == count else _take(batch, step)
+            try:
+                future = self._write_step(part, step, int(sizes[step].sum()), view, answer)
+            except KoinonError as error:
+                if not index:
+                    raise
+                answer.row_errors.update(dict.fromkeys(step.tolist(), error))
+            else:
+                tickets.append((step, future))
+        await self._await_tickets(tickets, answer)
+        if not self._state.still_leads(view, batch.partition_ids[rows]):
+            raise UnknownFateError(reason="the node's lease or epoch ended before the answer")
+        self.rows_written += len(rows)
+        return answer
+
+    def _steps(self, rows: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
+        """Cut the rows into steps bounded by rows and bytes."""
+        if len(rows) <= self._limits.step_rows and sizes.sum() <= self._limits.step_bytes:
+            return [rows]
+        by_size = np.cumsum(sizes[rows]) // self._limits.step_bytes
+        by_count = np.arange(len(rows)) // self._limits.step_rows
+        changed = (np.diff(by_size) != 0) | (np.diff(by_count) != 0)
+        return np.split(rows, np.flatnonzero(changed) + 1)
+
+    def _write_step(
+        self,
+        batch: WriteBatch,
+        rows: np.ndarray,
+        size: int,
+        view: Leadership,
+        answer: WriteAnswer,
+    ) -> asyncio.Future[None] | None:
+        """Decide on these rows and queue what they change, without a pause in between."""
+        if not self._state.still_leads(view, batch.partition_ids):
+            raise LeaseExpiredError(node_id=self._state.node_id)
+        count = len(batch.keys)
+        self._writer.check_room(count, size, size if len(batch.deletes) < count else 0)
+        now_ms = self._clock.now_ms()
+        expires = None
+        if batch.ttl_ms is not None:
+            expires = [now_ms + ttl if ttl else 0 for ttl in batch.ttl_ms]
+        effects = replica.decide_write(
+            WriteRows(
+                partition_ids=batch.partition_ids,
+                keys=records.data_keys(batch.partition_ids, batch.keys),
+                values=batch.values,
+                deletes=batch.deletes,
+                expires_at_ms=expires,
+                conditions=batch.conditions,
+            ),
+            self._primaries,
+            self._pending,
+            self._stored,
+            now_ms,
+        )
+        answer.versions[rows] = effects.versions
+        answer.absent += rows[effects.absent].tolist()
+        for row, error in effects.failed.items():
+            answer.row_errors[int(rows[row])] = error
+        return self._submit(effects, size)
+
+    async def _await_tickets(
+        self,
+        tickets: list[tuple[np.ndarray, asyncio.Future[None] | None]],
+        answer: WriteAnswer,
+    ) -> None:
+        """Wait for all; rows of one that failed get its error (the only one raises it)."""
+        failed: KoinonError | None = None
+        for rows, future in tickets:
+            if future is None:
+                continue
+            try:
+                await future
+            except KoinonError as error:
+                if len(tickets) == 1 and not answer.refusals:
+                    failed = error
+                    continue
+                answer.versions[rows] = 0
+                lost = set(rows.tolist())
+                answer.absent = [row for row in answer.absent if row not in lost]
+                answer.row_errors.update(dict.fromkeys(lost, error))
+        if failed is not None:
+            raise failed
+
+    def _stored(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        return dict(self._store.get_many(keys))
+
+    def _submit(
+        self, effects: Effects, size: int, dropped_expiry_keys: Sequence[bytes] = ()
+    ) -> asyncio.Future[None] | None:
+        """Queue what the decision changes; None if it changes nothing and looked at nothing."""
+        writes: Writes = ()
+        if effects.records:
+            touched = effects.touched
+            progress: list[bytes | None] = list(
+                records.encode_progress(
+                    self._primaries.last_sequences[touched], self._primaries.purge_floors[touched]
+                )
+            )
+            writes = (
+                (DATA_DB, list(effects.records), list(effects.records.values())),
+                (PARTITIONS_DB, records.progress_keys(touched), progress),
+            )
+        if effects.expiry_keys:
+            writes += ((EXPIRY_DB, *columns(effects.expiry_keys, b"")),)
+        if dropped_expiry_keys:
+            writes += ((EXPIRY_DB, *columns(dropped_expiry_keys, None)),)
+        if not writes and not effects.observed_group:
+            return None
+        rows = len(effects.records) + len(effects.expiry_keys) + len(dropped_expiry_keys)
+        return self._writer.submit(writes, rows, size, after_group=effects.observed_group)
+
+    # --- expiry ----------------------------------------------------------------------------
+
+    async def _remove_expired(self, keys: list[bytes]) -> None:
+        """Queue the sequenced removal of those that are still expired, and wait for it.
+
+        On a disk too full even for that, reads go on: this process's clock keeps it expired.
+        """
+        effects = replica.decide_expiry(
+            list(dict.fromkeys(keys)),
+            self._primaries,
+            self._pending,
+            self._stored,
+            self._clock.now_ms(),
+        )
+        future = self._submit(effects, len(keys) * _ROW_OVERHEAD_BYTES)
+        if future is not None:
+            with contextlib.suppress(StorageFullError):
+                await future
+
+    async def reclaim_step(self, rows_max: int) -> bool:
+        """Reclaim some expired records from the index; return whether there may be more now.
+
+        Only partitions that are led, only under a lease. An entry that its record no longer
+        matches (it was rewritten or deleted) is only dropped.
+        """
+        view = self._state.leadership
+        if not self._state.serving() or not len(view.epochs):
+            return False
+        entries, self._reclaim_from = self._store.expired_entries(
+            self._reclaim_from, self._clock.now_ms(), rows_max
+        )
+        led = [
+            (entry, *records.split_expiry_key(entry))
+            for entry in entries
+            if view.epochs[records.partition_of_data_key(entry[8:])]
+        ]
+        stored = self._stored([key for _, _, key in led])
+        dropped: list[bytes] = []
+        expired: list[bytes] = []
+        for entry, at_ms, key in led:
+            if self._pending.find(key)[0]:
+                continue  # its fate is being decided; the next pass sees it
+            dropped.append(entry)
+            data = stored.get(key)
+            if data is not None and records.decode_record(data).expires_at_ms == at_ms:
+                expired.append(key)
+        if dropped:
+            effects = replica.decide_expiry(
+                expired, self._primaries, self._pending, self._stored, self._clock.now_ms()
+            )
+            future = self._submit(effects, len(dropped) * _ROW_OVERHEAD_BYTES, dropped)
+            if future is not None:
+                await future
+        return bool(self._reclaim_from)
+
+
+def _append_record(
+    answer: ReadAnswer, row: int, record: Record | None, want_versions: bool
+) -> None:
+    if record is None or record.tombstone:
+        answer.missing.append(row)
+        record = records.Record(0, 0, 0, b"")
+    answer.values.append(record.value)
+    if want_versions:
+        answer.versions.append(record.sequence)
+        answer.expires_at_ms.append(record.expires_at_ms)
+
+
+def _take(batch: WriteBatch, rows: np.ndarray) -> WriteBatch:
+    """Return the batch of only these rows, renumbered."""
+    chosen = rows.tolist()
+    place = {row: index for index, row in enumerate(chosen)}
+    ttl_ms = batch.ttl_ms
+    return replace(
+        batch,
+        keys=[batch.keys[row] for row in chosen],
+        values=[batch.values[row] for row in chosen],
+        partition_ids=batch.partition_ids[rows],
+        deletes=frozenset(place[row] for row in batch.deletes if row in place),
+        ttl_ms=None if ttl_ms is None else [ttl_ms[row] for row in chosen],
+        conditions={place[r]: v for r, v in batch.conditions.items() if r in place},
+    )

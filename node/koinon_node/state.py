@@ -1,0 +1,138 @@
+"""What the whole node process shares: its lease, what it leads, and its clocks.
+
+The agent's thread publishes; the event loop reads. Both values are immutable and replaced whole, so
+a reader needs no lock: it takes one at the start of an operation and compares at its end.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import lru_cache
+
+import numpy as np
+
+from koinon_node.core.assignment import Leadership
+from koinon_node.core.lease import NO_LEASE, Lease
+from koinon_node.core.records import U32Array
+from koinon_proto.errors import (
+    ClusterNotReadyError,
+    KoinonError,
+    LeaseExpiredError,
+    NotPrimaryError,
+    PartitionOfflineError,
+    TableBehindError,
+)
+from koinon_proto.partitioner import Partitioner, partitioner
+from koinon_proto.table import NO_NODE, OfflineReason, Table
+
+_OFFLINE = {
+    OfflineReason.NONE: "it has no primary",
+    OfflineReason.NO_LIVE_REPLICA: "no live replica holds it",
+    OfflineReason.STORE_LOST: "the store that held it is lost; an operator has to decide",
+}
+
+
+def boottime() -> float:
+    """Return seconds on a clock that runs through suspend: what leases are measured by."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class WallClock:
+    """Unix time in milliseconds that never steps back while the process lives.
+
+    Expiry is measured by the primary's wall clock; nodes are assumed to be within what their
+    operators tolerate of one another (NTP). Were the clock set back, a record that was answered as
+    missing could be served again; within a process this clock rules that out, over a restart the
+    rule that a read waits for the removal of what it found expired.
+    """
+
+    def __init__(self) -> None:
+        self._last_ms = 0
+
+    def now_ms(self) -> int:
+        self._last_ms = max(self._last_ms, time.time_ns() // 1_000_000)
+        return self._last_ms
+
+
+@lru_cache(maxsize=4)
+def partitioner_of(name: str, partition_count: int) -> Partitioner:
+    """Return the cluster's partitioner."""
+    return partitioner(name, partition_count)
+
+
+class NodeState:
+    """The lease and the leadership now."""
+
+    def __init__(self, node_id: str) -> None:
+        self.node_id = node_id
+        self.lease: Lease = NO_LEASE
+        self.leadership = Leadership()
+
+    def serving(self) -> bool:
+        """Return whether the lease holds now."""
+        return self.lease.valid(boottime())
+
+    def check_lease(self) -> None:
+        """Raise LeaseExpiredError unless the lease holds now."""
+        if not self.lease.valid(boottime()):
+            raise LeaseExpiredError(node_id=self.node_id)
+
+    def table(self) -> Table:
+        """Return the table.
+
+        Raises:
+            ClusterNotReadyError: there is none yet.
+        """
+        table = self.leadership.table
+        if table is None or not table.bootstrapped:
+            raise ClusterNotReadyError(
+                registered_nodes=len(table.nodes) if table else 0,
+                bootstrap_nodes=table.cluster.bootstrap_nodes if table else 0,
+            )
+        return table
+
+    def still_leads(self, view: Leadership, partition_ids: U32Array) -> bool:
+        """Return whether the lease holds and the partitions are led in the epochs of ``view``."""
+        now = self.leadership
+        if not self.serving():
+            return False
+        if now is view or now.epochs is view.epochs:
+            return True
+        return len(now.epochs) == len(view.epochs) and bool(
+            np.array_equal(now.epochs[partition_ids], view.epochs[partition_ids])
+        )
+
+
+def refusals_of(
+    view: Leadership, partition_ids: U32Array, sender_version: int
+) -> dict[int, KoinonError]:
+    """Return why each partition that is not led in ``view`` is refused."""
+    led = view.epochs[partition_ids] != 0
+    if led.all():
+        return {}
+    refused = np.unique(partition_ids[~led]).tolist()
+    return {p: refusal_of(view, p, sender_version) for p in refused}
+
+
+def refusal_of(view: Leadership, partition_id: int, sender_version: int) -> KoinonError:
+    """Return why the partition is not served here: who is behind, and where to go."""
+    table = view.table
+    assert table is not None
+    if sender_version > table.table_version:
+        return TableBehindError(table_version=table.table_version, required_version=sender_version)
+    row = table.rows[partition_id]
+    if row.primary == NO_NODE:
+        reason = _OFFLINE[row.offline_reason]
+        return PartitionOfflineError(partition_id=partition_id, reason=reason)
+    if row.primary == view.node_number:
+        return PartitionOfflineError(
+            partition_id=partition_id, reason="its primary has not taken it over yet"
+        )
+    primary = table.nodes.get(row.primary)
+    return NotPrimaryError(
+        partition_id=partition_id,
+        primary=primary.node_id if primary else "",
+        primary_address=primary.address if primary else "",
+        primary_epoch=row.primary_epoch,
+        table_version=table.table_version,
+    )

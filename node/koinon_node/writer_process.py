@@ -1,0 +1,175 @@
+"""The writer process: applies groups of tickets to the store, one transaction a group.
+
+Started by writer.py as ``python -m koinon_node.writer_process SOCKET_FD``, with its settings as the
+first frame and the descriptor of the directory's lock inherited. Frames are ``u64 length ||
+marshal``; both ends are the same build of one node.
+
+A group is (group number, urgent, tickets). A ticket is (after, writes): ``writes`` holds (database,
+keys, values), a value of None deletes. If a group finds no room, its tickets are tried one by one.
+``after`` is the oldest group whose pending records the ticket's decision looked at (0: none): it is
+refused if a ticket of that group or a later one has failed, because its ground is gone.
+
+The answer to a group is (group number, failures {ticket index: reason}, used bytes). Any error but
+a lack of room ends the process, loudly; the node then stops too. It also ends when the node does
+(end of file, or the signal of a dying parent), and keeps the directory locked until then: records
+of a dead node can never arrive after its successor has begun.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import marshal
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import lmdb
+
+from koinon_node.config import StoreConfig
+from koinon_node.storage import open_databases, open_environment, tree_bytes
+
+LENGTH = struct.Struct(">Q")
+_PR_SET_PDEATHSIG = 1
+_NO_ROOM = tuple(os.strerror(n) for n in (27, 28, 122))  # EFBIG, ENOSPC, EDQUOT
+
+Writes = tuple[tuple[int, list[bytes], list[bytes | None]], ...]
+TicketFrame = tuple[int, Writes]
+GroupFrame = tuple[int, bool, list[TicketFrame]]
+
+
+class WriterLoop:
+    """Reads groups, applies them, answers; syncs by interval if so configured."""
+
+    def __init__(self, connection: socket.socket, config: StoreConfig) -> None:
+        self._connection = connection
+        self._by_interval = config.durability == "interval"
+        self._sync_interval_s = config.sync_interval_ms / 1000
+        self._env = open_environment(config, sync=not self._by_interval)
+        self._databases = open_databases(self._env)
+        self._failed_group = 0
+        self._sync_due: float | None = None
+
+    def run(self) -> None:
+        """Work until the node closes its end."""
+        while (group := self._next_group()) is not None:
+            number, urgent, tickets = group
+            failures = self._apply(number, tickets)
+            if self._by_interval:
+                if urgent:
+                    self._sync()
+                elif self._sync_due is None:
+                    self._sync_due = time.monotonic() + self._sync_interval_s
+            with self._env.begin() as txn:
+                used_bytes = tree_bytes(txn, self._databases)
+            self._send((number, failures, used_bytes))
+        self._env.sync(True)
+        self._env.close()
+
+    def _next_group(self) -> GroupFrame | None:
+        while self._sync_due is not None:
+            wait_s = self._sync_due - time.monotonic()
+            if wait_s <= 0:
+                self._sync()
+            elif select.select([self._connection], [], [], wait_s)[0]:
+                break
+        group: GroupFrame | None = receive(self._connection)
+        return group
+
+    def _sync(self) -> None:
+        self._env.sync(True)
+        self._sync_due = None
+
+    def _send(self, answer: Any) -> None:
+        frame = marshal.dumps(answer)
+        self._connection.sendall(LENGTH.pack(len(frame)) + frame)
+
+    def _apply(self, number: int, tickets: list[TicketFrame]) -> dict[int, str]:
+        if all(not after or after > self._failed_group for after, _ in tickets):
+            reason = self._commit([writes for _, writes in tickets])
+            if not reason:
+                return {}
+        failures: dict[int, str] = {}
+        for index, (after, writes) in enumerate(tickets):
+            if after and after <= self._failed_group:
+                reason = "a write that this one builds on found no room"
+            else:
+                reason = self._commit([writes])
+            if reason:
+                failures[index] = reason
+                self._failed_group = number
+        return failures
+
+    def _commit(self, tickets: list[Writes]) -> str:
+        """Apply the tickets in one transaction; return why there was no room, or ''."""
+        merged: list[dict[bytes, bytes | None]] = [{} for _ in self._databases]
+        for database, keys, values in itertools.chain.from_iterable(tickets):
+            merged[database].update(zip(keys, values, strict=True))
+        try:
+            with self._env.begin(write=True) as txn:
+                for database, rows in zip(self._databases, merged, strict=True):
+                    _put_sorted(txn, database, rows)
+        except (lmdb.MapFullError, lmdb.DiskError) as error:
+            return str(error)
+        except lmdb.Error as error:
+            if any(text in str(error) for text in _NO_ROOM):
+                return str(error)
+            raise
+        return ""
+
+
+def _put_sorted(txn: lmdb.Transaction, database: Any, rows: dict[bytes, bytes | None]) -> None:
+    """Apply the rows in key order."""
+    if not rows:
+        return
+    keys = sorted(rows)
+    with txn.cursor(database) as cursor:
+        if None in rows.values():
+            for key in keys:
+                if rows[key] is None and cursor.set_key(key):
+                    cursor.delete()
+            keys = [key for key in keys if rows[key] is not None]
+        cursor.putmulti([(key, rows[key]) for key in keys])
+
+
+def receive(connection: socket.socket) -> Any:
+    """Return the next frame; None at the end of the stream."""
+    head = _receive_exactly(connection, LENGTH.size)
+    if head is None:
+        return None
+    body = _receive_exactly(connection, LENGTH.unpack(head)[0])
+    return None if body is None else marshal.loads(body)
+
+
+def _receive_exactly(connection: socket.socket, size: int) -> bytearray | None:
+    buffer = bytearray(size)
+    view, filled = memoryview(buffer), 0
+    while filled < size:
+        received = connection.recv_into(view[filled:])
+        if not received:
+            return None
+        filled += received
+    return buffer
+
+
+def main() -> None:
+    """Run one writer until its node ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's; the node decides when to stop
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    settings = receive(connection)
+    if settings is None:
+        return
+    config = StoreConfig(**{**settings, "directory": Path(settings["directory"])})
+    WriterLoop(connection, config).run()
+
+
+if __name__ == "__main__":
+    main()

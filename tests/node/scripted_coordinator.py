@@ -1,0 +1,218 @@
+"""A coordinator that does what a test tells it to, over real gRPC: one member, one node.
+
+By default it registers whoever comes, gives it every partition, and acknowledges heartbeats. A test
+changes ``on_register`` and ``on_heartbeat`` (raise a KoinonError to refuse), or the table.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from concurrent import futures
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import grpc
+
+from koinon_proto import convert
+from koinon_proto.errors import KoinonError, NodeFencedError
+from koinon_proto.table import (
+    ClusterConfig,
+    NodeId,
+    NodeInfo,
+    NodeNumber,
+    NodeStatus,
+    PartitionId,
+    PartitionRow,
+    PartitionStatus,
+    Table,
+)
+from koinon_proto.v1 import membership_pb2, membership_pb2_grpc
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@dataclass
+class Script:
+    """What the coordinator says; all fields may be changed while it runs."""
+
+    cluster_id: str = "cluster-a"
+    partition_count: int = 16
+    partitioner: str = "murmur2"
+    max_value_bytes: int = 1024 * 1024
+    heartbeat_interval_ms: int = 50
+    lease_ms: int = 1000
+    bootstrapped: bool = True
+    on_register: Callable[[membership_pb2.RegisterRequest], None] = lambda request: None
+    on_heartbeat: Callable[[membership_pb2.HeartbeatRequest], None] = lambda request: None
+    primaries: dict[int, int] = field(default_factory=dict)  # partition -> node number; default 1
+
+
+class ScriptedCoordinator(membership_pb2_grpc.MembershipServicer):
+    """Start with ``with``; ``address`` is where it listens."""
+
+    def __init__(self, script: Script | None = None) -> None:
+        self.script = script or Script()
+        self.registrations: list[membership_pb2.RegisterRequest] = []
+        self.heartbeats: list[membership_pb2.HeartbeatRequest] = []
+        self.acknowledged: dict[int, int] = {}
+        self.table: Table | None = None
+        self.node_epoch = 0
+        self.primary_epoch = 0
+        self._answered: dict[str, int] = {}
+        self._lock = threading.RLock()
+        self._server = grpc.server(futures.ThreadPoolExecutor(4))
+        membership_pb2_grpc.add_MembershipServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
+        port = self._server.add_insecure_port("127.0.0.1:0")
+        self.address = f"127.0.0.1:{port}"
+
+    def __enter__(self) -> ScriptedCoordinator:
+        self._server.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.stop(None).wait(5)
+
+    # --- Membership ------------------------------------------------------------------------
+
+    def Register(self, request: Any, context: Any) -> membership_pb2.RegisterResponse:  # noqa: N802
+        with self._lock:
+            self.registrations.append(request)
+            if request.registration_id not in self._answered:
+                self.node_epoch += 1
+                self.primary_epoch += 1
+                self._answered[request.registration_id] = self.node_epoch
+                self.acknowledged.clear()
+                self._build_table(request)
+            self._refuse(context, self.script.on_register, request)
+            reply = membership_pb2.RegisterResponse(
+                cluster_id=self.script.cluster_id,
+                node_epoch=self._answered[request.registration_id],
+                term=1,
+                heartbeat_interval_ms=self.script.heartbeat_interval_ms,
+                lease_ms=self.script.lease_ms,
+            )
+            if self.table is not None and self.script.bootstrapped:
+                reply.table.CopyFrom(convert.update_to_proto(self.table.since(0)))
+            return reply
+
+    def Heartbeat(self, request: Any, context: Any) -> membership_pb2.HeartbeatResponse:  # noqa: N802
+        with self._lock:
+            self.heartbeats.append(request)
+            self._refuse(context, self._check_epoch, request)
+            self._refuse(context, self.script.on_heartbeat, request)
+            reply = membership_pb2.HeartbeatResponse(term=1, lease_ms=self.script.lease_ms)
+            if self.table is None or not self.script.bootstrapped:
+                return reply
+            for command in request.hosted:
+                self.acknowledged[command.partition_id] = command.primary_epoch
+            if request.table_version < self.table.table_version:
+                update = self.table.since(request.table_version)
+                reply.table.CopyFrom(convert.update_to_proto(update))
+            for row in self.table.rows:
+                if (
+                    row.primary == 1
+                    and self.acknowledged.get(row.partition_id) != row.primary_epoch
+                ):
+                    reply.commands.add(
+                        partition_id=row.partition_id,
+                        primary_epoch=row.primary_epoch,
+                        partition_epoch=row.partition_epoch,
+                    )
+            return reply
+
+    # --- the script's hands ----------------------------------------------------------------
+
+    def fence(self) -> None:
+        """The node's epoch is over."""
+        with self._lock:
+            self.node_epoch += 1
+
+    def change_table(self, change: Callable[[Table], Table]) -> None:
+        """Replace the table by ``change`` of it, at the next version."""
+        with self._lock:
+            assert self.table is not None
+            version = self.table.table_version + 1
+            self.table = replace(change(self.table), table_version=version)
+
+    def change_row(self, partition_id: int, **changes: Any) -> None:
+        """Change one row, at the next version."""
+
+        def change(table: Table) -> Table:
+            rows = list(table.rows)
+            version = table.table_version + 1
+            rows[partition_id] = replace(rows[partition_id], changed_at=version, **changes)
+            return replace(table, rows=tuple(rows))
+
+        self.change_table(change)
+
+    def hosted_all(self) -> bool:
+        """Return whether the node has acknowledged every partition that it was given."""
+        with self._lock:
+            if self.table is None:
+                return False
+            mine = [row for row in self.table.rows if row.primary == 1]
+            return all(self.acknowledged.get(r.partition_id) == r.primary_epoch for r in mine)
+
+    def _check_epoch(self, request: membership_pb2.HeartbeatRequest) -> None:
+        if request.node_epoch != self.node_epoch:
+            raise NodeFencedError(
+                node_id=request.node_id,
+                node_epoch=request.node_epoch,
+                current_node_epoch=self.node_epoch,
+            )
+
+    def _refuse(self, context: Any, check: Callable[[Any], None], request: Any) -> None:
+        try:
+            check(request)
+        except KoinonError as error:
+            code = grpc.StatusCode.FAILED_PRECONDITION
+            details = convert.error_to_status_details(error, code.value[0])
+            context.set_trailing_metadata(((convert.STATUS_DETAILS_KEY, details),))
+            context.abort(code, str(error))
+
+    def _build_table(self, request: membership_pb2.RegisterRequest) -> None:
+        script = self.script
+        version = self.table.table_version + 1 if self.table else 1
+        nodes = {
+            NodeNumber(number): NodeInfo(
+                number=NodeNumber(number),
+                node_id=NodeId(request.node_id if number == 1 else f"other{number}"),
+                address=request.address if number == 1 else f"127.0.0.1:{number}",
+                rack="",
+                node_epoch=self.node_epoch,
+                status=NodeStatus.ACTIVE,
+                store_id=request.store_id,
+                changed_at=version,
+            )
+            for number in {1, *script.primaries.values()} - {0}
+        }
+        rows = tuple(
+            PartitionRow(
+                partition_id=PartitionId(p),
+                replicas=(NodeNumber(script.primaries.get(p, 1)),),
+                in_sync=(NodeNumber(script.primaries.get(p, 1)),),
+                primary=NodeNumber(script.primaries.get(p, 1)),
+                primary_epoch=self.primary_epoch,
+                partition_epoch=version,
+                status=PartitionStatus.ONLINE,
+                changed_at=version,
+            )
+            for p in range(script.partition_count)
+        )
+        cluster = ClusterConfig(
+            cluster_id=script.cluster_id,
+            partitioner=script.partitioner,
+            partition_count=script.partition_count,
+            replication_factor=1,
+            min_in_sync=1,
+            bootstrap_nodes=1,
+            max_value_bytes=script.max_value_bytes,
+        )
+        self.table = Table(cluster=cluster, table_version=version, nodes=nodes, rows=rows)
