@@ -1,0 +1,86 @@
+"""Koinon: a key-value store cluster on fixed partitions. This is its client.
+
+>>> import koinon
+>>> client = koinon.connect("127.0.0.1:7400")
+>>> client.put(b"key", b"value")
+>>> client.get(b"key")
+
+``koinon.aio.connect`` does the same for asyncio, ``koinon.LocalCluster`` starts a cluster here.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from koinon import aio
+from koinon.aio import AsyncClient
+from koinon.client import Client, connect
+from koinon.options import ClientOptions
+from koinon.types import Entry, RowFailure, WriteResult
+from koinon_proto.errors import (
+    ClusterNotReadyError,
+    ConditionFailedError,
+    ConfigurationError,
+    InternalError,
+    InvalidArgumentError,
+    KoinonError,
+    LeaseExpiredError,
+    NotEnoughReplicasError,
+    NotPrimaryError,
+    PartitionOfflineError,
+    ResourceExhaustedError,
+    StorageFullError,
+    TableBehindError,
+    UnavailableError,
+    UnknownFateError,
+    UnsupportedVersionError,
+    WrongClusterError,
+    WrongPartitionError,
+)
+
+if TYPE_CHECKING:
+    from koinon.local_cluster import LocalCluster as LocalCluster
+
+try:
+    __version__ = version("koinon")
+except PackageNotFoundError:  # run from a source tree that is not installed
+    __version__ = "0+unknown"
+
+__all__ = [
+    "connect",
+    "Client",
+    "aio",
+    "AsyncClient",
+    "ClientOptions",
+    "Entry",
+    "RowFailure",
+    "WriteResult",
+    "LocalCluster",
+    "ClusterNotReadyError",
+    "ConditionFailedError",
+    "ConfigurationError",
+    "InternalError",
+    "InvalidArgumentError",
+    "KoinonError",
+    "LeaseExpiredError",
+    "NotEnoughReplicasError",
+    "NotPrimaryError",
+    "PartitionOfflineError",
+    "ResourceExhaustedError",
+    "StorageFullError",
+    "TableBehindError",
+    "UnavailableError",
+    "UnknownFateError",
+    "UnsupportedVersionError",
+    "WrongClusterError",
+    "WrongPartitionError",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "LocalCluster":  # drags in process handling, which few programs need
+        return import_module("koinon.local_cluster").LocalCluster
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,311 @@
+"""What an operator asks of the coordinators: the cluster's status, and changes of its coordinators.
+
+``Admin`` asks every known coordinator at once and prefers the leader's answer; a coordinator that
+is down or paused costs nothing while the leader answers. ``problems`` and ``ready`` judge a status
+and are pure.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import grpc
+
+from koinon_proto import convert, rpc
+from koinon_proto.errors import KoinonError, NotLeaderError, UnavailableError, UnknownFateError
+from koinon_proto.table import NodeStatus, PartitionStatus, Table, apply_update
+from koinon_proto.v1 import admin_pb2, admin_pb2_grpc
+
+ATTEMPT_TIMEOUT_S = 2.0
+RETRY_PAUSE_S = 0.05
+
+Reply = TypeVar("Reply")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoordinatorView:
+    """One coordinator as the answering member sees it; ``active`` is known by the leader only."""
+
+    member_id: str
+    address: str
+    voter: bool
+    leader: bool
+    active: bool
+    match_index: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionView:
+    """The leader's soft state about one node, with what the node last said of itself."""
+
+    node_number: int
+    live: bool
+    heard_ms_ago: int
+    records: int
+    used_bytes: int
+    map_bytes: int
+    reads_per_second: float
+    writes_per_second: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterStatus:
+    """A cluster's status as one coordinator tells it; ``sessions`` is empty if it does not lead.
+    ``table`` is None until the cluster exists, and has no rows until it is bootstrapped.
+    """
+
+    member_id: str
+    is_leader: bool
+    leader_id: str
+    leader_address: str
+    term: int
+    commit_index: int
+    applied_index: int
+    coordinators: tuple[CoordinatorView, ...]
+    sessions: tuple[SessionView, ...]
+    table: Table | None
+    lease_ms: int
+    session_timeout_ms: int
+
+    @property
+    def ready(self) -> bool:
+        """Whether every partition is served."""
+        table = self.table
+        return (
+            table is not None
+            and table.bootstrapped
+            and all(row.status is PartitionStatus.ONLINE for row in table.rows)
+        )
+
+    def session_of(self, node_number: int) -> SessionView | None:
+        return next((s for s in self.sessions if s.node_number == node_number), None)
+
+
+def status_from_proto(message: admin_pb2.ClusterStatus) -> ClusterStatus:
+    """Return the view of a status reply."""
+    table = None
+    if message.HasField("table") and message.table.cluster.cluster_id:
+        table = apply_update(None, convert.update_from_proto(message.table))
+    return ClusterStatus(
+        member_id=message.member_id,
+        is_leader=message.is_leader,
+        leader_id=message.leader_id,
+        leader_address=message.leader_address,
+        term=message.term,
+        commit_index=message.commit_index,
+        applied_index=message.applied_index,
+        coordinators=tuple(
+            CoordinatorView(
+                member_id=c.member_id,
+                address=c.address,
+                voter=c.voter,
+                leader=c.leader,
+                active=c.active,
+                match_index=c.match_index,
+            )
+            for c in message.coordinators
+        ),
+        sessions=tuple(
+            SessionView(
+                node_number=s.node_number,
+                live=s.live,
+                heard_ms_ago=s.heard_ms_ago,
+                records=s.stats.records,
+                used_bytes=s.stats.used_bytes,
+                map_bytes=s.stats.map_bytes,
+                reads_per_second=s.stats.reads_per_second,
+                writes_per_second=s.stats.writes_per_second,
+            )
+            for s in message.sessions
+        ),
+        table=table,
+        lease_ms=message.lease_ms,
+        session_timeout_ms=message.session_timeout_ms,
+    )
+
+
+def problems(status: ClusterStatus) -> list[str]:
+    """Return what is wrong and what to do about it, most urgent first; [] if all is well."""
+    found = []
+    if not status.leader_id:
+        found.append("no coordinator leads: a majority of them must run and reach one another")
+    found += _table_problems(status)
+    if status.is_leader:
+        silent = [c.member_id for c in status.coordinators if not c.active and not c.leader]
+        if silent:
+            found.append(f"coordinator {', '.join(silent)} does not answer: start it again")
+    return found
+
+
+def _table_problems(status: ClusterStatus) -> list[str]:
+    table = status.table
+    if table is None:
+        return ["the cluster has no table yet: it waits for its coordinators to agree"]
+    if not table.bootstrapped:
+        need, have = table.cluster.bootstrap_nodes, len(table.nodes)
+        return [f"waiting for the first {need} nodes ({have} registered): start more nodes"]
+    found = []
+    down = [n for n in table.nodes.values() if n.status is NodeStatus.FENCED]
+    unserved = [row for row in table.rows if row.status is not PartitionStatus.ONLINE]
+    if unserved:
+        offline = sum(row.status is PartitionStatus.OFFLINE for row in unserved)
+        starting = len(unserved) - offline
+        parts = [f"{offline} offline"] * bool(offline) + [f"{starting} starting"] * bool(starting)
+        wait = "start its nodes again" if offline else "this takes a moment"
+        found.append(f"partitions: {', '.join(parts)} of {len(table.rows)}: {wait}")
+    for node in down:
+        led = sum(node.number in row.replicas for row in table.rows)
+        found.append(f"node {node.node_id} at {node.address} is down ({led} partitions): start it")
+    return found
+
+
+class Admin:
+    """A blocking connection to the coordinators for an operator's calls. Thread-safe."""
+
+    def __init__(self, coordinators: str, *, timeout_ms: int = 5000) -> None:
+        self.addresses = [a.strip() for a in coordinators.split(",") if a.strip()]
+        self._timeout_s = timeout_ms / 1000
+        self._channels: dict[str, grpc.Channel] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for channel in self._channels.values():
+            channel.close()
+        self._channels.clear()
+
+    def status(self) -> ClusterStatus:
+        """Return the leader's status, or, when none leads, what the best informed member says.
+
+        Raises:
+            UnavailableError: no coordinator answered inside the deadline.
+        """
+        answers = self._ask_all(time.monotonic() + self._timeout_s)
+        return max(answers, key=lambda s: (s.is_leader, s.term, s.applied_index))
+
+    def add_coordinator(self, member_id: str, address: str) -> None:
+        """Add a running coordinator (started with ``--join``) to the group.
+
+        Raises:
+            MembershipChangeError: another change is under way, or the id is taken.
+            UnavailableError: no leader could be reached inside the deadline.
+        """
+        request = admin_pb2.AddCoordinatorRequest(member_id=member_id, address=address)
+        self._at_leader(lambda stub, t: stub.AddCoordinator(request, timeout=t))
+
+    def remove_coordinator(self, member_id: str) -> None:
+        """Take a coordinator out of the group. Raises as ``add_coordinator`` does."""
+        request = admin_pb2.RemoveCoordinatorRequest(member_id=member_id)
+        self._at_leader(lambda stub, t: stub.RemoveCoordinator(request, timeout=t))
+
+    def transfer_leadership(self, member_id: str = "") -> str:
+        """Hand the leadership to a member ('': the best caught-up one); return who leads then."""
+        request = admin_pb2.TransferLeadershipRequest(member_id=member_id)
+        reply = self._at_leader(lambda stub, t: stub.TransferLeadership(request, timeout=t))
+        return str(reply.leader_id)
+
+    def _stub(self, address: str) -> Any:
+        if address not in self._channels:
+            self._channels[address] = grpc.insecure_channel(address, rpc.CHANNEL_OPTIONS)
+        return admin_pb2_grpc.AdminStub(self._channels[address])  # type: ignore[no-untyped-call]
+
+    def _ask_all(self, deadline: float) -> list[ClusterStatus]:
+        """Ask known members for their status until the leader has answered, or all have."""
+        arrived: queue.Queue[tuple[str, grpc.Future]] = queue.Queue()
+        asked: set[str] = set()
+
+        def ask(address: str) -> None:
+            asked.add(address)
+            left = max(0.001, min(ATTEMPT_TIMEOUT_S, deadline - time.monotonic()))
+            future = self._stub(address).GetStatus.future(
+                admin_pb2.GetStatusRequest(), timeout=left
+            )
+            future.add_done_callback(lambda done: arrived.put((address, done)))
+
+        for address in self.addresses:
+            ask(address)
+        answers: list[ClusterStatus] = []
+        reasons: list[str] = []
+        waiting = len(asked)
+        while waiting and not any(answer.is_leader for answer in answers):
+            address, future = arrived.get()
+            waiting -= 1
+            try:
+                answer = status_from_proto(future.result())
+            except grpc.RpcError as failure:
+                reasons.append(f"{address}: {_why(failure)}")
+                continue
+            answers.append(answer)
+            if answer.leader_address and answer.leader_address not in asked:
+                ask(answer.leader_address)
+                waiting += 1
+        if not answers:
+            raise UnavailableError(reason=f"no coordinator answers ({'; '.join(sorted(reasons))})")
+        return answers
+
+    def _at_leader(self, call: Callable[[Any, float], Reply]) -> Reply:
+        deadline = time.monotonic() + self._timeout_s
+        reason = "no coordinator leads"
+        while (left := deadline - time.monotonic()) > 0:
+            status = max(self._ask_all(deadline), key=lambda s: (s.is_leader, s.term))
+            if status.leader_address:
+                try:
+                    return call(self._stub(status.leader_address), left)
+                except grpc.RpcError as failure:
+                    error = rpc.error_of(failure)
+                    if error is None:
+                        raise UnknownFateError(reason=_why(failure)) from failure
+                    if not isinstance(error, NotLeaderError):
+                        raise error from failure
+                    reason = str(error)
+            time.sleep(RETRY_PAUSE_S)
+        raise UnavailableError(reason=reason)
+
+
+def _why(failure: grpc.RpcError) -> str:
+    error: KoinonError | None = rpc.error_of(failure)
+    if error is not None:
+        return str(error)
+    call: Any = failure
+    code = call.code()
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return "no answer in time"
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return "not reachable"
+    return f"{code.name}: {call.details()}"
+
+
+def count_by_primary(table: Table) -> dict[int, int]:
+    """Return how many partitions each node leads, by node number."""
+    counts: dict[int, int] = dict.fromkeys(table.nodes, 0)
+    for row in table.rows:
+        counts[row.primary] = counts.get(row.primary, 0) + 1
+    return counts
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Return sorted numbers as ranges for people: ``0-3, 7``."""
+    parts: list[str] = []
+    start = previous = None
+    for number in [*numbers, None]:
+        if previous is not None and number == previous + 1:
+            previous = number
+            continue
+        if previous is not None:
+            parts.append(f"{start}" if start == previous else f"{start}-{previous}")
+        start = previous = number
+    return ", ".join(parts)

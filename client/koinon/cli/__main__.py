@@ -1,0 +1,3 @@
+from koinon.cli import main
+
+main()

@@ -1,0 +1,376 @@
+"""admin: status, nodes, partitions, coordinators."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Annotated, Any
+
+import typer
+
+from koinon.admin import ClusterStatus, count_by_primary, problems
+from koinon.cli import output
+from koinon.cli.session import NOT_FOUND, Session, command, default_command
+from koinon_proto.table import NodeInfo, NodeStatus, PartitionRow, PartitionStatus, Table
+
+app = typer.Typer(help="Look at the cluster, and change its coordinators.", no_args_is_help=True)
+coordinators_app = typer.Typer()
+
+NODE_COLORS = {
+    NodeStatus.ACTIVE: "green",
+    NodeStatus.FENCED: "red",
+    NodeStatus.DRAINING: "yellow",
+    NodeStatus.LEFT: "dim",
+}
+NODE_WORDS = {NodeStatus.FENCED: "down"}
+PARTITION_COLORS = {
+    PartitionStatus.ONLINE: "green",
+    PartitionStatus.ASSIGNED: "yellow",
+    PartitionStatus.OFFLINE: "red",
+}
+PARTITION_WORDS = {PartitionStatus.ASSIGNED: "starting"}
+
+
+def print_status(status: ClusterStatus) -> None:
+    """The whole of it, for people: how it is, what it consists of."""
+    printer = output.console()
+    found = problems(status)
+    if not found:
+        printer.print(f"[bold green]All is well.[/] {_headline(status)}")
+    for index, problem in enumerate(found):
+        lead = "[bold red]Attention:[/] " if index == 0 else "           "
+        printer.print(f"{lead}{problem}")
+    printer.print()
+    _print_facts(status)
+    printer.print()
+    output.show(coordinators_table(status))
+    if status.table is not None and status.table.nodes:
+        printer.print()
+        output.show(nodes_table(status, status.table))
+
+
+def _headline(status: ClusterStatus) -> str:
+    table = status.table
+    assert table is not None
+    live = sum(node.status is NodeStatus.ACTIVE for node in table.nodes.values())
+    return (
+        f"{len(table.rows):,} partitions online on {output.count(live, 'node')}; "
+        f"{output.count(len(status.coordinators), 'coordinator')}, {status.leader_id} leads."
+    )
+
+
+def _print_facts(status: ClusterStatus) -> None:
+    facts = output.table("", "")
+    facts.show_header = False
+    if (table := status.table) is not None:
+        config = table.cluster
+        facts.add_row("[dim]cluster[/]", config.cluster_id)
+        facts.add_row("[dim]table[/]", f"version {table.table_version:,}")
+        online = Counter(row.status for row in table.rows)[PartitionStatus.ONLINE]
+        facts.add_row(
+            "[dim]partitions[/]",
+            f"{online:,} of {config.partition_count:,} online, by {config.partitioner}, "
+            f"{output.count(config.replication_factor, 'copy').replace('copys', 'copies')} each",
+        )
+    if status.sessions:
+        records = sum(s.records for s in status.sessions if s.live)
+        used = sum(s.used_bytes for s in status.sessions if s.live)
+        facts.add_row(
+            "[dim]data[/]", f"{output.count(records, 'record')}, {output.bytes_text(used)}"
+        )
+    facts.add_row("[dim]raft[/]", f"term {status.term}, committed up to {status.commit_index:,}")
+    output.show(facts)
+
+
+def coordinators_table(status: ClusterStatus) -> Any:
+    """The coordinators, as the answering one sees them."""
+    shown = output.table("COORDINATOR", "ADDRESS", "ROLE", "STATE", ">LOG AT")
+    for member in sorted(status.coordinators, key=lambda c: c.member_id):
+        leads = member.leader or member.member_id == status.leader_id
+        role = "[bold]leader[/]" if leads else "follower" if member.voter else "learner"
+        state = "[dim]unknown[/]"
+        if status.is_leader:
+            state = "[green]up[/]" if member.active or leads else "[red]silent[/]"
+        index = f"{member.match_index:,}" if member.match_index else ""
+        shown.add_row(member.member_id, member.address, role, state, index)
+    return shown
+
+
+def nodes_table(status: ClusterStatus, table: Table) -> Any:
+    """The nodes, with what they hold and do."""
+    racks = any(node.rack for node in table.nodes.values())
+    columns = ["NODE", "ADDRESS", *["RACK"] * racks, "STATE", ">PARTITIONS", ">RECORDS", ">USED"]
+    shown = output.table(*columns, ">READS/S", ">WRITES/S", ">HEARD")
+    led = count_by_primary(table)
+    for node in _by_name(table):
+        word = NODE_WORDS.get(node.status, node.status.name.lower())
+        state = f"[{NODE_COLORS[node.status]}]{word}[/]"
+        cells = [node.node_id, node.address, *[node.rack] * racks, state, f"{led[node.number]:,}"]
+        session = status.session_of(node.number)
+        if session is not None and session.live:
+            cells += [
+                f"{session.records:,}",
+                output.bytes_text(session.used_bytes),
+                f"{session.reads_per_second:,.0f}",
+                f"{session.writes_per_second:,.0f}",
+                f"{session.heard_ms_ago} ms ago",
+            ]
+        shown.add_row(*cells)
+    return shown
+
+
+def _by_name(table: Table) -> list[NodeInfo]:
+    return sorted(table.nodes.values(), key=lambda node: (len(node.node_id), node.node_id))
+
+
+# --- for programs --------------------------------------------------------------------------------
+
+
+def status_json(status: ClusterStatus) -> dict[str, Any]:
+    """The stable form of ``admin status --json``."""
+    table = status.table
+    counts = Counter(row.status for row in table.rows) if table else Counter()
+    return {
+        "ok": not problems(status),
+        "problems": problems(status),
+        "cluster_id": table.cluster.cluster_id if table else None,
+        "table_version": table.table_version if table else 0,
+        "partitioner": table.cluster.partitioner if table else None,
+        "partition_count": table.cluster.partition_count if table else 0,
+        "replication_factor": table.cluster.replication_factor if table else 0,
+        "partitions": {
+            "online": counts[PartitionStatus.ONLINE],
+            "assigned": counts[PartitionStatus.ASSIGNED],
+            "offline": counts[PartitionStatus.OFFLINE],
+        },
+        "answered_by": status.member_id,
+        "leader_id": status.leader_id or None,
+        "leader_address": status.leader_address or None,
+        "term": status.term,
+        "commit_index": status.commit_index,
+        "applied_index": status.applied_index,
+        "coordinators": coordinators_json(status),
+        "nodes": nodes_json(status),
+    }
+
+
+def coordinators_json(status: ClusterStatus) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": member.member_id,
+            "address": member.address,
+            "voter": member.voter,
+            "leader": member.leader or member.member_id == status.leader_id,
+            "active": member.active if status.is_leader else None,
+            "match_index": member.match_index,
+        }
+        for member in status.coordinators
+    ]
+
+
+def nodes_json(status: ClusterStatus) -> list[dict[str, Any]]:
+    table = status.table
+    if table is None:
+        return []
+    led = count_by_primary(table)
+    return [
+        {
+            "id": node.node_id,
+            "number": node.number,
+            "address": node.address,
+            "rack": node.rack,
+            "status": node.status.name.lower(),
+            "node_epoch": node.node_epoch,
+            "partitions_led": led[node.number],
+            "stats": _stats_json(status, node),
+        }
+        for node in _by_name(table)
+    ]
+
+
+def _stats_json(status: ClusterStatus, node: NodeInfo) -> dict[str, Any] | None:
+    session = status.session_of(node.number)
+    if session is None or not session.live:
+        return None
+    return {
+        "heard_ms_ago": session.heard_ms_ago,
+        "records": session.records,
+        "used_bytes": session.used_bytes,
+        "map_bytes": session.map_bytes,
+        "reads_per_second": round(session.reads_per_second, 1),
+        "writes_per_second": round(session.writes_per_second, 1),
+    }
+
+
+def _partition_json(row: PartitionRow, table: Table) -> dict[str, Any]:
+    return {
+        "partition_id": row.partition_id,
+        "status": row.status.name.lower(),
+        "offline_reason": row.offline_reason.name.lower() if row.offline_reason else None,
+        "primary": _name(row.primary, table),
+        "primary_epoch": row.primary_epoch,
+        "partition_epoch": row.partition_epoch,
+        "replicas": [_name(number, table) for number in row.replicas],
+        "in_sync": [_name(number, table) for number in row.in_sync],
+    }
+
+
+def _name(number: int, table: Table) -> str | None:
+    node = next((n for n in table.nodes.values() if n.number == number), None)
+    return node.node_id if node else None
+
+
+# --- commands ------------------------------------------------------------------------------------
+
+
+def _status(session: Session) -> ClusterStatus:
+    with session.admin() as admin:
+        return admin.status()
+
+
+def show_status(session: Session) -> None:
+    """How the cluster is: whether all is well, and if not, what to do."""
+    status = _status(session)
+    if session.json:
+        output.print_json(status_json(status))
+    else:
+        print_status(status)
+
+
+def nodes(session: Session) -> None:
+    """The storage nodes: their state, what they hold, what they do."""
+    status = _status(session)
+    if session.json:
+        output.print_json(nodes_json(status))
+    elif status.table is None or not status.table.nodes:
+        output.note("no node has registered yet")
+    else:
+        output.show(nodes_table(status, status.table))
+
+
+def partitions(
+    session: Session,
+    *,
+    node: Annotated[
+        str | None,
+        typer.Option(help="Only those with a replica on this node.", show_default=False),
+    ] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Only those not served now.")] = False,
+) -> int | None:
+    """The partitions: who leads each, where its replicas are; --json: one object per line."""
+    table = _status(session).table
+    rows = list(table.rows) if table else []
+    if node is not None and (
+        table is None or node not in {n.node_id for n in table.nodes.values()}
+    ):
+        output.problem(f"no node {node!r} is registered\n  'koinon admin nodes' lists them.")
+        return NOT_FOUND
+    if table is None or not rows:
+        output.note("no partitions yet: the cluster waits for its first nodes")
+        return None
+    numbers = {n.node_id: n.number for n in table.nodes.values()}
+    if node is not None:
+        rows = [row for row in rows if numbers[node] in row.replicas]  # type: ignore[index]
+    if offline:
+        rows = [row for row in rows if row.status is not PartitionStatus.ONLINE]
+    if session.json:
+        for row in rows:
+            output.print_json(_partition_json(row, table))
+        return None
+    _print_partitions(rows, table)
+    return None
+
+
+def _print_partitions(rows: list[PartitionRow], table: Table) -> None:
+    shown = output.table(">PARTITION", "STATE", "PRIMARY", ">EPOCH", "REPLICAS", "IN SYNC", "")
+    for row in rows:
+        word = PARTITION_WORDS.get(row.status, row.status.name.lower())
+        shown.add_row(
+            str(row.partition_id),
+            f"[{PARTITION_COLORS[row.status]}]{word}[/]",
+            _name(row.primary, table) or "-",
+            str(row.primary_epoch),
+            " ".join(_name(n, table) or "?" for n in row.replicas),
+            " ".join(_name(n, table) or "?" for n in row.in_sync),
+            row.offline_reason.name.lower().replace("_", " ") if row.offline_reason else "",
+        )
+    printer = output.console()
+    if rows:
+        output.show(shown)
+    counts = Counter(row.status for row in rows)
+    words = [
+        f"{number:,} {PARTITION_WORDS.get(status, status.name.lower())}"
+        for status, number in counts.items()
+    ]
+    printer.print(f"[dim]{output.count(len(rows), 'partition')}: {', '.join(words) or 'none'}[/]")
+
+
+def list_coordinators(session: Session) -> None:
+    """The coordinators: who leads, who is behind. Subcommands change them."""
+    status = _status(session)
+    if session.json:
+        output.print_json(coordinators_json(status))
+    else:
+        output.show(coordinators_table(status))
+
+
+MemberId = Annotated[str, typer.Argument(metavar="ID", show_default=False)]
+
+
+def add(
+    session: Session,
+    member_id: MemberId,
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", show_default=False)],
+) -> None:
+    """Add a coordinator that runs with --join. It votes as soon as it has caught up."""
+    with session.admin() as admin:
+        admin.add_coordinator(member_id, address)
+    _done(session, f"{member_id} at {address} is a coordinator now.", {"added": member_id})
+
+
+def remove(session: Session, member_id: MemberId) -> None:
+    """Take a coordinator out of the group. Its process may be stopped afterwards."""
+    with session.admin() as admin:
+        admin.remove_coordinator(member_id)
+    _done(session, f"{member_id} is no coordinator any more.", {"removed": member_id})
+
+
+def transfer(
+    session: Session,
+    member_id: Annotated[
+        str, typer.Argument(metavar="[ID]", help="By default the best caught-up one.")
+    ] = "",
+) -> None:
+    """Hand the leadership to another coordinator."""
+    with session.admin() as admin:
+        leader = admin.transfer_leadership(member_id)
+    _done(session, f"{leader} leads.", {"leader_id": leader})
+
+
+def _done(session: Session, message: str, answer: dict[str, Any]) -> None:
+    if session.json:
+        output.print_json(answer)
+    else:
+        output.console().print(message, markup=False)
+
+
+command(app, "status", examples=["koinon admin status", "koinon admin status --json | jq .ok"])(
+    show_status
+)
+command(app, "nodes")(nodes)
+command(
+    app,
+    "partitions",
+    examples=["koinon admin partitions --offline", "koinon admin partitions --node n2"],
+)(partitions)
+default_command(coordinators_app, list_coordinators)
+command(
+    coordinators_app,
+    "add",
+    examples=[
+        "koinon coordinator --id c4 --listen 127.0.0.1:7403 --data ./c4 --join &",
+        "koinon admin coordinators add c4 127.0.0.1:7403",
+    ],
+)(add)
+command(coordinators_app, "remove")(remove)
+command(coordinators_app, "transfer")(transfer)
+app.add_typer(coordinators_app, name="coordinators")

@@ -1,0 +1,87 @@
+"""The command tree."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import metadata
+from typing import Annotated
+
+import typer
+
+from koinon.cli import admin, bench, data, load, local, session
+
+PASSED_THROUGH = {"coordinator": "koinon_coordinator", "node": "koinon_node"}
+
+app = typer.Typer(
+    name="koinon",
+    help="Koinon: a key-value store cluster.\n\n"
+    "\b\n  $ koinon up --detach          start a cluster on this machine\n"
+    "  $ koinon put greeting hello   write a record\n"
+    "  $ koinon get greeting         read it\n"
+    "  $ koinon admin status         how the cluster is\n"
+    "  $ koinon down                 stop it; the data stays",
+    epilog="Exit codes: 0 done, 1 not found or a condition that did not hold, 2 wrong usage or "
+    "input, 3 not available or of unknown fate, 130 interrupted.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"koinon {metadata.version('koinon')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    context: typer.Context,
+    coordinators: session.Coordinators = "",
+    timeout: session.Timeout = "",
+    json: session.Json = False,
+    debug: session.Debug = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    session.root_options(context, coordinators, timeout, json, debug)
+
+
+def _never_reached() -> None:
+    """The servers are in the list of commands only: ``run`` hands them over unparsed."""
+
+
+data.add_to(app)
+load.add_to(app)
+local.add_to(app)
+app.add_typer(admin.app, name="admin", rich_help_panel="The cluster")
+bench.add_to(app)
+for _name, _what in (("coordinator", "one coordinator"), ("node", "one storage node")):
+    app.command(
+        _name,
+        help=f"Run {_what} in the foreground (all options: koinon {_name} --help).",
+        rich_help_panel="Servers",
+        add_help_option=False,
+        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    )(_never_reached)
+
+
+def run() -> None:
+    """Run the command line of this process."""
+    arguments = sys.argv[1:]
+    if arguments and arguments[0] in PASSED_THROUGH:
+        _become_server(PASSED_THROUGH[arguments[0]], arguments[1:])
+    app(prog_name="koinon")
+
+
+def _become_server(module: str, arguments: list[str]) -> None:
+    """Replace this process by the server, so that signals and exit codes are its own."""
+    if not local.servers_installed():
+        sys.exit(f"koinon: {module} is not installed: pip install 'koinon[server]'")
+    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])

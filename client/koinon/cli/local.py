@@ -1,0 +1,208 @@
+"""up and down: a whole cluster on this machine."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from koinon.admin import ClusterStatus
+from koinon.cli import output
+from koinon.cli.admin import print_status, status_json
+from koinon.cli.session import NOT_FOUND, Session, command, default_data_dir
+from koinon.cluster_files import LocalClusterError
+from koinon.local_cluster import MODULES, LocalCluster, is_importable, running_cluster, stop_owner
+from koinon.processes import ProcessState, state_of
+
+PANEL = "Local cluster"
+FIRST_COORDINATOR_PORT = 7400
+FIRST_NODE_PORT = 7500
+READY_TIMEOUT_S = 60.0
+OWNER_STOP_TIMEOUT_S = 20.0
+WATCH_S = 0.5
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        envvar="KOINON_DATA",
+        help="Where it keeps its data (default ~/.local/share/koinon/local).",
+        show_default=False,
+    ),
+]
+
+
+def servers_installed() -> bool:
+    """Whether coordinator and node can be started from here."""
+    return all(is_importable(module) for module in MODULES.values())
+
+
+def up(
+    session: Session,
+    *,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="Storage nodes (default 3).", show_default=False)
+    ] = None,
+    coordinators: Annotated[
+        int | None,
+        typer.Option(
+            "--coordinators",
+            min=1,
+            help="Coordinators, an odd number (default 3).",
+            show_default=False,
+        ),
+    ] = None,
+    data: DataDir = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Let it run on; 'koinon down' stops it.")
+    ] = False,
+) -> None:
+    """Start a cluster on this machine, each coordinator and node a process of its own.
+
+    Without --detach it runs until Ctrl-C. The data stays: 'up' on the same directory brings the
+    same cluster back, at the same addresses, and starts whichever of its members do not run.
+    """
+    directory = data or default_data_dir()
+    cluster = LocalCluster(
+        directory,
+        nodes=nodes,
+        coordinators=coordinators,
+        detached=detach,
+        coordinator_port=FIRST_COORDINATOR_PORT,
+        node_port=FIRST_NODE_PORT,
+    )
+    keep = False
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    signal.signal(signal.SIGHUP, lambda *_: stopping.set())
+    try:
+        status = _start(cluster, quiet=session.json)
+        keep = detach
+        if session.json:
+            output.print_json(_up_json(cluster, status))
+        else:
+            _welcome(cluster, status, detach=detach)
+        if not detach:
+            _watch(cluster, stopping)
+    except KeyboardInterrupt:
+        if not session.json:
+            output.note("stopping…")
+    finally:
+        if detach and not keep:
+            cluster.stop()
+        cluster.close()
+    if not detach and not session.json:
+        output.note(f"stopped; the data stays in {directory}")
+
+
+def _start(cluster: LocalCluster, *, quiet: bool) -> ClusterStatus:
+    coordinators, nodes = cluster.coordinator_names, cluster.node_names
+    what = (
+        f"{output.count(len(coordinators), 'coordinator')} and {output.count(len(nodes), 'node')}"
+    )
+    if quiet:
+        cluster.start()
+        return cluster.wait_ready(READY_TIMEOUT_S)
+    printer = output.console(stderr=True)
+    with printer.status(f"starting {what}…"):
+        began = time.monotonic()
+        started = cluster.start()
+        status = cluster.wait_ready(READY_TIMEOUT_S)
+    already = len(cluster.names) - len(started)
+    if not started:
+        output.note(f"{what} run already")
+    else:
+        some = f"{what} " if not already else f"{output.listed(started)} (the rest ran already) "
+        output.note(f"started {some}in {output.duration_text(time.monotonic() - began)}")
+    return status
+
+
+def _welcome(cluster: LocalCluster, status: ClusterStatus, *, detach: bool) -> None:
+    print_status(status)
+    printer = output.console()
+    printer.print()
+    hints = output.table("", "")
+    hints.show_header = False
+    hints.add_row("[dim]data and logs[/]", str(cluster.data_dir))
+    hints.add_row("[dim]shell[/]", "koinon put greeting hello && koinon get greeting")
+    hints.add_row("[dim]python[/]", f'koinon.connect("{cluster.coordinators}")')
+    hints.add_row("[dim]stop[/]", "koinon down" if detach else "Ctrl-C")
+    output.show(hints)
+
+
+def _up_json(cluster: LocalCluster, status: ClusterStatus) -> dict[str, Any]:
+    return {
+        "data": str(cluster.data_dir),
+        "coordinators": cluster.coordinators,
+        "members": {
+            name: {"address": cluster.address(name), "pid": cluster.pid(name)}
+            for name in cluster.names
+        },
+        "status": status_json(status),
+    }
+
+
+def _watch(cluster: LocalCluster, stopping: threading.Event) -> None:
+    """Stay until told to stop; say when a member dies."""
+    down: set[str] = set()
+    while not stopping.wait(WATCH_S):
+        states = cluster.states
+        now_down = {name for name, state in states.items() if state is ProcessState.STOPPED}
+        for name in sorted(now_down - down):
+            output.problem(
+                f"{name} is gone: see {cluster.log_path(name)}\n"
+                "  Ctrl-C and 'koinon up' again start it anew."
+            )
+        down = now_down
+        if len(down) == len(states):
+            raise LocalClusterError(reason="every process of the cluster is gone")
+
+
+def down(session: Session, *, data: DataDir = None) -> int | None:
+    """Stop the local cluster. Its data stays."""
+    directory = data or default_data_dir()
+    running = running_cluster(directory)
+    if running is None:
+        if session.json:
+            output.print_json({"data": str(directory), "stopped": []})
+        else:
+            output.problem(f"no cluster runs on {directory}")
+        return NOT_FOUND
+    names = [
+        name
+        for name, identity in running.processes.items()
+        if state_of(identity) is not ProcessState.STOPPED
+    ]
+    if running.detached:
+        cluster = LocalCluster.attach(directory)
+        try:
+            cluster.stop()
+        finally:
+            cluster.close()
+    elif running.owner is None or not stop_owner(running.owner, OWNER_STOP_TIMEOUT_S):
+        raise LocalClusterError(reason=f"the cluster on {directory} belongs to a running program")
+    if session.json:
+        output.print_json({"data": str(directory), "stopped": names})
+    else:
+        output.note(f"stopped {output.listed(names)}; the data stays in {directory}")
+    return None
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands."""
+    command(
+        app,
+        "up",
+        panel=PANEL,
+        connects=False,
+        examples=[
+            "koinon up                      (until Ctrl-C)",
+            "koinon up --detach --nodes 5",
+            "koinon up --data ./mine        (a cluster of its own)",
+        ],
+    )(up)
+    command(app, "down", panel=PANEL, connects=False)(down)

@@ -1,0 +1,121 @@
+"""How answers look: tables and lines for people, JSON for programs, exact bytes when asked."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as RichTable
+
+PIPE_WIDTH = 200
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console; wide where nobody looks, so that piped tables are neither cut nor wrapped."""
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else PIPE_WIDTH
+    return Console(stderr=stderr, highlight=False, width=width, soft_wrap=not stream.isatty())
+
+
+def problem(message: str) -> None:
+    """One line on standard error (further lines hold advice)."""
+    head, _, rest = message.partition("\n")
+    printer = console(stderr=True)
+    printer.print(f"[bold red]koinon:[/] {escape(head)}", soft_wrap=True)
+    if rest:
+        printer.print(escape(rest), style="dim", soft_wrap=True)
+
+
+def note(message: str) -> None:
+    """A remark on standard error, out of the way of what is piped."""
+    console(stderr=True).print(escape(message), style="dim", soft_wrap=True)
+
+
+def table(*columns: str, title: str | None = None) -> RichTable:
+    """An aligned table without lines; a column whose name starts with '>' is right-aligned."""
+    made = RichTable(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+    )
+    for column in columns:
+        right = column.startswith(">")
+        made.add_column(
+            column.removeprefix(">"),
+            justify="right" if right else "left",
+            header_style="dim",
+            overflow="fold",
+        )
+    return made
+
+
+def show(made: RichTable) -> None:
+    """Print a table, without the blanks that fill its last column where nobody sees them."""
+    printer = console()
+    with printer.capture() as capture:
+        printer.print(made)
+    sys.stdout.write("".join(line.rstrip() + "\n" for line in capture.get().splitlines()))
+
+
+def json_bytes(data: bytes) -> str | dict[str, str]:
+    """Bytes in JSON: the text they are as UTF-8, else ``{"base64": …}``."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(data).decode()}
+
+
+def print_json(answer: Any) -> None:
+    """One JSON value on one line."""
+    sys.stdout.write(json.dumps(answer, ensure_ascii=False, separators=(",", ":")) + "\n")
+
+
+def printable(data: bytes) -> str:
+    """Bytes as one line of text that cannot upset a terminal: what is not printable is escaped."""
+    text = data.decode("utf-8", errors="surrogateescape")
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else _escaped(c) for c in text)
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that is not UTF-8
+        return f"\\x{code - 0xDC00:02x}"
+    return character.encode("unicode_escape").decode()
+
+
+def count(number: int, noun: str) -> str:
+    """``1 row``, ``2,000 rows``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def bytes_text(number: float) -> str:
+    """A size for people: ``12.3 MB``."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:.1f} TB"
+
+
+def duration_text(seconds: float) -> str:
+    """A duration for people: ``240 ms``, ``3.2 s``, ``4 min 05 s``."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
+
+
+def listed(names: Sequence[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))

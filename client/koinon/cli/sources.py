@@ -1,0 +1,297 @@
+"""Rows out of CSV, JSON lines and Parquet files, streaming: never a whole file in memory.
+
+A source yields slabs: rows as (key, value) columns, the bad rows among what was read, and how far
+into the file that was. CSV cells are bytes as they stand in the file (``007`` stays ``007``); a
+whole row as JSON is compact and in the file's column order.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, cast
+
+from koinon.cli.output import json_bytes
+from koinon_proto.errors import InvalidArgumentError
+from koinon_proto.table import MAX_KEY_BYTES
+
+SLAB_ROWS = 10_000
+SLAB_BYTES = 8 * 1024 * 1024
+CSV_BLOCK_BYTES = 16 * 1024 * 1024
+"""A row must fit in a block."""
+LINE_BYTES_MAX = 64 * 1024 * 1024
+
+FORMATS = {
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+}
+
+
+@dataclass(kw_only=True)
+class BadRow:
+    """A row that cannot be stored. ``row`` counts from 1, a header not included."""
+
+    row: int
+    reason: str
+
+
+@dataclass(kw_only=True)
+class Slab:
+    """Some rows of a file, in its order."""
+
+    keys: list[bytes] = field(default_factory=list)
+    values: list[bytes] = field(default_factory=list)
+    bad: list[BadRow] = field(default_factory=list)
+    position: int = 0
+    """Bytes of the file behind these rows (estimated where a format hides it)."""
+
+
+def format_of(path: Path, given: str | None) -> str:
+    """Return the format by option or by suffix (``.gz`` aside)."""
+    if given:
+        return given
+    suffixes = [s.lower() for s in path.suffixes if s.lower() != ".gz"]
+    if suffixes and suffixes[-1] in FORMATS:
+        return FORMATS[suffixes[-1]]
+    raise InvalidArgumentError(
+        field="file",
+        reason=f"{path.name}: cannot tell the format from the name; say --format csv, tsv, jsonl "
+        "or parquet",
+    )
+
+
+def open_source(path: Path, file_format: str, key: str, value: str | None) -> Iterator[Slab]:
+    """Return the slabs of a file; ``value`` None means the whole row as JSON.
+
+    Raises:
+        InvalidArgumentError: a column is missing, or the file cannot be read as this format.
+        OSError: the file cannot be opened.
+    """
+    if file_format == "jsonl":
+        return _json_lines(path, key, value)
+    if file_format == "parquet":
+        return _parquet(path, key, value)
+    return _delimited(path, key, value, "\t" if file_format == "tsv" else ",")
+
+
+class _SlabMaker:
+    """Checks rows one by one and cuts them into slabs."""
+
+    def __init__(self) -> None:
+        self.row = 0
+        self._slab = Slab()
+        self._bytes = 0
+
+    def add(self, key: bytes | None, value: bytes | None) -> None:
+        self.row += 1
+        reason = _fault(key, value)
+        if reason is not None:
+            self._slab.bad.append(BadRow(row=self.row, reason=reason))
+            return
+        assert key is not None
+        assert value is not None
+        self._slab.keys.append(key)
+        self._slab.values.append(value)
+        self._bytes += len(key) + len(value)
+
+    def refuse(self, reason: str) -> None:
+        self.row += 1
+        self._slab.bad.append(BadRow(row=self.row, reason=reason))
+
+    @property
+    def full(self) -> bool:
+        return (
+            len(self._slab.keys) >= SLAB_ROWS
+            or self._bytes >= SLAB_BYTES
+            or len(self._slab.bad) >= SLAB_ROWS
+        )
+
+    def take(self, position: int) -> Slab:
+        slab, self._slab, self._bytes = self._slab, Slab(), 0
+        slab.position = position
+        return slab
+
+
+def _fault(key: bytes | None, value: bytes | None) -> str | None:
+    if key is None:
+        return "the key is null"
+    if not key:
+        return "the key is empty"
+    if len(key) > MAX_KEY_BYTES:
+        return f"the key has {len(key)} bytes, the limit is {MAX_KEY_BYTES}"
+    return "the value is null" if value is None else None
+
+
+def _open_plain(path: Path) -> tuple[IO[bytes], Callable[[], int]]:
+    """Open a file, through gzip if it is; return it and what tells the position on disk."""
+    raw = path.open("rb")
+    if path.suffix.lower() == ".gz":
+        return cast("IO[bytes]", gzip.open(raw)), raw.tell
+    return raw, raw.tell
+
+
+def _json_lines(path: Path, key: str, value: str | None) -> Iterator[Slab]:
+    maker = _SlabMaker()
+    file, position = _open_plain(path)
+    with file:
+        while line := file.readline(LINE_BYTES_MAX):
+            line = line.strip()
+            if not line:
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                maker.refuse(f"not JSON: {error}")
+                continue
+            if not isinstance(row, dict):
+                maker.refuse(f"not a JSON object but a {type(row).__name__}")
+                continue
+            maker.add(_cell(row.get(key)), line if value is None else _cell(row.get(value)))
+            if maker.full:
+                yield maker.take(position())
+    yield maker.take(position() if not file.closed else path.stat().st_size)
+
+
+def _cell(content: Any) -> bytes | None:
+    """A cell as bytes: text as UTF-8, bytes as they are, anything else as JSON."""
+    if content is None or isinstance(content, bytes):
+        return content
+    if isinstance(content, str):
+        return content.encode()
+    return _compact(content)
+
+
+def _compact(content: Any) -> bytes:
+    return json.dumps(
+        content, ensure_ascii=False, separators=(",", ":"), default=_json_default
+    ).encode()
+
+
+def _json_default(content: Any) -> Any:
+    return json_bytes(content) if isinstance(content, bytes) else str(content)
+
+
+def _check_columns(path: Path, names: Sequence[str], wanted: Sequence[str | None]) -> None:
+    for column in wanted:
+        if column is not None and column not in names:
+            raise InvalidArgumentError(
+                field="column",
+                reason=f"{path.name} has no column {column!r}; it has {', '.join(names)}",
+            )
+
+
+def _batch_rows(batch: Any, key: str, value: str | None) -> Iterator[tuple[Any, Any]]:
+    """Yield (key cell, value cell) of an Arrow record batch."""
+    keys = batch.column(batch.schema.get_field_index(key)).to_pylist()
+    if value is not None:
+        values = batch.column(batch.schema.get_field_index(value)).to_pylist()
+        yield from zip(map(_cell, keys), map(_cell, values), strict=True)
+        return
+    for cell, row in zip(keys, batch.to_pylist(), strict=True):
+        yield _cell(cell), _compact(row)
+
+
+def _parquet(path: Path, key: str, value: str | None) -> Iterator[Slab]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    size = path.stat().st_size
+    try:
+        file = pq.ParquetFile(path)
+    except pa.ArrowInvalid as error:
+        raise InvalidArgumentError(field="file", reason=f"{path.name}: {error}") from error
+    names = file.schema_arrow.names
+    _check_columns(path, names, (key, value))
+    rows = max(1, file.metadata.num_rows)
+    maker = _SlabMaker()
+    columns = names if value is None else list(dict.fromkeys((key, value)))
+    for batch in file.iter_batches(batch_size=SLAB_ROWS, columns=columns):
+        for row in _batch_rows(batch, key, value):
+            maker.add(*row)
+            if maker.full:
+                yield maker.take(size * maker.row // rows)
+    yield maker.take(size)
+
+
+def _delimited(path: Path, key: str, value: str | None, delimiter: str) -> Iterator[Slab]:
+    import pyarrow as pa
+    from pyarrow import csv
+
+    file, position = _open_plain(path)
+    malformed: list[str] = []
+
+    def on_malformed(row: Any) -> str:
+        malformed.append(f"{row.actual_columns} columns instead of {row.expected_columns}")
+        return "skip"
+
+    with file:
+        names = _header(file, delimiter)
+        _check_columns(path, names, (key, value))
+        try:
+            reader = csv.open_csv(
+                file,
+                read_options=csv.ReadOptions(
+                    block_size=CSV_BLOCK_BYTES, column_names=names, use_threads=False
+                ),
+                parse_options=csv.ParseOptions(
+                    delimiter=delimiter, newlines_in_values=True, invalid_row_handler=on_malformed
+                ),
+                convert_options=csv.ConvertOptions(
+                    check_utf8=False,
+                    strings_can_be_null=False,
+                    column_types=dict.fromkeys(names, pa.binary()),
+                    include_columns=None if value is None else list(dict.fromkeys((key, value))),
+                ),
+            )
+            yield from _delimited_slabs(reader, key, value, malformed, position)
+        except pa.ArrowInvalid as error:
+            if "Empty CSV" not in str(error):
+                raise InvalidArgumentError(field="file", reason=f"{path.name}: {error}") from error
+
+
+def _delimited_slabs(
+    reader: Any, key: str, value: str | None, malformed: list[str], position: Callable[[], int]
+) -> Iterator[Slab]:
+    maker = _SlabMaker()
+    for batch in reader:
+        for reason in malformed:
+            maker.refuse(reason)
+        malformed.clear()
+        for key_cell, value_cell in _delimited_rows(batch, key, value):
+            maker.add(key_cell, value_cell)
+            if maker.full:
+                yield maker.take(position())
+    for reason in malformed:
+        maker.refuse(reason)
+    yield maker.take(position())
+
+
+def _delimited_rows(batch: Any, key: str, value: str | None) -> Iterator[tuple[Any, Any]]:
+    names = batch.schema.names
+    columns = [column.to_pylist() for column in batch.columns]
+    keys = columns[names.index(key)]
+    if value is not None:
+        yield from zip(keys, columns[names.index(value)], strict=True)
+        return
+    for cells in zip(*columns, strict=True):
+        row = dict(zip(names, map(json_bytes, cells), strict=True))
+        yield cells[names.index(key)], _compact(row)
+
+
+def _header(file: IO[bytes], delimiter: str) -> list[str]:
+    """Read the first row: the columns' names."""
+    import csv
+
+    line = file.readline(LINE_BYTES_MAX).decode("utf-8-sig", errors="replace")
+    names = next(csv.reader([line], delimiter=delimiter), [])
+    if not names:
+        raise InvalidArgumentError(field="file", reason="it has no header row")
+    return names

@@ -1,0 +1,161 @@
+"""What a local cluster remembers in its data directory: members, addresses, processes.
+
+``cluster.json`` is written whole and renamed into place, so a crash leaves the old or the new one.
+Members and addresses are chosen once. ``cluster.lock`` is held by whoever is changing or running
+the cluster.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import random
+import socket
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from koinon.processes import ProcessIdentity
+from koinon_proto.errors import DataDirectoryError, KoinonError
+
+FORMAT = 1
+HOST = "127.0.0.1"
+FREE_PORTS = range(10_000, 30_000)
+"""Where free ports are looked for: below the range that the system gives to outgoing connections,
+so that a stopped member's port is still free when it starts again."""
+PORT_ATTEMPTS = 1000
+
+
+@dataclass(kw_only=True, eq=False)
+class LocalClusterError(KoinonError):
+    """A local cluster cannot do what was asked; ``reason`` says why and what to do."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """One member's place. ``joins``: a coordinator that was added to an existing group."""
+
+    kind: str  # "coordinator" | "node"
+    address: str
+    joins: bool = False
+
+
+@dataclass(kw_only=True)
+class ClusterFile:
+    """The content of ``cluster.json``."""
+
+    members: dict[str, Member]
+    bootstrap_nodes: int
+    coordinator_flags: list[str] = field(default_factory=list)
+    node_flags: list[str] = field(default_factory=list)
+    detached: bool = False
+    owner: ProcessIdentity | None = None
+    processes: dict[str, ProcessIdentity] = field(default_factory=dict)
+
+    def names(self, kind: str) -> list[str]:
+        return [name for name, member in self.members.items() if member.kind == kind]
+
+
+def cluster_file_path(data_dir: Path) -> Path:
+    return data_dir / "cluster.json"
+
+
+def save(data_dir: Path, content: ClusterFile) -> None:
+    """Replace ``cluster.json``."""
+    path = cluster_file_path(data_dir)
+    temporary = path.with_suffix(".tmp")
+    text = json.dumps({"format": FORMAT, **asdict(content)}, indent=2)
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def load(data_dir: Path) -> ClusterFile | None:
+    """Return what the directory remembers, or None if no cluster was ever made in it.
+
+    Raises:
+        DataDirectoryError: the file is damaged, foreign, or of another format.
+    """
+    path = cluster_file_path(data_dir)
+    try:
+        data: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        if data.pop("format") != FORMAT:
+            raise DataDirectoryError(path=str(path), reason="made by another version of Koinon")
+        owner = data.pop("owner")
+        return ClusterFile(
+            members={name: Member(**member) for name, member in data.pop("members").items()},
+            processes={n: ProcessIdentity(**p) for n, p in data.pop("processes").items()},
+            owner=ProcessIdentity(**owner) if owner else None,
+            **data,
+        )
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DataDirectoryError(path=str(path), reason=f"not a cluster file: {error}") from error
+
+
+class DirectoryLock:
+    """An exclusive lock on a data directory, held until released or until the process ends."""
+
+    def __init__(self, data_dir: Path) -> None:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        self._file = (data_dir / "cluster.lock").open("a+")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._file.close()
+            raise LocalClusterError(
+                reason=f"a local cluster already runs on {data_dir}: stop it first "
+                "(koinon down, or Ctrl-C where it runs), or choose another --data"
+            ) from error
+
+    def release(self) -> None:
+        self._file.close()
+
+
+def choose_addresses(count: int, first_port: int) -> list[str]:
+    """Return ``count`` free local addresses: from ``first_port`` up if those ports are free,
+    else (or with ``first_port`` 0) anywhere in ``FREE_PORTS``.
+    """
+    held: list[socket.socket] = []
+    try:
+        if first_port:
+            wanted = [_hold(first_port + index) for index in range(count)]
+            held = [s for s in wanted if s is not None]
+            if len(held) == count:
+                return [_address(s) for s in held]
+        while len(held) > 0:
+            held.pop().close()
+        for _ in range(PORT_ATTEMPTS):
+            if len(held) == count:
+                return [_address(s) for s in held]
+            if (free := _hold(random.choice(FREE_PORTS))) is not None:
+                held.append(free)
+    finally:
+        for s in held:
+            s.close()
+    raise LocalClusterError(reason=f"no {count} free ports on {HOST}")
+
+
+def _hold(port: int) -> socket.socket | None:
+    """Bind the port, so that it is not chosen twice; None if it is taken."""
+    s = socket.socket()
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        s.bind((HOST, port))
+    except OSError:
+        s.close()
+        return None
+    return s
+
+
+def _address(s: socket.socket) -> str:
+    return f"{HOST}:{s.getsockname()[1]}"

@@ -1,0 +1,285 @@
+"""Coalescing: concurrent single operations to one node ride together.
+
+A lane holds the single reads, or the single writes, bound for one node. While fewer than
+``window`` batches are in flight the next is sent at once; meanwhile operations queue up and form
+it. There is no timer: an operation alone on its lane never waits. The driver bounds the operations
+under way in total (``max_pending``).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import Enum
+from random import Random
+from typing import Any
+
+from koinon.core.operations import ReadReply, WriteReply
+from koinon.core.retry import (
+    AT_ONCE,
+    Again,
+    NotSentError,
+    RetryPolicy,
+    asked_too_much,
+    decide,
+    final_error,
+)
+from koinon.core.routing import Router
+from koinon.types import Entry
+from koinon_proto.errors import KoinonError, UnknownFateError
+
+
+class Kind(Enum):
+    """What a single operation does."""
+
+    GET = "get"
+    GET_ENTRY = "get_entry"
+    PUT = "put"
+    DELETE = "delete"
+
+
+class Single:
+    """One get, put or delete, from its call to its end. ``on_done`` is called once, at the end,
+    unless the operation was abandoned before. ``waiter`` and ``timer`` are the driver's.
+    """
+
+    __slots__ = (
+        "attempt",
+        "deadline",
+        "done",
+        "error",
+        "idempotent",
+        "if_version",
+        "key",
+        "kind",
+        "last_error",
+        "maybe_applied",
+        "on_done",
+        "partition_id",
+        "result",
+        "sent",
+        "timeout_ms",
+        "timer",
+        "ttl_ms",
+        "value",
+        "waiter",
+        "write",
+    )
+
+    def __init__(
+        self,
+        kind: Kind,
+        key: bytes,
+        partition_id: int,
+        *,
+        deadline: float,
+        timeout_ms: int,
+        value: bytes = b"",
+        ttl_ms: int | None = None,
+        if_version: int | None = None,
+        retry_unknown: bool = False,
+    ) -> None:
+        self.kind = kind
+        self.key = key
+        self.value = value
+        self.ttl_ms = ttl_ms
+        self.if_version = if_version
+        self.partition_id = partition_id
+        self.deadline = deadline
+        self.timeout_ms = timeout_ms
+        self.write = kind is Kind.PUT or kind is Kind.DELETE
+        self.idempotent = not self.write or (retry_unknown and if_version is None)
+        self.attempt = 0
+        self.sent = False
+        self.done = False
+        self.maybe_applied = False
+        self.last_error: KoinonError | None = None
+        self.result: Any = None
+        self.error: KoinonError | None = None
+        self.on_done: Callable[[Single], None] | None = None
+        self.waiter: Any = None
+        self.timer: Any = None
+
+    def succeed(self, result: Any) -> None:
+        self.result = result
+        self._end()
+
+    def fail(self, error: KoinonError, timed_out_ms: int | None = None) -> None:
+        self.error = final_error(
+            error,
+            write=self.write,
+            maybe_applied=self.maybe_applied,
+            timed_out_ms=timed_out_ms,
+        )
+        self._end()
+
+    def expire(self) -> None:
+        """The deadline has passed."""
+        if self.done:
+            return
+        if self.sent:
+            self.maybe_applied = self.write
+            error: KoinonError = UnknownFateError(reason=f"no answer within {self.timeout_ms} ms")
+            self.fail(error)
+            return
+        queued = NotSentError(reason="still queued behind earlier operations to its node")
+        self.fail(self.last_error or queued, timed_out_ms=self.timeout_ms)
+
+    def abandon(self) -> None:
+        """The caller is gone. A batch that holds the operation goes on without it."""
+        self.done = True
+
+    def _end(self) -> None:
+        self.done = True
+        if self.on_done is not None:
+            self.on_done(self)
+
+
+class Lane:
+    """The single reads or the single writes for one node."""
+
+    __slots__ = ("_options", "_queue", "address", "flush_due", "in_flight", "rows_max", "write")
+
+    def __init__(self, address: str, *, write: bool, rows_max: int, bytes_max: int) -> None:
+        self.address = address
+        self.write = write
+        self.in_flight = 0
+        self.rows_max = rows_max
+        self.flush_due = False
+        """The driver has scheduled a flush."""
+        self._queue: deque[Single] = deque()
+        self._options = (rows_max, bytes_max)
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def add(self, single: Single) -> None:
+        self._queue.append(single)
+
+    def take(self) -> list[Single]:
+        """Return the next batch, whose operations now count as sent; it may be empty."""
+        batch: list[Single] = []
+        queue, bytes_left = self._queue, self._options[1]
+        while queue and len(batch) < self.rows_max:
+            single = queue[0]
+            bytes_left -= len(single.key) + len(single.value)
+            if bytes_left < 0 and batch:
+                break
+            queue.popleft()
+            if not single.done:
+                single.sent = True
+                batch.append(single)
+        return batch
+
+    def drain(self) -> list[Single]:
+        """Return all that is queued: the node cannot be reached, they go elsewhere."""
+        waiting = [single for single in self._queue if not single.done]
+        self._queue.clear()
+        return waiting
+
+    def on_reply_size(self, batch_rows: int, too_large: bool) -> None:
+        """Adapt the rows of a batch to values so large that a reply broke the message bound."""
+        if too_large:
+            self.rows_max = max(1, batch_rows // 2)
+        elif self.rows_max < self._options[0]:
+            self.rows_max = min(self._options[0], self.rows_max + max(1, self.rows_max // 8))
+
+
+class Parked:
+    """Operations that wait for news of the table, at the latest for ``again.delay_s``."""
+
+    __slots__ = ("again", "revision", "singles")
+
+    def __init__(self, singles: list[Single], again: Again, revision: int) -> None:
+        self.singles = singles
+        self.again = again
+        self.revision = revision
+
+
+def settle_singles(
+    batch: Sequence[Single],
+    outcome: ReadReply | WriteReply | KoinonError,
+    *,
+    revision: int,
+    router: Router,
+    policy: RetryPolicy,
+    random: Random,
+) -> Parked | None:
+    """End what the outcome ends; return the operations that go again, if any."""
+    refused: dict[int, KoinonError] = {}
+    by_row: dict[int, KoinonError] = {}
+    whole: KoinonError | None = None
+    if isinstance(outcome, KoinonError):
+        whole = outcome
+        router.learn((whole,))
+    else:
+        refused = outcome.refused
+        if refused:
+            router.learn(refused.values())
+        if isinstance(outcome, ReadReply):
+            results: Sequence[Any] = _read_results(batch, outcome)
+        else:
+            by_row = outcome.row_errors
+            results = _write_results(batch, outcome)
+    again: list[Single] = []
+    longest = AT_ONCE
+    for row, single in enumerate(batch):
+        error = whole or (refused.get(single.partition_id) if refused else None)
+        if by_row and error is None:
+            error = by_row.get(row)
+        if error is None:
+            if not single.done:
+                single.succeed(results[row])
+            continue
+        retry = _retry(single, error, len(batch), policy, random)
+        if retry is not None:
+            again.append(single)
+            longest = Again(max(longest.delay_s, retry.delay_s), longest.refresh or retry.refresh)
+    return Parked(again, longest, revision) if again else None
+
+
+def _retry(
+    single: Single, error: KoinonError, batch_rows: int, policy: RetryPolicy, random: Random
+) -> Again | None:
+    """Note the error; return when the operation goes again, or end it."""
+    if single.done:
+        return None
+    single.sent = False
+    single.last_error = error
+    if isinstance(error, UnknownFateError):
+        single.maybe_applied = single.write
+    if not single.write and batch_rows > 1 and asked_too_much(error):
+        return AT_ONCE
+    again = decide(
+        error, attempt=single.attempt, idempotent=single.idempotent, policy=policy, random=random
+    )
+    single.attempt += 1
+    if again is None:
+        single.fail(error)
+    return again
+
+
+def _read_results(batch: Sequence[Single], reply: ReadReply) -> Sequence[Any]:
+    results: list[Any] = list(reply.values)
+    if reply.versions:
+        for row, single in enumerate(batch):
+            if single.kind is Kind.GET_ENTRY:
+                results[row] = Entry(
+                    single.key,
+                    results[row],
+                    reply.versions[row],
+                    reply.expires_at_ms[row] or None,
+                )
+    for row in reply.missing:
+        results[row] = None
+    return results
+
+
+def _write_results(batch: Sequence[Single], reply: WriteReply) -> Sequence[Any]:
+    if all(single.kind is Kind.PUT for single in batch):
+        return reply.versions
+    absent = set(reply.absent)
+    return [
+        reply.versions[row] if single.kind is Kind.PUT else row not in absent
+        for row, single in enumerate(batch)
+    ]

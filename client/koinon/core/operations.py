@@ -1,0 +1,314 @@
+"""Operations over many rows: which rows go where, what became of each, which go again.
+
+A driver takes calls from ``route``, sends each, and hands what came back to ``settle``, which
+stores the results and returns the rows to route again, if any. Rows settle one call at a time:
+a node that is slow or gone holds up nobody else's rows. Everything is columns; a row costs no
+object of its own unless it fails.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from random import Random
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from koinon.core.retry import AT_ONCE, Again, RetryPolicy, asked_too_much, decide, final_error
+from koinon.core.routing import PartitionIds, Router, Routing, Rows
+from koinon.types import Entry
+from koinon_proto.errors import KoinonError, UnknownFateError
+
+Failed = list[tuple[Rows, KoinonError]]
+"""Rows, each group with the error that they failed with."""
+Item = TypeVar("Item")
+Reply = TypeVar("Reply")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadReply:
+    """``BatchGetResponse`` with its errors as classes. ``refused`` is by partition."""
+
+    values: Sequence[bytes]
+    missing: Sequence[int]
+    versions: Sequence[int]
+    expires_at_ms: Sequence[int]
+    refused: dict[int, KoinonError]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WriteReply:
+    """``BatchWriteResponse`` with its errors as classes."""
+
+    versions: Sequence[int]
+    absent: Sequence[int]
+    refused: dict[int, KoinonError]
+    row_errors: dict[int, KoinonError]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Call:
+    """One request to one node: some rows of an operation, as columns."""
+
+    address: str
+    """'' where the rows' partitions have no owner: nothing is sent, they are settled as refused."""
+    rows: Rows
+    """Row numbers within the operation."""
+    keys: Sequence[bytes]
+    values: Sequence[bytes] | None
+    partition_ids: PartitionIds
+    attempt: int
+    revision: int
+    table_version: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Leftover:
+    """Rows of a settled call that are to be routed again."""
+
+    rows: Rows
+    again: Again
+    attempt: int
+    revision: int
+    """The routing under which they were refused."""
+    error: KoinonError
+    """The last reason, for whoever gives up on them."""
+
+
+class RowsOperation(ABC, Generic[Reply]):
+    """What reads and writes of many rows have in common: routing, refusals, retries."""
+
+    idempotent: bool
+    write: bool
+
+    def __init__(
+        self,
+        keys: Sequence[bytes],
+        partition_ids: PartitionIds,
+        *,
+        policy: RetryPolicy,
+        random: Random,
+    ) -> None:
+        self.keys = keys
+        self.partition_ids = partition_ids
+        self.rows_max = len(keys)
+        self._policy = policy
+        self._random = random
+
+    def route(self, routing: Routing, rows: Rows | None = None, attempt: int = 0) -> list[Call]:
+        """Return the calls that carry ``rows`` (None: all) to their owners, in row order."""
+        ids = self.partition_ids if rows is None else self.partition_ids[rows]
+        calls: list[Call] = []
+        for address, inside in routing.group(ids):
+            if rows is not None:
+                inside = rows if inside is None else rows[inside]
+            calls += self._calls(routing, address, inside, attempt)
+        return calls
+
+    def _calls(
+        self, routing: Routing, address: str, rows: Rows | None, attempt: int
+    ) -> Iterable[Call]:
+        if rows is None and len(self.keys) <= self.rows_max:
+            parts: list[tuple[Rows, Sequence[bytes], Sequence[bytes] | None]]
+            parts = [(np.arange(len(self.keys)), self.keys, self._values(None))]
+        else:
+            every = np.arange(len(self.keys)) if rows is None else rows
+            chunks = (every[a : a + self.rows_max] for a in range(0, len(every), self.rows_max))
+            parts = [(c, pick(self.keys, c), self._values(c)) for c in chunks]
+        for chosen, keys, values in parts:
+            yield Call(
+                address=address,
+                rows=chosen,
+                keys=keys,
+                values=values,
+                partition_ids=self.partition_ids[chosen],
+                attempt=attempt,
+                revision=routing.revision,
+                table_version=routing.table.table_version,
+            )
+
+    def _values(self, rows: Rows | None) -> Sequence[bytes] | None:
+        return None
+
+    def settle(self, call: Call, outcome: Reply | KoinonError, router: Router) -> Leftover | None:
+        """Store what came of ``call``; return the rows to send again."""
+        if not isinstance(outcome, KoinonError):
+            failed = self._store(call, outcome)
+        elif not self.write and len(call.rows) > 1 and asked_too_much(outcome):
+            self.rows_max = max(1, len(call.rows) // 2)
+            return self._leftover(call, call.rows, AT_ONCE, outcome)
+        else:
+            failed = [(call.rows, outcome)]
+        if not failed:
+            return None
+        router.learn(error for _, error in failed)
+        return self._settle_failed(call, failed)
+
+    def _settle_failed(self, call: Call, failed: Failed) -> Leftover | None:
+        """Give up on rows whose error is final; return the others."""
+        retried: list[Rows] = []
+        delay_s, refresh, last = 0.0, False, None
+        for rows, error in failed:
+            if isinstance(error, UnknownFateError):
+                self._note_unknown(rows)
+            again = self._decide(call, error)
+            if again is None:
+                self.fail(rows, error)
+            elif len(rows):
+                retried.append(rows)
+                delay_s, refresh = max(delay_s, again.delay_s), refresh or again.refresh
+                last = error
+        if last is None:
+            return None
+        rows = np.sort(np.concatenate(retried))
+        return self._leftover(call, rows, Again(delay_s, refresh), last)
+
+    def _decide(self, call: Call, error: KoinonError) -> Again | None:
+        return decide(
+            error,
+            attempt=call.attempt,
+            idempotent=self.idempotent,
+            policy=self._policy,
+            random=self._random,
+        )
+
+    @staticmethod
+    def _leftover(call: Call, rows: Rows, again: Again, error: KoinonError) -> Leftover:
+        return Leftover(
+            rows=rows,
+            again=again,
+            attempt=call.attempt + 1,
+            revision=call.revision,
+            error=error,
+        )
+
+    @abstractmethod
+    def _store(self, call: Call, reply: Reply) -> Failed:
+        """Store a reply's rows; return those that failed."""
+
+    def _note_unknown(self, rows: Rows) -> None:
+        """These rows' attempt may have been applied."""
+        del rows
+
+    @abstractmethod
+    def fail(self, rows: Rows, error: KoinonError, timed_out_ms: int | None = None) -> None:
+        """These rows will not be tried again."""
+
+
+class ReadRows(RowsOperation[ReadReply]):
+    """``get_many`` and ``get_entries``. The first final error is that of the whole read."""
+
+    idempotent = True
+    write = False
+
+    def __init__(
+        self,
+        keys: Sequence[bytes],
+        partition_ids: PartitionIds,
+        *,
+        want_entries: bool = False,
+        policy: RetryPolicy,
+        random: Random,
+    ) -> None:
+        super().__init__(keys, partition_ids, policy=policy, random=random)
+        self.want_entries = want_entries
+        self.error: KoinonError | None = None
+        self.results: list[Any] = []
+        """bytes | None (or Entry | None), in the order of the keys, once all rows are settled."""
+
+    def _store(self, call: Call, reply: ReadReply) -> Failed:
+        found: list[Any]
+        if self.want_entries:
+            expiries = [at or None for at in reply.expires_at_ms]
+            found = list(map(Entry, call.keys, reply.values, reply.versions, expiries))
+        else:
+            found = list(reply.values)
+        for row in reply.missing:
+            found[row] = None
+        if len(call.rows) == len(self.keys):  # all rows in one call, in order
+            self.results = found
+        else:
+            self.results = self.results or [None] * len(self.keys)
+            for row, value in zip(call.rows.tolist(), found, strict=True):
+                self.results[row] = value
+        return _rows_of(call, reply.refused)
+
+    def fail(self, rows: Rows, error: KoinonError, timed_out_ms: int | None = None) -> None:
+        if self.error is None:
+            self.error = final_error(
+                error, write=False, maybe_applied=False, timed_out_ms=timed_out_ms
+            )
+
+
+class WriteRows(RowsOperation[WriteReply]):
+    """A batch of unconditional puts, or of deletes, with the failures of single rows kept."""
+
+    write = True
+
+    def __init__(
+        self,
+        keys: Sequence[bytes],
+        values: Sequence[bytes] | None,
+        partition_ids: PartitionIds,
+        *,
+        ttl_ms: int | None = None,
+        retry_unknown: bool = False,
+        policy: RetryPolicy,
+        random: Random,
+    ) -> None:
+        super().__init__(keys, partition_ids, policy=policy, random=random)
+        self.values = values
+        self.ttl_ms = ttl_ms
+        self.idempotent = retry_unknown
+        self.absent = 0
+        self.failures: dict[int, KoinonError] = {}
+        self._maybe_applied: set[int] = set()
+
+    @property
+    def deletes(self) -> bool:
+        return self.values is None
+
+    def _values(self, rows: Rows | None) -> Sequence[bytes] | None:
+        if self.values is None or rows is None:
+            return self.values
+        return pick(self.values, rows)
+
+    def _store(self, call: Call, reply: WriteReply) -> Failed:
+        self.absent += len(reply.absent)
+        failed = _rows_of(call, reply.refused)
+        failed += [(call.rows[row : row + 1], error) for row, error in reply.row_errors.items()]
+        return failed
+
+    def _note_unknown(self, rows: Rows) -> None:
+        self._maybe_applied.update(rows.tolist())
+
+    def fail(self, rows: Rows, error: KoinonError, timed_out_ms: int | None = None) -> None:
+        settled = {
+            maybe: final_error(error, write=True, maybe_applied=maybe, timed_out_ms=timed_out_ms)
+            for maybe in (False, True)
+        }
+        for row in rows.tolist():
+            self.failures[row] = settled[row in self._maybe_applied]
+
+
+def _rows_of(call: Call, refused: dict[int, KoinonError]) -> Failed:
+    return [(call.rows[call.partition_ids == p], error) for p, error in refused.items()]
+
+
+def pick(column: Sequence[Item], rows: Rows) -> Sequence[Item]:
+    """Return the column's entries at ``rows``, in C."""
+    if len(rows) == 1:
+        return [column[int(rows[0])]]
+    return itemgetter(*rows.tolist())(column) if len(rows) else []
+
+
+def attempt_timeout_s(left_s: float, *, write: bool, least_s: float = 1.0) -> float:
+    """Return how long one attempt may take of what is left.
+
+    A read that gets no answer can be asked elsewhere, so an attempt takes half of the time that
+    is left; a write cannot, and takes all.
+    """
+    return left_s if write else min(left_s, max(least_s, left_s / 2))

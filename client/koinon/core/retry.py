@@ -1,0 +1,124 @@
+"""Whether a failed attempt is tried again, and when. Decided by the error's class, never by text.
+
+What an attempt may end with, beside a reply:
+
+- a typed refusal: nothing was applied. Retried if its class says ``retriable``.
+- ``NotSentError``: the request never left, because there was no connection. Retried.
+- ``UnknownFateError``: it left, and no answer came. A read is retried. A write is not, unless the
+  caller opted in and it is unconditional: its effect then is that of writing once or twice.
+- ``InternalError``: a defect on the other side, whose extent is unknown. Never retried; to a write
+  its fate is unknown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from koinon_proto.errors import (
+    ClusterNotReadyError,
+    InternalError,
+    InvalidArgumentError,
+    KoinonError,
+    ResourceExhaustedError,
+    UnavailableError,
+    UnknownFateError,
+)
+from koinon_proto.table import MAX_BATCH_BYTES
+
+
+@dataclass(kw_only=True, eq=False)
+class NotSentError(UnavailableError):
+    """There was no connection to the node; the request never left."""
+
+
+@dataclass(kw_only=True, eq=False)
+class ReplyTooLargeError(KoinonError):
+    """gRPC refused a message for its size. Of a read: fewer rows must be asked for at once."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+def asked_too_much(error: KoinonError) -> bool:
+    """Whether a read failed only because its values together exceed what one reply may hold.
+
+    A node says so by naming the bound of a batch: all other limits were checked before sending.
+    """
+    if isinstance(error, InvalidArgumentError):
+        return error.limit == MAX_BATCH_BYTES
+    return isinstance(error, ReplyTooLargeError)
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Try again when the table has news, at the latest after ``delay_s``."""
+
+    delay_s: float
+    refresh: bool
+
+
+AT_ONCE = Again(delay_s=0.0, refresh=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryPolicy:
+    """Backoff doubles from ``first_s`` to ``max_s``, each delay jittered down to its half."""
+
+    first_s: float = 0.02
+    max_s: float = 0.5
+
+    def backoff_s(self, attempt: int, random: Random) -> float:
+        ceiling = min(self.max_s, self.first_s * (1 << min(attempt, 16)))
+        return ceiling * random.uniform(0.5, 1.0)
+
+
+def decide(
+    error: KoinonError,
+    *,
+    attempt: int,
+    idempotent: bool,
+    policy: RetryPolicy,
+    random: Random,
+) -> Again | None:
+    """Return when to try again; None: the error is final.
+
+    ``idempotent`` says that an attempt of unknown fate may be repeated: true of reads, and of
+    unconditional writes whose caller opted in.
+    """
+    unknown = isinstance(error, UnknownFateError)
+    if not error.retriable and not (unknown and idempotent):
+        return None
+    lost = unknown or isinstance(error, NotSentError)
+    return Again(policy.backoff_s(attempt, random), refresh=error.stale_table or lost)
+
+
+def final_error(
+    error: KoinonError, *, write: bool, maybe_applied: bool, timed_out_ms: int | None = None
+) -> KoinonError:
+    """Return what the caller is told.
+
+    ``maybe_applied`` says that an earlier attempt of this write has an unknown fate; then so has
+    the write, whatever came of the last attempt. ``timed_out_ms`` is the deadline, if it passed.
+    """
+    if write and (maybe_applied or isinstance(error, InternalError | ReplyTooLargeError)):
+        if isinstance(error, UnknownFateError):
+            return error
+        return _caused(UnknownFateError(reason=str(error)), error)
+    if isinstance(error, UnknownFateError) and not write:
+        return _caused(UnavailableError(reason=error.reason), error)
+    if isinstance(error, NotSentError) or (
+        timed_out_ms is not None
+        and error.retriable
+        and not isinstance(error, ClusterNotReadyError | ResourceExhaustedError)
+    ):
+        within = f"not served within {timed_out_ms} ms: " if timed_out_ms is not None else ""
+        return _caused(UnavailableError(reason=f"{within}{error}"), error)
+    return error
+
+
+def _caused(error: KoinonError, cause: KoinonError) -> KoinonError:
+    error.__cause__ = cause
+    return error

@@ -1,0 +1,174 @@
+"""Who serves which key, as far as this client knows.
+
+A ``Routing`` is an immutable snapshot: operations in flight keep theirs, whatever is learned
+meanwhile. The ``Router`` replaces it when a newer table arrives, or when a refusal names a primary
+of a higher epoch than the snapshot knows: epochs only rise, so that two nodes that contradict each
+other cannot send a client to and fro. ``revision`` counts the replacements; an operation that was
+refused under revision r has news as soon as the router's is above r.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from koinon_proto.errors import KoinonError, NotPrimaryError, PartitionOfflineError
+from koinon_proto.partitioner import Partitioner, partitioner
+from koinon_proto.table import Table, TableUpdate, apply_update
+
+Rows = NDArray[np.int64]
+PartitionIds = NDArray[np.uint32]
+
+_FEW_ROWS = 32
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Routing:
+    """One revision: the table, with what refusals taught since."""
+
+    table: Table
+    partitioner: Partitioner
+    revision: int
+    owner_of: list[str]
+    """The address that serves each partition; '' where there is none."""
+    addresses: tuple[str, ...]
+    """The distinct owners; index 0 is ''."""
+    owner_index: NDArray[np.intp]
+    """``owner_of`` as indices into ``addresses``."""
+    learned: dict[int, NotPrimaryError] = field(default_factory=dict)
+    """Partitions whose owner comes from a refusal, newer than the table."""
+
+    def group(self, partition_ids: PartitionIds) -> list[tuple[str, Rows | None]]:
+        """Return the owners of these rows, each with its row numbers in order (None: all)."""
+        if len(partition_ids) <= _FEW_ROWS:
+            by_address: dict[str, list[int]] = {}
+            for row, partition_id in enumerate(partition_ids.tolist()):
+                by_address.setdefault(self.owner_of[partition_id], []).append(row)
+            if len(by_address) == 1:
+                return [(next(iter(by_address)), None)]
+            return [(address, np.array(rows)) for address, rows in by_address.items()]
+        owners = self.owner_index[partition_ids]
+        present = np.flatnonzero(np.bincount(owners, minlength=len(self.addresses)))
+        if len(present) == 1:
+            return [(self.addresses[present[0]], None)]
+        return [(self.addresses[i], np.flatnonzero(owners == i)) for i in present.tolist()]
+
+    def offline(self, partition_id: int) -> PartitionOfflineError:
+        """Return why the partition has no owner."""
+        row = self.table.rows[partition_id]
+        reason = row.offline_reason.name.lower().replace("_", " ")
+        return PartitionOfflineError(
+            partition_id=partition_id, reason=reason if row.offline_reason else "no primary yet"
+        )
+
+
+class Router:
+    """Holds the newest ``Routing`` and decides what replaces it."""
+
+    def __init__(self) -> None:
+        self.routing: Routing | None = None
+        self.wanted_version = 0
+        """The newest table version that a refusal has named."""
+
+    @property
+    def revision(self) -> int:
+        return self.routing.revision if self.routing else 0
+
+    @property
+    def table_version(self) -> int:
+        return self.routing.table.table_version if self.routing else 0
+
+    def on_update(self, update: TableUpdate) -> bool:
+        """Take a table or a delta; return whether it was news.
+
+        Raises:
+            WrongClusterError: it belongs to another cluster.
+            ConfigurationError: it names a partitioner that this build does not know.
+        """
+        old = self.routing
+        table = apply_update(old.table if old else None, update)
+        if table is None or not table.bootstrapped or (old and table is old.table):
+            return False
+        chosen = old.partitioner if old else None
+        if chosen is None:
+            chosen = partitioner(table.cluster.partitioner, table.cluster.partition_count)
+        learned = {
+            p: error
+            for p, error in (old.learned if old else {}).items()
+            if error.primary_epoch > table.rows[p].primary_epoch
+        }
+        self.routing = _build(table, chosen, self.revision + 1, learned)
+        return True
+
+    def learn(self, errors: Iterable[KoinonError]) -> bool:
+        """Take the owners that refusals name; return whether any was news."""
+        routing = self.routing
+        if routing is None:
+            return False
+        fresh: dict[int, NotPrimaryError] = {}
+        for error in errors:
+            if isinstance(error, NotPrimaryError):
+                self.wanted_version = max(self.wanted_version, error.table_version)
+                if self._is_news(routing, error):
+                    fresh[error.partition_id] = error
+        if not fresh:
+            return False
+        learned = {**routing.learned, **fresh}
+        self.routing = _build(routing.table, routing.partitioner, self.revision + 1, learned)
+        return True
+
+    @staticmethod
+    def _is_news(routing: Routing, error: NotPrimaryError) -> bool:
+        if not error.primary_address or error.partition_id >= len(routing.owner_of):
+            return False
+        known = routing.learned.get(error.partition_id) or routing.table.rows[error.partition_id]
+        return error.primary_epoch > known.primary_epoch
+
+
+def _build(
+    table: Table, chosen: Partitioner, revision: int, learned: dict[int, NotPrimaryError]
+) -> Routing:
+    address_of = {number: node.address for number, node in table.nodes.items()}
+    owner_of = [address_of.get(row.primary, "") for row in table.rows]
+    for partition_id, error in learned.items():
+        owner_of[partition_id] = error.primary_address
+    addresses = ("", *sorted({a for a in owner_of if a}))
+    index = {address: i for i, address in enumerate(addresses)}
+    return Routing(
+        table=table,
+        partitioner=chosen,
+        revision=revision,
+        owner_of=owner_of,
+        addresses=addresses,
+        owner_index=np.array([index[a] for a in owner_of], np.intp),
+        learned=learned,
+    )
+
+
+class RefreshSchedule:
+    """When the table may be asked for again: at once after news, else at growing intervals.
+
+    The driver runs one refresh at a time and asks here how long to hold it back, so that callers
+    who all wait for the same news cost one request, and a long wait costs few.
+    """
+
+    def __init__(self, *, first_s: float = 0.02, max_s: float = 0.5) -> None:
+        self._first_s = first_s
+        self._max_s = max_s
+        self._interval_s = 0.0
+        self._ended_at = 0.0
+
+    def delay_s(self, now: float) -> float:
+        """Return how long the next refresh is to wait."""
+        return max(0.0, self._ended_at + self._interval_s - now)
+
+    def on_end(self, news: bool, now: float) -> None:
+        """Note how a refresh ended."""
+        self._ended_at = now
+        if news:
+            self._interval_s = 0.0
+        else:
+            self._interval_s = min(self._max_s, max(self._first_s, 2 * self._interval_s))

@@ -1,0 +1,232 @@
+"""Keeping the table fresh: one refresh at a time, whoever waits for it.
+
+Coordinators and nodes both serve the table. A refresh asks one of them, and the next when that one
+fails or does not answer shortly, until the table is as new as refusals said it is. Those who wait
+for news then go on at once; no operation in flight is touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from koinon.core.retry import Again, NotSentError, final_error
+from koinon.core.routing import RefreshSchedule, Router
+from koinon.links import Link
+from koinon_proto import convert
+from koinon_proto.errors import ClusterNotReadyError, KoinonError, UnavailableError
+from koinon_proto.v1 import admin_pb2, table_pb2
+
+log = logging.getLogger(__name__)
+
+_ASK_S = 1.0
+_NEXT_AFTER_S = 0.15
+_NODES_ASKED_MAX = 8
+
+Cancel = Callable[[], None]
+
+
+class Discovery:
+    """Fetches tables for a router, and wakes who waits for one. Belongs to one event loop."""
+
+    def __init__(self, seeds: Sequence[str], router: Router, link: Callable[[str], Link]) -> None:
+        self._seeds = list(seeds)
+        self._router = router
+        self._link = link
+        self._loop = asyncio.get_running_loop()
+        self._schedule = RefreshSchedule()
+        self._waiters: dict[object, Callable[[], None]] = {}
+        self._refreshing: asyncio.Task[None] | None = None
+        self._turn = 0
+
+    # --- waiting for news -----------------------------------------------------------------------
+
+    def on_news(self, resume: Callable[[], None], again: Again, revision: int) -> Cancel:
+        """Call ``resume`` when the routing is newer than ``revision``, at the latest after the
+        delay; return what cancels that.
+        """
+        if again.refresh:
+            self._refresh_soon()
+        if not again.delay_s or self._router.revision > revision:
+            return self._loop.call_soon(resume).cancel
+        token = object()
+
+        def cancel() -> None:
+            timer.cancel()
+            self._waiters.pop(token, None)
+
+        def wake() -> None:
+            cancel()
+            resume()
+
+        timer = self._loop.call_later(again.delay_s, wake)
+        self._waiters[token] = wake
+        return cancel
+
+    def close(self) -> None:
+        """End the refresh; everyone who waits goes on, to find the client closed."""
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+        self._wake_all()
+
+    def _wake_all(self) -> None:
+        for wake in list(self._waiters.values()):
+            wake()
+
+    # --- the refresh ----------------------------------------------------------------------------
+
+    def _refresh_soon(self) -> None:
+        if self._refreshing is None:
+            self._refreshing = self._loop.create_task(self._refresh_when_due())
+
+    async def _refresh_when_due(self) -> None:
+        news = False
+        try:
+            await asyncio.sleep(self._schedule.delay_s(self._loop.time()))
+            news, error = await self._ask_around()
+            if error is not None and not error.retriable:
+                log.warning("table refused error=%s", error)
+        finally:
+            self._refreshing = None
+            self._schedule.on_end(news, self._loop.time())
+        if news:
+            self._wake_all()
+
+    async def first_table(self, timeout_ms: int) -> None:
+        """Fetch the first table.
+
+        Raises:
+            ClusterNotReadyError: there is none yet.
+            UnavailableError: nobody answered.
+            KoinonError: whoever answered refused for good.
+        """
+        deadline = self._loop.time() + timeout_ms / 1000
+        error: KoinonError = NotSentError(reason=f"nobody reached at {', '.join(self._seeds)}")
+        try:
+            async with asyncio.timeout_at(deadline):
+                while self._router.routing is None:
+                    await asyncio.sleep(self._schedule.delay_s(self._loop.time()))
+                    news, failure = await self._ask_around()
+                    self._schedule.on_end(news, self._loop.time())
+                    error = failure or error
+                    if failure is not None and not (failure.retriable or failure.maybe_applied):
+                        raise failure
+        except TimeoutError:
+            raise final_error(
+                error, write=False, maybe_applied=False, timed_out_ms=timeout_ms
+            ) from None
+
+    async def _ask_around(self) -> tuple[bool, KoinonError | None]:
+        """Ask until the table is as new as wanted or nobody is left to ask; return whether there
+        was news, and the most telling error if there was none.
+        """
+        before, wanted = self._router.table_version, self._router.wanted_version
+        candidates = self._candidates()
+        asking: set[asyncio.Task[KoinonError | None]] = set()
+        errors: list[KoinonError] = []
+        answered = False
+        try:
+            while candidates or asking:
+                if candidates:
+                    asking.add(self._loop.create_task(self._ask(candidates.pop(0))))
+                done, asking = await asyncio.wait(
+                    asking,
+                    timeout=_NEXT_AFTER_S if candidates else None,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                outcomes = [task.result() for task in done]
+                errors += [error for error in outcomes if error is not None]
+                answered = answered or None in outcomes
+                if answered and self._router.table_version >= wanted:
+                    break
+        finally:
+            for task in asking:
+                task.cancel()
+        news = self._router.table_version > before
+        return news, None if news or answered else _most_telling(errors)
+
+    def _candidates(self) -> list[str]:
+        """Return whom to ask, in turn: the seeds from another one each time, then the nodes."""
+        self._turn += 1
+        start = (self._turn - 1) % len(self._seeds)
+        routing = self._router.routing
+        nodes = list(routing.addresses[1:]) if routing else []
+        if nodes:
+            at = self._turn % len(nodes)
+            nodes = (nodes[at:] + nodes[:at])[:_NODES_ASKED_MAX]
+        return list(dict.fromkeys([*self._seeds[start:], *self._seeds[:start], *nodes]))
+
+    async def _ask(self, address: str) -> KoinonError | None:
+        """Ask one for the table and take what it says; return the error, if it is one."""
+        routing = self._router.routing
+        request = table_pb2.GetTableRequest(
+            cluster_id=routing.table.cluster.cluster_id if routing else "",
+            known_version=self._router.table_version,
+        )
+        reply = await self._link(address).get_table(request, _ASK_S)
+        if isinstance(reply, KoinonError):
+            return reply
+        try:
+            self._router.on_update(convert.update_from_proto(reply))
+        except KoinonError as error:
+            return error
+        if self._router.routing is None:
+            return ClusterNotReadyError(
+                registered_nodes=len(reply.nodes), bootstrap_nodes=reply.cluster.bootstrap_nodes
+            )
+        return None
+
+    # --- the cluster's status -------------------------------------------------------------------
+
+    async def cluster_status(self, timeout_ms: int) -> admin_pb2.ClusterStatus:
+        """Return the leader's status; any coordinator's, if there is no leader to be found.
+
+        Raises:
+            UnavailableError: no coordinator answered.
+        """
+        seen: admin_pb2.ClusterStatus | None = None
+        asked: set[str] = set()
+        addresses = list(self._seeds)
+        error: KoinonError = UnavailableError(reason="no coordinator answered")
+        deadline = self._loop.time() + timeout_ms / 1000
+        while addresses and self._loop.time() < deadline:
+            address = addresses.pop(0)
+            if address in asked:
+                continue
+            asked.add(address)
+            left_s = max(0.001, deadline - self._loop.time())
+            reply = await self._link(address).get_status(
+                admin_pb2.GetStatusRequest(), min(_ASK_S, left_s)
+            )
+            if isinstance(reply, KoinonError):
+                error = reply
+                continue
+            if reply.is_leader:
+                return _status(reply)
+            seen = reply
+            if reply.leader_address:
+                addresses.insert(0, reply.leader_address)
+            addresses += [c.address for c in reply.coordinators]
+        if seen is not None:
+            return seen
+        raise UnavailableError(reason=f"no coordinator answered: {error}") from error
+
+
+def _status(reply: Any) -> admin_pb2.ClusterStatus:
+    assert isinstance(reply, admin_pb2.ClusterStatus)
+    return reply
+
+
+def _most_telling(errors: Sequence[KoinonError]) -> KoinonError | None:
+    """Return the error that a caller can do most about: a final one, else one that somebody
+    answered with, else that nobody was reached.
+    """
+    for error in errors:
+        if not error.retriable and not error.maybe_applied:
+            return error
+    for error in errors:
+        if not isinstance(error, NotSentError) and not error.maybe_applied:
+            return error
+    return errors[-1] if errors else None

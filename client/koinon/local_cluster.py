@@ -1,0 +1,520 @@
+"""A whole cluster on this machine, as processes of its own: for tests, notebooks and ``koinon up``.
+
+``LocalCluster`` starts coordinators and nodes, keeps their data, logs, addresses and pids in one
+directory, and kills, pauses and restarts them by name. Unless detached, its processes never
+outlive the program: a guardian process ends them even after ``kill -9``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from koinon import cluster_files
+from koinon.admin import Admin, ClusterStatus, problems
+from koinon.cluster_files import ClusterFile, DirectoryLock, LocalClusterError, Member
+from koinon.processes import (
+    Guardian,
+    ManagedProcess,
+    ProcessIdentity,
+    ProcessState,
+    identify,
+    send_signal,
+    state_of,
+    wait_stopped,
+)
+from koinon_proto.errors import UnavailableError
+from koinon_proto.table import NodeStatus
+
+if TYPE_CHECKING:
+    from koinon import Client
+
+STOP_TIMEOUT_S = 8.0
+KILL_TIMEOUT_S = 5.0
+POLL_S = 0.05
+STATUS_TIMEOUT_MS = 1000
+MODULES = {"coordinator": "koinon_coordinator", "node": "koinon_node"}
+PACKAGES = (*MODULES.values(), "koinon", "koinon_proto")
+
+
+class LocalCluster:
+    """A local cluster; as a context manager it is ready inside the block and stopped after it.
+
+    ``data_dir`` None makes a temporary directory that goes with the cluster; one that is given is
+    kept, and starting on it again brings back the same members, addresses and data. Members are
+    named ``c1, c2, …`` (coordinators) and ``n1, n2, …`` (nodes). ``nodes`` and ``coordinators``
+    default to 3, or to what the directory remembers; more nodes than it remembers are added.
+    Ports are free ones, or count up from ``coordinator_port`` and ``node_port`` where those are
+    free. The flags are further arguments of ``koinon coordinator`` and ``koinon node``.
+    """
+
+    def __init__(
+        self,
+        data_dir: str | os.PathLike[str] | None = None,
+        *,
+        nodes: int | None = None,
+        coordinators: int | None = None,
+        detached: bool = False,
+        coordinator_port: int = 0,
+        node_port: int = 0,
+        coordinator_flags: Sequence[str] = (),
+        node_flags: Sequence[str] = (),
+    ) -> None:
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        if data_dir is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="koinon-")
+            data_dir = self._temporary.name
+        self.data_dir = Path(data_dir).resolve()
+        self._detached = detached
+        self._node_port = node_port
+        self._lock: DirectoryLock | None = DirectoryLock(self.data_dir)
+        self._guardian: Guardian | None = None
+        self._admin: Admin | None = None
+        try:
+            remembered = cluster_files.load(self.data_dir)
+            if remembered is None:
+                remembered = ClusterFile(
+                    members=_first_members(
+                        3 if coordinators is None else coordinators,
+                        3 if nodes is None else nodes,
+                        coordinator_port,
+                        node_port,
+                    ),
+                    bootstrap_nodes=3 if nodes is None else nodes,
+                    coordinator_flags=list(coordinator_flags),
+                    node_flags=list(node_flags),
+                )
+            self._file = remembered
+            self._check_counts(nodes, coordinators)
+            self._processes = {name: self._process(name) for name in self._file.members}
+            while nodes is not None and len(self._file.names("node")) < nodes:
+                self._new_member("node")
+        except BaseException:
+            self._lock.release()
+            raise
+
+    @classmethod
+    def attach(cls, data_dir: str | os.PathLike[str]) -> LocalCluster:
+        """Return the detached cluster that runs on ``data_dir``, with all its handles.
+
+        Raises:
+            LocalClusterError: no detached cluster runs there.
+        """
+        path = Path(data_dir).resolve()
+        running = running_cluster(path)
+        if running is None or not running.detached:
+            raise LocalClusterError(reason=f"no detached cluster runs on {path}")
+        return cls(path, detached=True)
+
+    # --- the whole ------------------------------------------------------------------------------
+
+    def start(self) -> list[str]:
+        """Start every member that does not run; return their names. Does not wait for readiness."""
+        _require_servers()
+        if self._lock is None:
+            self._lock = DirectoryLock(self.data_dir)
+        self._end_leftovers()
+        if not self._detached and self._guardian is None:
+            self._guardian = Guardian()
+            if self._temporary is not None:
+                self._guardian.remove(self.data_dir)
+        self._file.detached = self._detached
+        self._file.owner = None if self._detached else identify(os.getpid())
+        started = [name for name, process in self._processes.items() if not process.alive]
+        for name in started:
+            self._spawn(name)
+        return started
+
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """Stop every member: SIGTERM, and SIGKILL for those still there after ``timeout_s``."""
+        running = [process for process in self._processes.values() if process.alive]
+        for process in running:
+            process.signal(signal.SIGTERM)
+            process.signal(signal.SIGCONT)
+        for process in wait_stopped(running, timeout_s):
+            process.signal(signal.SIGKILL)
+        left = wait_stopped(running, KILL_TIMEOUT_S)
+        for process in running:
+            self._forget(process)
+        self._file.detached = False
+        self._file.owner = None
+        self._save()
+        if left:
+            raise LocalClusterError(reason=f"{left[0].name} does not end, even by SIGKILL")
+
+    def close(self) -> None:
+        """Stop (unless detached), let go of the directory, and remove it if it is temporary."""
+        if self._lock is None:
+            return
+        try:
+            if self._detached:
+                for process in self._processes.values():
+                    process.release()
+            else:
+                self.stop()
+        finally:
+            if self._admin is not None:
+                self._admin.close()
+                self._admin = None
+            if self._guardian is not None:
+                self._guardian.close()
+                self._guardian = None
+            self._lock.release()
+            self._lock = None
+            if self._temporary is not None:
+                with contextlib.suppress(OSError):
+                    self._temporary.cleanup()
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+            self.wait_ready()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- what it is -----------------------------------------------------------------------------
+
+    @property
+    def coordinators(self) -> str:
+        """The coordinators' addresses, as ``koinon.connect`` takes them."""
+        return ",".join(self._file.members[n].address for n in self._file.names("coordinator"))
+
+    @property
+    def names(self) -> list[str]:
+        """Every member's name, coordinators first."""
+        return [*self._file.names("coordinator"), *self._file.names("node")]
+
+    @property
+    def node_names(self) -> list[str]:
+        return self._file.names("node")
+
+    @property
+    def coordinator_names(self) -> list[str]:
+        return self._file.names("coordinator")
+
+    @property
+    def states(self) -> dict[str, ProcessState]:
+        """What each member's process does."""
+        return {name: self._processes[name].state for name in self.names}
+
+    def address(self, name: str) -> str:
+        return self._member(name).address
+
+    def pid(self, name: str) -> int | None:
+        """The process id of a running member."""
+        process = self._managed(name)
+        return process.identity.pid if process.alive and process.identity else None
+
+    def log_path(self, name: str) -> Path:
+        return self._managed(name).log_path
+
+    def member_dir(self, name: str) -> Path:
+        """The member's own data directory."""
+        return self.data_dir / name
+
+    def client(self, **options: Any) -> Client:
+        """Connect a blocking client; options as of ``koinon.connect``."""
+        from koinon import connect
+
+        return connect(self.coordinators, **options)
+
+    def status(self) -> ClusterStatus:
+        """The cluster's status by its leader, or by the best informed coordinator.
+
+        Raises:
+            UnavailableError: no coordinator answers.
+        """
+        if self._admin is None or set(self._admin.addresses) != set(self.coordinators.split(",")):
+            self._admin = Admin(self.coordinators, timeout_ms=STATUS_TIMEOUT_MS)
+        return self._admin.status()
+
+    def leader(self) -> str | None:
+        """The name of the coordinator that leads, or None at the moment."""
+        try:
+            status = self.status()
+        except UnavailableError:
+            return None
+        return status.member_id if status.is_leader else None
+
+    # --- waiting --------------------------------------------------------------------------------
+
+    def wait_for(
+        self, condition: Callable[[ClusterStatus], bool], *, timeout_s: float, what: str
+    ) -> ClusterStatus:
+        """Wait until the status meets the condition, and return it.
+
+        Raises:
+            LocalClusterError: it did not inside ``timeout_s`` (names ``what`` was waited for), or
+                a member's process died by itself meanwhile (shows the end of its log).
+        """
+        deadline = time.monotonic() + timeout_s
+        last = "no coordinator answers"
+        while time.monotonic() < deadline:
+            self._raise_if_died()
+            with contextlib.suppress(UnavailableError):
+                status = self.status()
+                if condition(status):
+                    return status
+                last = _describe(status)
+            time.sleep(POLL_S)
+        raise LocalClusterError(reason=f"not within {timeout_s:g} s: {what} ({last})")
+
+    def wait_ready(self, timeout_s: float = 30.0) -> ClusterStatus:
+        """Wait until every running node is active and every partition is served.
+
+        Raises:
+            LocalClusterError: a process died (with the tail of its log), or time ran out.
+        """
+
+        def ready(status: ClusterStatus) -> bool:
+            active = {
+                node.node_id
+                for node in (status.table.nodes.values() if status.table else ())
+                if node.status is NodeStatus.ACTIVE
+            }
+            running = {name for name in self.node_names if self._processes[name].alive}
+            return status.is_leader and status.ready and running <= active
+
+        return self.wait_for(ready, timeout_s=timeout_s, what="the cluster is ready")
+
+    # --- one member -----------------------------------------------------------------------------
+
+    def kill(self, name: str) -> None:
+        """End the member's process by SIGKILL, as a crash would, and wait until it is gone."""
+        process = self._managed(name)
+        process.signal(signal.SIGKILL)
+        if wait_stopped([process], KILL_TIMEOUT_S):
+            raise LocalClusterError(reason=f"{name} does not end, even by SIGKILL")
+        self._forget(process)
+        self._save()
+
+    def pause(self, name: str) -> None:
+        """Freeze the member's process (SIGSTOP)."""
+        self._managed(name).signal(signal.SIGSTOP)
+
+    def resume(self, name: str) -> None:
+        """Let a frozen process go on (SIGCONT)."""
+        self._managed(name).signal(signal.SIGCONT)
+
+    def terminate(self, name: str, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """Stop the member cleanly (SIGTERM), by force after ``timeout_s``."""
+        process = self._managed(name)
+        process.signal(signal.SIGTERM)
+        process.signal(signal.SIGCONT)
+        if wait_stopped([process], timeout_s):
+            self.kill(name)
+        self._forget(process)
+        self._save()
+
+    def restart(self, name: str) -> None:
+        """Start the member again, after a clean stop if it runs. Does not wait for readiness."""
+        if self._managed(name).alive:
+            self.terminate(name)
+        self._spawn(name)
+
+    def add_node(self) -> str:
+        """Start one more node; return its name."""
+        name = self._new_member("node")
+        self._spawn(name)
+        return name
+
+    def add_coordinator(self) -> str:
+        """Start one more coordinator, which waits to be added to the group; return its name."""
+        name = self._new_member("coordinator")
+        self._spawn(name)
+        return name
+
+    # --- inside ---------------------------------------------------------------------------------
+
+    def _check_counts(self, nodes: int | None, coordinators: int | None) -> None:
+        have = len(self._file.names("coordinator"))
+        if coordinators is not None and coordinators != have:
+            raise self._refuse_count("coordinators", coordinators, have)
+        have = len(self._file.names("node"))
+        if nodes is not None and nodes < have:
+            raise self._refuse_count("nodes", nodes, have)
+
+    def _refuse_count(self, what: str, asked: int, have: int) -> LocalClusterError:
+        return LocalClusterError(
+            reason=f"the cluster on {self.data_dir} has {have} {what}, not {asked}: "
+            f"leave --{what} out, or choose another --data"
+        )
+
+    def _member(self, name: str) -> Member:
+        if name not in self._file.members:
+            raise LocalClusterError(reason=f"no member {name!r}: there are {', '.join(self.names)}")
+        return self._file.members[name]
+
+    def _managed(self, name: str) -> ManagedProcess:
+        self._member(name)
+        return self._processes[name]
+
+    def _new_member(self, kind: str) -> str:
+        taken = [int(name[1:]) for name in self._file.names(kind)]
+        name = f"{kind[0]}{max(taken, default=0) + 1}"
+        first_port = 0
+        if kind == "node" and self._node_port:
+            first_port = self._node_port + len(taken)
+        address = cluster_files.choose_addresses(1, first_port)[0]
+        self._file.members[name] = Member(kind=kind, address=address, joins=kind == "coordinator")
+        self._processes[name] = self._process(name)
+        return name
+
+    def _process(self, name: str) -> ManagedProcess:
+        member = self._file.members[name]
+        argv = [sys.executable, "-m", MODULES[member.kind], "--id", name]
+        argv += ["--listen", member.address, "--data", str(self.data_dir / name)]
+        if member.kind == "node":
+            argv += ["--coordinators", self.coordinators, *self._file.node_flags]
+        else:
+            founders = [
+                n for n in self._file.names("coordinator") if not self._file.members[n].joins
+            ]
+            members = ",".join(f"{n}={self._file.members[n].address}" for n in founders)
+            argv += ["--join"] if member.joins else ["--members", members]
+            argv += ["--bootstrap-nodes", str(self._file.bootstrap_nodes)]
+            argv += self._file.coordinator_flags
+        log_path = self.data_dir / "logs" / f"{name}.log"
+        return ManagedProcess(name, argv, log_path, self._file.processes.get(name))
+
+    def _spawn(self, name: str) -> None:
+        process = self._processes[name] = self._process(name)
+        identity = process.start(_environment())
+        if identity is not None:
+            self._file.processes[name] = identity
+            if self._guardian is not None:
+                self._guardian.watch(identity)
+        self._save()
+
+    def _forget(self, process: ManagedProcess) -> None:
+        identity = self._file.processes.pop(process.name, None)
+        if identity is not None and self._guardian is not None:
+            self._guardian.forget(identity)
+
+    def _save(self) -> None:
+        cluster_files.save(self.data_dir, self._file)
+
+    def _end_leftovers(self) -> None:
+        """End what a foreground cluster left behind: we hold the lock, so nobody else runs it.
+        (Its guardian is doing the same.)
+
+        Raises:
+            LocalClusterError: a detached cluster runs here.
+        """
+        running = [process for process in self._processes.values() if process.alive]
+        if self._file.detached and running and not self._detached:
+            raise LocalClusterError(
+                reason=f"a detached cluster runs on {self.data_dir}: koinon down stops it"
+            )
+        if self._file.detached or self._file.owner == identify(os.getpid()):
+            return
+        for process in running:
+            process.signal(signal.SIGKILL)
+        wait_stopped(running, KILL_TIMEOUT_S)
+
+    def _raise_if_died(self) -> None:
+        for name, process in self._processes.items():
+            expected = self._file.processes.get(name)
+            if expected is None or process.alive:
+                continue
+            code = "" if process.exit_code is None else f" with code {process.exit_code}"
+            tail = process.log_tail() or "(its log is empty)"
+            raise LocalClusterError(
+                reason=f"{name} exited{code}; the end of {process.log_path}:\n{tail}"
+            )
+
+
+def running_cluster(data_dir: Path) -> ClusterFile | None:
+    """Return the cluster file of ``data_dir`` if any of its recorded processes runs, else None."""
+    remembered = cluster_files.load(data_dir)
+    if remembered is None:
+        return None
+    running = (state_of(identity) for identity in remembered.processes.values())
+    return remembered if any(state is not ProcessState.STOPPED for state in running) else None
+
+
+def stop_owner(owner: ProcessIdentity, timeout_s: float) -> bool:
+    """Ask the program that runs a foreground cluster to end it; return whether it has."""
+    send_signal(owner, signal.SIGTERM)
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if state_of(owner) is ProcessState.STOPPED:
+            return True
+        time.sleep(POLL_S)
+    return False
+
+
+def _first_members(
+    coordinators: int, nodes: int, coordinator_port: int, node_port: int
+) -> dict[str, Member]:
+    if coordinators < 1 or nodes < 1:
+        raise LocalClusterError(
+            reason=f"a cluster needs at least 1 coordinator and 1 node, "
+            f"not {coordinators} and {nodes}"
+        )
+    if coordinators % 2 == 0:
+        raise LocalClusterError(
+            reason=f"{coordinators} coordinators survive no more failures than "
+            f"{coordinators - 1}: choose an odd number"
+        )
+    members = {
+        f"c{index}": Member(kind="coordinator", address=address)
+        for index, address in enumerate(
+            cluster_files.choose_addresses(coordinators, coordinator_port), start=1
+        )
+    }
+    addresses = cluster_files.choose_addresses(nodes, node_port)
+    members |= {
+        f"n{index}": Member(kind="node", address=address)
+        for index, address in enumerate(addresses, start=1)
+    }
+    return members
+
+
+def _environment() -> dict[str, str]:
+    """Our own environment, with the way to our packages where they are not installed."""
+    roots = [str(Path(p).parent) for m in PACKAGES for p in _search_path(m)]
+    roots = [root for root in roots if not root.endswith("-packages")]
+    paths = [*roots, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, paths)))}
+
+
+def is_importable(module: str) -> bool:
+    """Whether a top-level module could be imported, without doing so."""
+    return importlib.util.find_spec(module) is not None
+
+
+def _search_path(package: str) -> list[str]:
+    spec = importlib.util.find_spec(package)
+    return list(spec.submodule_search_locations or ()) if spec else []
+
+
+def _require_servers() -> None:
+    for module in MODULES.values():
+        if not is_importable(module):
+            raise LocalClusterError(
+                reason=f"{module} is not installed: pip install 'koinon[server]'"
+            )
+
+
+def _describe(status: ClusterStatus) -> str:
+    return "; ".join(problems(status)) or f"term {status.term}, led by {status.leader_id}"

@@ -1,0 +1,214 @@
+"""Processes that may outlive the object which started them: identity, signals, logs.
+
+A pid alone names nobody: it is reused after a reboot or a wrap-around. A process is known here by
+its pid *and* its start time, and no signal is sent before both have been checked.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from koinon import guardian
+
+POLL_S = 0.01
+
+
+class ProcessState(Enum):
+    """What a process is doing, as far as its keeper is concerned."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessIdentity:
+    """One process, not merely its number. ``started`` is opaque; it holds the boot as well."""
+
+    pid: int
+    started: str
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        return "boot"
+
+
+def _observe(pid: int) -> tuple[str, str] | None:
+    """Return (state letter, start time) of a live process; a zombie counts as gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text("ascii", errors="replace")
+    except OSError:
+        return None if Path("/proc/self/stat").exists() else _observe_by_ps(pid)
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else (fields[0], f"{_boot_id()}:{fields[19]}")
+
+
+def _observe_by_ps(pid: int) -> tuple[str, str] | None:
+    """The same where there is no /proc."""
+    command = ["ps", "-o", "state=,lstart=", "-p", str(pid)]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    state, _, started = answer.stdout.strip().partition(" ")
+    return (state[0], started.strip()) if started and state[0] != "Z" else None
+
+
+def identify(pid: int) -> ProcessIdentity | None:
+    """Return the identity of the live process with this pid, or None."""
+    observed = _observe(pid)
+    return ProcessIdentity(pid=pid, started=observed[1]) if observed else None
+
+
+def state_of(identity: ProcessIdentity | None) -> ProcessState:
+    """Return what exactly this process does now."""
+    observed = _observe(identity.pid) if identity else None
+    if identity is None or observed is None or observed[1] != identity.started:
+        return ProcessState.STOPPED
+    return ProcessState.PAUSED if observed[0] in "Tt" else ProcessState.RUNNING
+
+
+def send_signal(identity: ProcessIdentity, number: signal.Signals) -> bool:
+    """Signal exactly this process; return False if it is gone."""
+    try:
+        descriptor = os.pidfd_open(identity.pid)
+    except ProcessLookupError:
+        return False
+    except (AttributeError, OSError):  # no pidfd on this system
+        if identify(identity.pid) != identity:
+            return False
+        os.kill(identity.pid, number)
+        return True
+    try:
+        if identify(identity.pid) != identity:
+            return False
+        signal.pidfd_send_signal(descriptor, number)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+class ManagedProcess:
+    """One process with a name, a command line and a log file; started by us or found running."""
+
+    def __init__(
+        self,
+        name: str,
+        argv: Sequence[str],
+        log_path: Path,
+        identity: ProcessIdentity | None = None,
+    ) -> None:
+        self.name = name
+        self.argv = list(argv)
+        self.log_path = log_path
+        self.identity = identity
+        self.exit_code: int | None = None
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._log_start = 0
+
+    @property
+    def state(self) -> ProcessState:
+        self._reap()
+        return state_of(self.identity)
+
+    @property
+    def alive(self) -> bool:
+        return self.state is not ProcessState.STOPPED
+
+    def start(self, environment: Mapping[str, str]) -> ProcessIdentity | None:
+        """Start it in a session of its own (a terminal's Ctrl-C does not reach it)."""
+        self.exit_code = None
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        with self.log_path.open("ab") as log:
+            self._log_start = log.tell()
+            self._popen = subprocess.Popen(
+                self.argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=dict(environment),
+                start_new_session=True,
+            )
+        self.identity = identify(self._popen.pid)
+        return self.identity
+
+    def signal(self, number: signal.Signals) -> bool:
+        """Signal it; False if it is not running."""
+        self._reap()
+        return self.identity is not None and send_signal(self.identity, number)
+
+    def log_tail(self, lines: int = 15) -> str:
+        """Return the last lines that this start of the process has logged."""
+        try:
+            with self.log_path.open("rb") as log:
+                end = log.seek(0, os.SEEK_END)
+                log.seek(max(self._log_start, end - 64 * 1024))
+                text = log.read().decode(errors="replace")
+        except OSError:
+            return ""
+        return "\n".join(text.splitlines()[-lines:])
+
+    def release(self) -> None:
+        """Let it live on when this object goes: it is no longer ours to reap."""
+        if self._popen is not None:
+            self._popen.returncode = self._popen.returncode or 0  # no ResourceWarning at collection
+            self._popen = None
+
+    def _reap(self) -> None:
+        if self._popen is not None and (code := self._popen.poll()) is not None:
+            self.exit_code = code
+            self._popen = None
+
+
+def wait_stopped(processes: Iterable[ManagedProcess], timeout_s: float) -> list[ManagedProcess]:
+    """Wait until all have ended; return those that have not within the time."""
+    deadline = time.monotonic() + timeout_s
+    waiting = list(processes)
+    while True:
+        waiting = [process for process in waiting if process.alive]
+        if not waiting or time.monotonic() > deadline:
+            return waiting
+        time.sleep(POLL_S)
+
+
+class Guardian:
+    """The helper process that ends what it watches when this process is gone (guardian.py)."""
+
+    def __init__(self) -> None:
+        self._popen = subprocess.Popen(
+            [sys.executable, "-I", "-S", guardian.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def watch(self, identity: ProcessIdentity) -> None:
+        self._tell(f"watch {identity.pid} {guardian.start_time(identity.pid)}")
+
+    def forget(self, identity: ProcessIdentity) -> None:
+        self._tell(f"forget {identity.pid}")
+
+    def remove(self, directory: Path) -> None:
+        self._tell(f"remove {directory}")
+
+    def close(self) -> None:
+        """End the guardian; it ends and removes what is still on its list."""
+        assert self._popen.stdin is not None
+        self._popen.stdin.close()
+        self._popen.wait()
+
+    def _tell(self, line: str) -> None:
+        assert self._popen.stdin is not None
+        self._popen.stdin.write(line.encode() + b"\n")
+        self._popen.stdin.flush()

@@ -1,0 +1,64 @@
+"""What the client hands back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from koinon_proto.errors import KoinonError, UnknownFateError
+
+
+class Entry(NamedTuple):
+    """One record. ``version`` is what ``if_version`` compares; ``expires_at_ms`` is Unix time."""
+
+    key: bytes
+    value: bytes
+    version: int
+    expires_at_ms: int | None
+
+
+class RowFailure(NamedTuple):
+    """One row of a ``*_many`` write that was not applied, or whose fate is unknown."""
+
+    row: int
+    """Its position in the input, from 0."""
+    key: bytes
+    error: KoinonError
+
+
+@dataclass(slots=True)
+class WriteResult:
+    """What became of the rows of ``put_many`` or ``delete_many``: counts, and the failures whole.
+
+    ``applied + len(refused) + len(unknown) == rows``.
+    """
+
+    rows: int = 0
+    """Rows that were sent or refused here; all of the input if ``complete``."""
+    applied: int = 0
+    """Rows whose write is durable (or was superseded by a later row with the same key)."""
+    absent: int = 0
+    """Of the applied rows of ``delete_many``: how many found no record."""
+    refused: list[RowFailure] = field(default_factory=list)
+    """Rows that were certainly not applied, and why."""
+    unknown: list[RowFailure] = field(default_factory=list)
+    """Rows that may or may not have been applied."""
+    complete: bool = True
+    """False if so many rows failed that the rest of the input was not read."""
+
+    @property
+    def ok(self) -> bool:
+        return self.complete and not self.refused and not self.unknown
+
+    def raise_for_errors(self) -> None:
+        """Raise if any row failed: UnknownFateError if any row's fate is unknown, else the first
+        refusal.
+        """
+        if self.unknown:
+            first = self.unknown[0]
+            raise UnknownFateError(
+                reason=f"{len(self.unknown)} of {self.rows} rows, first row {first.row}: "
+                f"{first.error}"
+            ) from first.error
+        if self.refused:
+            raise self.refused[0].error

@@ -1,0 +1,402 @@
+"""A cluster in this process, over real gRPC, that misbehaves on demand. For protocol tests only.
+
+Nodes share one dict of records and one table; each also serves the table, as coordinators do.
+Faults are injected per node: ``refuse`` answers for partitions, ``before`` and ``after`` run around
+the work of a call and may raise, wait at a gate or cut connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
+from typing import Any, TypeVar, cast
+
+import grpc
+
+from koinon_proto import convert, rpc
+from koinon_proto.errors import (
+    ClusterNotReadyError,
+    ConditionFailedError,
+    KoinonError,
+    NotPrimaryError,
+    PartitionOfflineError,
+    WrongClusterError,
+)
+from koinon_proto.partitioner import Partitioner, partitioner
+from koinon_proto.table import (
+    NO_NODE,
+    ClusterConfig,
+    NodeId,
+    NodeInfo,
+    NodeNumber,
+    NodeStatus,
+    PartitionId,
+    PartitionRow,
+    PartitionStatus,
+    Table,
+    first_sequence,
+)
+from koinon_proto.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    kv_pb2,
+    kv_pb2_grpc,
+    table_pb2,
+    table_pb2_grpc,
+)
+
+T = TypeVar("T")
+Hook = Callable[[str, Any], Awaitable[None]]
+PARTITIONS = 64
+
+
+class LoopThread:
+    """An event loop on a thread of its own."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float = 10.0) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(5)
+        self.loop.close()
+
+
+class Gate:
+    """Holds calls at a point until it is opened, from any thread."""
+
+    def __init__(self, thread: LoopThread) -> None:
+        self._thread = thread
+        self._open = asyncio.Event()
+        self.reached = threading.Event()
+
+    async def __call__(self, _method: str, _request: Any) -> None:
+        self.reached.set()
+        await self._open.wait()
+
+    def open(self) -> None:
+        self._thread.loop.call_soon_threadsafe(self._open.set)
+
+
+class FakeNode(kv_pb2_grpc.KeyValueServicer, admin_pb2_grpc.AdminServicer):
+    """One node's servicer: ``calls`` counts them by method, ``rows`` the rows they carried."""
+
+    def __init__(self, cluster: FakeCluster, number: int) -> None:
+        self.cluster = cluster
+        self.number = NodeNumber(number)
+        self.address = ""
+        self.server: grpc.aio.Server | None = None
+        self.calls: dict[str, int] = {}
+        self.rows: dict[str, list[int]] = {}
+        self.deadlines_s: list[float] = []
+        self.refuse: Callable[[int], KoinonError | None] = lambda _p: None
+        self.before: Hook | None = None
+        self.after: Hook | None = None
+        self.page_rows_max = 50
+
+    async def start(self, port: int = 0) -> None:
+        self.server = grpc.aio.server(options=rpc.SERVER_OPTIONS)
+        for add in (
+            kv_pb2_grpc.add_KeyValueServicer_to_server,
+            table_pb2_grpc.add_TableServiceServicer_to_server,
+            admin_pb2_grpc.add_AdminServicer_to_server,
+        ):
+            cast(Any, add)(self, self.server)
+        bound = self.server.add_insecure_port(f"127.0.0.1:{port}")
+        self.address = f"127.0.0.1:{bound}"
+        await self.server.start()
+
+    async def _enter(self, method: str, request: Any, rows: int, context: Any) -> None:
+        self.calls[method] = self.calls.get(method, 0) + 1
+        self.rows.setdefault(method, []).append(rows)
+        self.deadlines_s.append(context.time_remaining())
+        if self.before is not None:
+            await self.before(method, request)
+
+    def _refusals(self, partition_ids: Any) -> dict[int, KoinonError]:
+        refused: dict[int, KoinonError] = {}
+        for partition_id in set(partition_ids):
+            error = self.refuse(partition_id) or self.cluster.refusal(self, partition_id)
+            if error is not None:
+                refused[partition_id] = error
+        return refused
+
+    @rpc.typed_errors
+    async def BatchGet(self, request: kv_pb2.BatchGetRequest, context: Any) -> Any:  # noqa: N802
+        await self._enter("BatchGet", request, len(request.keys), context)
+        refused = self._refusals(request.partition_ids)
+        reply = kv_pb2.BatchGetResponse(refusals=_to_proto(refused))
+        for row, (key, p) in enumerate(zip(request.keys, request.partition_ids, strict=True)):
+            value, version, expires = self.cluster.store.get(key, (b"", 0, 0))
+            if version == 0 and p not in refused:
+                reply.missing.append(row)
+            reply.values.append(b"" if p in refused else value)
+            if request.want_versions:
+                reply.versions.append(version)
+                reply.expires_at_ms.append(expires)
+        if self.after is not None:
+            await self.after("BatchGet", request)
+        return reply
+
+    @rpc.typed_errors
+    async def BatchWrite(  # noqa: N802
+        self, request: kv_pb2.BatchWriteRequest, context: Any
+    ) -> Any:
+        await self._enter("BatchWrite", request, len(request.keys), context)
+        refused = self._refusals(request.partition_ids)
+        reply = kv_pb2.BatchWriteResponse(refusals=_to_proto(refused))
+        deletes = set(request.deletes)
+        conditions = {c.row: c.if_version for c in request.conditions}
+        for row, key in enumerate(request.keys):
+            version = 0
+            if request.partition_ids[row] not in refused:
+                held = self.cluster.store.get(key, (b"", 0, 0))[1]
+                if row in conditions and conditions[row] != held:
+                    error = ConditionFailedError(
+                        expected_version=conditions[row], current_version=held
+                    )
+                    reply.row_errors.add(row=row, error=convert.error_to_proto(error))
+                elif row in deletes:
+                    if self.cluster.store.pop(key, None) is None:
+                        reply.absent.append(row)
+                else:
+                    ttls = request.ttl_ms
+                    ttl = 0 if not ttls else ttls[0] if len(ttls) == 1 else ttls[row]
+                    version = self.cluster.write(key, request.values[row], ttl)
+            reply.versions.append(version)
+        if self.after is not None:
+            await self.after("BatchWrite", request)
+        return reply
+
+    @rpc.typed_errors
+    async def Scan(self, request: kv_pb2.ScanRequest, context: Any) -> Any:  # noqa: N802
+        await self._enter("Scan", request, 0, context)
+        refused = self._refusals(request.partition_ids)
+        start = (request.cursor.partition_id, request.cursor.after_key)
+        wanted = set(request.partition_ids) - set(refused)
+        part = self.cluster.partitioner.partition_of
+        found = sorted(
+            (part(k), k, v)
+            for k, v in self.cluster.store.items()
+            if part(k) in wanted and k.startswith(request.prefix)
+        )
+        if request.HasField("cursor"):
+            found = [f for f in found if f[:2] > start]
+        limit = min(request.limit or self.page_rows_max, self.page_rows_max)
+        page = found[:limit]
+        reply = kv_pb2.ScanResponse(refusals=_to_proto(refused))
+        reply.keys.extend(k for _, k, _ in page)
+        reply.values.extend(b"" if request.keys_only else v[0] for _, _, v in page)
+        reply.partition_ids.extend(p for p, _, _ in page)
+        reply.versions.extend(v[1] for _, _, v in page)
+        reply.expires_at_ms.extend(v[2] for _, _, v in page)
+        if len(found) > limit:
+            reply.next.partition_id, reply.next.after_key = page[-1][:2]
+        if self.after is not None:
+            await self.after("Scan", request)
+        return reply
+
+    @rpc.typed_errors
+    async def GetTable(self, request: table_pb2.GetTableRequest, context: Any) -> Any:  # noqa: N802
+        await self._enter("GetTable", request, 0, context)
+        table = self.cluster.served_table
+        if table is None:
+            raise ClusterNotReadyError(registered_nodes=1, bootstrap_nodes=3)
+        own = table.cluster.cluster_id
+        if request.cluster_id and request.cluster_id != own:
+            raise WrongClusterError(expected_cluster_id=own, actual_cluster_id=request.cluster_id)
+        return convert.update_to_proto(table.since(request.known_version))
+
+    @rpc.typed_errors
+    async def GetStatus(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._enter("GetStatus", request, 0, context)
+        leader = self.cluster.nodes[-1]
+        return admin_pb2.ClusterStatus(
+            member_id=f"c{self.number}",
+            is_leader=self is leader,
+            leader_id=f"c{leader.number}",
+            leader_address=leader.address,
+        )
+
+
+class FakeCluster:
+    """Nodes, records and the table. ``moves`` may be made while clients run."""
+
+    def __init__(self, nodes: int = 2, partitions: int = PARTITIONS) -> None:
+        self.thread = LoopThread()
+        self.partitioner: Partitioner = partitioner("murmur2", partitions)
+        self.store: dict[bytes, tuple[bytes, int, int]] = {}
+        self.applied: list[tuple[bytes, bytes]] = []
+        self._versions = first_sequence(1)
+        self.nodes = [FakeNode(self, n + 1) for n in range(nodes)]
+        for node in self.nodes:
+            self.thread.run(node.start())
+        self.table = self._first_table(partitions)
+        self.served_table: Table | None = self.table
+
+    def _first_table(self, partitions: int, cluster_id: str = "fake") -> Table:
+        members = {
+            node.number: NodeInfo(
+                number=node.number,
+                node_id=NodeId(f"n{node.number}"),
+                address=node.address,
+                rack="",
+                node_epoch=1,
+                status=NodeStatus.ACTIVE,
+                store_id=f"s{node.number}",
+                changed_at=1,
+            )
+            for node in self.nodes
+        }
+        rows = []
+        for p in range(partitions):
+            owner = self.nodes[p % len(self.nodes)].number
+            rows.append(
+                PartitionRow(
+                    partition_id=PartitionId(p),
+                    replicas=(owner,),
+                    in_sync=(owner,),
+                    primary=owner,
+                    primary_epoch=1,
+                    partition_epoch=1,
+                    status=PartitionStatus.ONLINE,
+                    changed_at=1,
+                )
+            )
+        config = ClusterConfig(
+            cluster_id=cluster_id,
+            partitioner=self.partitioner.name,
+            partition_count=partitions,
+            replication_factor=1,
+            min_in_sync=1,
+            bootstrap_nodes=1,
+            max_value_bytes=1 << 20,
+        )
+        return Table(cluster=config, table_version=1, nodes=members, rows=tuple(rows))
+
+    @property
+    def seeds(self) -> str:
+        return ",".join(node.address for node in self.nodes)
+
+    def gate(self) -> Gate:
+        return Gate(self.thread)
+
+    def refusal(self, node: FakeNode, partition_id: int) -> KoinonError | None:
+        row = self.table.rows[partition_id]
+        if row.primary == node.number:
+            return None
+        if row.primary == NO_NODE:
+            return PartitionOfflineError(partition_id=partition_id, reason="no live replica")
+        owner = self.table.nodes[row.primary]
+        return NotPrimaryError(
+            partition_id=partition_id,
+            primary=owner.node_id,
+            primary_address=owner.address,
+            primary_epoch=row.primary_epoch,
+            table_version=self.table.table_version,
+        )
+
+    def write(self, key: bytes, value: bytes, ttl_ms: int) -> int:
+        self._versions += 1
+        self.store[key] = (value, self._versions, ttl_ms)
+        self.applied.append((key, value))
+        return self._versions
+
+    def move(self, partition_ids: Any, owner: int, *, tell: bool = True) -> None:
+        """Give partitions to a node (0: to nobody). Without ``tell`` no server hands out the new
+        table yet.
+        """
+        version = self.table.table_version + 1
+        rows = list(self.table.rows)
+        for p in partition_ids:
+            rows[p] = replace(
+                rows[p],
+                primary=NodeNumber(owner),
+                primary_epoch=rows[p].primary_epoch + 1,
+                partition_epoch=rows[p].partition_epoch + 1,
+                status=PartitionStatus.ONLINE if owner else PartitionStatus.OFFLINE,
+                changed_at=version,
+            )
+        self.table = replace(self.table, table_version=version, rows=tuple(rows))
+        if tell:
+            self.served_table = self.table
+
+    def count(self, method: str) -> int:
+        return sum(node.calls.get(method, 0) for node in self.nodes)
+
+    def reset_counts(self) -> None:
+        for node in self.nodes:
+            node.calls.clear()
+            node.rows.clear()
+
+    def kill(self, node: FakeNode) -> None:
+        """Cut every connection of a node and stop listening."""
+        assert node.server is not None
+        self.thread.run(node.server.stop(None))
+
+    def revive(self, node: FakeNode) -> None:
+        """Listen again where it listened before."""
+        self.thread.run(node.start(int(node.address.rpartition(":")[2])))
+
+    def close(self) -> None:
+        for node in self.nodes:
+            if node.server is not None:
+                self.thread.run(node.server.stop(None))
+        self.thread.stop()
+
+
+class Proxy:
+    """A TCP relay in front of a node whose connections can be cut without a word."""
+
+    def __init__(self, thread: LoopThread, target: str) -> None:
+        self._thread = thread
+        self._host, _, port = target.rpartition(":")
+        self._port = int(port)
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._server = thread.run(asyncio.start_server(self._relay, "127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection(self._host, self._port)
+        self._writers |= {writer, far_writer}
+        try:
+            await asyncio.gather(_copy(reader, far_writer), _copy(far_reader, writer))
+        finally:
+            self._writers -= {writer, far_writer}
+
+    def cut(self) -> None:
+        """Reset every connection."""
+
+        def abort() -> None:
+            for writer in self._writers:
+                writer.transport.abort()
+
+        self._thread.loop.call_soon_threadsafe(abort)
+
+    def close(self) -> None:
+        self.cut()
+        self._thread.loop.call_soon_threadsafe(self._server.close)
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(65_536):
+            writer.write(data)
+            await writer.drain()
+        writer.close()
+    except ConnectionError:
+        writer.close()
+
+
+def _to_proto(refused: dict[int, KoinonError]) -> list[kv_pb2.Refusal]:
+    return [
+        kv_pb2.Refusal(partition_id=p, error=convert.error_to_proto(error))
+        for p, error in refused.items()
+    ]
