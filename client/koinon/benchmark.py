@@ -24,9 +24,10 @@ from koinon.client import Client, connect
 KEYS = 20_000
 VALUE_BYTES = 100
 BATCH_KEYS = 1_000
+READERS = 4
 TASKS = 64
 THREADS = (1, 16)
-STEPS = 8
+STEPS = 9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,6 +90,10 @@ def _run_steps(
 
     step("put_many", lambda: _put_many(client, keys, value, seconds))
     step("get_many_1000", lambda: _get_many(client, keys, seconds))
+    step(
+        f"get_many_1000_x{READERS}",
+        lambda: asyncio.run(_get_many_side_by_side(coordinators, keys, seconds)),
+    )
 
     async def put(shared: AsyncClient, key: bytes) -> None:
         await shared.put(key, value)
@@ -122,6 +127,29 @@ def _get_many(client: Client, keys: list[bytes], seconds: float) -> Measure:
         rows += len(client.get_many(batch))
         spans.append(time.perf_counter() - start)
     return _measure(rows, time.perf_counter() - began, spans)
+
+
+async def _get_many_side_by_side(
+    coordinators: str | Sequence[str], keys: list[bytes], seconds: float
+) -> Measure:
+    batches = cycle([keys[a : a + BATCH_KEYS] for a in range(0, len(keys), BATCH_KEYS)])
+    rows, spans = 0, []
+
+    async def work(client: AsyncClient, until: float) -> None:
+        nonlocal rows
+        for batch in batches:
+            start = time.perf_counter()
+            if start > until:
+                return
+            found = await client.get_many(batch)
+            rows += len(found)
+            spans.append(time.perf_counter() - start)
+
+    async with await aio.connect(coordinators, timeout_ms=20_000) as client:
+        await client.get_many(keys[:100])  # the connections are there
+        began = time.perf_counter()
+        await asyncio.gather(*[work(client, began + seconds) for _ in range(READERS)])
+        return _measure(rows, time.perf_counter() - began, spans)
 
 
 async def _tasks(

@@ -24,13 +24,14 @@ from koinon.core.operations import (
     WriteRows,
     attempt_timeout_s,
 )
-from koinon.core.retry import Again, NotSentError, RetryPolicy, asked_too_much
+from koinon.core.retry import Again, NotSentError, RetryPolicy
 from koinon.core.routing import Router, Routing
 from koinon.discovery import Discovery
 from koinon.links import Link
 from koinon.options import ClientOptions
 from koinon_proto.errors import (
     KoinonError,
+    ReplyTooLargeError,
     ResourceExhaustedError,
     UnavailableError,
     UnknownFateError,
@@ -94,6 +95,11 @@ class Engine:
         routing = self.router.routing
         assert routing is not None, "start() has returned"
         return routing
+
+    @property
+    def cluster_id(self) -> str:
+        """The one cluster that this client ever talks to."""
+        return self.routing().table.cluster.cluster_id
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         task = self._loop.create_task(work)
@@ -221,7 +227,7 @@ class Engine:
                 outcome = await link.write(_single_writes(batch, routing), timeout_s)
             else:
                 outcome = await link.read(_single_reads(batch, routing), timeout_s)
-                too_large = isinstance(outcome, KoinonError) and asked_too_much(outcome)
+                too_large = isinstance(outcome, ReplyTooLargeError)
                 lane.on_reply_size(len(batch), too_large)
         finally:
             lane.in_flight -= 1
@@ -296,13 +302,14 @@ class Engine:
             return NotSentError(reason="the deadline passed before the request was sent")
         timeout_s = attempt_timeout_s(left_s, write=operation.write)
         if isinstance(operation, WriteRows):
-            return await link.write(_write_request(operation, call), timeout_s)
+            return await link.write(_write_request(operation, call, self.cluster_id), timeout_s)
         assert isinstance(operation, ReadRows)
         request = kv_pb2.BatchGetRequest(
             table_version=call.table_version,
             keys=call.keys,
             partition_ids=call.partition_ids.tolist(),
             want_versions=operation.want_entries,
+            cluster_id=self.cluster_id,
         )
         return await link.read(request, timeout_s)
 
@@ -394,6 +401,7 @@ async def all_of(work: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
 
 def _single_reads(batch: Sequence[Single], routing: Routing) -> kv_pb2.BatchGetRequest:
     return kv_pb2.BatchGetRequest(
+        cluster_id=routing.table.cluster.cluster_id,
         table_version=routing.table.table_version,
         keys=[single.key for single in batch],
         partition_ids=[single.partition_id for single in batch],
@@ -404,6 +412,7 @@ def _single_reads(batch: Sequence[Single], routing: Routing) -> kv_pb2.BatchGetR
 def _single_writes(batch: Sequence[Single], routing: Routing) -> kv_pb2.BatchWriteRequest:
     ttls = [single.ttl_ms or 0 for single in batch]
     return kv_pb2.BatchWriteRequest(
+        cluster_id=routing.table.cluster.cluster_id,
         table_version=routing.table.table_version,
         keys=[single.key for single in batch],
         values=[single.value for single in batch],
@@ -419,9 +428,10 @@ def _single_writes(batch: Sequence[Single], routing: Routing) -> kv_pb2.BatchWri
     )
 
 
-def _write_request(operation: WriteRows, call: Call) -> kv_pb2.BatchWriteRequest:
+def _write_request(operation: WriteRows, call: Call, cluster_id: str) -> kv_pb2.BatchWriteRequest:
     rows = len(call.keys)
     return kv_pb2.BatchWriteRequest(
+        cluster_id=cluster_id,
         table_version=call.table_version,
         keys=call.keys,
         values=[b""] * rows if call.values is None else call.values,

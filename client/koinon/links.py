@@ -14,10 +14,10 @@ from typing import Any, cast
 import grpc
 
 from koinon.core.operations import ReadReply, WriteReply
-from koinon.core.retry import NotSentError, ReplyTooLargeError
+from koinon.core.retry import NotSentError
 from koinon.core.scanning import ScanReply
 from koinon_proto import convert, rpc
-from koinon_proto.errors import KoinonError, UnknownFateError
+from koinon_proto.errors import KoinonError, ResourceExhaustedError, UnknownFateError
 from koinon_proto.v1 import admin_pb2_grpc, kv_pb2, kv_pb2_grpc, table_pb2, table_pb2_grpc
 
 READY = grpc.ChannelConnectivity.READY
@@ -156,8 +156,8 @@ def _error_of(failure: grpc.aio.AioRpcError, address: str) -> KoinonError:
     if typed is not None:
         return typed
     reason = f"{address}: {failure.code().name.lower()}: {failure.details()}"
-    if failure.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return ReplyTooLargeError(reason=reason)
+    if failure.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:  # gRPC's own limit of calls: not run
+        return ResourceExhaustedError(resource=f"calls under way at {address}", limit=0)
     return UnknownFateError(reason=reason)
 
 

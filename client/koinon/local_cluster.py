@@ -78,6 +78,7 @@ class LocalCluster:
         self._node_port = node_port
         self._lock: DirectoryLock | None = DirectoryLock(self.data_dir)
         self._guardian: Guardian | None = None
+        self._started = False
         self._admin: Admin | None = None
         try:
             remembered = cluster_files.load(self.data_dir)
@@ -123,6 +124,7 @@ class LocalCluster:
         if self._lock is None:
             self._lock = DirectoryLock(self.data_dir)
         self._end_leftovers()
+        self._started = True
         if not self._detached and self._guardian is None:
             self._guardian = Guardian()
             if self._temporary is not None:
@@ -159,7 +161,7 @@ class LocalCluster:
             if self._detached:
                 for process in self._processes.values():
                     process.release()
-            else:
+            elif self._started:
                 self.stop()
         finally:
             if self._admin is not None:

@@ -101,6 +101,7 @@ class Pages:
         if not link.ready() and not await link.connect():
             return link.not_sent()
         request = kv_pb2.ScanRequest(
+            cluster_id=engine.cluster_id,
             table_version=call.table_version,
             partition_ids=call.partition_ids,
             prefix=self._prefix,

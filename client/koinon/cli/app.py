@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib import metadata
 from typing import Annotated
 
 import typer
@@ -32,7 +31,9 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"koinon {metadata.version('koinon')}")
+        import koinon
+
+        typer.echo(f"koinon {koinon.__version__}")
         raise typer.Exit
 
 

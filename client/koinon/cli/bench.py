@@ -12,6 +12,7 @@ from koinon.cli.session import Session, command
 STEP_NAMES = {
     "put_many": "durable put, batches",
     "get_many_1000": "get, batches of 1,000",
+    "get_many_1000_x4": "get, 4 such batches at once",
     "async_get_64": "get, 64 asyncio tasks",
     "async_put_64": "durable put, 64 asyncio tasks",
     "get_1_threads": "get, 1 thread",

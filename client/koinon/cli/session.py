@@ -275,6 +275,8 @@ def _advice(error: KoinonError) -> str:
             return "\n  Read the key to see; a plain put or delete may simply be repeated."
         case errors.ConditionFailedError():
             return "\n  'koinon get KEY --json' shows the record and its version."
+        case errors.InternalError():
+            return "\n  This is a defect; the log of the server that answered has the whole story."
         case errors.ResourceExhaustedError():
             return "\n  Try again in a moment."
         case _:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -226,10 +227,11 @@ def _delimited(path: Path, key: str, value: str | None, delimiter: str) -> Itera
     from pyarrow import csv
 
     file, position = _open_plain(path)
-    malformed: list[str] = []
+    malformed: deque[BadRow] = deque()
 
     def on_malformed(row: Any) -> str:
-        malformed.append(f"{row.actual_columns} columns instead of {row.expected_columns}")
+        reason = f"{row.actual_columns} columns instead of {row.expected_columns}"
+        malformed.append(BadRow(row=row.number or 0, reason=reason))
         return "skip"
 
     with file:
@@ -258,19 +260,23 @@ def _delimited(path: Path, key: str, value: str | None, delimiter: str) -> Itera
 
 
 def _delimited_slabs(
-    reader: Any, key: str, value: str | None, malformed: list[str], position: Callable[[], int]
+    reader: Any,
+    key: str,
+    value: str | None,
+    malformed: deque[BadRow],
+    position: Callable[[], int],
 ) -> Iterator[Slab]:
+    """Yield the rows in slabs; the malformed ones, which the reader leaves out, in their places."""
     maker = _SlabMaker()
     for batch in reader:
-        for reason in malformed:
-            maker.refuse(reason)
-        malformed.clear()
         for key_cell, value_cell in _delimited_rows(batch, key, value):
+            while malformed and malformed[0].row <= maker.row + 1:
+                maker.refuse(malformed.popleft().reason)
             maker.add(key_cell, value_cell)
             if maker.full:
                 yield maker.take(position())
-    for reason in malformed:
-        maker.refuse(reason)
+    while malformed:
+        maker.refuse(malformed.popleft().reason)
     yield maker.take(position())
 
 

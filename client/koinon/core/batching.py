@@ -20,13 +20,12 @@ from koinon.core.retry import (
     Again,
     NotSentError,
     RetryPolicy,
-    asked_too_much,
     decide,
     final_error,
 )
 from koinon.core.routing import Router
 from koinon.types import Entry
-from koinon_proto.errors import KoinonError, UnknownFateError
+from koinon_proto.errors import KoinonError, ReplyTooLargeError, UnknownFateError
 
 
 class Kind(Enum):
@@ -248,7 +247,7 @@ def _retry(
     single.last_error = error
     if isinstance(error, UnknownFateError):
         single.maybe_applied = single.write
-    if not single.write and batch_rows > 1 and asked_too_much(error):
+    if not single.write and batch_rows > 1 and isinstance(error, ReplyTooLargeError):
         return AT_ONCE
     again = decide(
         error, attempt=single.attempt, idempotent=single.idempotent, policy=policy, random=random

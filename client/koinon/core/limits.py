@@ -1,4 +1,4 @@
-"""The limits of DESIGN section 9, checked at the call, before anything is sent.
+"""The limits of keys, values and arguments, checked at the call, before anything is sent.
 
 The checks over columns are C-level passes; the offending row is looked for only once there is one.
 """
@@ -9,10 +9,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from koinon_proto.errors import InvalidArgumentError
-from koinon_proto.table import MAX_KEY_BYTES
-
-MAX_TTL_MS = 100 * 366 * 24 * 3600 * 1000
-"""A hundred years; nodes refuse more."""
+from koinon_proto.table import MAX_KEY_BYTES, MAX_TTL_MS
 
 _ONLY_BYTES = frozenset((bytes,))
 

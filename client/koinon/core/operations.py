@@ -17,10 +17,10 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from koinon.core.retry import AT_ONCE, Again, RetryPolicy, asked_too_much, decide, final_error
+from koinon.core.retry import AT_ONCE, Again, RetryPolicy, decide, final_error
 from koinon.core.routing import PartitionIds, Router, Routing, Rows
 from koinon.types import Entry
-from koinon_proto.errors import KoinonError, UnknownFateError
+from koinon_proto.errors import KoinonError, ReplyTooLargeError, UnknownFateError
 
 Failed = list[tuple[Rows, KoinonError]]
 """Rows, each group with the error that they failed with."""
@@ -137,7 +137,7 @@ class RowsOperation(ABC, Generic[Reply]):
         """Store what came of ``call``; return the rows to send again."""
         if not isinstance(outcome, KoinonError):
             failed = self._store(call, outcome)
-        elif not self.write and len(call.rows) > 1 and asked_too_much(outcome):
+        elif not self.write and len(call.rows) > 1 and isinstance(outcome, ReplyTooLargeError):
             self.rows_max = max(1, len(call.rows) // 2)
             return self._leftover(call, call.rows, AT_ONCE, outcome)
         else:

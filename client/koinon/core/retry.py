@@ -18,38 +18,17 @@ from random import Random
 from koinon_proto.errors import (
     ClusterNotReadyError,
     InternalError,
-    InvalidArgumentError,
     KoinonError,
     ResourceExhaustedError,
     UnavailableError,
     UnknownFateError,
+    WrongClusterError,
 )
-from koinon_proto.table import MAX_BATCH_BYTES
 
 
 @dataclass(kw_only=True, eq=False)
 class NotSentError(UnavailableError):
     """There was no connection to the node; the request never left."""
-
-
-@dataclass(kw_only=True, eq=False)
-class ReplyTooLargeError(KoinonError):
-    """gRPC refused a message for its size. Of a read: fewer rows must be asked for at once."""
-
-    reason: str
-
-    def __str__(self) -> str:
-        return self.reason
-
-
-def asked_too_much(error: KoinonError) -> bool:
-    """Whether a read failed only because its values together exceed what one reply may hold.
-
-    A node says so by naming the bound of a batch: all other limits were checked before sending.
-    """
-    if isinstance(error, InvalidArgumentError):
-        return error.limit == MAX_BATCH_BYTES
-    return isinstance(error, ReplyTooLargeError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +68,10 @@ def decide(
     unconditional writes whose caller opted in.
     """
     unknown = isinstance(error, UnknownFateError)
-    if not error.retriable and not (unknown and idempotent):
+    moved = isinstance(error, WrongClusterError)  # the table names an address that others use now
+    if not error.retriable and not moved and not (unknown and idempotent):
         return None
-    lost = unknown or isinstance(error, NotSentError)
+    lost = unknown or moved or isinstance(error, NotSentError)
     return Again(policy.backoff_s(attempt, random), refresh=error.stale_table or lost)
 
 
@@ -103,7 +83,7 @@ def final_error(
     ``maybe_applied`` says that an earlier attempt of this write has an unknown fate; then so has
     the write, whatever came of the last attempt. ``timed_out_ms`` is the deadline, if it passed.
     """
-    if write and (maybe_applied or isinstance(error, InternalError | ReplyTooLargeError)):
+    if write and (maybe_applied or isinstance(error, InternalError)):
         if isinstance(error, UnknownFateError):
             return error
         return _caused(UnknownFateError(reason=str(error)), error)

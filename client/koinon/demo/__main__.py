@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 import time
+from pathlib import Path
 
 from koinon.cli.output import count, duration_text
 from koinon.demo import acts
@@ -60,11 +62,22 @@ def play(stage: Stage, rows_max: int | None) -> None:
                 act(shared)
     stage.console.print(
         f"\n[bold green]Done:[/] {len(rows):,} rows, {stage.checks} checks, all of them hold; "
-        f"{duration_text(stage.seconds)}. The processes are gone, and so is their data."
+        f"{duration_text(stage.seconds)}. The processes are gone, and so is their data.",
+        soft_wrap=True,
     )
+    koinon = _command()
     stage.console.print(
-        "Now try your own:  koinon up   then in another shell   koinon put greeting hello\n"
+        f"Now your own:  {koinon} up --detach && {koinon} put greeting hello\n", soft_wrap=True
     )
+
+
+def _command() -> str:
+    """How the command line is called from this shell."""
+    beside = Path(sys.executable).with_name("koinon")
+    if shutil.which("koinon") or not beside.exists():
+        return "koinon"
+    here = Path.cwd()
+    return str(beside.relative_to(here) if beside.is_relative_to(here) else beside)
 
 
 def main() -> int:

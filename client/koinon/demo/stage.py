@@ -80,13 +80,14 @@ class Stage:
             yield advance
 
     def _plain_progress(self, what: str, total: int) -> Advance:
-        last = 0.0
+        last = time.monotonic()
 
         def advance(done: int, remark: str = "") -> None:
             nonlocal last
             now = time.monotonic()
             if now - last >= PLAIN_PROGRESS_S:
                 last = now
-                self.console.print(f"   {what}: {done:,} of {total:,}  {remark}", soft_wrap=True)
+                line = f"   {what}: {done:,} of {total:,}  {remark}".rstrip()
+                self.console.print(line, soft_wrap=True)
 
         return advance

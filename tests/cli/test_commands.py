@@ -1,0 +1,229 @@
+"""The command line as a shell sees it: output, exit codes, messages."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from koinon.local_cluster import LocalCluster
+from tests.conftest import ClusterFactory
+
+Run = Callable[..., "subprocess.CompletedProcess[Any]"]
+
+
+@pytest.fixture
+def koinon(cluster: LocalCluster, tmp_path: Path) -> Run:
+    """Runs ``koinon ARGS`` against the shared cluster."""
+
+    def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[Any]:
+        environment = {
+            **os.environ,
+            "KOINON_COORDINATORS": cluster.coordinators,
+            "XDG_DATA_HOME": str(tmp_path),
+            **options.pop("environment", {}),
+        }
+        command = [sys.executable, "-m", "koinon.cli", *arguments]
+        options = {"capture_output": True, "text": True, "timeout": 60, **options}
+        return subprocess.run(command, env=environment, check=False, **options)
+
+    return run
+
+
+def test_put_get_delete_round_trip_has_exit_codes(koinon: Run) -> None:
+    assert koinon("put", "cli/a", "héllo").returncode == 0
+    found = koinon("get", "cli/a")
+    assert (found.returncode, found.stdout) == (0, "héllo\n")
+    assert koinon("delete", "cli/a").returncode == 0
+    gone = koinon("get", "cli/a")
+    assert (gone.returncode, gone.stdout) == (1, "")
+    assert gone.stderr == "koinon: not found: cli/a\n"
+    assert koinon("delete", "cli/a").returncode == 1
+
+
+def test_put_binary_from_file_comes_back_exactly(koinon: Run, tmp_path: Path) -> None:
+    content = bytes(range(256))
+    (tmp_path / "blob").write_bytes(content)
+    assert koinon("put", "cli/blob", "--value-file", str(tmp_path / "blob")).returncode == 0
+    assert koinon("get", "cli/blob", "--raw", text=False).stdout == content
+    shown = koinon("get", "cli/blob")
+    assert "\x1b" not in shown.stdout
+    assert "--raw" in shown.stderr
+    answer = json.loads(koinon("--json", "get", "cli/blob").stdout)
+    assert set(answer["value"]) == {"base64"}
+
+
+def test_put_from_standard_input_and_hexadecimal_key(koinon: Run) -> None:
+    assert koinon("put", "--hex", "ff00", "--value-file", "-", input="x").returncode == 0
+    answer = json.loads(koinon("get", "--hex", "ff00", "--json").stdout)
+    assert (answer["key"], answer["value"]) == ({"base64": "/wA="}, "x")
+
+
+def test_put_condition_and_ttl(koinon: Run) -> None:
+    first = json.loads(koinon("put", "cli/c", "1", "--if-version", "0", "--json").stdout)
+    refused = koinon("put", "cli/c", "2", "--if-version", "0")
+    assert refused.returncode == 1
+    assert str(first["version"]) in refused.stderr
+    assert koinon("put", "cli/c", "2", "--if-version", str(first["version"])).returncode == 0
+    assert koinon("put", "cli/t", "1", "--ttl", "1h").returncode == 0
+    assert json.loads(koinon("get", "cli/t", "--json").stdout)["expires_at_ms"] > 0
+
+
+def test_scan_lines_json_limit_and_keys_only(koinon: Run) -> None:
+    for number in range(5):
+        koinon("put", f"cli/scan/{number}", f"line\n{number}")
+    lines = koinon("scan", "--prefix", "cli/scan/").stdout.splitlines()
+    assert sorted(lines)[0] == "cli/scan/0\tline\\n0"
+    assert len(lines) == 5
+    limited = koinon("scan", "--prefix", "cli/scan/", "--limit", "2", "--json").stdout.splitlines()
+    assert [set(json.loads(line)) for line in limited] == [
+        {"key", "value", "version", "expires_at_ms"}
+    ] * 2
+    keys = koinon("scan", "--prefix", "cli/scan/", "--keys-only").stdout.split()
+    assert sorted(keys) == [f"cli/scan/{number}" for number in range(5)]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("put", "k"),
+        ("put", "k", "v", "--ttl", "5"),
+        ("put", "--hex", "xyz", "00"),
+        ("put", "", "v"),
+        ("put", "k" * 501, "v"),
+        ("scan", "--limit", "0"),
+        ("nonsense",),
+        ("load", "missing.csv", "--key", "id"),
+        ("--timeout", "soon", "get", "k"),
+        ("up", "--coordinators", "2"),
+    ],
+)
+def test_wrong_usage_ends_with_2_and_no_traceback(koinon: Run, arguments: tuple[str]) -> None:
+    ended = koinon(*arguments)
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_unreachable_cluster_ends_with_3_and_advice(koinon: Run) -> None:
+    nowhere = {"KOINON_COORDINATORS": "127.0.0.1:9"}
+    for arguments in (("get", "k"), ("admin", "status")):
+        ended = koinon(*arguments, "--timeout", "500ms", environment=nowhere)
+        assert ended.returncode == 3, ended.stderr
+        assert "koinon up" in ended.stderr
+        assert "Traceback" not in ended.stderr
+    shown = koinon("get", "k", "--timeout", "500ms", "--debug", environment=nowhere)
+    assert "Traceback" in shown.stderr
+
+
+def test_admin_status_says_that_all_is_well(koinon: Run, cluster: LocalCluster) -> None:
+    cluster.wait_ready()
+    shown = koinon("admin", "status").stdout
+    assert shown.startswith("All is well.")
+    assert all(name in shown for name in cluster.names)
+    answer = json.loads(koinon("admin", "status", "--json").stdout)
+    assert answer["ok"]
+    assert answer["partitions"] == {"online": 1024, "assigned": 0, "offline": 0}
+    assert [node["id"] for node in answer["nodes"]] == cluster.node_names
+
+
+def test_admin_lists_for_programs_and_people(koinon: Run, cluster: LocalCluster) -> None:
+    nodes = json.loads(koinon("admin", "nodes", "--json").stdout)
+    assert sum(node["partitions_led"] for node in nodes) == 1024
+    rows = koinon("admin", "partitions", "--node", "n1", "--json").stdout.splitlines()
+    assert {json.loads(row)["primary"] for row in rows} == {"n1"}
+    assert "none" in koinon("admin", "partitions", "--offline").stdout
+    assert koinon("admin", "partitions", "--node", "n99").returncode == 1
+    members = json.loads(koinon("admin", "coordinators", "--json").stdout)
+    assert sum(member["leader"] for member in members) == 1
+    assert "leader" in koinon("admin", "coordinators").stdout
+
+
+def test_admin_coordinators_transfer_moves_the_leadership(
+    koinon: Run, cluster: LocalCluster
+) -> None:
+    old = cluster.leader()
+    other = next(name for name in cluster.coordinator_names if name != old)
+    ended = koinon("admin", "coordinators", "transfer", other)
+    assert ended.returncode == 0, ended.stderr
+    cluster.wait_for(
+        lambda s: s.is_leader and s.member_id == other, timeout_s=10, what=f"{other} leads"
+    )
+    refused = koinon("admin", "coordinators", "remove", "c9")
+    assert refused.returncode in (1, 2), refused.stderr
+
+
+def test_load_counts_bad_rows_and_fails_unless_told_to_skip(koinon: Run, tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("id,v\n" + "".join(f"load/{n},value {n}\n" for n in range(2000)) + ",x\n")
+    ended = koinon("load", str(path), "--key", "id", "--value", "v")
+    assert ended.returncode == 2
+    assert "2,000 rows written" in ended.stdout
+    assert "rows.csv row 2001: the key is empty" in ended.stdout
+    assert koinon("get", "load/1999").stdout == "value 1999\n"
+    twice = koinon("load", str(path), str(path), "--key", "id", "--skip-bad", "--json")
+    assert twice.returncode == 0
+    answer = json.loads(twice.stdout)
+    assert (answer["rows_applied"], answer["keys_repeated"]) == (4000, 2000)
+
+
+def test_help_and_version_need_no_cluster(koinon: Run) -> None:
+    assert "koinon up" in koinon("--help").stdout
+    assert "Examples" in koinon("put", "--help").stdout
+    assert koinon("--version").stdout.startswith("koinon ")
+    for server in ("coordinator", "node"):
+        assert "--listen" in koinon(server, "--help").stdout
+
+
+def test_import_koinon_brings_in_no_command_line_packages() -> None:
+    code = (
+        "import sys, koinon;"
+        "print([m for m in ('typer', 'rich', 'pyarrow', 'lmdb') if m in sys.modules])"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert answer.stdout.strip() == "[]"
+
+
+def test_koinon_without_its_extra_says_what_to_install() -> None:
+    code = (
+        "import sys, importlib.util as u; find = u.find_spec;"
+        "u.find_spec = lambda name, *a: None if name == 'typer' else find(name, *a);"
+        "from koinon.cli import main; main()"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert answer.returncode == 1
+    assert "pip install 'koinon[cli]'" in answer.stderr
+
+
+def test_bench_measures_each_step_and_leaves_no_keys(koinon: Run) -> None:
+    ended = koinon("bench", "--seconds", "0.1", "--json")
+    assert ended.returncode == 0, ended.stderr
+    measures = json.loads(ended.stdout)["measures"]
+    assert all(measure["rows_per_s"] > 0 for measure in measures.values())
+    assert koinon("scan", "--prefix", "bench:", "--keys-only").stdout == ""
+
+
+def test_admin_adds_and_removes_a_coordinator(koinon: Run, make_cluster: ClusterFactory) -> None:
+    with make_cluster(nodes=1, coordinators=1) as private:
+        at = ("--coordinators", private.coordinators, "--timeout", "20s")
+        name = private.add_coordinator()
+        added = koinon("admin", "coordinators", "add", name, private.address(name), *at)
+        assert added.returncode == 0, added.stderr
+        members = json.loads(koinon("admin", "coordinators", "--json", *at).stdout)
+        assert {member["id"]: member["voter"] for member in members} == {"c1": True, name: True}
+        again = koinon("admin", "coordinators", "add", name, "127.0.0.1:1", *at)
+        assert again.returncode == 2, again.stderr
+        removed = koinon("admin", "coordinators", "remove", name, *at)
+        assert removed.returncode == 0, removed.stderr
+        members = json.loads(koinon("admin", "coordinators", "--json", *at).stdout)
+        assert [member["id"] for member in members] == ["c1"]

@@ -1,0 +1,112 @@
+"""Reading rows out of files: formats, bad rows, their numbers."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from koinon.cli import sources
+from koinon.cli.sources import BadRow, format_of, open_source
+from koinon_proto.errors import InvalidArgumentError
+
+
+def read(path: Path, key: str, value: str | None = None) -> tuple[dict[bytes, bytes], list[BadRow]]:
+    rows: dict[bytes, bytes] = {}
+    bad: list[BadRow] = []
+    for slab in open_source(path, format_of(path, None), key, value):
+        rows.update(zip(slab.keys, slab.values, strict=True))
+        bad += slab.bad
+    return rows, bad
+
+
+def test_csv_whole_row_becomes_json_with_cells_as_written(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('id,zip,text\n1,007,"two\nlines"\n2,,plain\n')
+    rows, bad = read(path, "id")
+    assert [json.loads(value) for value in rows.values()] == [
+        {"id": "1", "zip": "007", "text": "two\nlines"},
+        {"id": "2", "zip": "", "text": "plain"},
+    ]
+    assert bad == []
+
+
+def test_csv_value_column_keeps_bytes_that_are_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_bytes(b"\xef\xbb\xbfid\tbody\n1\t\xff\xfe\n")
+    assert read(path, "id", "body") == ({b"1": b"\xff\xfe"}, [])
+
+
+def test_csv_bad_rows_are_named_by_their_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("id,v\n1,a\n2\n,c\n4,d\n" + "k" * 501 + ",e\n6,f,g\n")
+    rows, bad = read(path, "id", "v")
+    assert rows == {b"1": b"a", b"4": b"d"}
+    assert [(row.row, row.reason) for row in bad] == [
+        (2, "1 columns instead of 2"),
+        (3, "the key is empty"),
+        (5, "the key has 501 bytes, the limit is 500"),
+        (6, "3 columns instead of 2"),
+    ]
+
+
+def test_csv_without_rows_yields_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("id,v\n")
+    assert read(path, "id") == ({}, [])
+
+
+def test_json_lines_gzipped_keeps_the_line_and_counts_bad_ones(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    lines = ['{"id": 7, "v": null}', "oops", "[1]", '{"v": 1}', '{"id": "x", "v": {"a": [1]}}']
+    path.write_bytes(gzip.compress("\n".join(lines).encode()))
+    rows, bad = read(path, "id")
+    assert rows == {b"7": lines[0].encode(), b"x": lines[4].encode()}
+    assert [row.row for row in bad] == [2, 3, 4]
+    rows, bad = read(path, "id", "v")
+    assert rows == {b"x": b'{"a":[1]}'}
+    assert "the value is null" in {row.reason for row in bad}
+
+
+def test_parquet_columns_of_any_type_become_keys_and_values(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"id": [1, None, 3], "b": [b"\xff", b"x", b""]}), path)
+    rows, bad = read(path, "id", "b")
+    assert rows == {b"1": b"\xff", b"3": b""}
+    assert [row.row for row in bad] == [2]
+    rows, _ = read(path, "id")
+    assert json.loads(rows[b"1"]) == {"id": 1, "b": {"base64": "/w=="}}
+
+
+def test_slabs_are_bounded_and_report_their_position(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "SLAB_ROWS", 10)
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(f'{{"id":{n}}}\n' for n in range(95)))
+    slabs = list(open_source(path, "jsonl", "id", None))
+    assert [len(slab.keys) for slab in slabs] == [10] * 9 + [5]
+    assert slabs[-1].position == path.stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("a.csv", "x,y\n1,2\n"), ("a.parquet", "not parquet"), ("a.csv", "")]
+)
+def test_unusable_file_is_refused_by_name_or_reason(
+    tmp_path: Path, name: str, content: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(InvalidArgumentError):
+        read(path, "id")
+
+
+def test_format_unknown_suffix_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="--format"):
+        format_of(Path("data.bin"), None)
+    assert format_of(Path("data.bin"), "csv") == "csv"
+    assert format_of(Path("DATA.CSV.GZ"), None) == "csv"

@@ -1,0 +1,43 @@
+"""Clusters of real processes for the tests that need one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from koinon.client import Client
+from koinon.local_cluster import LocalCluster
+
+ClusterFactory = Callable[..., LocalCluster]
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[LocalCluster]:
+    """One cluster of 3 coordinators and 3 nodes for all tests of this process. Tests leave every
+    member running, and use keys of their own.
+    """
+    with LocalCluster() as running:
+        yield running
+
+
+@pytest.fixture
+def client(cluster: LocalCluster) -> Iterator[Client]:
+    """A blocking client of the shared cluster."""
+    with cluster.client() as connected:
+        yield connected
+
+
+@pytest.fixture
+def make_cluster() -> Iterator[ClusterFactory]:
+    """Makes private clusters (not started), and ends them after the test."""
+    made: list[LocalCluster] = []
+
+    def make(*args: Any, **options: Any) -> LocalCluster:
+        made.append(LocalCluster(*args, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()

@@ -1,0 +1,21 @@
+"""The demo, with few rows, as a CI log sees it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+def test_demo_with_few_rows_shows_every_act_and_ends_well() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "koinon.demo", "--rows", "5000"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=180,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "5,000 rows, 16 checks, all of them hold" in ended.stdout
+    assert "kill -9" in ended.stdout
+    assert "\x1b" not in ended.stdout
+    assert "Traceback" not in ended.stderr

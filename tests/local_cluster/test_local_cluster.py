@@ -1,0 +1,185 @@
+"""LocalCluster and up/down: start, stop, kill, attach, refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from koinon import cluster_files
+from koinon.cluster_files import LocalClusterError
+from koinon.local_cluster import LocalCluster
+from koinon.processes import ProcessState, identify
+from koinon_proto.errors import DataDirectoryError
+from tests.conftest import ClusterFactory
+
+SMALL = {"nodes": 1, "coordinators": 1}
+
+
+def run_koinon(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "koinon.cli", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def test_cluster_stopped_and_started_again_keeps_members_and_data(
+    make_cluster: ClusterFactory, tmp_path: Path
+) -> None:
+    with make_cluster(tmp_path, **SMALL) as cluster:
+        addresses = {name: cluster.address(name) for name in cluster.names}
+        with cluster.client() as client:
+            client.put(b"k", b"v")
+        pids = [cluster.pid(name) for name in cluster.names]
+    assert all(pid is not None and identify(pid) is None for pid in pids)
+    with make_cluster(tmp_path) as again, again.client() as client:
+        assert {name: again.address(name) for name in again.names} == addresses
+        assert client.get(b"k") == b"v"
+
+
+def test_cluster_without_directory_removes_its_own(make_cluster: ClusterFactory) -> None:
+    cluster = make_cluster(**SMALL)
+    cluster.start()
+    assert cluster.data_dir.exists()
+    cluster.close()
+    assert not cluster.data_dir.exists()
+
+
+def test_added_node_registers_and_others_are_undisturbed(make_cluster: ClusterFactory) -> None:
+    with make_cluster(**SMALL) as cluster:
+        name = cluster.add_node()
+        status = cluster.wait_ready()
+        assert name == "n2"
+        assert status.table is not None
+        assert {node.node_id for node in status.table.nodes.values()} == {"n1", "n2"}
+
+
+def test_member_states_follow_kill_pause_and_restart(make_cluster: ClusterFactory) -> None:
+    with make_cluster(**SMALL) as cluster:
+        cluster.pause("n1")
+        cluster.kill("n1")
+        assert cluster.states == {"c1": ProcessState.RUNNING, "n1": ProcessState.STOPPED}
+        cluster.restart("n1")
+        cluster.wait_ready()
+        assert cluster.leader() == "c1"
+        with pytest.raises(LocalClusterError, match="n9"):
+            cluster.kill("n9")
+
+
+def test_process_that_dies_at_start_is_shown_with_its_log(make_cluster: ClusterFactory) -> None:
+    cluster = make_cluster(nodes=1, coordinators=1, coordinator_flags=["--lease-ms", "9000"])
+    cluster.start()
+    with pytest.raises(LocalClusterError) as caught:
+        cluster.wait_ready()
+    assert "c1 exited with code" in str(caught.value)
+    assert "9000" in str(caught.value)
+
+
+def test_second_cluster_on_one_directory_is_refused(
+    make_cluster: ClusterFactory, tmp_path: Path
+) -> None:
+    make_cluster(tmp_path, **SMALL)
+    with pytest.raises(LocalClusterError, match="already runs"):
+        make_cluster(tmp_path)
+
+
+@pytest.mark.parametrize("counts", [{"coordinators": 2}, {"coordinators": 0}, {"nodes": 0}])
+def test_impossible_counts_are_refused(
+    make_cluster: ClusterFactory, counts: dict[str, int]
+) -> None:
+    with pytest.raises(LocalClusterError, match=str(next(iter(counts.values())))):
+        make_cluster(**counts)
+
+
+def test_damaged_cluster_file_is_refused_by_name(
+    make_cluster: ClusterFactory, tmp_path: Path
+) -> None:
+    for content in ("{", "[]", '{"format": 99}', '{"format": 1}'):
+        cluster_files.cluster_file_path(tmp_path).write_text(content)
+        with pytest.raises(DataDirectoryError, match=r"cluster\.json"):
+            make_cluster(tmp_path)
+
+
+def test_stale_pids_of_another_boot_are_no_obstacle(
+    make_cluster: ClusterFactory, tmp_path: Path
+) -> None:
+    make_cluster(tmp_path, **SMALL).close()
+    with make_cluster(tmp_path, **SMALL) as cluster:
+        cluster.stop()
+    path = cluster_files.cluster_file_path(tmp_path)
+    data = json.loads(path.read_text())
+    data["detached"] = True
+    data["processes"] = {"n1": {"pid": os.getpid(), "started": "another boot:1"}}
+    path.write_text(json.dumps(data))
+    with make_cluster(tmp_path) as cluster:
+        assert cluster.pid("n1") != os.getpid()
+
+
+def test_addresses_count_up_from_a_free_port_and_avoid_taken_ones() -> None:
+    first = int(cluster_files.choose_addresses(1, 0)[0].rpartition(":")[2])
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", first))
+        addresses = cluster_files.choose_addresses(3, first)
+        assert f"127.0.0.1:{first}" not in addresses
+        assert len(set(addresses)) == 3
+
+
+def test_up_detached_then_down_then_up_keeps_the_data(tmp_path: Path) -> None:
+    data = str(tmp_path)
+    started = run_koinon(
+        "up", "--detach", "--data", data, "--nodes", "1", "--coordinators", "1", "--json"
+    )
+    try:
+        assert started.returncode == 0, started.stderr
+        answer = json.loads(started.stdout)
+        where = answer["coordinators"]
+        assert run_koinon("put", "k", "v", "--coordinators", where).returncode == 0
+        os.kill(answer["members"]["n1"]["pid"], signal.SIGKILL)
+        again = run_koinon("up", "--detach", "--data", data, "--json")
+        assert again.returncode == 0, again.stderr
+        pids = {name: m["pid"] for name, m in json.loads(again.stdout)["members"].items()}
+        assert pids["c1"] == answer["members"]["c1"]["pid"]
+        assert pids["n1"] != answer["members"]["n1"]["pid"]
+        refused = run_koinon("up", "--data", data)
+        assert refused.returncode == 2
+        assert "koinon down" in refused.stderr
+        attached = LocalCluster.attach(tmp_path)
+        assert set(attached.states.values()) == {ProcessState.RUNNING}
+        attached.close()
+        assert identify(pids["c1"]) is not None
+    finally:
+        stopped = run_koinon("down", "--data", data)
+    assert stopped.returncode == 0, stopped.stderr
+    assert all(identify(pid) is None for pid in pids.values())
+    assert run_koinon("down", "--data", data).returncode == 1
+    with LocalCluster(tmp_path) as cluster, cluster.client() as client:
+        assert client.get(b"k") == b"v"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_up_in_the_foreground_leaves_no_process_behind(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    command = [sys.executable, "-m", "koinon.cli", "up", "--data", str(tmp_path), "--json"]
+    command += ["--nodes", "1", "--coordinators", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        answer = json.loads(process.stdout.readline())
+        process.send_signal(number)
+        code = process.wait(timeout=30)
+    assert code == (-signal.SIGKILL if number is signal.SIGKILL else 0)
+    deadline = time.monotonic() + 10
+    pids = [member["pid"] for member in answer["members"].values()]
+    while any(identify(pid) is not None for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
