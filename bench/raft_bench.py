@@ -73,10 +73,12 @@ def main() -> int:
     parser.add_argument("--data-dir", type=Path, help="where to put the data (default: a new one)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=options.data_dir) as scratch:
-        with Cluster(Path(scratch), size=3) as cluster:
-            rates = measure_throughput(cluster, options.seconds)
-            failover = measure_failover(cluster, options.failovers)
+    with (
+        tempfile.TemporaryDirectory(dir=options.data_dir) as scratch,
+        Cluster(Path(scratch), size=3) as cluster,
+    ):
+        rates = measure_throughput(cluster, options.seconds)
+        failover = measure_failover(cluster, options.failovers)
     if options.json:
         print(json.dumps({"proposals_per_second": rates, "failover": failover}))
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from koinon_proto.errors import ConfigurationError
@@ -15,72 +15,16 @@ from .core.hosting import HostingTimes
 from .core.sessions import SessionTimes
 
 REPLICATION_FACTOR_MAX = 1  # until replication is built
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BootstrapConfig:
-    """What the first leader of a fresh group creates the cluster with; replicated afterwards."""
-
-    bootstrap_nodes: int = 1
-    replication_factor: int = 1
-    partition_count: int = 1024
-    partitioner: str = "murmur2"
-    max_value_bytes: int = 1024 * 1024
-
-    def __post_init__(self) -> None:
-        _require(
-            1 <= self.partition_count <= MAX_PARTITION_COUNT,
-            f"partitions {self.partition_count} must be from 1 to {MAX_PARTITION_COUNT}",
-        )
-        _require(self.bootstrap_nodes >= 1, f"bootstrap-nodes {self.bootstrap_nodes} must be >= 1")
-        _require(
-            self.replication_factor >= 1,
-            f"replication-factor {self.replication_factor} must be >= 1",
-        )
-        _require(
-            self.replication_factor <= self.bootstrap_nodes,
-            f"replication-factor {self.replication_factor} is above "
-            f"bootstrap-nodes {self.bootstrap_nodes}",
-        )
-        _require(
-            self.replication_factor <= REPLICATION_FACTOR_MAX,
-            f"replication-factor {self.replication_factor}: this version keeps one replica",
-        )
-        _require(
-            self.partitioner in PARTITIONERS,
-            f"partitioner {self.partitioner!r} is not one of {', '.join(sorted(PARTITIONERS))}",
-        )
-        _require(
-            1 <= self.max_value_bytes <= MAX_BATCH_BYTES,
-            f"max-value-bytes {self.max_value_bytes} must be from 1 to {MAX_BATCH_BYTES}, "
-            "the bound of a batch",
-        )
-
-    def cluster(self, cluster_id: str) -> ClusterConfig:
-        """Return the replicated form. Half of the replicas, rounded up, must be in sync."""
-        return ClusterConfig(
-            cluster_id=cluster_id,
-            partitioner=self.partitioner,
-            partition_count=self.partition_count,
-            replication_factor=self.replication_factor,
-            min_in_sync=(self.replication_factor + 1) // 2,
-            bootstrap_nodes=self.bootstrap_nodes,
-            max_value_bytes=self.max_value_bytes,
-        )
-
-    def differences(self, replicated: ClusterConfig) -> dict[str, tuple[object, object]]:
-        """Return the settings that differ from the replicated ones, as (ours, replicated)."""
-        ours = self.cluster(replicated.cluster_id)
-        return {
-            name: (getattr(ours, name), getattr(replicated, name))
-            for name in ClusterConfig.__slots__
-            if getattr(ours, name) != getattr(replicated, name)
-        }
+REPLICATED_TIMES = ("heartbeat_interval_ms", "session_timeout_ms", "lease_ms", "check_quorum_ms")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimingConfig:
-    """The times that the safety of leases rests on."""
+    """The times that the safety of leases rests on, and Raft's own.
+
+    The first four are replicated when the cluster is created: leaders that counted sessions by
+    different values could each be right about a lease and wrong about the other's.
+    """
 
     heartbeat_interval_ms: int = 200
     session_timeout_ms: int = 1500
@@ -124,11 +68,83 @@ class TimingConfig:
             pause_s=max(5 * self.tick_s, self.heartbeat_interval_ms / 1000),
         )
 
+    def in_force(self, cluster: ClusterConfig) -> TimingConfig:
+        """Return these times with the replicated ones in their places.
+
+        Raises:
+            ConfigurationError: they contradict the times that are this member's own.
+        """
+        return replace(self, **{name: getattr(cluster, name) for name in REPLICATED_TIMES})
+
     def hosting_times(self) -> HostingTimes:
         return HostingTimes(
             first_retry_s=2 * self.heartbeat_interval_ms / 1000,
             last_retry_s=20 * self.heartbeat_interval_ms / 1000,
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BootstrapConfig:
+    """What the first leader of a fresh group creates the cluster with; replicated afterwards."""
+
+    bootstrap_nodes: int = 1
+    replication_factor: int = 1
+    partition_count: int = 1024
+    partitioner: str = "murmur2"
+    max_value_bytes: int = 1024 * 1024
+
+    def __post_init__(self) -> None:
+        _require(
+            1 <= self.partition_count <= MAX_PARTITION_COUNT,
+            f"partitions {self.partition_count} must be from 1 to {MAX_PARTITION_COUNT}",
+        )
+        _require(self.bootstrap_nodes >= 1, f"bootstrap-nodes {self.bootstrap_nodes} must be >= 1")
+        _require(
+            self.replication_factor >= 1,
+            f"replication-factor {self.replication_factor} must be >= 1",
+        )
+        _require(
+            self.replication_factor <= self.bootstrap_nodes,
+            f"replication-factor {self.replication_factor} is above "
+            f"bootstrap-nodes {self.bootstrap_nodes}",
+        )
+        _require(
+            self.replication_factor <= REPLICATION_FACTOR_MAX,
+            f"replication-factor {self.replication_factor}: this version keeps one replica",
+        )
+        _require(
+            self.partitioner in PARTITIONERS,
+            f"partitioner {self.partitioner!r} is not one of {', '.join(sorted(PARTITIONERS))}",
+        )
+        _require(
+            1 <= self.max_value_bytes <= MAX_BATCH_BYTES,
+            f"max-value-bytes {self.max_value_bytes} must be from 1 to {MAX_BATCH_BYTES}, "
+            "the bound of a batch",
+        )
+
+    def cluster(self, cluster_id: str, timing: TimingConfig) -> ClusterConfig:
+        """Return the replicated form. Half of the replicas, rounded up, must be in sync."""
+        return ClusterConfig(
+            cluster_id=cluster_id,
+            partitioner=self.partitioner,
+            partition_count=self.partition_count,
+            replication_factor=self.replication_factor,
+            min_in_sync=(self.replication_factor + 1) // 2,
+            bootstrap_nodes=self.bootstrap_nodes,
+            max_value_bytes=self.max_value_bytes,
+            **{name: getattr(timing, name) for name in REPLICATED_TIMES},
+        )
+
+    def differences(
+        self, timing: TimingConfig, replicated: ClusterConfig
+    ) -> dict[str, tuple[object, object]]:
+        """Return the settings that differ from the replicated ones, as (ours, replicated)."""
+        ours = self.cluster(replicated.cluster_id, timing)
+        return {
+            name: (getattr(ours, name), getattr(replicated, name))
+            for name in ClusterConfig.__slots__
+            if getattr(ours, name) != getattr(replicated, name)
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,6 +11,7 @@ import logging
 from random import Random
 
 from koinon_proto.errors import (
+    ConfigurationError,
     KoinonError,
     MembershipChangeError,
     NotLeaderError,
@@ -18,7 +19,7 @@ from koinon_proto.errors import (
 )
 from koinon_proto.table import Table
 
-from .config import CoordinatorConfig
+from .config import CoordinatorConfig, TimingConfig
 from .leader import Leadership
 from .raft import (
     GrpcRaftTransport,
@@ -93,6 +94,14 @@ class Coordinator:
         return self._leadership is not None
 
     @property
+    def timing(self) -> TimingConfig:
+        """The times in force: the replicated ones, once there is a cluster."""
+        if self._leadership is not None:
+            return self._leadership.timing
+        config = self._replicated.state.config
+        return self.config.timing.in_force(config) if config is not None else self.config.timing
+
+    @property
     def leadership(self) -> Leadership:
         """The term that this coordinator leads.
 
@@ -109,7 +118,9 @@ class Coordinator:
 
     def bootstrap_nodes(self) -> int:
         """How many nodes the cluster waits for."""
-        config = self._replicated.state.config or self.config.bootstrap.cluster("")
+        config = self._replicated.state.config or self.config.bootstrap.cluster(
+            "", self.config.timing
+        )
         return config.bootstrap_nodes
 
     def raft_status(self) -> RaftStatus:
@@ -209,14 +220,18 @@ class Coordinator:
     # --- the Raft member's calls --------------------------------------------------------------
 
     def _on_leader(self, term: int) -> None:
-        self._leadership = Leadership(
-            term=term,
-            group=self._raft,
-            replicated=self._replicated,
-            bootstrap=self.config.bootstrap,
-            timing=self.config.timing,
-            random=self._random,
-        )
+        try:
+            self._leadership = Leadership(
+                term=term,
+                group=self._raft,
+                replicated=self._replicated,
+                bootstrap=self.config.bootstrap,
+                timing=self.config.timing,
+                random=self._random,
+            )
+        except ConfigurationError as error:
+            self._fail(error)
+            return
         self._running = asyncio.ensure_future(self._leadership.run())
         self._running.add_done_callback(self._on_term_ended)
 
@@ -233,6 +248,10 @@ class Coordinator:
         if error is None or isinstance(error, KoinonError):
             return
         log.error("leadership failed error=%r", error, exc_info=error)
+        self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """End this process: another member can lead."""
         if self._failed is not None and not self._failed.done():
             self._failed.set_exception(error)
 

@@ -115,14 +115,20 @@ class Leadership:
         clock: Callable[[], float] = boot_time,
         random: Random | None = None,
     ) -> None:
-        """Begin the term, whose no-op has been applied here: all earlier commands have been too."""
+        """Begin the term, whose no-op has been applied here: all earlier commands have been too.
+
+        Raises:
+            ConfigurationError: ``timing`` contradicts the replicated times.
+        """
         self.term = term
         self._group = group
         self._replicated = replicated
         self._bootstrap = bootstrap
-        self._timing = timing
+        self._given_timing = timing
+        config = self._state.config
+        self.timing = timing.in_force(config) if config is not None else timing
         self._clock = clock
-        self._times = timing.session_times()
+        self._times = self.timing.session_times()
         self._open = False  # until there is a cluster
         self.began_at = clock()
         self.stats: dict[NodeNumber, NodeStats] = {}
@@ -131,7 +137,7 @@ class Leadership:
             self.began_at,
             live=[(r.info.number, r.confirmed) for r in self._state.live_nodes],
         )
-        self._hosting = HostCommands(timing.hosting_times(), random or Random())
+        self._hosting = HostCommands(self.timing.hosting_times(), random or Random())
         self._hosted: dict[tuple[NodeNumber, int], dict[int, HostedPartition]] = {}
         self._hosted_arrived = asyncio.Event()
         self._confirming: dict[tuple[NodeNumber, int], asyncio.Task[None]] = {}
@@ -158,7 +164,7 @@ class Leadership:
             self._spawn(self._report_hosted())
             while True:
                 self._tick()
-                await asyncio.sleep(self._timing.tick_s)
+                await asyncio.sleep(self.timing.tick_s)
         finally:
             self._open = False
             for task in self._tasks:
@@ -167,7 +173,7 @@ class Leadership:
 
     async def _ensure_cluster(self) -> None:
         while self._state.config is None:
-            config = self._bootstrap.cluster(uuid.uuid4().hex)
+            config = self._bootstrap.cluster(uuid.uuid4().hex, self._given_timing)
             try:
                 await self._propose(CreateCluster(config=config))
             except NEVER_APPENDED:
@@ -179,7 +185,7 @@ class Leadership:
                 config.partition_count,
                 config.replication_factor,
             )
-        differences = self._bootstrap.differences(self._state.config)
+        differences = self._bootstrap.differences(self._given_timing, self._state.config)
         for name, (ours, replicated) in differences.items():
             log.warning(
                 "setting ignored setting=%s given=%s in_force=%s why=%s",

@@ -94,7 +94,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
             registered = await leadership.register(registration, request.cluster_id)
         except NotLeaderError:
             raise self._coordinator.not_leader() from None
-        timing = self._coordinator.config.timing
+        timing = leadership.timing
         table = self._coordinator.table()
         return membership_pb2.RegisterResponse(
             cluster_id=table.cluster.cluster_id if table is not None else "",
@@ -124,7 +124,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
             raise self._coordinator.not_leader() from None
         return membership_pb2.HeartbeatResponse(
             term=leadership.term,
-            lease_ms=self._coordinator.config.timing.lease_ms,
+            lease_ms=leadership.timing.lease_ms,
             table=self._newer(request.table_version),
             commands=[hosted_to_proto(command) for command in answer.commands],
         )
@@ -177,6 +177,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         raft = coordinator.raft_status()
         table = coordinator.table()
         is_leader = coordinator.leads
+        timing = coordinator.timing
         return admin_pb2.ClusterStatus(
             member_id=raft.member_id,
             is_leader=is_leader,
@@ -198,8 +199,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             ],
             sessions=self._sessions() if is_leader else [],
             table=self._updates.update(table, 0) if table is not None else None,
-            lease_ms=coordinator.config.timing.lease_ms,
-            session_timeout_ms=coordinator.config.timing.session_timeout_ms,
+            lease_ms=timing.lease_ms,
+            session_timeout_ms=timing.session_timeout_ms,
         )
 
     @typed_errors

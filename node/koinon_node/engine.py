@@ -29,9 +29,9 @@ from koinon_node.storage import DATA_DB, EXPIRY_DB, PARTITIONS_DB, Store, values
 from koinon_node.writer import Writer, columns
 from koinon_node.writer_process import Writes
 from koinon_proto.errors import (
-    InvalidArgumentError,
     KoinonError,
     LeaseExpiredError,
+    ReplyTooLargeError,
     ResourceExhaustedError,
     StorageFullError,
     UnknownFateError,
@@ -54,6 +54,7 @@ class ReadAnswer:
     versions: list[int] = field(default_factory=list)
     expires_at_ms: list[int] = field(default_factory=list)
     refusals: dict[int, KoinonError] = field(default_factory=dict)
+    held_bytes: int = 0  # counted in the engine's bound while the read goes on
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,6 +126,7 @@ class Engine:
         self._primaries = Primaries(*store.progress())
         self._epochs = dict(store.seen_epochs)
         self._reading_rows = 0
+        self._reading_bytes = 0
         self._reclaim_from = b""
         self.rows_read = 0
         self.rows_written = 0
@@ -173,6 +175,7 @@ class Engine:
                 served = await self._read_served(keys, partition_ids, answer, want_versions)
         finally:
             self._reading_rows -= len(keys)
+            self._reading_bytes -= answer.held_bytes
         if not self._state.still_leads(view, served):
             raise LeaseExpiredError(node_id=self._state.node_id)
         self.rows_read += len(keys)
@@ -192,7 +195,10 @@ class Engine:
         served = partition_ids[rows]
         if rows:
             chosen = [keys[row] for row in rows]
-            await self._read_rows(records.data_keys(served, chosen), part, want_versions)
+            try:
+                await self._read_rows(records.data_keys(served, chosen), part, want_versions)
+            finally:
+                answer.held_bytes = part.held_bytes
         answer.values = [b""] * len(keys)
         if want_versions:
             answer.versions, answer.expires_at_ms = [0] * len(keys), [0] * len(keys)
@@ -216,15 +222,11 @@ class Engine:
         start, size, step = 0, 0, _FIRST_READ_ROWS
         while start < len(data_keys):
             keys = data_keys[start : start + step]
-            size += self._read_step(keys, start, answer, want_versions, expired)
+            read = self._read_step(keys, start, answer, want_versions, expired)
+            self._hold(answer, read)
+            size += read
             if size > MAX_BATCH_BYTES:
-                raise InvalidArgumentError(
-                    field="keys",
-                    reason=f"the values of the first {start + len(keys)} keys exceed what an "
-                    "answer may hold; ask for fewer at once",
-                    limit=MAX_BATCH_BYTES,
-                    actual=size,
-                )
+                raise ReplyTooLargeError(limit=MAX_BATCH_BYTES, actual=size)
             start += len(keys)
             mean = size // start + 1
             step = max(1, min(self._limits.step_rows, self._limits.step_bytes // mean))
@@ -232,6 +234,16 @@ class Engine:
                 await asyncio.sleep(0)
         if expired:
             await self._remove_expired(expired)
+
+    def _hold(self, answer: ReadAnswer, size: int) -> None:
+        """Count what an answer under way holds in memory against the bound of all of them."""
+        others = self._reading_bytes - answer.held_bytes
+        self._reading_bytes += size
+        answer.held_bytes += size
+        if others and self._reading_bytes > self._limits.reading_bytes:
+            raise ResourceExhaustedError(
+                resource="bytes being read", limit=self._limits.reading_bytes
+            )
 
     def _read_step(
         self,

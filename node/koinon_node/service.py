@@ -28,12 +28,11 @@ from koinon_proto.table import (
     MAX_BATCH_BYTES,
     MAX_BATCH_ROWS,
     MAX_KEY_BYTES,
+    MAX_TTL_MS,
     ClusterConfig,
     Table,
 )
 from koinon_proto.v1 import kv_pb2, kv_pb2_grpc, table_pb2, table_pb2_grpc
-
-MAX_TTL_MS = 100 * 366 * 24 * 3600 * 1000
 
 
 class KeyValueService(kv_pb2_grpc.KeyValueServicer):
@@ -43,9 +42,15 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
         self._engine = engine
         self._state = state
 
+    def _cluster(self, request: Any) -> ClusterConfig:
+        """Return the cluster's configuration, once it is known that the request is meant for it."""
+        cluster = self._state.table().cluster
+        check_cluster(cluster, request.cluster_id)
+        return cluster
+
     @typed_errors
     async def Get(self, request: kv_pb2.GetRequest, context: Any) -> kv_pb2.GetResponse:  # noqa: N802
-        cluster = self._state.table().cluster
+        cluster = self._cluster(request)
         check_key(request.key)
         answer = await self._engine.read(
             [request.key],
@@ -63,7 +68,7 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
 
     @typed_errors
     async def Put(self, request: kv_pb2.PutRequest, context: Any) -> kv_pb2.PutResponse:  # noqa: N802
-        cluster = self._state.table().cluster
+        cluster = self._cluster(request)
         check_key(request.key)
         _check_value(len(request.value), cluster)
         _check_ttl(request.ttl_ms)
@@ -82,7 +87,7 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
 
     @typed_errors
     async def Delete(self, request: kv_pb2.DeleteRequest, context: Any) -> kv_pb2.DeleteResponse:  # noqa: N802
-        cluster = self._state.table().cluster
+        cluster = self._cluster(request)
         check_key(request.key)
         answer = await self._engine.write(
             WriteBatch(
@@ -101,7 +106,7 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
     async def BatchGet(  # noqa: N802
         self, request: kv_pb2.BatchGetRequest, context: Any
     ) -> kv_pb2.BatchGetResponse:
-        cluster = self._state.table().cluster
+        cluster = self._cluster(request)
         keys = list(request.keys)
         partition_ids = _check_rows(cluster, keys, request.partition_ids)
         _check_batch_bytes(sum(map(len, keys)))
@@ -114,13 +119,13 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
     async def BatchWrite(  # noqa: N802
         self, request: kv_pb2.BatchWriteRequest, context: Any
     ) -> kv_pb2.BatchWriteResponse:
-        batch = _write_batch(self._state.table().cluster, request)
+        batch = _write_batch(self._cluster(request), request)
         answer = await self._engine.write(batch)
         return _write_reply(answer, request.want_versions)
 
     @typed_errors
     async def Scan(self, request: kv_pb2.ScanRequest, context: Any) -> kv_pb2.ScanResponse:  # noqa: N802
-        page = _scan_page(self._state.table().cluster, request)
+        page = _scan_page(self._cluster(request), request)
         answer = await self._engine.scan(page)
         reply = kv_pb2.ScanResponse(
             keys=answer.keys,
@@ -148,10 +153,7 @@ class NodeTableService(table_pb2_grpc.TableServiceServicer):
         self, request: table_pb2.GetTableRequest, context: Any
     ) -> table_pb2.TableUpdate:
         table = self._state.table()
-        if request.cluster_id and request.cluster_id != table.cluster.cluster_id:
-            raise WrongClusterError(
-                expected_cluster_id=table.cluster.cluster_id, actual_cluster_id=request.cluster_id
-            )
+        check_cluster(table.cluster, request.cluster_id)
         return _update_since(_ByIdentity(table), request.known_version)
 
 
@@ -174,6 +176,14 @@ def _update_since(table: _ByIdentity, known_version: int) -> table_pb2.TableUpda
 
 
 # --- checks ------------------------------------------------------------------------------------
+
+
+def check_cluster(cluster: ClusterConfig, cluster_id: str) -> None:
+    """Raise WrongClusterError if the sender names another cluster than this one."""
+    if cluster_id and cluster_id != cluster.cluster_id:
+        raise WrongClusterError(
+            expected_cluster_id=cluster.cluster_id, actual_cluster_id=cluster_id
+        )
 
 
 def check_key(key: bytes) -> None:

@@ -18,6 +18,7 @@ of a dead node can never arrive after its successor has begun.
 from __future__ import annotations
 
 import ctypes
+import errno
 import itertools
 import marshal
 import os
@@ -32,12 +33,16 @@ from typing import Any
 
 import lmdb
 
+from koinon_node import directory as files
 from koinon_node.config import StoreConfig
 from koinon_node.storage import open_databases, open_environment, tree_bytes
 
 LENGTH = struct.Struct(">Q")
 _PR_SET_PDEATHSIG = 1
-_NO_ROOM = tuple(os.strerror(n) for n in (27, 28, 122))  # EFBIG, ENOSPC, EDQUOT
+_NO_ROOM_NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_ROOM = tuple(map(os.strerror, _NO_ROOM_NUMBERS))
+_IO_ERROR = os.strerror(errno.EIO)
+_PROBE_BYTES_MIN = 1024 * 1024
 
 Writes = tuple[tuple[int, list[bytes], list[bytes | None]], ...]
 TicketFrame = tuple[int, Writes]
@@ -49,6 +54,7 @@ class WriterLoop:
 
     def __init__(self, connection: socket.socket, config: StoreConfig) -> None:
         self._connection = connection
+        self._directory = config.directory
         self._by_interval = config.durability == "interval"
         self._sync_interval_s = config.sync_interval_ms / 1000
         self._env = open_environment(config, sync=not self._by_interval)
@@ -120,8 +126,31 @@ class WriterLoop:
         except lmdb.Error as error:
             if any(text in str(error) for text in _NO_ROOM):
                 return str(error)
+            # LMDB reports a short write, which a disk that fills up gives, as an I/O error.
+            size = sum(len(k) + len(v or b"") for rows in merged for k, v in rows.items())
+            if _IO_ERROR in str(error) and self._disk_full(2 * size + _PROBE_BYTES_MIN):
+                return f"the disk is full ({error})"
             raise
         return ""
+
+    def _disk_full(self, needed: int) -> bool:
+        """Return whether the data file could not grow by ``needed`` bytes, by trying it beside.
+
+        Judging an I/O error so is safe: what failed was written before the transaction's meta page,
+        so all of it is given up, and whatever comes next writes its pages anew.
+        """
+        size = (self._directory / files.DATA).stat().st_size
+        try:
+            probe = os.open(self._directory, os.O_TMPFILE | os.O_RDWR)
+        except OSError as error:
+            return error.errno == errno.ENOSPC
+        try:
+            os.posix_fallocate(probe, size, needed)
+        except OSError as error:
+            return error.errno in _NO_ROOM_NUMBERS
+        finally:
+            os.close(probe)
+        return False
 
 
 def _put_sorted(txn: lmdb.Transaction, database: Any, rows: dict[bytes, bytes | None]) -> None:
@@ -134,8 +163,8 @@ def _put_sorted(txn: lmdb.Transaction, database: Any, rows: dict[bytes, bytes | 
             for key in keys:
                 if rows[key] is None and cursor.set_key(key):
                     cursor.delete()
-            keys = [key for key in keys if rows[key] is not None]
-        cursor.putmulti([(key, rows[key]) for key in keys])
+        puts = ((key, value) for key in keys if (value := rows[key]) is not None)
+        cursor.putmulti(puts)
 
 
 def receive(connection: socket.socket) -> Any:

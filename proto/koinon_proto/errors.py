@@ -302,6 +302,17 @@ class ResourceExhaustedError(KoinonError):
 
 
 @dataclass(kw_only=True, eq=False)
+class ReplyTooLargeError(KoinonError):
+    """The values asked for exceed what one reply may hold: ask for fewer keys at once."""
+
+    limit: int
+    actual: int
+
+    def __str__(self) -> str:
+        return f"the reply would exceed {self.limit} bytes (at least {self.actual})"
+
+
+@dataclass(kw_only=True, eq=False)
 class StorageFullError(KoinonError):
     """The store has no room for this write: the map or the disk is full. Reads go on."""
 

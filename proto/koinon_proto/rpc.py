@@ -40,6 +40,7 @@ _CODES: dict[type[KoinonError], grpc.StatusCode] = {
     errors.RegistrationPendingError: Code.UNAVAILABLE,
     errors.MembershipChangeError: Code.FAILED_PRECONDITION,
     errors.ResourceExhaustedError: Code.RESOURCE_EXHAUSTED,
+    errors.ReplyTooLargeError: Code.OUT_OF_RANGE,
     errors.StorageFullError: Code.RESOURCE_EXHAUSTED,
     errors.NotEnoughReplicasError: Code.UNAVAILABLE,
     errors.UnavailableError: Code.UNAVAILABLE,

@@ -23,6 +23,8 @@ PartitionId = NewType("PartitionId", int)
 
 NO_NODE = NodeNumber(0)
 MAX_KEY_BYTES = 500
+MAX_TTL_MS = 100 * 366 * 24 * 3600 * 1000
+"""A hundred years: more is a mistake in the unit."""
 MAX_BATCH_ROWS = 100_000
 MAX_BATCH_BYTES = 16 * 1024 * 1024
 MAX_MESSAGE_BYTES = MAX_BATCH_BYTES + 4 * 1024 * 1024
@@ -73,6 +75,10 @@ class ClusterConfig:
     min_in_sync: int
     bootstrap_nodes: int
     max_value_bytes: int
+    heartbeat_interval_ms: int = 200
+    session_timeout_ms: int = 1500
+    lease_ms: int = 1000
+    check_quorum_ms: int = 400
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

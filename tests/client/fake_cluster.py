@@ -22,10 +22,12 @@ from koinon_proto.errors import (
     KoinonError,
     NotPrimaryError,
     PartitionOfflineError,
+    ReplyTooLargeError,
     WrongClusterError,
 )
 from koinon_proto.partitioner import Partitioner, partitioner
 from koinon_proto.table import (
+    MAX_BATCH_BYTES,
     NO_NODE,
     ClusterConfig,
     NodeId,
@@ -141,6 +143,8 @@ class FakeNode(kv_pb2_grpc.KeyValueServicer, admin_pb2_grpc.AdminServicer):
             if request.want_versions:
                 reply.versions.append(version)
                 reply.expires_at_ms.append(expires)
+        if reply.ByteSize() > MAX_BATCH_BYTES:
+            raise ReplyTooLargeError(limit=MAX_BATCH_BYTES, actual=reply.ByteSize())
         if self.after is not None:
             await self.after("BatchGet", request)
         return reply

@@ -133,9 +133,7 @@ def bootstrapped(
 def fence(state: ClusterState, number: int) -> Result:
     record = state.node(NodeNumber(number))
     assert record is not None
-    return state.apply(
-        FenceNode(node_number=record.info.number, node_epoch=record.info.node_epoch)
-    )
+    return state.apply(FenceNode(node_number=record.info.number, node_epoch=record.info.node_epoch))
 
 
 class Clock:

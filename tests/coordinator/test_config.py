@@ -96,13 +96,32 @@ def test_coordinator_config_good_ones_are_taken() -> None:
 
 
 def test_cluster_config_minimum_in_sync_is_half_the_replicas_rounded_up() -> None:
-    assert BootstrapConfig().cluster("x").min_in_sync == 1
+    assert BootstrapConfig().cluster("x", TimingConfig()).min_in_sync == 1
 
 
 def test_bootstrap_differences_name_what_differs_from_the_replicated() -> None:
-    replicated = BootstrapConfig(partition_count=64).cluster("id")
+    replicated = BootstrapConfig(partition_count=64).cluster("id", TimingConfig(lease_ms=900))
     ours = BootstrapConfig(partition_count=16, bootstrap_nodes=2)
-    assert ours.differences(replicated) == {"partition_count": (16, 64), "bootstrap_nodes": (2, 1)}
+    assert ours.differences(TimingConfig(), replicated) == {
+        "partition_count": (16, 64),
+        "bootstrap_nodes": (2, 1),
+        "lease_ms": (1000, 900),
+    }
+
+
+def test_timing_in_force_is_the_replicated_one_and_keeps_what_is_the_members_own() -> None:
+    cluster = BootstrapConfig().cluster("id", TimingConfig(lease_ms=900, session_timeout_ms=1400))
+    timing = TimingConfig(election_timeout_ms=350).in_force(cluster)
+    assert (timing.lease_ms, timing.session_timeout_ms) == (900, 1400)
+    assert timing.election_timeout_ms == 350
+
+
+def test_timing_in_force_that_contradicts_the_members_own_is_refused() -> None:
+    cluster = BootstrapConfig().cluster("id", TimingConfig())
+    with pytest.raises(ConfigurationError, match=r"250.*check-quorum-ms 400"):
+        TimingConfig(raft_heartbeat_ms=250, check_quorum_ms=600, session_timeout_ms=2000).in_force(
+            cluster
+        )
 
 
 @pytest.mark.parametrize("text", ["c1", "c1=h:1,c1=h:2"])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from itertools import pairwise
 from random import Random
 
 from koinon_coordinator.core.hosting import HostCommands, HostingTimes
@@ -29,7 +30,7 @@ def test_host_commands_unanswered_are_repeated_at_growing_intervals() -> None:
     sent_at = [
         step / 100 for step in range(3000) if hosting.due(N1, state.assigned_to(N1), step / 100)
     ]
-    gaps = [b - a for a, b in zip(sent_at, sent_at[1:], strict=False)]
+    gaps = [b - a for a, b in pairwise(sent_at)]
     assert all(0.29 <= gap <= 5.02 for gap in gaps)
     assert gaps[0] < 0.6
     assert gaps[1] > gaps[0]
@@ -52,9 +53,7 @@ def test_host_commands_new_epochs_are_due_at_once() -> None:
     state.apply(register("n1", last=2, known=2, registration="r3"))
     second = hosting.due(N1, state.assigned_to(N1), 0.01)
     assert [c.partition_id for c in second] == [c.partition_id for c in first]
-    assert all(
-        b.primary_epoch == a.primary_epoch + 1 for a, b in zip(first, second, strict=True)
-    )
+    assert all(b.primary_epoch == a.primary_epoch + 1 for a, b in zip(first, second, strict=True))
 
 
 def test_host_commands_nothing_assigned_forgets_the_node() -> None:

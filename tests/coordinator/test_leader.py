@@ -100,7 +100,7 @@ def run(test: Callable[[Term], Awaitable[None]], bootstrap: BootstrapConfig = BO
 
 async def until(condition: Callable[[], bool], limit_s: float = 5.0) -> None:
     async with asyncio.timeout(limit_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
 
@@ -317,7 +317,7 @@ def test_leader_term_ends_while_a_registration_waits_the_node_is_sent_on() -> No
         running = asyncio.ensure_future(term.leadership.run())
         await until(lambda: term.leadership._open)
 
-        async def never(_command: bytes) -> object:
+        async def never(command: bytes) -> object:
             return await asyncio.Event().wait()
 
         term.group.propose = never  # type: ignore[method-assign]
@@ -351,6 +351,30 @@ def test_leader_registration_that_was_never_appended_can_be_tried_again(
             await term.register(last=1, registration="r2")
         term.group.fate = lambda _: None
         assert (await term.register(last=1, registration="r2")).node_epoch == 2
+
+    run(test)
+
+
+def test_leader_never_acknowledges_the_old_epoch_while_a_new_one_is_under_way() -> None:
+    """Else the old process would hold a lease beside the new one."""
+
+    async def test(term: Term) -> None:
+        await term.register()
+        await term.heartbeat()
+        term.clock.now += 1.2
+        gate, propose = asyncio.Event(), term.group.propose
+
+        async def slowly(command: bytes) -> object:
+            await gate.wait()
+            return await propose(command)
+
+        term.group.propose = slowly  # type: ignore[method-assign]
+        call = asyncio.ensure_future(term.register(last=1, registration="r2"))
+        await asyncio.sleep(0.01)
+        with pytest.raises(NodeFencedError):
+            await term.heartbeat()
+        gate.set()
+        assert (await call).node_epoch == 2
 
     run(test)
 

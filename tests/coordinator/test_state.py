@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from koinon_coordinator.core.commands import (
@@ -237,6 +239,18 @@ def test_partitions_hosted_takes_the_current_rows_and_leaves_the_others() -> Non
     assert [row.partition_id for row in state.assigned_to(N1)] == [1]
 
 
+@pytest.mark.parametrize("epoch", ["primary_epoch", "partition_epoch"])
+@pytest.mark.parametrize("skew", [-1, 1])
+def test_partitions_hosted_at_one_other_epoch_is_rejected(epoch: str, skew: int) -> None:
+    state = bootstrapped([(1,)])
+    state.apply(register("n1", last=1, known=1, registration="r2"))
+    (current,) = hosted_of(state.assigned_to(N1))
+    other = replace(current, **{epoch: getattr(current, epoch) + skew})
+    command = PartitionsHosted(node_number=N1, node_epoch=2, hosted=(other,))
+    assert rejected(state.apply(command)) is Reason.NOTHING_CURRENT
+    assert row_of(state).status is PartitionStatus.ASSIGNED
+
+
 def test_partitions_hosted_of_a_fenced_epoch_is_rejected() -> None:
     state = bootstrapped([(1,)])
     state.apply(register("n1", last=1, known=1, registration="r2"))
@@ -307,9 +321,7 @@ def test_register_answer_lost_then_fenced_gets_a_new_epoch_and_keeps_its_copies(
     """It died before it stored the epoch, and was away for longer than its session."""
     state = bootstrapped([(1,)])
     for epoch in (2, 3, 4):  # and that several times
-        result = registered(
-            state.apply(register("n1", last=1, known=epoch - 1, registration="r2"))
-        )
+        result = registered(state.apply(register("n1", last=1, known=epoch - 1, registration="r2")))
         assert (result.node_epoch, result.copies_lost) == (epoch, 0)
         fence(state, 1)
     assert row_of(state).in_sync == (N1,)
@@ -442,9 +454,7 @@ def test_register_lost_store_answer_lost_is_not_lost_twice() -> None:
     command = register("n1", store="new", last=0, known=1, registration="r2")
     assert registered(state.apply(command)).copies_lost == 1
     fence(state, 1)
-    again = registered(
-        state.apply(register("n1", store="new", last=0, known=2, registration="r2"))
-    )
+    again = registered(state.apply(register("n1", store="new", last=0, known=2, registration="r2")))
     assert (again.node_epoch, again.copies_lost) == (3, 0)
 
 

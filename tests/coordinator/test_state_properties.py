@@ -59,7 +59,9 @@ def concrete(state: ClusterState, step: tuple[str, int, int, int], replicas: int
     last = max(0, epoch + min(skew, 0))
     if kind == "register":
         name = f"r{epoch + 1}"
-        return register(node_id, store=store, last=last, known=max(0, epoch + skew), registration=name)
+        return register(
+            node_id, store=store, last=last, known=max(0, epoch + skew), registration=name
+        )
     if kind == "repeat" and record is not None:
         return register(
             node_id,

@@ -105,8 +105,8 @@ class ScriptedCoordinator(membership_pb2_grpc.MembershipServicer):
     def Heartbeat(self, request: Any, context: Any) -> membership_pb2.HeartbeatResponse:  # noqa: N802
         with self._lock:
             self.heartbeats.append(request)
-            self._refuse(context, self._check_epoch, request)
             self._refuse(context, self.script.on_heartbeat, request)
+            self._refuse(context, self._check_epoch, request)
             reply = membership_pb2.HeartbeatResponse(term=1, lease_ms=self.script.lease_ms)
             if self.table is None or not self.script.bootstrapped:
                 return reply

@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Error(_message.Message):
-    __slots__ = ("message", "invalid_argument", "condition_failed", "not_primary", "table_behind", "wrong_partition", "lease_expired", "partition_offline", "cluster_not_ready", "wrong_cluster", "unsupported_version", "not_leader", "duplicate_node", "unknown_node", "node_fenced", "registration_pending", "membership_change", "resource_exhausted", "storage_full", "not_enough_replicas", "unavailable", "unknown_fate", "internal", "configuration")
+    __slots__ = ("message", "invalid_argument", "condition_failed", "not_primary", "table_behind", "wrong_partition", "lease_expired", "partition_offline", "cluster_not_ready", "wrong_cluster", "unsupported_version", "not_leader", "duplicate_node", "unknown_node", "node_fenced", "registration_pending", "membership_change", "resource_exhausted", "storage_full", "not_enough_replicas", "unavailable", "unknown_fate", "internal", "configuration", "reply_too_large")
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     INVALID_ARGUMENT_FIELD_NUMBER: _ClassVar[int]
     CONDITION_FAILED_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class Error(_message.Message):
     UNKNOWN_FATE_FIELD_NUMBER: _ClassVar[int]
     INTERNAL_FIELD_NUMBER: _ClassVar[int]
     CONFIGURATION_FIELD_NUMBER: _ClassVar[int]
+    REPLY_TOO_LARGE_FIELD_NUMBER: _ClassVar[int]
     message: str
     invalid_argument: InvalidArgumentError
     condition_failed: ConditionFailedError
@@ -55,7 +56,8 @@ class Error(_message.Message):
     unknown_fate: UnknownFateError
     internal: InternalError
     configuration: ConfigurationError
-    def __init__(self, message: _Optional[str] = ..., invalid_argument: _Optional[_Union[InvalidArgumentError, _Mapping]] = ..., condition_failed: _Optional[_Union[ConditionFailedError, _Mapping]] = ..., not_primary: _Optional[_Union[NotPrimaryError, _Mapping]] = ..., table_behind: _Optional[_Union[TableBehindError, _Mapping]] = ..., wrong_partition: _Optional[_Union[WrongPartitionError, _Mapping]] = ..., lease_expired: _Optional[_Union[LeaseExpiredError, _Mapping]] = ..., partition_offline: _Optional[_Union[PartitionOfflineError, _Mapping]] = ..., cluster_not_ready: _Optional[_Union[ClusterNotReadyError, _Mapping]] = ..., wrong_cluster: _Optional[_Union[WrongClusterError, _Mapping]] = ..., unsupported_version: _Optional[_Union[UnsupportedVersionError, _Mapping]] = ..., not_leader: _Optional[_Union[NotLeaderError, _Mapping]] = ..., duplicate_node: _Optional[_Union[DuplicateNodeError, _Mapping]] = ..., unknown_node: _Optional[_Union[UnknownNodeError, _Mapping]] = ..., node_fenced: _Optional[_Union[NodeFencedError, _Mapping]] = ..., registration_pending: _Optional[_Union[RegistrationPendingError, _Mapping]] = ..., membership_change: _Optional[_Union[MembershipChangeError, _Mapping]] = ..., resource_exhausted: _Optional[_Union[ResourceExhaustedError, _Mapping]] = ..., storage_full: _Optional[_Union[StorageFullError, _Mapping]] = ..., not_enough_replicas: _Optional[_Union[NotEnoughReplicasError, _Mapping]] = ..., unavailable: _Optional[_Union[UnavailableError, _Mapping]] = ..., unknown_fate: _Optional[_Union[UnknownFateError, _Mapping]] = ..., internal: _Optional[_Union[InternalError, _Mapping]] = ..., configuration: _Optional[_Union[ConfigurationError, _Mapping]] = ...) -> None: ...
+    reply_too_large: ReplyTooLargeError
+    def __init__(self, message: _Optional[str] = ..., invalid_argument: _Optional[_Union[InvalidArgumentError, _Mapping]] = ..., condition_failed: _Optional[_Union[ConditionFailedError, _Mapping]] = ..., not_primary: _Optional[_Union[NotPrimaryError, _Mapping]] = ..., table_behind: _Optional[_Union[TableBehindError, _Mapping]] = ..., wrong_partition: _Optional[_Union[WrongPartitionError, _Mapping]] = ..., lease_expired: _Optional[_Union[LeaseExpiredError, _Mapping]] = ..., partition_offline: _Optional[_Union[PartitionOfflineError, _Mapping]] = ..., cluster_not_ready: _Optional[_Union[ClusterNotReadyError, _Mapping]] = ..., wrong_cluster: _Optional[_Union[WrongClusterError, _Mapping]] = ..., unsupported_version: _Optional[_Union[UnsupportedVersionError, _Mapping]] = ..., not_leader: _Optional[_Union[NotLeaderError, _Mapping]] = ..., duplicate_node: _Optional[_Union[DuplicateNodeError, _Mapping]] = ..., unknown_node: _Optional[_Union[UnknownNodeError, _Mapping]] = ..., node_fenced: _Optional[_Union[NodeFencedError, _Mapping]] = ..., registration_pending: _Optional[_Union[RegistrationPendingError, _Mapping]] = ..., membership_change: _Optional[_Union[MembershipChangeError, _Mapping]] = ..., resource_exhausted: _Optional[_Union[ResourceExhaustedError, _Mapping]] = ..., storage_full: _Optional[_Union[StorageFullError, _Mapping]] = ..., not_enough_replicas: _Optional[_Union[NotEnoughReplicasError, _Mapping]] = ..., unavailable: _Optional[_Union[UnavailableError, _Mapping]] = ..., unknown_fate: _Optional[_Union[UnknownFateError, _Mapping]] = ..., internal: _Optional[_Union[InternalError, _Mapping]] = ..., configuration: _Optional[_Union[ConfigurationError, _Mapping]] = ..., reply_too_large: _Optional[_Union[ReplyTooLargeError, _Mapping]] = ...) -> None: ...
 
 class InvalidArgumentError(_message.Message):
     __slots__ = ("field", "reason", "limit", "actual")
@@ -210,6 +212,14 @@ class ResourceExhaustedError(_message.Message):
     resource: str
     limit: int
     def __init__(self, resource: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ReplyTooLargeError(_message.Message):
+    __slots__ = ("limit", "actual")
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    ACTUAL_FIELD_NUMBER: _ClassVar[int]
+    limit: int
+    actual: int
+    def __init__(self, limit: _Optional[int] = ..., actual: _Optional[int] = ...) -> None: ...
 
 class StorageFullError(_message.Message):
     __slots__ = ("node_id", "reason")

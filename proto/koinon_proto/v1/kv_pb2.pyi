@@ -8,12 +8,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GetRequest(_message.Message):
-    __slots__ = ("key", "table_version")
+    __slots__ = ("key", "table_version", "cluster_id")
     KEY_FIELD_NUMBER: _ClassVar[int]
     TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     table_version: int
-    def __init__(self, key: _Optional[bytes] = ..., table_version: _Optional[int] = ...) -> None: ...
+    cluster_id: str
+    def __init__(self, key: _Optional[bytes] = ..., table_version: _Optional[int] = ..., cluster_id: _Optional[str] = ...) -> None: ...
 
 class GetResponse(_message.Message):
     __slots__ = ("found", "value", "version", "expires_at_ms")
@@ -28,18 +30,20 @@ class GetResponse(_message.Message):
     def __init__(self, found: bool = ..., value: _Optional[bytes] = ..., version: _Optional[int] = ..., expires_at_ms: _Optional[int] = ...) -> None: ...
 
 class PutRequest(_message.Message):
-    __slots__ = ("key", "value", "table_version", "ttl_ms", "if_version")
+    __slots__ = ("key", "value", "table_version", "ttl_ms", "if_version", "cluster_id")
     KEY_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
     TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
     TTL_MS_FIELD_NUMBER: _ClassVar[int]
     IF_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     value: bytes
     table_version: int
     ttl_ms: int
     if_version: int
-    def __init__(self, key: _Optional[bytes] = ..., value: _Optional[bytes] = ..., table_version: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., if_version: _Optional[int] = ...) -> None: ...
+    cluster_id: str
+    def __init__(self, key: _Optional[bytes] = ..., value: _Optional[bytes] = ..., table_version: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., if_version: _Optional[int] = ..., cluster_id: _Optional[str] = ...) -> None: ...
 
 class PutResponse(_message.Message):
     __slots__ = ("version",)
@@ -48,14 +52,16 @@ class PutResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ...) -> None: ...
 
 class DeleteRequest(_message.Message):
-    __slots__ = ("key", "table_version", "if_version")
+    __slots__ = ("key", "table_version", "if_version", "cluster_id")
     KEY_FIELD_NUMBER: _ClassVar[int]
     TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
     IF_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     table_version: int
     if_version: int
-    def __init__(self, key: _Optional[bytes] = ..., table_version: _Optional[int] = ..., if_version: _Optional[int] = ...) -> None: ...
+    cluster_id: str
+    def __init__(self, key: _Optional[bytes] = ..., table_version: _Optional[int] = ..., if_version: _Optional[int] = ..., cluster_id: _Optional[str] = ...) -> None: ...
 
 class DeleteResponse(_message.Message):
     __slots__ = ("found",)
@@ -80,16 +86,18 @@ class RowError(_message.Message):
     def __init__(self, row: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.Error, _Mapping]] = ...) -> None: ...
 
 class BatchGetRequest(_message.Message):
-    __slots__ = ("table_version", "keys", "partition_ids", "want_versions")
+    __slots__ = ("table_version", "keys", "partition_ids", "want_versions", "cluster_id")
     TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     PARTITION_IDS_FIELD_NUMBER: _ClassVar[int]
     WANT_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     table_version: int
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     partition_ids: _containers.RepeatedScalarFieldContainer[int]
     want_versions: bool
-    def __init__(self, table_version: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ..., partition_ids: _Optional[_Iterable[int]] = ..., want_versions: bool = ...) -> None: ...
+    cluster_id: str
+    def __init__(self, table_version: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ..., partition_ids: _Optional[_Iterable[int]] = ..., want_versions: bool = ..., cluster_id: _Optional[str] = ...) -> None: ...
 
 class BatchGetResponse(_message.Message):
     __slots__ = ("values", "missing", "versions", "expires_at_ms", "refusals")
@@ -106,7 +114,7 @@ class BatchGetResponse(_message.Message):
     def __init__(self, values: _Optional[_Iterable[bytes]] = ..., missing: _Optional[_Iterable[int]] = ..., versions: _Optional[_Iterable[int]] = ..., expires_at_ms: _Optional[_Iterable[int]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ...) -> None: ...
 
 class BatchWriteRequest(_message.Message):
-    __slots__ = ("table_version", "keys", "values", "partition_ids", "deletes", "ttl_ms", "conditions", "want_versions")
+    __slots__ = ("table_version", "keys", "values", "partition_ids", "deletes", "ttl_ms", "conditions", "want_versions", "cluster_id")
     TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +123,7 @@ class BatchWriteRequest(_message.Message):
     TTL_MS_FIELD_NUMBER: _ClassVar[int]
     CONDITIONS_FIELD_NUMBER: _ClassVar[int]
     WANT_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     table_version: int
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     values: _containers.RepeatedScalarFieldContainer[bytes]
@@ -123,7 +132,8 @@ class BatchWriteRequest(_message.Message):
     ttl_ms: _containers.RepeatedScalarFieldContainer[int]
     conditions: _containers.RepeatedCompositeFieldContainer[Condition]
     want_versions: bool
-    def __init__(self, table_version: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ..., values: _Optional[_Iterable[bytes]] = ..., partition_ids: _Optional[_Iterable[int]] = ..., deletes: _Optional[_Iterable[int]] = ..., ttl_ms: _Optional[_Iterable[int]] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ..., want_versions: bool = ...) -> None: ...
+    cluster_id: str
+    def __init__(self, table_version: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ..., values: _Optional[_Iterable[bytes]] = ..., partition_ids: _Optional[_Iterable[int]] = ..., deletes: _Optional[_Iterable[int]] = ..., ttl_ms: _Optional[_Iterable[int]] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ..., want_versions: bool = ..., cluster_id: _Optional[str] = ...) -> None: ...
 
 class Condition(_message.Message):
     __slots__ = ("row", "if_version")
@@ -154,7 +164,7 @@ class ScanCursor(_message.Message):
     def __init__(self, partition_id: _Optional[int] = ..., after_key: _Optional[bytes] = ...) -> None: ...
 
 class ScanRequest(_message.Message):
-    __slots__ = ("table_version", "partition_ids", "prefix", "cursor", "limit", "keys_only", "want_versions")
+    __slots__ = ("table_version", "partition_ids", "prefix", "cursor", "limit", "keys_only", "want_versions", "cluster_id")
     TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
     PARTITION_IDS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
@@ -162,6 +172,7 @@ class ScanRequest(_message.Message):
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     KEYS_ONLY_FIELD_NUMBER: _ClassVar[int]
     WANT_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     table_version: int
     partition_ids: _containers.RepeatedScalarFieldContainer[int]
     prefix: bytes
@@ -169,7 +180,8 @@ class ScanRequest(_message.Message):
     limit: int
     keys_only: bool
     want_versions: bool
-    def __init__(self, table_version: _Optional[int] = ..., partition_ids: _Optional[_Iterable[int]] = ..., prefix: _Optional[bytes] = ..., cursor: _Optional[_Union[ScanCursor, _Mapping]] = ..., limit: _Optional[int] = ..., keys_only: bool = ..., want_versions: bool = ...) -> None: ...
+    cluster_id: str
+    def __init__(self, table_version: _Optional[int] = ..., partition_ids: _Optional[_Iterable[int]] = ..., prefix: _Optional[bytes] = ..., cursor: _Optional[_Union[ScanCursor, _Mapping]] = ..., limit: _Optional[int] = ..., keys_only: bool = ..., want_versions: bool = ..., cluster_id: _Optional[str] = ...) -> None: ...
 
 class ScanResponse(_message.Message):
     __slots__ = ("keys", "values", "partition_ids", "versions", "expires_at_ms", "next", "refusals")

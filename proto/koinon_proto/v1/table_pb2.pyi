@@ -49,7 +49,7 @@ class GetTableRequest(_message.Message):
     def __init__(self, cluster_id: _Optional[str] = ..., known_version: _Optional[int] = ...) -> None: ...
 
 class ClusterConfig(_message.Message):
-    __slots__ = ("cluster_id", "partitioner", "partition_count", "replication_factor", "min_in_sync", "bootstrap_nodes", "max_value_bytes")
+    __slots__ = ("cluster_id", "partitioner", "partition_count", "replication_factor", "min_in_sync", "bootstrap_nodes", "max_value_bytes", "heartbeat_interval_ms", "session_timeout_ms", "lease_ms", "check_quorum_ms")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     PARTITIONER_FIELD_NUMBER: _ClassVar[int]
     PARTITION_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +57,10 @@ class ClusterConfig(_message.Message):
     MIN_IN_SYNC_FIELD_NUMBER: _ClassVar[int]
     BOOTSTRAP_NODES_FIELD_NUMBER: _ClassVar[int]
     MAX_VALUE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    SESSION_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    CHECK_QUORUM_MS_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     partitioner: str
     partition_count: int
@@ -64,7 +68,11 @@ class ClusterConfig(_message.Message):
     min_in_sync: int
     bootstrap_nodes: int
     max_value_bytes: int
-    def __init__(self, cluster_id: _Optional[str] = ..., partitioner: _Optional[str] = ..., partition_count: _Optional[int] = ..., replication_factor: _Optional[int] = ..., min_in_sync: _Optional[int] = ..., bootstrap_nodes: _Optional[int] = ..., max_value_bytes: _Optional[int] = ...) -> None: ...
+    heartbeat_interval_ms: int
+    session_timeout_ms: int
+    lease_ms: int
+    check_quorum_ms: int
+    def __init__(self, cluster_id: _Optional[str] = ..., partitioner: _Optional[str] = ..., partition_count: _Optional[int] = ..., replication_factor: _Optional[int] = ..., min_in_sync: _Optional[int] = ..., bootstrap_nodes: _Optional[int] = ..., max_value_bytes: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., session_timeout_ms: _Optional[int] = ..., lease_ms: _Optional[int] = ..., check_quorum_ms: _Optional[int] = ...) -> None: ...
 
 class NodeInfo(_message.Message):
     __slots__ = ("node_number", "node_id", "address", "rack", "node_epoch", "status", "store_id", "changed_at")

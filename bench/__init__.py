@@ -1,0 +1,1 @@
+"""Benchmarks: figures of the machine at hand. No test depends on them."""

@@ -1,0 +1,31 @@
+"""What tests of the clients share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from koinon_proto.errors import LeaseExpiredError
+from tests.client.fake_cluster import PARTITIONS, FakeCluster, FakeNode
+
+ALL = range(PARTITIONS)
+LEASE = LeaseExpiredError(node_id="n1")
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come about"
+        time.sleep(0.002)
+
+
+def keys_of(cluster: FakeCluster, node: FakeNode, count: int = 1) -> list[bytes]:
+    """Return keys whose partitions a node leads."""
+    found = []
+    for i in range(10_000):
+        key = b"key%d" % i
+        if cluster.table.rows[cluster.partitioner.partition_of(key)].primary == node.number:
+            found.append(key)
+            if len(found) == count:
+                break
+    return found

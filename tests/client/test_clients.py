@@ -1,0 +1,393 @@
+"""Both clients over real gRPC: operations, bad input, refusals and the table, closing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+import koinon
+from koinon_proto.errors import (
+    ResourceExhaustedError,
+    StorageFullError,
+    TableBehindError,
+)
+from tests.client.conftest import Connect
+from tests.client.fake_cluster import PARTITIONS, FakeCluster
+from tests.client.helpers import ALL, LEASE, wait_until
+
+# --- operations ---------------------------------------------------------------------------------
+
+
+def test_single_operations_round_trip(client: Any) -> None:
+    assert client.get(b"k") is None
+    assert client.get_entry(b"k") is None
+    version = client.put(b"k", b"v")
+    assert client.get(b"k") == b"v"
+    assert client.get_entry(b"k") == (b"k", b"v", version, None)
+    assert client.delete(b"k") is True
+    assert client.delete(b"k") is False
+    assert client.put(b"k", b"") > version
+    assert client.get(b"k") == b""
+
+
+def test_conditional_put_meets_another_version_raises_it(client: Any) -> None:
+    version = client.put(b"k", b"1", if_version=0)
+    assert client.put(b"k", b"2", if_version=version) > version
+    with pytest.raises(koinon.ConditionFailedError) as caught:
+        client.put(b"k", b"3", if_version=version)
+    assert caught.value.expected_version == version
+    with pytest.raises(koinon.ConditionFailedError):
+        client.delete(b"k", if_version=1)
+    assert client.get(b"k") == b"2"
+
+
+def test_many_round_trip_over_several_batches(cluster: FakeCluster, connect: Connect) -> None:
+    client = connect(cluster.seeds, timeout_ms=20_000, batch_rows=50)
+    rows = {b"key%d" % i: b"v%d" % i for i in range(1_000)}
+    result = client.put_many(rows, ttl_ms=77)
+    assert (result.rows, result.applied, result.ok) == (1_000, 1_000, True)
+    assert client.get_many([*rows, b"none"]) == [*rows.values(), None]
+    entries = client.get_entries([b"key1", b"none"])
+    assert entries[0].value == b"v1"
+    assert entries[0].expires_at_ms == 77
+    assert entries[1] is None
+    deleted = client.delete_many([*rows, b"none"])
+    assert (deleted.applied, deleted.absent) == (1_001, 1)
+    assert client.get_many([]) == []
+    assert client.put_many([]).rows == 0
+
+
+def test_scan_returns_every_record_once_and_by_prefix(client: Any) -> None:
+    rows = {b"k%03d" % i: b"v%d" % i for i in range(300)}
+    client.put_many(rows)
+    found = list(client.scan(page_rows=40))
+    assert {entry.key: entry.value for entry in found} == rows
+    assert len(found) == len(rows)
+    assert {e.key for e in client.scan(prefix=b"k00")} == {b"k%03d" % i for i in range(10)}
+    assert {e.value for e in client.scan(keys_only=True)} == {b""}
+
+
+def test_scan_partitions_move_meanwhile_loses_and_doubles_nothing(
+    cluster: FakeCluster, client: Any
+) -> None:
+    rows = {b"k%03d" % i: b"v" for i in range(300)}
+    client.put_many(rows)
+
+    async def move(method: str, _request: object) -> None:
+        if method == "Scan" and cluster.table.table_version < 12:
+            version = cluster.table.table_version
+            cluster.move(range(version, PARTITIONS, 7), version % 2 + 1)
+
+    for node in cluster.nodes:
+        node.before = move
+    assert sorted(entry.key for entry in client.scan(page_rows=20)) == sorted(rows)
+
+
+def test_table_and_status_are_readable(cluster: FakeCluster, client: Any) -> None:
+    table = client.table()
+    if asyncio.iscoroutine(table):
+        table = asyncio.run(table)
+    assert table.cluster.cluster_id == "fake"
+    assert client.cluster_status().is_leader
+
+
+# --- bad input ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda c: c.get("text"),
+        lambda c: c.get(bytearray(b"k")),
+        lambda c: c.put(b"k", "text"),
+        lambda c: c.put(b"k", None),
+        lambda c: c.put(b"k", b"v", ttl_ms=1.5),
+        lambda c: c.put(b"k", b"v", if_version="1"),
+        lambda c: c.delete(7),
+        lambda c: c.get_many([b"k", "text"]),
+        lambda c: c.get_many(b"bytes"),
+        lambda c: c.put_many([(b"k", "text")]),
+        lambda c: c.delete_many([None]),
+        lambda c: next(c.scan(prefix="text")),
+        lambda c: c.get(b"k", timeout_ms=0.5),
+    ],
+)
+def test_wrong_type_is_a_type_error_and_sends_nothing(
+    cluster: FakeCluster, client: Any, call: Callable[[Any], object]
+) -> None:
+    cluster.reset_counts()
+    with pytest.raises(TypeError):
+        call(client)
+    assert all(not node.calls for node in cluster.nodes)
+
+
+@pytest.mark.parametrize(
+    ("call", "limit", "actual"),
+    [
+        (lambda c: c.get(b""), 500, 0),
+        (lambda c: c.get(b"k" * 501), 500, 501),
+        (lambda c: c.put(b"k", b"v" * ((1 << 20) + 1)), 1 << 20, (1 << 20) + 1),
+        (lambda c: c.put(b"k", b"v", ttl_ms=0), 0, 0),
+        (lambda c: c.put(b"k", b"v", if_version=-1), 0, 0),
+        (lambda c: c.get_many([b"k", b""]), 500, 0),
+        (lambda c: c.put_many([(b"k", b"v"), (b"k" * 600, b"v")]), 500, 600),
+        (lambda c: c.delete_many([b"k" * 501]), 500, 501),
+        (lambda c: next(c.scan(prefix=b"p" * 501)), 500, 501),
+        (lambda c: c.get(b"k", timeout_ms=0), 0, 0),
+    ],
+)
+def test_broken_limit_names_limit_and_size_and_sends_nothing(
+    cluster: FakeCluster, client: Any, call: Callable[[Any], object], limit: int, actual: int
+) -> None:
+    cluster.reset_counts()
+    with pytest.raises(koinon.InvalidArgumentError) as caught:
+        call(client)
+    assert (caught.value.limit, caught.value.actual) == (limit, actual)
+    assert all(not node.calls for node in cluster.nodes)
+
+
+def test_largest_key_and_value_pass(client: Any) -> None:
+    key, value = b"k" * 500, b"v" * (1 << 20)
+    client.put(key, value)
+    assert client.get(key) == value
+
+
+@pytest.mark.parametrize("address", ["", " , ", "localhost", "host:port", "host:0", ":7400"])
+def test_connect_bad_address_is_a_configuration_error(address: str) -> None:
+    with pytest.raises(koinon.ConfigurationError):
+        koinon.connect(address)
+
+
+@pytest.mark.parametrize(
+    "options", [{"timeout_ms": 0}, {"batch_rows": 0}, {"batch_bytes": 1 << 40}]
+)
+def test_connect_bad_option_is_a_configuration_error(options: dict[str, int]) -> None:
+    with pytest.raises(koinon.ConfigurationError):
+        koinon.connect("127.0.0.1:1", **options)
+
+
+# --- refusals and the table ---------------------------------------------------------------------
+
+
+def test_refusals_seen_by_many_callers_cost_one_refresh(cluster: FakeCluster) -> None:
+    async def many() -> None:
+        async with await koinon.aio.connect(cluster.seeds, timeout_ms=20_000) as client:
+            await asyncio.gather(*[client.put(b"key%d" % i, b"v") for i in range(200)])
+            cluster.move(ALL, 2)
+            cluster.reset_counts()
+            found = await asyncio.gather(*[client.get(b"key%d" % i) for i in range(200)])
+            assert found == [b"v"] * 200
+            table = await client.table()
+            deadline = time.monotonic() + 5
+            while table.table_version < 2 and time.monotonic() < deadline:
+                await asyncio.sleep(0.005)
+                table = await client.table()
+
+    asyncio.run(many())
+    assert cluster.count("GetTable") == 1
+    assert cluster.nodes[0].calls["BatchGet"] == 1, "refused once, then straight to the owner"
+
+
+def test_moved_partition_is_followed_though_no_server_has_the_new_table(
+    cluster: FakeCluster, client: Any
+) -> None:
+    client.put(b"k", b"v")
+    cluster.move(ALL, 2, tell=False)
+    assert client.get(b"k") == b"v"
+    assert client.get_many([b"k", b"other"]) == [b"v", None]
+
+
+def test_batch_partly_refused_sends_only_the_refused_rows_again(
+    cluster: FakeCluster, client: Any
+) -> None:
+    rows = {b"key%d" % i: b"v" for i in range(400)}
+    moved = [p for p in ALL if p % 8 == 0]  # of node 1
+    cluster.move(moved, 2)
+    cluster.reset_counts()
+    assert client.put_many(rows).applied == 400
+    refused = sum(cluster.partitioner.partition_of(key) in moved for key in rows)
+    assert sum(cluster.nodes[0].rows["BatchWrite"]) + sum(cluster.nodes[1].rows["BatchWrite"]) == (
+        400 + refused
+    )
+    assert len(cluster.applied) == 400
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        LEASE,
+        TableBehindError(table_version=0, required_version=1),
+        ResourceExhaustedError(resource="queue", limit=1),
+    ],
+)
+def test_passing_refusal_is_retried_inside_the_deadline(
+    cluster: FakeCluster, client: Any, error: koinon.KoinonError
+) -> None:
+    left = {"singles": 3, "many": 3}
+
+    def refuse_for(name: str) -> Callable[[int], koinon.KoinonError | None]:
+        def refuse(_partition_id: int) -> koinon.KoinonError | None:
+            left[name] -= 1
+            return error if left[name] >= 0 else None
+
+        return refuse
+
+    cluster.nodes[0].refuse = cluster.nodes[1].refuse = refuse_for("singles")
+    assert client.put(b"k", b"v") > 0
+    cluster.nodes[0].refuse = cluster.nodes[1].refuse = refuse_for("many")
+    assert client.put_many({b"key%d" % i: b"v" for i in range(20)}).ok
+    assert max(left.values()) < 0
+
+
+def test_final_refusal_of_some_rows_is_reported_row_by_row(
+    cluster: FakeCluster, client: Any
+) -> None:
+    full = StorageFullError(node_id="n1", reason="map")
+    cluster.nodes[0].refuse = lambda p: full if p % 4 == 0 else None
+    rows = [(b"key%d" % i, b"v") for i in range(200)]
+    bad = [i for i, (k, _) in enumerate(rows) if cluster.partitioner.partition_of(k) % 4 == 0]
+    result = client.put_many(rows)
+    assert [failure.row for failure in result.refused] == bad
+    assert result.applied == 200 - len(bad)
+    with pytest.raises(koinon.StorageFullError):
+        result.raise_for_errors()
+
+
+def test_offline_partition_comes_back_inside_the_deadline(
+    cluster: FakeCluster, client: Any
+) -> None:
+    cluster.move(ALL, 0)
+    threading.Timer(0.3, lambda: cluster.move(ALL, 1)).start()
+    assert client.put(b"k", b"v") > 0
+    assert client.get_many([b"k"]) == [b"v"]
+
+
+def test_offline_partition_at_the_deadline_is_unavailable_and_says_why(
+    cluster: FakeCluster, client: Any
+) -> None:
+    cluster.move(ALL, 0)
+    with pytest.raises(koinon.UnavailableError, match="offline"):
+        client.get(b"k", timeout_ms=150)
+    with pytest.raises(koinon.UnavailableError, match="offline"):
+        client.get_many([b"k"], timeout_ms=150)
+    with pytest.raises(koinon.UnavailableError, match="offline"):
+        list(client.scan(timeout_ms=150))
+    result = client.put_many({b"k": b"v"}, timeout_ms=150)
+    assert type(result.refused[0].error) is koinon.UnavailableError
+
+
+def test_connect_waits_for_the_bootstrap(cluster: FakeCluster, connect: Connect) -> None:
+    table, cluster.served_table = cluster.served_table, None
+    with pytest.raises(koinon.ClusterNotReadyError):
+        connect(cluster.seeds, timeout_ms=200)
+
+    def bootstrap() -> None:
+        cluster.served_table = table
+
+    threading.Timer(0.2, bootstrap).start()
+    assert connect(cluster.seeds).get(b"k") is None
+
+
+def test_connect_nobody_there_is_unavailable(connect: Connect) -> None:
+    began = time.monotonic()
+    with pytest.raises(koinon.UnavailableError, match=r"127\.0\.0\.1:9"):
+        connect("127.0.0.1:9", timeout_ms=200)
+    assert time.monotonic() - began < 3
+
+
+def test_connect_one_seed_dead_uses_the_other(cluster: FakeCluster, connect: Connect) -> None:
+    assert connect(f"127.0.0.1:9,{cluster.nodes[0].address}").get(b"k") is None
+
+
+def test_another_cluster_behind_a_known_address_is_refused(
+    cluster: FakeCluster, connect: Connect
+) -> None:
+    client = connect(cluster.nodes[0].address)
+    cluster.served_table = cluster._first_table(PARTITIONS, "another")
+    cluster.nodes[0].refuse = cluster.nodes[1].refuse = lambda _p: LEASE
+    with pytest.raises(koinon.UnavailableError):
+        client.get(b"k", timeout_ms=300)
+    with pytest.raises(koinon.UnavailableError):
+        connect("127.0.0.1:9", timeout_ms=100)
+
+
+# --- closing, threads, forks --------------------------------------------------------------------
+
+
+def test_closed_client_refuses_and_closes_again(client: Any) -> None:
+    client.close()
+    client.close()
+    calls: list[Callable[[], Any]] = [
+        lambda: client.get(b"k"),
+        lambda: client.get_many([b"k"]),
+    ]
+    for call in calls:
+        with pytest.raises(koinon.UnavailableError, match="closed"):
+            call()
+
+
+def test_close_ends_calls_under_way(cluster: FakeCluster) -> None:
+    gate = cluster.gate()
+
+    async def hold(method: str, request: object) -> None:
+        if method != "GetTable":
+            await gate(method, request)
+
+    for node in cluster.nodes:
+        node.before = hold
+    client = koinon.connect(cluster.seeds, timeout_ms=20_000)
+    with ThreadPoolExecutor(4) as pool:
+        put = pool.submit(client.put, b"k", b"v")
+        get = pool.submit(client.get, b"k")
+        many = pool.submit(client.get_many, [b"k"])
+        load = pool.submit(client.put_many, {b"k": b"v"})
+        wait_until(lambda: cluster.count("BatchWrite") + cluster.count("BatchGet") == 4)
+        began = time.monotonic()
+        client.close()
+        with pytest.raises(koinon.UnknownFateError):
+            put.result(5)
+        for reading in (get, many):
+            with pytest.raises(koinon.UnavailableError):
+                reading.result(5)
+        assert len(load.result(5).unknown) == 1
+        assert time.monotonic() - began < 3
+    gate.open()
+
+
+def test_many_threads_share_a_client(cluster: FakeCluster) -> None:
+    with koinon.connect(cluster.seeds, timeout_ms=20_000) as client, ThreadPoolExecutor(32) as pool:
+
+        def work(n: int) -> bool:
+            keys = [b"t%d-%d" % (n, i) for i in range(20)]
+            for key in keys:
+                client.put(key, key)
+            return [client.get(key) for key in keys] == client.get_many(keys) == keys
+
+        assert all(pool.map(work, range(32)))
+
+
+def test_forked_child_is_told_to_connect_itself(cluster: FakeCluster) -> None:
+    with koinon.connect(cluster.seeds, timeout_ms=20_000) as client:
+        client._pid = os.getpid() + 1  # as a child sees it
+        with pytest.raises(RuntimeError, match="connect in the child"):
+            client.get(b"k")
+        with pytest.raises(RuntimeError, match="connect in the child"):
+            client.get_many([b"k"])
+        client._pid = os.getpid()
+        assert client.get(b"k") is None
+
+
+def test_package_names_what_it_exports() -> None:
+    assert koinon.__version__
+    for name in koinon.__all__:
+        if name != "LocalCluster":
+            assert getattr(koinon, name) is not None
+    with pytest.raises(AttributeError):
+        koinon.nothing  # noqa: B018

@@ -1,0 +1,109 @@
+"""Fate rules: what is tried again, and what the caller is told (safety rule 17)."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koinon.core.retry import (
+    Again,
+    NotSentError,
+    RetryPolicy,
+    decide,
+    final_error,
+)
+from koinon_proto import errors
+from koinon_proto.errors import KoinonError
+from tests.client.tables import not_primary
+
+UNKNOWN = errors.UnknownFateError(reason="cut")
+INTERNAL = errors.InternalError(reason="bug")
+FULL = errors.StorageFullError(node_id="n1", reason="map")
+OFFLINE = errors.PartitionOfflineError(partition_id=1, reason="no live replica")
+LEASE = errors.LeaseExpiredError(node_id="n1")
+BEHIND = errors.TableBehindError(table_version=1, required_version=2)
+BUSY = errors.ResourceExhaustedError(resource="writer queue", limit=9)
+NOT_READY = errors.ClusterNotReadyError(registered_nodes=1, bootstrap_nodes=3)
+NOT_SENT = NotSentError(reason="no connection")
+CONDITION = errors.ConditionFailedError(expected_version=1, current_version=2)
+
+
+def decided(error: KoinonError, *, idempotent: bool = False, attempt: int = 0) -> Again | None:
+    return decide(
+        error, attempt=attempt, idempotent=idempotent, policy=RetryPolicy(), random=Random(1)
+    )
+
+
+@pytest.mark.parametrize("error", [not_primary(1), OFFLINE, LEASE, NOT_READY, NOT_SENT])
+def test_decide_stale_table_or_unsent_refreshes_and_retries(error: KoinonError) -> None:
+    again = decided(error)
+    assert again is not None
+    assert again.refresh
+
+
+@pytest.mark.parametrize("error", [BEHIND, BUSY])
+def test_decide_other_retriable_refusal_only_backs_off(error: KoinonError) -> None:
+    again = decided(error)
+    assert again is not None
+    assert not again.refresh
+    assert again.delay_s > 0
+
+
+@pytest.mark.parametrize("error", [INTERNAL, FULL, CONDITION])
+@pytest.mark.parametrize("idempotent", [False, True])
+def test_decide_final_refusal_is_never_retried(error: KoinonError, idempotent: bool) -> None:
+    assert decided(error, idempotent=idempotent) is None
+
+
+def test_decide_unknown_fate_is_retried_only_if_idempotent() -> None:
+    assert decided(UNKNOWN) is None
+    assert decided(UNKNOWN, idempotent=True) is not None
+
+
+@given(attempt=st.integers(0, 1_000), seed=st.integers())
+def test_backoff_any_attempt_is_bounded_and_jittered(attempt: int, seed: int) -> None:
+    policy = RetryPolicy(first_s=0.02, max_s=0.5)
+    delay = policy.backoff_s(attempt, Random(seed))
+    ceiling = min(0.5, 0.02 * 2 ** min(attempt, 16))
+    assert ceiling / 2 <= delay <= ceiling
+
+
+@pytest.mark.parametrize("last", [UNKNOWN, FULL, OFFLINE, NOT_SENT])
+def test_final_error_after_an_unknown_attempt_of_a_write_is_unknown(last: KoinonError) -> None:
+    told = final_error(last, write=True, maybe_applied=True, timed_out_ms=5)
+    assert told.maybe_applied
+
+
+def test_final_error_of_a_defect_is_unknown_to_a_write_only() -> None:
+    assert final_error(INTERNAL, write=True, maybe_applied=False).maybe_applied
+    assert final_error(INTERNAL, write=False, maybe_applied=False) is INTERNAL
+
+
+@pytest.mark.parametrize("last", [OFFLINE, LEASE, BEHIND, NOT_SENT, not_primary(1)])
+def test_final_error_at_the_deadline_is_unavailable_and_names_the_reason(
+    last: KoinonError,
+) -> None:
+    told = final_error(last, write=True, maybe_applied=False, timed_out_ms=70)
+    assert type(told) is errors.UnavailableError
+    assert str(last) in str(told)
+    assert "70 ms" in str(told)
+    assert told.__cause__ is last
+
+
+@pytest.mark.parametrize("last", [NOT_READY, BUSY, FULL, CONDITION])
+def test_final_error_that_says_more_than_unavailable_is_kept(last: KoinonError) -> None:
+    assert final_error(last, write=True, maybe_applied=False, timed_out_ms=70) is last
+
+
+def test_final_error_of_an_unanswered_read_is_unavailable() -> None:
+    told = final_error(UNKNOWN, write=False, maybe_applied=False)
+    assert type(told) is errors.UnavailableError
+
+
+def test_decide_wrong_cluster_refreshes_the_table_and_tries_again() -> None:
+    again = decided(errors.WrongClusterError(expected_cluster_id="b", actual_cluster_id="a"))
+    assert again is not None
+    assert again.refresh

@@ -1,0 +1,280 @@
+"""The services over real gRPC, on a real Raft member of one."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import grpc
+import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from koinon_coordinator.config import BootstrapConfig, CoordinatorConfig, TimingConfig
+from koinon_coordinator.coordinator import Coordinator
+from koinon_coordinator.server import running
+from koinon_coordinator.service import SERVICES, UpdateCache
+from koinon_proto import convert
+from koinon_proto.errors import (
+    ClusterNotReadyError,
+    DataDirectoryError,
+    DuplicateNodeError,
+    InvalidArgumentError,
+    MembershipChangeError,
+    NodeFencedError,
+    RegistrationPendingError,
+    UnavailableError,
+    UnknownNodeError,
+    UnsupportedVersionError,
+    WrongClusterError,
+)
+from koinon_proto.table import PartitionStatus
+from koinon_proto.v1 import admin_pb2, membership_pb2
+
+from .fake_node import Caller, FakeNode, wait_for
+from .support import bootstrapped, fence
+
+FAST = TimingConfig(election_timeout_ms=60, raft_heartbeat_ms=20)
+
+
+def free_address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def with_coordinator(
+    data: Path,
+    test: Callable[[Coordinator, Caller], Awaitable[None]],
+    *,
+    bootstrap: BootstrapConfig | None = None,
+) -> None:
+    """Run the test against a coordinator that leads a group of one."""
+
+    async def whole() -> None:
+        address = free_address()
+        config = CoordinatorConfig(
+            member_id="c1",
+            listen=address,
+            advertise=address,
+            data=data,
+            members={"c1": address},
+            bootstrap=bootstrap or BootstrapConfig(partition_count=8),
+            timing=FAST,
+        )
+        async with running(config) as coordinator:
+            caller = Caller(address)
+            try:
+                await wait_for(lambda: coordinator.leads and coordinator.table() is not None)
+                await test(coordinator, caller)
+            finally:
+                await caller.close()
+
+    asyncio.run(asyncio.wait_for(whole(), 60))
+
+
+def online(node: FakeNode) -> int:
+    rows = node.table.rows if node.table is not None else ()
+    return sum(row.status is PartitionStatus.ONLINE for row in rows)
+
+
+def test_services_node_joins_and_the_table_is_served_whole_and_as_a_delta(tmp_path: Path) -> None:
+    async def test(coordinator: Coordinator, caller: Caller) -> None:
+        with pytest.raises(ClusterNotReadyError) as not_ready:
+            await caller.get_table()
+        assert (not_ready.value.registered_nodes, not_ready.value.bootstrap_nodes) == (0, 1)
+        node = FakeNode("n1", [caller.address])
+        life = asyncio.ensure_future(node.run())
+        await wait_for(lambda: online(node) == 8)
+        whole = await caller.get_table()
+        assert (whole.base_version, len(whole.rows), len(whole.nodes)) == (0, 8, 1)
+        cluster_id = whole.cluster.cluster_id
+        delta = await caller.get_table(cluster_id, whole.table_version - 1)
+        assert delta.base_version == whole.table_version - 1
+        assert len(delta.rows) == 8
+        assert not delta.nodes
+        for known in (whole.table_version, whole.table_version + 99):
+            empty = await caller.get_table(cluster_id, known)
+            assert (len(empty.rows), len(empty.nodes)) == (0, 0)
+            assert empty.table_version == whole.table_version
+        with pytest.raises(WrongClusterError) as wrong:
+            await caller.get_table("elsewhere")
+        assert wrong.value.expected_cluster_id == cluster_id
+        status = await caller.status()
+        assert (status.is_leader, status.leader_id, status.member_id) == (True, "c1", "c1")
+        assert [c.member_id for c in status.coordinators if c.voter and c.leader] == ["c1"]
+        assert [(s.node_number, s.live, s.stats.records) for s in status.sessions] == [(1, True, 7)]
+        assert len(status.table.rows) == 8
+        life.cancel()
+        await node.close()
+
+    with_coordinator(tmp_path, test)
+
+
+def test_services_refusals_are_typed_and_change_nothing(tmp_path: Path) -> None:
+    async def test(coordinator: Coordinator, caller: Caller) -> None:
+        node = FakeNode("n1", [caller.address])
+        await node.register()
+        await node.heartbeat()
+        before = coordinator._replicated.snapshot()
+        register = caller.membership.Register
+        for changes, error in (
+            ({"protocol_version": 2}, UnsupportedVersionError),
+            ({"cluster_id": "elsewhere"}, WrongClusterError),
+            ({"node_id": ""}, InvalidArgumentError),
+            ({"address": "nowhere"}, InvalidArgumentError),
+        ):
+            with pytest.raises(error):
+                await caller.call(register, node.register_request(**changes))
+        with pytest.raises(RegistrationPendingError):  # its own lease may be alive
+            await caller.call(register, node.register_request())
+        thief = node.register_request(address="127.0.0.1:9", registration_id="thief")
+        with pytest.raises(RegistrationPendingError):
+            await caller.call(register, thief)
+        await node.heartbeat()
+        with pytest.raises(DuplicateNodeError):
+            await caller.call(register, thief)
+        heartbeat = membership_pb2.HeartbeatRequest(node_id="n9", node_epoch=1)
+        with pytest.raises(UnknownNodeError):
+            await caller.call(caller.membership.Heartbeat, heartbeat)
+        heartbeat = membership_pb2.HeartbeatRequest(node_id="n1", node_epoch=9)
+        with pytest.raises(NodeFencedError):
+            await caller.call(caller.membership.Heartbeat, heartbeat)
+        assert coordinator._replicated.snapshot() == before
+
+    with_coordinator(tmp_path, test, bootstrap=BootstrapConfig(bootstrap_nodes=2))
+
+
+def test_services_admin_refusals_are_typed(tmp_path: Path) -> None:
+    async def test(coordinator: Coordinator, caller: Caller) -> None:
+        admin = caller.admin
+        for method, request, error in (
+            (admin.AddCoordinator, admin_pb2.AddCoordinatorRequest(), InvalidArgumentError),
+            (
+                admin.AddCoordinator,
+                admin_pb2.AddCoordinatorRequest(member_id="c1", address="h:1"),
+                MembershipChangeError,
+            ),
+            (
+                admin.RemoveCoordinator,
+                admin_pb2.RemoveCoordinatorRequest(member_id="c9"),
+                MembershipChangeError,
+            ),
+            (
+                admin.RemoveCoordinator,
+                admin_pb2.RemoveCoordinatorRequest(member_id="c1"),
+                MembershipChangeError,
+            ),
+            (
+                admin.TransferLeadership,
+                admin_pb2.TransferLeadershipRequest(member_id="c9"),
+                MembershipChangeError,
+            ),
+        ):
+            with pytest.raises(error):
+                await caller.call(method, request)
+        assert coordinator.leads
+
+    with_coordinator(tmp_path, test)
+
+
+def test_services_health_and_reflection_are_on(tmp_path: Path) -> None:
+    async def test(_: Coordinator, caller: Caller) -> None:
+        health = health_pb2_grpc.HealthStub(caller.channel)
+        for name in ("", *SERVICES):
+            reply = await health.Check(health_pb2.HealthCheckRequest(service=name))
+            assert reply.status == health_pb2.HealthCheckResponse.SERVING
+        reflection = reflection_pb2_grpc.ServerReflectionStub(caller.channel)
+        ask = reflection_pb2.ServerReflectionRequest(file_containing_symbol="koinon.v1.Admin")
+        async for answer in reflection.ServerReflectionInfo(iter([ask])):
+            file = FileDescriptorProto.FromString(
+                answer.file_descriptor_response.file_descriptor_proto[0]
+            )
+            assert file.package == "koinon.v1"
+
+    with_coordinator(tmp_path, test)
+
+
+def test_services_garbage_connections_leave_the_server_serving(tmp_path: Path) -> None:
+    async def test(_: Coordinator, caller: Caller) -> None:
+        host, port = caller.address.split(":")
+        streams = [await asyncio.open_connection(host, int(port)) for _ in range(200)]
+        for _reader, writer in streams[::2]:
+            writer.write(b"\x00GARBAGE\r\n\r\n" * 50)
+        status = await caller.status()
+        assert status.is_leader
+        for _reader, writer in streams:
+            writer.close()
+
+    with_coordinator(tmp_path, test)
+
+
+def test_server_second_one_on_the_port_or_the_directory_is_refused(tmp_path: Path) -> None:
+    async def test(coordinator: Coordinator, _: Caller) -> None:
+        config = coordinator.config
+        values = {name: getattr(config, name) for name in type(config).__slots__}
+        same_port = CoordinatorConfig(**{**values, "data": tmp_path / "other"})
+        with pytest.raises(UnavailableError, match="cannot listen on"):
+            async with running(same_port):
+                pass
+        address = free_address()
+        same_directory = CoordinatorConfig(
+            **{**values, "listen": address, "advertise": address, "members": {"c1": address}}
+        )
+        with pytest.raises(DataDirectoryError):
+            async with running(same_directory):
+                pass
+        assert coordinator.leads
+
+    with_coordinator(tmp_path / "c1", test)
+
+
+def test_server_restarted_keeps_the_cluster_and_its_table(tmp_path: Path) -> None:
+    seen: list[tuple[str, int]] = []
+
+    async def test(coordinator: Coordinator, caller: Caller) -> None:
+        node = FakeNode("n1", [caller.address], address="127.0.0.1:9")
+        if not seen:
+            await node.register()
+            await wait_for(lambda: coordinator._replicated.state.bootstrapped)
+        update = await caller.get_table()
+        seen.append((update.cluster.cluster_id, update.table_version))
+        await node.close()
+
+    with_coordinator(tmp_path, test)
+    with_coordinator(tmp_path, test)
+    assert seen[0] == seen[1]
+
+
+def test_update_cache_makes_each_update_once_a_version() -> None:
+    state = bootstrapped([(1,), (2,)], nodes=2)
+    cache = UpdateCache()
+    table = state.table()
+    assert table is not None
+    whole = cache.update(table, 0)
+    assert cache.update(table, 0) is whole
+    beyond = cache.update(table, 10_000)
+    assert cache.update(table, 20_000) is beyond  # one entry, whatever callers claim to know
+    for known in range(200):
+        cache.update(table, known)
+    assert len(cache._updates) <= 64
+    fence(state, 1)
+    later = state.table()
+    assert later is not None
+    assert cache.update(later, 0) is not whole
+    assert convert.update_from_proto(cache.update(later, table.table_version)) == later.since(
+        table.table_version
+    )
+
+
+def test_unexpected_grpc_errors_have_no_typed_details() -> None:
+    async def whole() -> None:
+        caller = Caller(free_address())
+        with pytest.raises(grpc.aio.AioRpcError):
+            await caller.status()
+        await caller.close()
+
+    asyncio.run(whole())

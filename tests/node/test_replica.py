@@ -1,0 +1,251 @@
+"""Sequences and conditions against a plain model: whatever is pending, stored or expired."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from koinon_node.core import records
+from koinon_node.core.replica import (
+    Effects,
+    PendingWrites,
+    Primaries,
+    WriteRows,
+    decide_expiry,
+    decide_write,
+)
+from koinon_proto.table import first_sequence
+
+KEYS = [records.prefix_of(p) + name for p in (0, 1) for name in (b"a", b"b")]
+
+
+@dataclass
+class Bench:
+    """A replica whose writer is the test's hand: groups are committed when it says so."""
+
+    primaries: Primaries = field(
+        default_factory=lambda: Primaries(np.zeros(2, np.uint64), np.zeros(2, np.uint64))
+    )
+    pending: PendingWrites = field(default_factory=PendingWrites)
+    store: dict[bytes, bytes] = field(default_factory=dict)
+    sealed: list[tuple[int, dict[bytes, bytes | None]]] = field(default_factory=list)
+    open_records: dict[bytes, bytes | None] = field(default_factory=dict)
+    now_ms: int = 1000
+
+    def __post_init__(self) -> None:
+        self.primaries.adopt(0, 1)
+        self.primaries.adopt(1, 1)
+
+    def stored(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        return {key: self.store[key] for key in keys if key in self.store}
+
+    def write(
+        self,
+        keys: Sequence[bytes],
+        *,
+        deletes: frozenset[int] = frozenset(),
+        conditions: dict[int, int] | None = None,
+        expires_at_ms: list[int] | None = None,
+    ) -> Effects:
+        rows = WriteRows(
+            partition_ids=np.array([key[1] for key in keys], np.uint32),
+            keys=keys,
+            values=[b"v"] * len(keys),
+            deletes=deletes,
+            conditions=conditions or {},
+            expires_at_ms=expires_at_ms,
+        )
+        effects = decide_write(rows, self.primaries, self.pending, self.stored, self.now_ms)
+        self.open_records.update(effects.records)
+        return effects
+
+    def seal(self) -> None:
+        self.sealed.append((self.pending.seal(), self.open_records))
+        self.open_records = {}
+
+    def commit_oldest(self) -> None:
+        group, changes = self.sealed.pop(0)
+        for key, record in changes.items():
+            if record is None:
+                self.store.pop(key, None)
+            else:
+                self.store[key] = record
+        self.pending.resolve(group)
+
+
+def test_sequences_rise_by_one_within_each_partition() -> None:
+    bench = Bench()
+    a, b = KEYS[0], KEYS[2]
+    effects = bench.write([a, b, a, b, a])
+    start = first_sequence(1)
+    assert effects.versions.tolist() == [start + 1, start + 1, start + 2, start + 2, start + 3]
+    record = effects.records[a]
+    assert record is not None
+    assert records.decode_record(record).sequence == start + 3
+
+
+def test_primary_epoch_adopted_twice_breaks_the_invariant() -> None:
+    bench = Bench()
+    with pytest.raises(AssertionError, match="adopted twice"):
+        bench.primaries.adopt(0, 1)
+
+
+def test_condition_zero_twice_in_one_batch_applies_the_first_only() -> None:
+    bench = Bench()
+    effects = bench.write([KEYS[0], KEYS[0]], conditions={0: 0, 1: 0})
+    assert list(effects.failed) == [1]
+    assert effects.failed[1].current_version == effects.versions[0]
+
+
+def test_condition_on_a_pending_write_names_the_group_it_builds_on() -> None:
+    bench = Bench()
+    first = bench.write([KEYS[0]])
+    bench.seal()
+    second = bench.write([KEYS[0]], conditions={0: int(first.versions[0])})
+    assert not second.failed
+    assert second.observed_group == 1
+
+
+def test_delete_absent_writes_nothing_but_names_the_group_it_observed() -> None:
+    bench = Bench()
+    bench.write([KEYS[0]])
+    bench.write([KEYS[0]], deletes=frozenset({0}))
+    effects = bench.write([KEYS[0]], deletes=frozenset({0}))
+    assert effects.absent == [0]
+    assert not effects.records
+    assert effects.observed_group == 1
+
+
+def test_delete_raises_the_purge_floor_to_its_sequence() -> None:
+    bench = Bench()
+    bench.write([KEYS[0]])
+    effects = bench.write([KEYS[0]], deletes=frozenset({0}))
+    assert int(bench.primaries.purge_floors[0]) == int(effects.versions[0])
+
+
+def test_condition_on_an_expired_record_counts_as_absent_and_removal_comes_first() -> None:
+    bench = Bench()
+    bench.write([KEYS[0]], expires_at_ms=[500])
+    effects = bench.write([KEYS[0]], conditions={0: 0})
+    start = first_sequence(1)
+    assert int(bench.primaries.purge_floors[0]) == start + 2  # the removal
+    assert effects.versions.tolist() == [start + 3]  # what replaces it
+
+
+def test_expiry_of_a_record_that_was_rewritten_is_left_alone() -> None:
+    bench = Bench()
+    bench.write([KEYS[0]], expires_at_ms=[500])
+    bench.write([KEYS[0]])
+    effects = decide_expiry([KEYS[0]], bench.primaries, bench.pending, bench.stored, 1000)
+    assert not effects.records
+
+
+Steps = list[tuple[str, list[tuple[bytes, str]]]]
+operation: st.SearchStrategy[Any] = st.one_of(
+    st.tuples(
+        st.just("write"),
+        st.lists(
+            st.tuples(
+                st.sampled_from(KEYS),
+                st.sampled_from(["put", "expiring", "delete", "if_absent", "if_current", "if_old"]),
+            ),
+            min_size=1,
+            max_size=4,
+        ),
+    ),
+    st.tuples(st.sampled_from(["seal", "commit", "expire", "later"]), st.just([])),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(operation, max_size=25))
+def test_decisions_equal_a_plain_model_whatever_is_in_flight(
+    steps: Steps,
+) -> None:
+    bench, model = Bench(), Model()
+    for name, rows in steps:
+        if name == "write":
+            write_both(bench, model, rows)
+        elif name == "seal":
+            bench.seal()
+        elif name == "commit" and bench.sealed:
+            bench.commit_oldest()
+        elif name == "later":
+            bench.now_ms += 300
+        elif name == "expire":
+            effects = decide_expiry(
+                KEYS, bench.primaries, bench.pending, bench.stored, bench.now_ms
+            )
+            bench.open_records.update(effects.records)
+            for key in KEYS:
+                model.current(key, bench.now_ms)
+    bench.seal()
+    while bench.sealed:
+        bench.commit_oldest()
+    assert {k: records.decode_record(r).sequence for k, r in bench.store.items()} == {
+        k: sequence for k, (sequence, _) in model.records.items()
+    }
+
+
+@dataclass
+class Model:
+    """What the records should be: key -> (sequence, expires_at_ms)."""
+
+    records: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    counters: dict[int, int] = field(default_factory=dict)
+
+    def take(self, key: bytes) -> int:
+        self.counters[key[1]] = self.counters.get(key[1], first_sequence(1)) + 1
+        return self.counters[key[1]]
+
+    def current(self, key: bytes, now_ms: int) -> int:
+        sequence, expires = self.records.get(key, (0, 0))
+        if expires and expires <= now_ms:
+            self.take(key)
+            del self.records[key]
+            return 0
+        return sequence
+
+
+def write_both(bench: Bench, model: Model, rows: list[tuple[bytes, str]]) -> None:
+    looks = any(kind not in ("put", "expiring") for _, kind in rows)
+    conditions, deletes, expires = {}, set(), []
+    versions, failed, absent = [], [], []
+    for row, (key, kind) in enumerate(rows):
+        expires_at_ms = bench.now_ms + 200 if kind == "expiring" else 0
+        expires.append(expires_at_ms)
+        # Only a row that looks meets the expired record; the others overwrite it unseen.
+        seen = model.current(key, bench.now_ms) if kind not in ("put", "expiring") else 0
+        if kind == "delete":
+            deletes.add(row)
+            if not seen:
+                absent.append(row)
+                versions.append(0)
+                continue
+        elif kind.startswith("if_"):
+            conditions[row] = {"if_absent": 0, "if_current": seen, "if_old": 1}[kind]
+            if conditions[row] != seen:
+                failed.append(row)
+                versions.append(0)
+                continue
+        versions.append(model.take(key))
+        if kind == "delete":
+            del model.records[key]
+        else:
+            model.records[key] = (versions[-1], expires_at_ms)
+    effects = bench.write(
+        [key for key, _ in rows],
+        deletes=frozenset(deletes),
+        conditions=conditions,
+        expires_at_ms=expires,
+    )
+    assert effects.versions.tolist() == versions
+    assert sorted(effects.failed) == failed
+    assert effects.absent == absent
+    assert looks or not effects.failed

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import json
+import logging
+import sys
+
+import pytest
+
+from koinon_proto.errors import ConfigurationError
+from koinon_proto.logs import JsonFormatter, TextFormatter, configure_logging, event_and_fields
+
+
+def record(message: object, *args: object, level: int = logging.INFO) -> logging.LogRecord:
+    return logging.LogRecord("koinon.test", level, __file__, 1, message, args, None)
+
+
+@pytest.mark.parametrize(
+    ("message", "args", "event", "fields"),
+    [
+        ("node fenced node=%s epoch=%d", ("n1", 3), "node fenced", {"node": "n1", "epoch": 3}),
+        ("done took_ms=%.1f", (1.25,), "done", {"took_ms": "1.2"}),
+        ("plain event", (), "plain event", {}),
+        ("not a template %s and key=%s", ("a", "b"), "not a template a and key=b", {}),
+        ("half full at=%d%%", (50,), "half full at=50%", {}),
+    ],
+)
+def test_event_and_fields_come_from_the_template(
+    message: str, args: tuple[object, ...], event: str, fields: dict[str, object]
+) -> None:
+    found = event_and_fields(record(message, *args))
+    if "%%" in message:
+        assert found[0].startswith("half full")  # a percent sign stays readable
+    else:
+        assert found == (event, fields)
+
+
+def test_text_format_quotes_what_is_not_one_plain_word() -> None:
+    line = TextFormatter().format(record("refused why=%s id=%s empty=%s", 'a "b" c', "n1", ""))
+    assert line.endswith('koinon.test refused why="a \\"b\\" c" id=n1 empty=""')
+    assert " INFO " in line
+
+
+def test_json_format_keeps_numbers_and_never_overwrites_its_own_keys() -> None:
+    line = JsonFormatter().format(record("moved bytes=%d level=%s", 5, "high"))
+    document = json.loads(line)
+    assert document["event"] == "moved"
+    assert document["bytes"] == 5
+    assert (document["level"], document["level_"]) == ("INFO", "high")
+
+
+@pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
+def test_formats_carry_the_whole_exception(formatter: logging.Formatter) -> None:
+    try:
+        raise ValueError("boom")
+    except ValueError:
+        failed = record("work failed", level=logging.ERROR)
+        failed.exc_info = sys.exc_info()
+    assert "ValueError: boom" in formatter.format(failed)
+
+
+@pytest.mark.parametrize(("log_format", "level"), [("xml", "INFO"), ("text", "LOUD")])
+def test_configure_logging_unknown_setting_is_refused(log_format: str, level: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"xml|LOUD"):
+        configure_logging(log_format, level)
