@@ -10,6 +10,7 @@ from .errors import (
     StoreChangedError,
 )
 from .member import RaftMember, StateMachine, boottime
+from .memory_transport import MemoryRaftNetwork, MemoryRaftTransport
 from .storage import LmdbRaftStorage, MemoryRaftStorage, RaftStorage
 from .transport import GrpcRaftTransport, RaftTransport, TransportConfig
 
@@ -19,7 +20,9 @@ __all__ = [
     "MemberRemovedError",
     "MemberStatus",
     "MemberStoppedError",
+    "MemoryRaftNetwork",
     "MemoryRaftStorage",
+    "MemoryRaftTransport",
     "ProposalQueueFullError",
     "ProposalUnknownError",
     "RaftConfig",

@@ -6,6 +6,9 @@ from pathlib import Path
 
 from koinon_coordinator.core.raft import RaftCoreConfig, Role
 from koinon_proto.errors import ConfigurationError
+from koinon_proto.table import MAX_MESSAGE_BYTES
+
+BATCH_ROOM_BYTES = 2 << 20  # what a batch holds beside its largest message
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +61,13 @@ class RaftConfig:
             raise ConfigurationError(
                 reason=f"map_bytes={self.map_bytes} exceeds map_bytes_max={self.map_bytes_max}"
             )
+        message_bytes_max = MAX_MESSAGE_BYTES - BATCH_ROOM_BYTES
+        for name in ("append_bytes_max", "snapshot_chunk_bytes"):
+            if getattr(self, name) > message_bytes_max:
+                raise ConfigurationError(
+                    reason=f"{name}={getattr(self, name)} exceeds a message's limit "
+                    f"of {message_bytes_max} bytes"
+                )
         self.core_config()  # checks the rest
 
     def core_config(self) -> RaftCoreConfig:

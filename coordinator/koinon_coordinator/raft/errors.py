@@ -38,15 +38,16 @@ class MemberRemovedError(KoinonError):
 
 @dataclass(kw_only=True, eq=False)
 class StoreChangedError(KoinonError):
-    """A peer knows this member by another data directory: its votes and entries are lost."""
+    """A peer knows this member by another data directory, or remembers entries of it that it
+    does not have: what it voted and acknowledged is lost, so it must not take part."""
 
     member_id: str
-    refused_by: str
+    noticed_by: str
 
     def __str__(self) -> str:
         return (
             f"member {self.member_id} lost its data: remove it and add it again under a new id "
-            f"({self.refused_by} knows it by another data directory)"
+            f"(noticed by {self.noticed_by})"
         )
 
 

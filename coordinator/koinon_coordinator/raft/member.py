@@ -22,6 +22,7 @@ from koinon_coordinator.core.raft import (
     Entry,
     EntryKind,
     LogPosition,
+    LostEntriesError,
     Message,
     RaftCore,
     Ready,
@@ -198,11 +199,10 @@ class RaftMember:
         try:
             if self._core is not None:
                 self._stop_serving(self._core.term, None)
-        except Exception:
-            log.exception("on_follower failed member_id=%s", self.member_id)
-        await self._close()
-        if self._outcome.done():
-            return
+            await self._close()
+        except Exception as closing_error:
+            log.exception("closing failed member_id=%s", self.member_id)
+            error = error or closing_error
         if error is None:
             self._outcome.set_result(None)
         else:
@@ -399,9 +399,14 @@ class RaftMember:
             return
         self.counters.messages_received += len(messages)
         now = self._clock()
+        sender = ""
         try:
             for message in messages:
+                sender = message.sender
                 self._core.step(message, now)
+        except LostEntriesError:
+            self._halt(StoreChangedError(member_id=self.member_id, noticed_by=sender))
+            return
         except Exception as error:
             self._halt(error)
             return
@@ -422,7 +427,7 @@ class RaftMember:
         return known == store_id
 
     def on_store_refused(self, refused_by: str) -> None:
-        self._halt(StoreChangedError(member_id=self.member_id, refused_by=refused_by))
+        self._halt(StoreChangedError(member_id=self.member_id, noticed_by=refused_by))
 
     # -- the loop
 

@@ -12,13 +12,14 @@ and is refused, with the file's name, if any of that is not as it should be. An 
 is made only where there is neither an identity nor data.
 """
 
+import contextlib
 import fcntl
 import json
 import os
 import struct
 import uuid
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -180,7 +181,7 @@ class LmdbRaftStorage:
             if identity.initializing:
                 self._initialize(configuration)
                 self._write_identity(identity._replace(initializing=False))
-            self._last_index = self.load_last_index()
+            self._last_index = self._load_last_index()
         except BaseException:
             self.close()
             raise
@@ -294,8 +295,17 @@ class LmdbRaftStorage:
 
     # -- reading
 
-    def load_last_index(self) -> int:
-        with self._environment.begin() as txn:
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[Any]:
+        """A read transaction; whatever cannot be read in it is the file's fault."""
+        try:
+            with self._environment.begin() as txn:
+                yield txn
+        except (lmdb.Error, struct.error, ValueError, KeyError) as error:
+            raise self._torn(f"unreadable: {error!r}") from error
+
+    def _load_last_index(self) -> int:
+        with self._reading() as txn:
             cursor = txn.cursor(self._log)
             if cursor.last():
                 return int(_INDEX_KEY.unpack(cursor.key())[0])
@@ -303,25 +313,22 @@ class LmdbRaftStorage:
 
     def load(self) -> RestoredState:
         """Everything; raises DataDirectoryError if a checksum or the order is wrong."""
-        try:
-            with self._environment.begin() as txn:
-                if self._get(txn, b"store_id") != self._store_id.encode():
-                    raise self._torn("belongs to another store than identity.json")
-                base = LogPosition(*_POSITION.unpack(self._get(txn, b"base")))
-                entries: list[Entry] = []
-                for key, value in txn.cursor(self._log):
-                    entry = self._decode_entry(_INDEX_KEY.unpack(key)[0], value)
-                    if entry.index != base.index + 1 + len(entries):
-                        raise self._torn(f"log entry {base.index + 1 + len(entries)} is missing")
-                    entries.append(entry)
-                return RestoredState(
-                    hard_state=self._load_hard_state(txn),
-                    snapshot=self._load_snapshot(txn),
-                    base=base,
-                    entries=tuple(entries),
-                )
-        except (lmdb.Error, struct.error, ValueError, KeyError) as error:
-            raise self._torn(f"unreadable: {error!r}") from error
+        with self._reading() as txn:
+            if self._get(txn, b"store_id") != self._store_id.encode():
+                raise self._torn("belongs to another store than identity.json")
+            base = LogPosition(*_POSITION.unpack(self._get(txn, b"base")))
+            entries: list[Entry] = []
+            for key, value in txn.cursor(self._log):
+                entry = self._decode_entry(_INDEX_KEY.unpack(key)[0], value)
+                if entry.index != base.index + 1 + len(entries):
+                    raise self._torn(f"log entry {base.index + 1 + len(entries)} is missing")
+                entries.append(entry)
+            return RestoredState(
+                hard_state=self._load_hard_state(txn),
+                snapshot=self._load_snapshot(txn),
+                base=base,
+                entries=tuple(entries),
+            )
 
     def _load_hard_state(self, txn: Any) -> HardState:
         if txn.get(b"hard_state", db=self._meta) is None:
@@ -404,7 +411,7 @@ class LmdbRaftStorage:
         elif snapshot_write is not None and snapshot_write.installed:
             self._last_index = snapshot_write.snapshot.index
 
-    def _commit(self, write: Any) -> None:
+    def _commit(self, write: Callable[[Any], None]) -> None:
         """Run `write` in a transaction; a full map is doubled, any other failure is final."""
         while True:
             try:
@@ -465,7 +472,7 @@ class LmdbRaftStorage:
 
     def pinned_stores(self) -> dict[str, str]:
         pins = {}
-        with self._environment.begin() as txn:
+        with self._reading() as txn:
             cursor = txn.cursor(self._meta)
             if cursor.set_range(b"pin:"):
                 for key, _ in cursor:

@@ -23,6 +23,7 @@ from koinon_proto.rpc import COMMON_OPTIONS
 from koinon_proto.v1 import raft_pb2_grpc
 from koinon_proto.v1.raft_pb2 import RaftBatch, RaftExchangeReply, RaftHello
 
+from .config import BATCH_ROOM_BYTES
 from .convert import MalformedMessageError, from_proto, to_proto
 
 PROTOCOL_VERSION = 1
@@ -68,7 +69,8 @@ class RaftTransport(Protocol):
         ...
 
     def set_peers(self, addresses: Mapping[str, str]) -> None:
-        """Where every other member is; streams to anyone else end."""
+        """Where every other member is. Whoever is no longer among them can still be answered for
+        a while: a leader that is being removed needs the answers."""
         ...
 
     def send(self, messages: Sequence[Message]) -> None:
@@ -95,6 +97,10 @@ class TransportConfig:
             raise ConfigurationError(
                 reason=f"reconnect_backoff_min_ms={self.reconnect_backoff_min_ms} must be positive "
                 f"and at most reconnect_backoff_max_ms={self.reconnect_backoff_max_ms}"
+            )
+        if self.batch_bytes_max >= BATCH_ROOM_BYTES:
+            raise ConfigurationError(
+                reason=f"batch_bytes_max={self.batch_bytes_max} must be below {BATCH_ROOM_BYTES}"
             )
         if self.batch_bytes_max > self.queue_bytes_max:
             raise ConfigurationError(
@@ -126,7 +132,10 @@ class GrpcRaftTransport(raft_pb2_grpc.RaftServicer):
     def set_peers(self, addresses: Mapping[str, str]) -> None:
         assert self._endpoint is not None
         own_id = self._endpoint.member_id
-        self._configured = {m: a for m, a in addresses.items() if m != own_id}
+        before, self._configured = self._configured, dict(addresses)
+        self._configured.pop(own_id, None)
+        for member_id, address in before.items():
+            self._learn_address(member_id, address)
         for member_id, peer in list(self._peers.items()):
             if self._address_of(member_id) != peer.address:
                 del self._peers[member_id]
@@ -269,6 +278,9 @@ class _PeerStream:
     async def _run(self) -> None:
         backoff_ms = float(self._config.reconnect_backoff_min_ms)
         while True:
+            while not self._queue:  # nothing to say: no reason to connect
+                self._wake.clear()
+                await self._wake.wait()
             began_at = asyncio.get_running_loop().time()
             try:
                 await self._session()

@@ -2,7 +2,15 @@
 
 from .config import RaftCoreConfig, Refusal
 from .configuration import Configuration, ConfigurationFormatError
-from .log import Entry, EntryKind, InvariantError, LogPosition, RaftLog, Snapshot
+from .log import (
+    Entry,
+    EntryKind,
+    InvariantError,
+    LogPosition,
+    LostEntriesError,
+    RaftLog,
+    Snapshot,
+)
 from .messages import (
     AppendReply,
     AppendRequest,
@@ -46,6 +54,7 @@ __all__ = [
     "InvariantError",
     "LeaderMessage",
     "LogPosition",
+    "LostEntriesError",
     "Message",
     "ProgressState",
     "RaftCore",

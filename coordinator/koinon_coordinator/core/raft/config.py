@@ -58,6 +58,7 @@ class RaftCoreConfig:
         _require_below(self, "heartbeat_interval_ms", "election_timeout_min_ms")
         _require_below(self, "heartbeat_interval_ms", "check_quorum_ms", factor=2)
         _require_below(self, "append_bytes_max", "inflight_bytes_max")
+        _require_below(self, "append_bytes_max", "uncommitted_bytes_max")
         _require_below(self, "snapshot_chunk_bytes", "snapshot_bytes_max")
 
 

@@ -115,7 +115,7 @@ class Leader:
             return Refusal.TOO_LARGE
         log = self._log
         if (
-            log.last_index - log.commit_index >= self._config.uncommitted_entries_max
+            log.last_index - log.applied_index >= self._config.uncommitted_entries_max
             or self._uncommitted_bytes + size_bytes > self._config.uncommitted_bytes_max
         ):
             return Refusal.QUEUE_FULL

@@ -26,6 +26,10 @@ class InvariantError(Exception):
     """Something that Raft proves impossible was observed: this member must stop."""
 
 
+class LostEntriesError(InvariantError):
+    """The leader knows that this member had entries which it does not have: its disk lost them."""
+
+
 class EntryKind(IntEnum):
     COMMAND = 1
     NOOP = 2  # opens a leader's term
@@ -212,7 +216,7 @@ class RaftLog:
         if index <= self.commit_index:
             return False
         if index > self.last_index:
-            raise InvariantError(
+            raise LostEntriesError(
                 f"told that {index} is committed, but the log ends at {self.last_index}: "
                 "acknowledged entries are missing here"
             )

@@ -135,7 +135,7 @@ class RaftCore:
             if given_up is not None:
                 self._events.append(TransferGivenUp(to=given_up))
         elif now >= self._election_due_at:
-            if self._id in self.configuration.voters:
+            if self._may_campaign():
                 self._campaign(now, pre_vote=True)
             else:
                 self._restart_election_timer(now)
@@ -155,7 +155,6 @@ class RaftCore:
                 self._handlers[type(message)](message, now)
             elif from_leader:
                 self._tell_term(message.sender)
-        self._note_commit(now)
 
     def propose(self, command: bytes, now: float) -> LogPosition | Refusal:
         """Append a command; where it stands in the log, or why it was not taken."""
@@ -206,6 +205,10 @@ class RaftCore:
     def _follow(self, term: int, leader_id: str | None, now: float) -> None:
         if term > self.term:
             self.term, self._vote = term, None
+            # An acknowledgement of the old term that has not left yet must never leave: by the
+            # time it could, a leader of the new term may have replaced what it acknowledges.
+            self._messages[:] = [m for m in self._messages if m.term >= term]
+            self._messages_after_entries.clear()
         self.role = Role.FOLLOWER
         self.leader_id = leader_id
         self._leader = None
@@ -215,6 +218,12 @@ class RaftCore:
     def _step_down_without_quorum(self, now: float) -> None:
         if self._leader is not None and not self._leader.has_quorum_contact(now):
             self._follow(self.term, None, now)
+
+    def _may_campaign(self) -> bool:
+        """Voters may; so may one whose removal is not committed as far as it knows, for the
+        entry that removes it may be on no other member (dissertation, 4.2.2)."""
+        committed = self.log.configurations.at(self.log.commit_index)
+        return self._id in self.configuration.voters or self._id in committed.voters
 
     def _campaign(self, now: float, *, pre_vote: bool, transfer: bool = False) -> None:
         """Ask for votes, or first whether votes would be had (dissertation, 9.6)."""
@@ -369,9 +378,10 @@ class RaftCore:
             self._leader.on_reply(reply, now)
 
     def _note_commit(self, now: float) -> None:
-        """Act on a configuration that has become committed: whoever it leaves out goes."""
-        commit_index = self.log.commit_index
-        if commit_index == self._noted_commit_index:
+        """Act on a configuration that is committed, and durable here so that it can be applied
+        first: whoever it leaves out goes."""
+        commit_index = min(self.log.commit_index, self.log.persisted_index)
+        if commit_index <= self._noted_commit_index:
             return
         self._noted_commit_index = commit_index
         committed = self.log.configurations.at(commit_index)
@@ -395,7 +405,7 @@ class RaftCore:
         """
         if self._leader is not None:
             self._leader.flush(now)
-            self._note_commit(now)
+        self._note_commit(now)
         hard_state = HardState(term=self.term, vote=self._vote)
         is_durable = hard_state == self._durable_hard_state
         messages = _take(self._messages) if is_durable else ()

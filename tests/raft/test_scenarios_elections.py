@@ -1,0 +1,209 @@
+"""Who may lead, and for how long: directed schedules.
+
+Most are from the Raft paper or Ongaro's dissertation ("diss.").
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from koinon_coordinator.core.raft import (
+    HeartbeatReply,
+    HeartbeatRequest,
+    Refusal,
+    Role,
+    VoteReply,
+    VoteRequest,
+)
+
+from .group import QUIET_S, Group, granted, vote_request
+
+# -- elections (paper 5.2, 5.4.1)
+
+
+def test_voter_second_candidate_in_term_is_refused() -> None:
+    group = Group()
+    assert granted(group, vote_request(5, "b", "a"))
+    assert not granted(group, vote_request(5, "c", "a"))
+    assert granted(group, vote_request(5, "b", "a")), "the same candidate may ask again"
+
+
+def test_voter_after_restart_remembers_its_vote() -> None:
+    group = Group()
+    assert granted(group, vote_request(5, "b", "a"))
+    group.boot("a")
+    assert not granted(group, vote_request(5, "c", "a"))
+    assert group["a"].term == 5
+
+
+def test_vote_reply_leaves_only_after_the_vote_is_durable() -> None:
+    group = Group()
+    group.hold_saves("a")
+    group.deliver(vote_request(5, "b", "a"))
+    assert not group.waiting(VoteReply)
+    group.release_saves("a")
+    assert group.disks["a"].hard_state.vote == "b"
+    assert [reply.granted for reply in group.waiting(VoteReply)] == [True]
+
+
+def test_voter_candidate_with_older_last_term_is_refused() -> None:
+    group = Group(logs={"a": [1, 3]}, terms={"a": 3})
+    assert not granted(group, vote_request(4, "b", "a", last=(2, 9)))
+    assert granted(group, vote_request(5, "b", "a", last=(3, 2)))
+
+
+def test_voter_candidate_with_shorter_log_is_refused() -> None:
+    group = Group(logs={"a": [1, 3]}, terms={"a": 3})
+    assert not granted(group, vote_request(4, "b", "a", last=(3, 1)))
+
+
+def test_candidate_stale_vote_reply_is_not_counted() -> None:
+    """A grant for an earlier term, delayed, elects nobody in a later one."""
+    group = Group("abcde")
+    group.tick("a", after_s=QUIET_S)
+    group.pump(lambda m: not isinstance(m, VoteReply) or m.pre_vote)
+    assert group["a"].term == 1
+    group.tick("a", after_s=QUIET_S)
+    group.pump(lambda m: not isinstance(m, VoteReply) or m.pre_vote)
+    assert group["a"].term == 2
+    for voter in "bc":
+        late = VoteReply(term=1, sender=voter, to="a", request_term=1, pre_vote=False, granted=True)
+        group.deliver(late)
+    assert group.role("a") is Role.CANDIDATE
+
+
+def test_candidate_pre_vote_reply_is_not_counted_as_a_vote() -> None:
+    group = Group()
+    group.tick("a", after_s=QUIET_S)
+    group.pump(lambda m: not isinstance(m, VoteReply) or m.pre_vote)
+    assert group.role("a") is Role.CANDIDATE
+    late = VoteReply(term=0, sender="b", to="a", request_term=1, pre_vote=True, granted=True)
+    group.deliver(late)
+    assert group.role("a") is Role.CANDIDATE
+
+
+def test_candidate_needs_a_true_majority() -> None:
+    group = Group("abcd")
+    group.tick("a", after_s=QUIET_S)
+    group.pump_between("ab")
+    assert group.role("a") is Role.PRE_CANDIDATE
+    group.tick("a", after_s=QUIET_S)
+    group.pump_between("abc")
+    assert group.role("a") is Role.LEADER
+
+
+def test_candidate_refused_by_a_majority_follows_again() -> None:
+    group = Group(logs={"b": [1], "c": [1]}, terms={"b": 1, "c": 1})
+    group.tick("a", after_s=QUIET_S)
+    group.pump()
+    assert group.role("a") is Role.FOLLOWER
+
+
+def test_leader_message_of_an_old_term_is_answered_with_the_newer() -> None:
+    group = Group(terms={"a": 7})
+    old = HeartbeatRequest(term=3, sender="b", to="a", commit_index=0, round_id=4)
+    group.deliver(old)
+    (reply,) = group.waiting(HeartbeatReply)
+    assert (reply.term, reply.round_id) == (7, 0)
+
+
+# -- pre-vote, stickiness, check-quorum (diss. 9.6, 4.2.3, 6.2)
+
+
+def test_isolated_member_coming_back_does_not_disrupt() -> None:
+    group = Group()
+    leader = group.elect("a")
+    for _ in range(5):
+        group.tick("c", after_s=0.2)
+        group.heartbeat("a")
+        group.pump_between("ab")
+    for _ in range(3):
+        group.heartbeat("a")
+        group.tick("c")
+        group.pump()
+    assert (group.role("a"), leader.term) == (Role.LEADER, 1)
+    assert group["c"].term == 1
+
+
+def test_voter_that_hears_a_leader_refuses_higher_terms() -> None:
+    group = Group()
+    group.elect("a")
+    group.heartbeat("a")
+    group.pump()
+    assert not granted(group, vote_request(9, "c", "b", last=(9, 9)))
+    assert group["b"].term == 1
+
+
+def test_voter_grants_a_transfer_though_it_hears_a_leader() -> None:
+    group = Group()
+    group.elect("a")
+    assert granted(group, replace(vote_request(2, "c", "b", last=(1, 1)), transfer=True))
+
+
+def test_leader_without_quorum_steps_down() -> None:
+    group = Group()
+    leader = group.elect("a")
+    for _ in range(4):
+        group.heartbeat("a")
+        group.network.clear()
+    assert group.role("a") is Role.LEADER
+    for _ in range(2):
+        group.heartbeat("a")
+    assert group.role("a") is Role.FOLLOWER
+    assert leader.leader_id is None
+
+
+def test_leader_check_quorum_counts_from_the_send_time() -> None:
+    """Answers that come late prove contact only as of when they were asked for."""
+    group = Group()
+    leader = group.elect("a")
+    group.heartbeat("a")
+    asked_at = group.now
+    for follower in "bc":
+        for message in group.waiting(HeartbeatRequest, to=follower):
+            group.deliver(message)
+    group.now += 0.3
+    group.pump(lambda m: m.to == "a")
+    assert leader.quorum_contact_at(group.now) == asked_at
+    group.tick("a", after_s=0.15)
+    assert group.role("a") is Role.FOLLOWER
+
+
+def test_leader_resumed_after_a_pause_answers_nothing() -> None:
+    """SIGSTOP, SIGCONT: the first thing that happens is a request, before any tick."""
+    for request in ("read", "propose", "transfer", "step"):
+        group = Group()
+        leader = group.elect("a")
+        group.heartbeat("a")
+        group.pump()
+        contact = leader.quorum_contact_at(group.now)
+        last_index = leader.log.last_index
+        group.now += 30.0
+        assert leader.quorum_contact_at(group.now) == contact
+        if request == "read":
+            assert leader.read_index("read", group.now) is Refusal.NOT_LEADER
+        elif request == "propose":
+            assert leader.propose(b"late", group.now) is Refusal.NOT_LEADER
+        elif request == "transfer":
+            assert leader.transfer_leadership("b", group.now) is Refusal.NOT_LEADER
+        else:
+            late = HeartbeatReply(term=1, sender="b", to="a", round_id=1)
+            leader.step(late, group.now)
+        assert group.role("a") is Role.FOLLOWER
+        assert leader.quorum_contact_at(group.now) is None
+        assert leader.log.last_index == last_index
+
+
+def test_quorum_contact_sole_voter_is_now() -> None:
+    group = Group("a")
+    leader = group.elect("a")
+    assert leader.quorum_contact_at(group.now + 9) == group.now + 9
+
+
+def test_quorum_contact_before_any_round_is_none() -> None:
+    group = Group()
+    group.tick("a", after_s=QUIET_S)
+    group.pump(lambda m: isinstance(m, VoteRequest | VoteReply))
+    assert group.role("a") is Role.LEADER
+    assert group["a"].quorum_contact_at(group.now) is None
+    assert group["b"].quorum_contact_at(group.now) is None
