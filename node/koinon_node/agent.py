@@ -274,7 +274,7 @@ class Agent:
     def _apply_table(self, message: table_pb2.TableUpdate) -> None:
         before = self._assignment.table
         table = apply_update(before, convert.update_from_proto(message))
-        if table is None or (table is before and self._state.leadership.node_epoch):
+        if table is None or (table is before and self._state.served.node_epoch):
             return
         adoptions = self._assignment.on_table(table)
         for refused in self._assignment.take_refused():
@@ -299,7 +299,7 @@ class Agent:
         log.info("adopted partitions count=%d", len(event.adoptions))
 
     def _publish(self) -> None:
-        self._state.leadership = self._assignment.leadership()
+        self._state.served = self._assignment.served()
 
     # --- between the threads ---------------------------------------------------------------
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from koinon_node.config import Limits
 from koinon_node.core import records, replica
-from koinon_node.core.assignment import Adoption, Leadership
+from koinon_node.core.assignment import Adoption, ServedPartitions
 from koinon_node.core.records import PartitionEpochs, Record, U32Array, U64Array
 from koinon_node.core.replica import Effects, PendingWrites, Primaries, WriteRows
 from koinon_node.state import NodeState, WallClock, refusal_of, refusals_of
@@ -160,7 +160,7 @@ class Engine:
     ) -> ReadAnswer:
         """Read the rows. Refused partitions are listed; their rows have an empty value."""
         self._state.check_lease()
-        view = self._state.leadership
+        view = self._state.served
         answer = ReadAnswer(refusals=refusals_of(view, partition_ids, table_version))
         if self._reading_rows and self._reading_rows + len(keys) > self._limits.reading_rows:
             raise ResourceExhaustedError(
@@ -176,7 +176,7 @@ class Engine:
         finally:
             self._reading_rows -= len(keys)
             self._reading_bytes -= answer.held_bytes
-        if not self._state.still_leads(view, served):
+        if not self._state.still_serves(view, served):
             raise LeaseExpiredError(node_id=self._state.node_id)
         self.rows_read += len(keys)
         return answer
@@ -286,7 +286,7 @@ class Engine:
         while it runs may be seen either way.
         """
         self._state.check_lease()
-        view = self._state.leadership
+        view = self._state.served
         answer = ScanAnswer()
         limit = min(page.limit or self._limits.scan_rows, self._limits.scan_rows)
         if self._reading_rows and self._reading_rows + limit > self._limits.reading_rows:
@@ -298,13 +298,13 @@ class Engine:
             visited = await self._scan_partitions(page, view, limit, answer)
         finally:
             self._reading_rows -= limit
-        if not self._state.still_leads(view, np.array(visited, np.uint32)):
+        if not self._state.still_serves(view, np.array(visited, np.uint32)):
             raise LeaseExpiredError(node_id=self._state.node_id)
         self.rows_read += len(answer.keys)
         return answer
 
     async def _scan_partitions(
-        self, page: ScanPage, view: Leadership, limit: int, answer: ScanAnswer
+        self, page: ScanPage, view: ServedPartitions, limit: int, answer: ScanAnswer
     ) -> list[int]:
         expired: list[bytes] = []
         visited: list[int] = []
@@ -370,7 +370,7 @@ class Engine:
     async def write(self, batch: WriteBatch) -> WriteAnswer:
         """Write the rows; returns when what was applied is durable."""
         self._state.check_lease()
-        view = self._state.leadership
+        view = self._state.served
         count = len(batch.keys)
         answer = WriteAnswer(
             versions=np.zeros(count, np.uint64),
@@ -402,7 +402,7 @@ class Engine:
             else:
                 tickets.append((step, future))
         await self._await_tickets(tickets, answer)
-        if not self._state.still_leads(view, batch.partition_ids[rows]):
+        if not self._state.still_serves(view, batch.partition_ids[rows]):
             raise UnknownFateError(reason="the node's lease or epoch ended before the answer")
         self.rows_written += len(rows)
         return answer
@@ -421,11 +421,11 @@ class Engine:
         batch: WriteBatch,
         rows: np.ndarray,
         size: int,
-        view: Leadership,
+        view: ServedPartitions,
         answer: WriteAnswer,
     ) -> asyncio.Future[None] | None:
         """Decide on these rows and queue what they change, without a pause in between."""
-        if not self._state.still_leads(view, batch.partition_ids):
+        if not self._state.still_serves(view, batch.partition_ids):
             raise LeaseExpiredError(node_id=self._state.node_id)
         count = len(batch.keys)
         self._writer.check_room(count, size, size if len(batch.deletes) < count else 0)
@@ -529,7 +529,7 @@ class Engine:
         Only partitions that are led, only under a lease. An entry that its record no longer
         matches (it was rewritten or deleted) is only dropped.
         """
-        view = self._state.leadership
+        view = self._state.served
         if not self._state.serving() or not len(view.epochs):
             return False
         entries, self._reclaim_from = self._store.expired_entries(

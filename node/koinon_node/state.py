@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from koinon_node.core.assignment import Leadership
+from koinon_node.core.assignment import ServedPartitions
 from koinon_node.core.lease import NO_LEASE, Lease
 from koinon_node.core.records import U32Array
 from koinon_proto.errors import (
@@ -61,12 +61,12 @@ def partitioner_of(name: str, partition_count: int) -> Partitioner:
 
 
 class NodeState:
-    """The lease and the leadership now."""
+    """The lease and what is served now."""
 
     def __init__(self, node_id: str) -> None:
         self.node_id = node_id
         self.lease: Lease = NO_LEASE
-        self.leadership = Leadership()
+        self.served = ServedPartitions()
 
     def serving(self) -> bool:
         """Return whether the lease holds now."""
@@ -83,7 +83,7 @@ class NodeState:
         Raises:
             ClusterNotReadyError: there is none yet.
         """
-        table = self.leadership.table
+        table = self.served.table
         if table is None or not table.bootstrapped:
             raise ClusterNotReadyError(
                 registered_nodes=len(table.nodes) if table else 0,
@@ -91,9 +91,9 @@ class NodeState:
             )
         return table
 
-    def still_leads(self, view: Leadership, partition_ids: U32Array) -> bool:
+    def still_serves(self, view: ServedPartitions, partition_ids: U32Array) -> bool:
         """Return whether the lease holds and the partitions are led in the epochs of ``view``."""
-        now = self.leadership
+        now = self.served
         if not self.serving():
             return False
         if now is view or now.epochs is view.epochs:
@@ -104,7 +104,7 @@ class NodeState:
 
 
 def refusals_of(
-    view: Leadership, partition_ids: U32Array, sender_version: int
+    view: ServedPartitions, partition_ids: U32Array, sender_version: int
 ) -> dict[int, KoinonError]:
     """Return why each partition that is not led in ``view`` is refused."""
     led = view.epochs[partition_ids] != 0
@@ -114,7 +114,7 @@ def refusals_of(
     return {p: refusal_of(view, p, sender_version) for p in refused}
 
 
-def refusal_of(view: Leadership, partition_id: int, sender_version: int) -> KoinonError:
+def refusal_of(view: ServedPartitions, partition_id: int, sender_version: int) -> KoinonError:
     """Return why the partition is not served here: who is behind, and where to go."""
     table = view.table
     assert table is not None

@@ -67,7 +67,7 @@ def table_of(*primaries: tuple[NodeNumber, int], version: int = 1, node_epoch: i
 
 
 def led(assignment: Assignment) -> list[int]:
-    epochs: list[int] = assignment.leadership().epochs.tolist()
+    epochs: list[int] = assignment.served().epochs.tolist()
     return epochs
 
 

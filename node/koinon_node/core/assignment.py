@@ -5,7 +5,7 @@ Invariants:
   the row's ``primary_epoch`` was durably adopted by this process.
 - An epoch that this store had already seen when the process opened it is never adopted again: a
   new process always gets a new epoch by registering, and its counters must not repeat.
-- A fence or a new registration drops all leadership at once.
+- A fence or a new registration drops all primaries at once.
 
 Pure: the driver persists the adoptions that are returned and reports back with ``on_adopted``.
 """
@@ -38,7 +38,7 @@ class Adoption(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Leadership:
+class ServedPartitions:
     """What the node may serve, published whole. ``epochs[p]`` is 0 where p is not led here."""
 
     table: Table | None = None
@@ -75,7 +75,7 @@ class Assignment:
         self._node_epoch = node_epoch
 
     def on_fenced(self) -> None:
-        """Drop all leadership, until a newer row names this node again."""
+        """Drop all primaries, until a newer row names this node again."""
         self._node_epoch = 0
         self._wanted.clear()
         self._commands.clear()
@@ -141,17 +141,17 @@ class Assignment:
         refused, self._refused = tuple(self._refused), []
         return refused
 
-    def leadership(self) -> Leadership:
+    def served(self) -> ServedPartitions:
         """Return what may be served now."""
         table = self._table
         if table is None:
-            return Leadership(node_epoch=self._node_epoch)
+            return ServedPartitions(node_epoch=self._node_epoch)
         epochs = np.zeros(len(table.rows), np.uint64)
         for partition_id, epoch in self._wanted.items():
             if self._adopted.get(partition_id) == epoch:
                 epochs[partition_id] = epoch
         me = table.by_id.get(self._node_id)
-        return Leadership(
+        return ServedPartitions(
             table=table,
             node_number=me.number if me else NO_NODE,
             node_epoch=self._node_epoch,
