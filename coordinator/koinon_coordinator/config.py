@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from koinon_proto.addresses import check_address
 from koinon_proto.errors import ConfigurationError
 from koinon_proto.partitioner import MAX_PARTITION_COUNT, PARTITIONERS
 from koinon_proto.table import MAX_BATCH_BYTES, ClusterConfig
 
-from .core.decisions import check_address, check_name
+from .core.decisions import check_name
 from .core.hosting import HostingTimes
 from .core.sessions import SessionTimes
 

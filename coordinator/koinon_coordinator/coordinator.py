@@ -56,6 +56,7 @@ class Coordinator:
             self.transport,
             on_leader=self._on_leader,
             on_follower=self._on_follower,
+            group_id=self._cluster_id,
         )
 
     # --- life ---------------------------------------------------------------------------------
@@ -115,6 +116,10 @@ class Coordinator:
     def table(self) -> Table | None:
         """The table as applied here; None before the cluster is created."""
         return self._replicated.state.table()
+
+    def _cluster_id(self) -> str:
+        config = self._replicated.state.config
+        return config.cluster_id if config is not None else ""
 
     def bootstrap_nodes(self) -> int:
         """How many nodes the cluster waits for."""

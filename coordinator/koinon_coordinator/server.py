@@ -20,7 +20,6 @@ from .service import SERVICES, add_services
 
 log = logging.getLogger(__name__)
 
-CONCURRENT_RPCS_MAX = 1024
 """Calls beyond it are refused at once, as RESOURCE_EXHAUSTED."""
 STOP_GRACE_S = 0.5
 
@@ -53,7 +52,7 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[Coordinator]:
     descriptors = raise_descriptor_limit()
     transport = GrpcRaftTransport()
     coordinator = Coordinator(config, transport=transport)
-    server = grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=CONCURRENT_RPCS_MAX)
+    server = grpc.aio.server(options=SERVER_OPTIONS)
     add_services(coordinator, server)
     transport.add_to_server(server)
     health = await add_health_and_reflection(server, SERVICES)

@@ -11,7 +11,7 @@ from koinon_proto.errors import (
     UnsupportedVersionError,
     WrongClusterError,
 )
-from koinon_proto.rpc import typed_errors
+from koinon_proto.rpc import bounded, typed_errors
 from koinon_proto.table import Table
 from koinon_proto.v1 import (
     admin_pb2,
@@ -24,7 +24,7 @@ from koinon_proto.v1 import (
 
 from .convert import hosted_from_proto, hosted_to_proto
 from .coordinator import Coordinator
-from .core.decisions import Registration, check_address, check_name
+from .core.decisions import Registration, check_name, check_requested_address
 from .leader import boot_time
 
 PROTOCOL_VERSION = 1
@@ -137,6 +137,9 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         return self._updates.update(table, known_version)
 
 
+CALLS_MAX = 1_024  # of clients and operators; nodes are always let in
+
+
 class TableService(table_pb2_grpc.TableServiceServicer):
     """The table as applied here: any member answers, behind the leader or not."""
 
@@ -145,6 +148,7 @@ class TableService(table_pb2_grpc.TableServiceServicer):
         self._updates = updates
 
     @typed_errors
+    @bounded(CALLS_MAX)
     async def GetTable(  # noqa: N802
         self, request: table_pb2.GetTableRequest, _context: Any
     ) -> table_pb2.TableUpdate:
@@ -170,6 +174,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self._updates = updates
 
     @typed_errors
+    @bounded(CALLS_MAX)
     async def GetStatus(  # noqa: N802
         self, _request: admin_pb2.GetStatusRequest, _context: Any
     ) -> admin_pb2.ClusterStatus:
@@ -204,15 +209,17 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         )
 
     @typed_errors
+    @bounded(CALLS_MAX)
     async def AddCoordinator(  # noqa: N802
         self, request: admin_pb2.AddCoordinatorRequest, context: Any
     ) -> admin_pb2.AddCoordinatorResponse:
         check_name("member_id", request.member_id)
-        check_address("address", request.address)
+        check_requested_address("address", request.address)
         await self._coordinator.add_member(request.member_id, request.address, _timeout_s(context))
         return admin_pb2.AddCoordinatorResponse()
 
     @typed_errors
+    @bounded(CALLS_MAX)
     async def RemoveCoordinator(  # noqa: N802
         self, request: admin_pb2.RemoveCoordinatorRequest, _context: Any
     ) -> admin_pb2.RemoveCoordinatorResponse:
@@ -220,6 +227,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         return admin_pb2.RemoveCoordinatorResponse()
 
     @typed_errors
+    @bounded(CALLS_MAX)
     async def TransferLeadership(  # noqa: N802
         self, request: admin_pb2.TransferLeadershipRequest, context: Any
     ) -> admin_pb2.TransferLeadershipResponse:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from koinon_proto.addresses import check_address
 from koinon_proto.errors import ConfigurationError
 
 Durability = Literal["commit", "interval"]
@@ -69,7 +70,7 @@ class NodeConfig:
             ("advertise", self.advertise),
             *(("coordinators", address) for address in self.coordinators),
         ):
-            _check_address(name, address)
+            check_address(name, address)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,10 +87,3 @@ class Limits:
     step_bytes: int = 2 * 1024 * 1024
     scan_rows: int = 4_096
     scan_bytes: int = 1024 * 1024
-    concurrent_calls: int = 1_024
-
-
-def _check_address(name: str, address: str) -> None:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 1 <= int(port) <= 65_535:
-        raise ConfigurationError(reason=f"{name} {address!r}: must be HOST:PORT")

@@ -120,9 +120,7 @@ class Node:
 
     async def _serve(self, engine: Engine) -> tuple[grpc.aio.Server, Any]:
         rpc.raise_descriptor_limit()
-        server = grpc.aio.server(
-            options=rpc.SERVER_OPTIONS, maximum_concurrent_rpcs=self._limits.concurrent_calls
-        )
+        server = grpc.aio.server(options=rpc.SERVER_OPTIONS)
         for add, servicer in (
             (kv_pb2_grpc.add_KeyValueServicer_to_server, KeyValueService(engine, self._state)),
             (table_pb2_grpc.add_TableServiceServicer_to_server, NodeTableService(self._state)),

@@ -23,7 +23,7 @@ from koinon_proto.errors import (
     WrongClusterError,
     WrongPartitionError,
 )
-from koinon_proto.rpc import typed_errors
+from koinon_proto.rpc import bounded, typed_errors
 from koinon_proto.table import (
     MAX_BATCH_BYTES,
     MAX_BATCH_ROWS,
@@ -33,6 +33,8 @@ from koinon_proto.table import (
     Table,
 )
 from koinon_proto.v1 import kv_pb2, kv_pb2_grpc, table_pb2, table_pb2_grpc
+
+CALLS_MAX = 1_024
 
 
 class KeyValueService(kv_pb2_grpc.KeyValueServicer):
@@ -49,6 +51,7 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
         return cluster
 
     @typed_errors
+    @bounded(CALLS_MAX)
     async def Get(self, request: kv_pb2.GetRequest, context: Any) -> kv_pb2.GetResponse:  # noqa: N802
         cluster = self._cluster(request)
         check_key(request.key)
@@ -67,6 +70,7 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
         )
 
     @typed_errors
+    @bounded(CALLS_MAX)
     async def Put(self, request: kv_pb2.PutRequest, context: Any) -> kv_pb2.PutResponse:  # noqa: N802
         cluster = self._cluster(request)
         check_key(request.key)
@@ -86,6 +90,7 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
         return kv_pb2.PutResponse(version=int(answer.versions[0]))
 
     @typed_errors
+    @bounded(CALLS_MAX)
     async def Delete(self, request: kv_pb2.DeleteRequest, context: Any) -> kv_pb2.DeleteResponse:  # noqa: N802
         cluster = self._cluster(request)
         check_key(request.key)
@@ -103,6 +108,7 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
         return kv_pb2.DeleteResponse(found=not answer.absent)
 
     @typed_errors
+    @bounded(CALLS_MAX)
     async def BatchGet(  # noqa: N802
         self, request: kv_pb2.BatchGetRequest, context: Any
     ) -> kv_pb2.BatchGetResponse:
@@ -116,6 +122,7 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
         return _read_reply(answer)
 
     @typed_errors
+    @bounded(CALLS_MAX)
     async def BatchWrite(  # noqa: N802
         self, request: kv_pb2.BatchWriteRequest, context: Any
     ) -> kv_pb2.BatchWriteResponse:
@@ -124,6 +131,7 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
         return _write_reply(answer, request.want_versions)
 
     @typed_errors
+    @bounded(CALLS_MAX)
     async def Scan(self, request: kv_pb2.ScanRequest, context: Any) -> kv_pb2.ScanResponse:  # noqa: N802
         page = _scan_page(self._cluster(request), request)
         answer = await self._engine.scan(page)
@@ -149,6 +157,7 @@ class NodeTableService(table_pb2_grpc.TableServiceServicer):
         self._state = state
 
     @typed_errors
+    @bounded(CALLS_MAX)
     async def GetTable(  # noqa: N802
         self, request: table_pb2.GetTableRequest, context: Any
     ) -> table_pb2.TableUpdate:

@@ -290,7 +290,9 @@ class MembershipChangeError(KoinonError):
 
 @dataclass(kw_only=True, eq=False)
 class ResourceExhaustedError(KoinonError):
-    """A bounded queue is full; nothing was applied. Back off and retry."""
+    """A bounded queue is full; nothing was applied. Back off and retry. ``limit`` is 0 where it is
+    not known.
+    """
 
     retriable: ClassVar[bool] = True
 
@@ -298,7 +300,8 @@ class ResourceExhaustedError(KoinonError):
     limit: int
 
     def __str__(self) -> str:
-        return f"overloaded: {self.resource} is at its limit of {self.limit}"
+        limit = f" of {self.limit}" if self.limit else ""
+        return f"overloaded: {self.resource} is at its limit{limit}"
 
 
 @dataclass(kw_only=True, eq=False)

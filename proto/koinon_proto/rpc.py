@@ -65,6 +65,7 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *COMMON_OPTIONS,
     ("grpc.so_reuseport", 0),  # two processes on one port must be an error, not a lottery
     ("grpc.server_handshake_timeout_ms", 5_000),  # closes half-open and garbage connections
+    ("grpc.max_concurrent_streams", 256),  # a connection; what it opens beyond waits on its side
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
@@ -92,6 +93,31 @@ def typed_errors(handler: Handler) -> Handler:
             await abort(context, error)
 
     return cast(Handler, wrapped)
+
+
+def bounded(calls_max: int) -> Callable[[Handler], Handler]:
+    """Bound how many calls a servicer (by this and its other handlers so marked) works on at once;
+    one more is refused with ResourceExhaustedError.
+
+    Counted from the arrival of the request, so that calls which never send theirs take nobody's
+    place: gRPC's own server-wide bound counts those, and lets one idle client shut out heartbeats.
+    """
+
+    def wrap(handler: Handler) -> Handler:
+        @functools.wraps(handler)
+        async def wrapped(self: Any, request: Any, context: Any) -> Any:
+            under_way = getattr(self, "_calls_under_way", 0)
+            if under_way >= calls_max:
+                raise errors.ResourceExhaustedError(resource="calls under way", limit=calls_max)
+            self._calls_under_way = under_way + 1
+            try:
+                return await handler(self, request, context)
+            finally:
+                self._calls_under_way -= 1
+
+        return cast(Handler, wrapped)
+
+    return wrap
 
 
 async def abort(context: Any, error: Exception) -> None:

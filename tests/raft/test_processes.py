@@ -75,7 +75,7 @@ def test_group_paused_leader_resumed_serves_nothing_stale(cluster: Cluster) -> N
     except RemoteError as error:
         assert error.kind == "NotLeaderError"  # noqa: PT017 (either answer is right)
     # Resumed within check-quorum of its last contact it may still append, and then cannot know.
-    with pytest.raises(RemoteError, match="NotLeaderError|UnknownFateError"):
+    with pytest.raises(RemoteError, match=r"NotLeaderError|UnknownFateError"):
         write.result()
     wait_for_all_to_apply(cluster, "since")
     assert old.call("status")["leader_id"] != old.member_id

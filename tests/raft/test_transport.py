@@ -68,10 +68,9 @@ def test_convert_malformed_messages_are_refused() -> None:
 class Endpoint:
     """A member's side of a transport, which keeps what comes."""
 
-    group = "koinon"
-
     def __init__(self, member_id: str, address: str, store_id: str) -> None:
         self.member_id, self.address, self.store_id = member_id, address, store_id
+        self.group = "koinon"
         self.received: list[Any] = []
         self.refused_by: list[str] = []
         self.pins: dict[str, str] = {}
@@ -202,6 +201,23 @@ def test_transport_member_with_another_store_is_refused(wire_kind: str) -> None:
         await send_until(from_a, lambda: a.refused_by)
         assert a.refused_by[0] == "b"
         assert b.received == []
+
+    with_wires(wire_kind, test)
+
+
+def test_transport_member_refused_by_another_group_goes_on(wire_kind: str) -> None:
+    """An address was reused: what a stranger remembers of our member's name means nothing."""
+
+    async def test(wires: Wires) -> None:
+        (a, from_a), (b, _) = await wires.make("a", "new disk"), await wires.make("b")
+        (c, _) = await wires.make("c")
+        b.pins["a"] = "old disk"
+        b.group = "another"
+        from_a.set_peers({"b": b.address, "c": c.address})
+        from_a.send([reply("a", "b"), reply("a", "c")])
+        await until("the other message is there", lambda: c.received)
+        assert b.received == []
+        assert a.refused_by == []
 
     with_wires(wire_kind, test)
 

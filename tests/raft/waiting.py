@@ -1,12 +1,15 @@
-"""Running asyncio tests with a bound."""
+"""Waiting for a condition, with a bound."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 TIMEOUT_S = 20.0
+
+T = TypeVar("T")
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -22,3 +25,12 @@ async def until(what: str, condition: Callable[[], object]) -> None:
     while not condition():
         assert asyncio.get_running_loop().time() < deadline, f"not in time: {what}"
         await asyncio.sleep(0.005)
+
+
+def until_true(what: str, condition: Callable[[], T]) -> T:
+    """Return the first true thing that the condition says."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not (answer := condition()):
+        assert time.monotonic() < deadline, f"not in time: {what}"
+        time.sleep(0.02)
+    return answer

@@ -9,6 +9,7 @@ import math
 import re
 from dataclasses import dataclass
 
+from koinon_proto.addresses import is_address
 from koinon_proto.errors import (
     DuplicateNodeError,
     InvalidArgumentError,
@@ -45,7 +46,7 @@ class Registration:
 def check_registration(request: Registration) -> None:
     """Raise InvalidArgumentError for a request that no state could accept."""
     check_name("node_id", request.node_id)
-    check_address("address", request.address)
+    check_requested_address("address", request.address)
     for field in ("store_id", "registration_id"):
         if not getattr(request, field):
             raise InvalidArgumentError(field=field, reason="must not be empty")
@@ -62,12 +63,10 @@ def check_name(field: str, name: str) -> None:
         )
 
 
-def check_address(field: str, address: str) -> None:
+def check_requested_address(field: str, address: str) -> None:
     """Raise InvalidArgumentError unless ``address`` is ``host:port``."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+    if not is_address(address):
         raise InvalidArgumentError(field=field, reason=f"{address!r} is not host:port")
-    _check_length(field, address, limit=2 * NAME_CHARS_MAX)
 
 
 def decide_registration(
@@ -189,6 +188,8 @@ def _pending(node_id: str, until: float, now: float) -> RegistrationPendingError
     return RegistrationPendingError(node_id=node_id, retry_after_ms=wait_ms)
 
 
-def _check_length(field: str, value: str, limit: int = NAME_CHARS_MAX) -> None:
-    if len(value) > limit:
-        raise InvalidArgumentError(field=field, reason="too long", limit=limit, actual=len(value))
+def _check_length(field: str, value: str) -> None:
+    if len(value) > NAME_CHARS_MAX:
+        raise InvalidArgumentError(
+            field=field, reason="too long", limit=NAME_CHARS_MAX, actual=len(value)
+        )

@@ -20,7 +20,6 @@ class RaftConfig:
     initial_members: Mapping[str, str] = field(default_factory=dict)
     """Voters of a new group (id -> host:port); used for a fresh directory only. Empty: this
     member joins a group that adds it as a learner."""
-    group: str = "koinon"
     election_timeout_min_ms: int = 300
     election_timeout_max_ms: int = 600
     heartbeat_interval_ms: int = 75

@@ -47,7 +47,7 @@ class StoreChangedError(KoinonError):
     def __str__(self) -> str:
         return (
             f"member {self.member_id} lost its data: remove it and add it again under a new id "
-            f"(noticed by {self.noticed_by})"
+            f"(noticed by {self.noticed_by}; or is that a member of another cluster?)"
         )
 
 

@@ -47,6 +47,8 @@ from .transport import RaftTransport
 
 log = logging.getLogger(__name__)
 
+_GROUP = ""  # the group's id is pinned beside the members' store ids; no member has this name
+
 _Result = TypeVar("_Result")
 
 
@@ -89,17 +91,21 @@ class RaftMember:
         *,
         on_leader: Callable[[int], None] | None = None,
         on_follower: Callable[[int, str | None], None] | None = None,
+        group_id: Callable[[], str] = lambda: "",
         storage: Callable[[], RaftStorage] | None = None,
         clock: Callable[[], float] = boottime,
         rng: random.Random | None = None,
     ) -> None:
         """`on_leader(term)` is called once this member leads and everything committed before is
-        applied here; `on_follower(term, leader_id)` when that leadership is lost."""
+        applied here; `on_follower(term, leader_id)` when that leadership is lost. `group_id()` is
+        what the state machine calls the group, "" until it has a name: members of another group,
+        met at an address that was reused, are then told apart."""
         self._config = config
         self._state_machine = state_machine
         self._transport = transport
         self._on_leader = on_leader
         self._on_follower = on_follower
+        self._group_id = group_id
         self._open_storage = storage or self._open_lmdb
         self._clock = clock
         self._rng = rng or random.Random()
@@ -110,6 +116,7 @@ class RaftMember:
         self._store_id = ""
         self._pins: dict[str, str] = {}
         self._pin_lock = asyncio.Lock()
+        self._group_pinning: asyncio.Task[str | None] | None = None
         self._proposals: dict[int, _Pending] = {}
         self._reads: set[asyncio.Future[int]] = set()
         self._transfers: list[asyncio.Future[None]] = []
@@ -378,7 +385,7 @@ class RaftMember:
 
     @property
     def group(self) -> str:
-        return self._config.group
+        return self._pins.get(_GROUP, "")
 
     @property
     def member_id(self) -> str:
@@ -413,18 +420,30 @@ class RaftMember:
         self._schedule()
 
     async def is_known_store(self, member_id: str, store_id: str) -> bool:
+        if self._core is None or member_id not in self._core.configuration:
+            return True  # a stranger: the core knows what to make of it, and it leaves no trace
+        return await self._pin(member_id, store_id) == store_id
+
+    async def _pin(self, name: str, value: str) -> str | None:
+        """Remember the first value of the name, durably; return the one that is remembered."""
         async with self._pin_lock:
-            known = self._pins.get(member_id)
+            known = self._pins.get(name)
             if known is None and self._running and self._storage is not None:
                 assert self._loop is not None
                 pin = self._storage.pin_store
                 try:
-                    await self._loop.run_in_executor(self._thread, pin, member_id, store_id)
+                    await self._loop.run_in_executor(self._thread, pin, name, value)
                 except Exception as error:
                     self._halt(error)
-                    return False
-                known = self._pins[member_id] = store_id
-        return known == store_id
+                    return None
+                known = self._pins[name] = value
+        return known
+
+    def _pin_group(self) -> None:
+        """Remember which group this is, as soon as it has a name."""
+        if _GROUP not in self._pins and self._group_pinning is None and self._group_id():
+            assert self._loop is not None
+            self._group_pinning = self._loop.create_task(self._pin(_GROUP, self._group_id()))
 
     def on_store_refused(self, refused_by: str) -> None:
         self._halt(StoreChangedError(member_id=self.member_id, noticed_by=refused_by))
@@ -472,6 +491,7 @@ class RaftMember:
             self.counters.snapshots_installed += 1
         for entry in ready.committed:
             self._apply(entry)
+        self._pin_group()
         for index, context in ready.finished_reads:
             assert isinstance(context, asyncio.Future)
             if not context.done():

@@ -60,7 +60,7 @@ class MemoryRaftTransport:
 
     async def receive(self, source: "MemoryRaftTransport", message: Message) -> None:
         sender, receiver = source.endpoint, self.endpoint
-        if sender is None or receiver is None or sender.group != receiver.group:
+        if sender is None or receiver is None or len({sender.group, receiver.group} - {""}) > 1:
             return
         if not await receiver.is_known_store(sender.member_id, sender.store_id):
             sender.on_store_refused(receiver.member_id)

@@ -37,7 +37,9 @@ class RaftEndpoint(Protocol):
     """The member that a transport serves."""
 
     @property
-    def group(self) -> str: ...
+    def group(self) -> str:
+        """The group's id; "" while this member does not know it."""
+        ...
 
     @property
     def member_id(self) -> str: ...
@@ -219,15 +221,15 @@ class GrpcRaftTransport(raft_pb2_grpc.RaftServicer):
                 f"(this member speaks {PROTOCOL_VERSION})"
             )
             return reply(refusal=reply.REFUSAL_VERSION, detail=detail)
-        if hello.group != endpoint.group:
+        if hello.group and endpoint.group and hello.group != endpoint.group:
             detail = f"this is group {endpoint.group!r}, not {hello.group!r}"
-            return reply(refusal=reply.REFUSAL_GROUP, detail=detail)
+            return reply(refusal=reply.REFUSAL_GROUP, detail=detail, group=endpoint.group)
         if hello.receiver_id != endpoint.member_id:
             detail = f"this is member {endpoint.member_id!r}, not {hello.receiver_id!r}"
             return reply(refusal=reply.REFUSAL_RECEIVER, detail=detail)
         if not await endpoint.is_known_store(hello.member_id, hello.store_id):
             detail = f"member {hello.member_id!r} is known by another data directory"
-            return reply(refusal=reply.REFUSAL_STORE_CHANGED, detail=detail)
+            return reply(refusal=reply.REFUSAL_STORE_CHANGED, detail=detail, group=endpoint.group)
         return None
 
 
@@ -357,7 +359,8 @@ class _PeerStream:
         if reply.refusal == RaftExchangeReply.REFUSAL_UNSPECIFIED:
             return
         log.warning("refused by peer=%s %s", self._member_id, reply.detail)
-        if reply.refusal == RaftExchangeReply.REFUSAL_STORE_CHANGED:
+        is_ours = self._endpoint.group in ("", reply.group)
+        if reply.refusal == RaftExchangeReply.REFUSAL_STORE_CHANGED and is_ours:
             self._endpoint.on_store_refused(self._member_id)
 
 

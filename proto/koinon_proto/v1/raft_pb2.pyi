@@ -43,7 +43,7 @@ class RaftBatch(_message.Message):
     def __init__(self, hello: _Optional[_Union[RaftHello, _Mapping]] = ..., messages: _Optional[_Iterable[_Union[RaftMessage, _Mapping]]] = ...) -> None: ...
 
 class RaftExchangeReply(_message.Message):
-    __slots__ = ("refusal", "detail")
+    __slots__ = ("refusal", "detail", "group")
     class Refusal(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         REFUSAL_UNSPECIFIED: _ClassVar[RaftExchangeReply.Refusal]
@@ -60,9 +60,11 @@ class RaftExchangeReply(_message.Message):
     REFUSAL_MALFORMED: RaftExchangeReply.Refusal
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
     refusal: RaftExchangeReply.Refusal
     detail: str
-    def __init__(self, refusal: _Optional[_Union[RaftExchangeReply.Refusal, str]] = ..., detail: _Optional[str] = ...) -> None: ...
+    group: str
+    def __init__(self, refusal: _Optional[_Union[RaftExchangeReply.Refusal, str]] = ..., detail: _Optional[str] = ..., group: _Optional[str] = ...) -> None: ...
 
 class RaftMessage(_message.Message):
     __slots__ = ("term", "vote_request", "vote_reply", "append_request", "append_reply", "heartbeat_request", "heartbeat_reply", "snapshot_chunk", "snapshot_reply", "timeout_now")
