@@ -26,7 +26,7 @@ from .core.commands import (
     PartitionsHosted,
     RegisterNode,
 )
-from .core.state import NodeRecord, StateImage
+from .core.state import NodeRecord, StateImage, StoreLife
 
 COMMAND_FORMAT_VERSION = 1
 SNAPSHOT_FORMAT_VERSION = 1
@@ -203,6 +203,8 @@ def _record_to_proto(record: NodeRecord) -> state_pb2.NodeRecord:
         registration_id=record.registration_id,
         base_node_epoch=record.base_node_epoch,
         confirmed=record.confirmed,
+        left_behind_store_id=record.left_behind.store_id if record.left_behind else "",
+        left_behind_node_epoch=record.left_behind.node_epoch if record.left_behind else 0,
     )
 
 
@@ -212,6 +214,9 @@ def _record_from_proto(message: state_pb2.NodeRecord) -> NodeRecord:
         registration_id=message.registration_id,
         base_node_epoch=message.base_node_epoch,
         confirmed=message.confirmed,
+        left_behind=StoreLife(message.left_behind_store_id, message.left_behind_node_epoch)
+        if message.left_behind_store_id
+        else None,
     )
 
 

@@ -295,6 +295,12 @@ class Leadership:
             command.rack,
             result.repeated,
         )
+        if result.reclaimed:
+            log.warning(
+                "the store that partitions waited for is back node=%s partitions=%d",
+                command.node_id,
+                result.reclaimed,
+            )
         if result.copies_lost:
             log.warning(
                 "store is not the one known node=%s store_id=%s copies_lost=%d stranded=%d",

@@ -443,10 +443,52 @@ def test_register_lost_store_stays_lost_over_later_registrations() -> None:
     state.apply(copy)  # fenced before it was answered
     state.apply(register("n1", store="new", last=3, known=3, registration="r3"))
     host_everything(state)
-    state.apply(register("n1", last=1, known=4, registration="r4"))  # even if the old disk returns
     row = row_of(state)
     assert (row.status, row.offline_reason) == (PartitionStatus.OFFLINE, OfflineReason.STORE_LOST)
     assert (row.in_sync, row.primary) == ((), NO_NODE)
+
+
+def test_register_lost_store_that_returns_brings_its_sole_copies_back() -> None:
+    """A disk that had not been mounted: two lives on other stores, then the right one again."""
+    state = bootstrapped([(1,), (2,)])
+    state.apply(register("n1", store="empty", last=0, known=1, registration="r2"))
+    host_everything(state)
+    state.apply(register("n1", store="other", last=0, known=2, registration="r3"))
+    host_everything(state)
+    before = row_of(state).primary_epoch
+    result = registered(state.apply(register("n1", last=1, known=3, registration="r4")))
+    assert (result.reclaimed, result.copies_lost) == (1, 0)
+    row = row_of(state)
+    assert (row.in_sync, row.primary, row.status) == ((N1,), N1, PartitionStatus.ASSIGNED)
+    assert row.primary_epoch > before
+    record = state.node(N1)
+    assert record is not None
+    assert record.left_behind is None
+    assert ClusterState(state.image()).image() == state.image()
+
+
+@pytest.mark.parametrize(("store", "last"), [("", 0), ("", 2), ("another", 1)])
+def test_register_store_other_than_the_one_left_behind_brings_nothing_back(
+    store: str, last: int
+) -> None:
+    state = bootstrapped([(1,)])
+    state.apply(register("n1", store="empty", last=0, known=1, registration="r2"))
+    host_everything(state)
+    command = register("n1", store=store, last=last, known=2, registration="r3")
+    assert registered(state.apply(command)).reclaimed == 0
+    assert row_of(state).status is PartitionStatus.OFFLINE
+
+
+def test_register_lost_store_that_returns_brings_back_no_copy_that_had_company() -> None:
+    """Its backup led on and may have acknowledged more before it was lost as well."""
+    state = bootstrapped([(1, 2)])
+    state.apply(register("n1", store="empty", last=0, known=1, registration="r2"))
+    host_everything(state)
+    state.apply(register("n2", store="empty2", last=0, known=1, registration="r2"))
+    host_everything(state)
+    assert row_of(state).in_sync == ()
+    state.apply(register("n1", last=1, known=2, registration="r3"))
+    assert row_of(state).status is PartitionStatus.OFFLINE
 
 
 def test_register_lost_store_answer_lost_is_not_lost_twice() -> None:

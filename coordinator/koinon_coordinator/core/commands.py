@@ -129,13 +129,15 @@ class Rejected:
 class Registered:
     """The node's number and epoch. ``copies_lost`` counts the copies that were put out of
     ``in_sync`` because the store is not the one known, ``stranded`` the partitions left without
-    any copy by that; ``repeated``: this was a copy of a registration applied before.
+    any copy by that, ``reclaimed`` those that came back with the store that they had waited for;
+    ``repeated``: this was a copy of a registration applied before.
     """
 
     node_number: NodeNumber
     node_epoch: int
     copies_lost: int = 0
     stranded: int = 0
+    reclaimed: int = 0
     repeated: bool = False
 
 

@@ -73,6 +73,23 @@ def with_store_lost(
     return _settle(replace(row, in_sync=in_sync), live, version, begins_anew=row.primary == node)
 
 
+def waits_for_store_of(row: PartitionRow, node: NodeNumber) -> bool:
+    """Whether the partition's only replica is on ``node`` and its store is not there."""
+    return row.replicas == (node,) and not row.in_sync
+
+
+def with_store_returned(
+    row: PartitionRow, node: NodeNumber, live: Set[NodeNumber], *, version: int
+) -> PartitionRow:
+    """Return the row after the store came back that held the partition's only replica.
+
+    With other replicas this would not do: one of them may have acknowledged more since.
+    """
+    if not waits_for_store_of(row, node):
+        return row
+    return _settle(replace(row, in_sync=(node,)), live, version, begins_anew=True)
+
+
 def _settle(
     row: PartitionRow, live: Set[NodeNumber], version: int, *, begins_anew: bool
 ) -> PartitionRow:

@@ -19,7 +19,11 @@ unconfirmed epoch, hence no write was acknowledged under it. So a registration i
   epoch, or the base of an unconfirmed epoch made by the same ``registration_id`` (which was fenced
   before it was ever answered): epoch + 1, and what the node led begins a new primary epoch;
 * of a lost store otherwise: an empty disk (another ``store_id``) or one rolled back (an older
-  epoch). Epoch + 1, and the node leaves every ``in_sync`` in the same command.
+  epoch). Epoch + 1, and the node leaves every ``in_sync`` in the same command. The store that it
+  had is remembered (``left_behind``) if partitions are offline for want of it;
+* the return of that store (a disk that had not been mounted, directories that were swapped back):
+  it holds all that was ever acknowledged in the partitions of which it was the only replica, since
+  nobody could write to them without it. Those come back; the rest is as with a lost store.
 """
 
 from __future__ import annotations
@@ -59,6 +63,14 @@ from .commands import (
 LIVE_STATUSES = frozenset({NodeStatus.ACTIVE, NodeStatus.DRAINING})
 
 
+@dataclass(frozen=True, slots=True)
+class StoreLife:
+    """A store as the last process on it left it."""
+
+    store_id: str
+    node_epoch: int
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeRecord:
     """A node and the registration that made its current epoch."""
@@ -67,6 +79,7 @@ class NodeRecord:
     registration_id: str
     base_node_epoch: int
     confirmed: bool
+    left_behind: StoreLife | None = None
 
     @property
     def live(self) -> bool:
@@ -222,7 +235,8 @@ class ClusterState:
         number = known.info.number
         self._version += 1
         epoch = max(known.info.node_epoch, command.last_node_epoch) + 1
-        self._put_node(_registered(command, number, epoch, self._version))
+        record = _registered(command, number, epoch, self._version)
+        self._put_node(replace(record, left_behind=known.left_behind))
         if _is_known_store(known, command):
             self._change_rows(
                 lambda row: election.with_registered(row, number, self._live, version=self._version)
@@ -232,12 +246,28 @@ class ClusterState:
         self._change_rows(
             lambda row: election.with_store_lost(row, number, self._live, version=self._version)
         )
+        reclaimed = 0
+        self._put_node(record)
+        if known.left_behind == StoreLife(command.store_id, command.last_node_epoch):
+            reclaimed = self._change_rows(
+                lambda row: election.with_store_returned(
+                    row, number, self._live, version=self._version
+                )
+            )
+        self._leave_behind(known, number)
         return Registered(
             node_number=number,
             node_epoch=epoch,
             copies_lost=len(lost),
             stranded=sum(not self._rows[row.partition_id].in_sync for row in lost),
+            reclaimed=reclaimed,
         )
+
+    def _leave_behind(self, known: NodeRecord, number: NodeNumber) -> None:
+        """Remember the store that stranded partitions wait for, while there are any."""
+        if any(election.waits_for_store_of(row, number) for row in self._rows):
+            life = known.left_behind or StoreLife(known.info.store_id, known.info.node_epoch)
+            self._put_node(replace(self._nodes[number], left_behind=life))
 
     def _confirm_registration(self, command: ConfirmRegistration) -> Result:
         record = self._at_epoch(command.node_number, command.node_epoch)

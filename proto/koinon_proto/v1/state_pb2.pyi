@@ -107,13 +107,17 @@ class StateSnapshot(_message.Message):
     def __init__(self, format_version: _Optional[int] = ..., cluster: _Optional[_Union[_table_pb2.ClusterConfig, _Mapping]] = ..., table_version: _Optional[int] = ..., last_node_number: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeRecord, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[_table_pb2.PartitionRow, _Mapping]]] = ...) -> None: ...
 
 class NodeRecord(_message.Message):
-    __slots__ = ("info", "registration_id", "base_node_epoch", "confirmed")
+    __slots__ = ("info", "registration_id", "base_node_epoch", "confirmed", "left_behind_store_id", "left_behind_node_epoch")
     INFO_FIELD_NUMBER: _ClassVar[int]
     REGISTRATION_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_NODE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     CONFIRMED_FIELD_NUMBER: _ClassVar[int]
+    LEFT_BEHIND_STORE_ID_FIELD_NUMBER: _ClassVar[int]
+    LEFT_BEHIND_NODE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     info: _table_pb2.NodeInfo
     registration_id: str
     base_node_epoch: int
     confirmed: bool
-    def __init__(self, info: _Optional[_Union[_table_pb2.NodeInfo, _Mapping]] = ..., registration_id: _Optional[str] = ..., base_node_epoch: _Optional[int] = ..., confirmed: bool = ...) -> None: ...
+    left_behind_store_id: str
+    left_behind_node_epoch: int
+    def __init__(self, info: _Optional[_Union[_table_pb2.NodeInfo, _Mapping]] = ..., registration_id: _Optional[str] = ..., base_node_epoch: _Optional[int] = ..., confirmed: bool = ..., left_behind_store_id: _Optional[str] = ..., left_behind_node_epoch: _Optional[int] = ...) -> None: ...
