@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.bare import bare_rates
 from koinon.benchmark import run
-from koinon.local_cluster import LocalCluster
+from koinon.local import LocalCluster
 
 
 def measure(nodes: int, seconds: float) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from koinon.client import Client
-from koinon.local_cluster import LocalCluster
+from koinon.local import LocalCluster
 
 ClusterFactory = Callable[..., LocalCluster]
 

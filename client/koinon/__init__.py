@@ -41,7 +41,7 @@ from koinon_proto.errors import (
 )
 
 if TYPE_CHECKING:
-    from koinon.local_cluster import LocalCluster as LocalCluster
+    from koinon.local import LocalCluster as LocalCluster
 
 try:
     __version__ = version("koinon")
@@ -82,5 +82,5 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "LocalCluster":  # drags in process handling, which few programs need
-        return import_module("koinon.local_cluster").LocalCluster
+        return import_module("koinon.local").LocalCluster
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

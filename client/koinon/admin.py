@@ -133,7 +133,11 @@ def problems(status: ClusterStatus) -> list[str]:
     """Return what is wrong and what to do about it, most urgent first; [] if all is well."""
     found = []
     if not status.leader_id:
-        found.append("no coordinator leads: a majority of them must run and reach one another")
+        known = "" if status.table is None else "; the table shown is the last known one"
+        found.append(
+            "no coordinator leads: a majority of them must run and reach one another. Until then "
+            f"nodes cannot hold leases, and nothing is served{known}"
+        )
     found += _table_problems(status)
     if status.is_leader:
         silent = [c.member_id for c in status.coordinators if not c.active and not c.leader]
@@ -290,7 +294,7 @@ def _why(failure: grpc.RpcError) -> str:
 
 
 def count_by_primary(table: Table) -> dict[int, int]:
-    """Return how many partitions each node leads, by node number."""
+    """Return of how many partitions each node is the primary, by node number."""
     counts: dict[int, int] = dict.fromkeys(table.nodes, 0)
     for row in table.rows:
         counts[row.primary] = counts.get(row.primary, 0) + 1

@@ -147,18 +147,13 @@ class AsyncClient:
         return await self._load(load, engine.delete_chunks(keys))
 
     async def _load(self, load: Load, chunks: Iterable[Chunk]) -> WriteResult:
-        input_left = False
         try:
-            for chunk in chunks:
-                if load.progress.stopped:
-                    input_left = True
-                    break
-                await load.begin(chunk)
-            await load.drain()
-        except BaseException:
+            for step in load.steps(chunks):
+                await step
+        except BaseException as error:
             await load.abandon()
-            raise
-        return load.progress.end(input_left)
+            raise load.told(error) from error.__cause__
+        return load.result()
 
     async def scan(
         self,

@@ -28,6 +28,9 @@ READERS = 4
 TASKS = 64
 THREADS = (1, 16)
 STEPS = 9
+TIMEOUT_MS = 20_000
+
+ConnectAsync = Callable[[], Awaitable[AsyncClient]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +60,8 @@ def run(
     coordinators: str | Sequence[str],
     seconds: float = 3.0,
     progress: Callable[[str], None] = lambda _step: None,
+    *,
+    timeout_ms: int = TIMEOUT_MS,
 ) -> dict[str, Any]:
     """Measure for about ``seconds`` a step; return ``Report.as_dict()``.
 
@@ -65,10 +70,11 @@ def run(
     """
     report = Report()
     keys = [b"bench:" + os.urandom(5).hex().encode() for _ in range(KEYS)]
-    with connect(coordinators, timeout_ms=20_000) as client:
+    with connect(coordinators, timeout_ms=timeout_ms) as client:
         report.nodes = len({row.primary for row in client.table().rows} - {0})
         try:
-            _run_steps(client, coordinators, keys, seconds, progress, report)
+            connect_async = partial(aio.connect, coordinators, timeout_ms=timeout_ms)
+            _run_steps(client, connect_async, keys, seconds, progress, report)
         finally:
             client.delete_many(keys)
     return report.as_dict()
@@ -76,7 +82,7 @@ def run(
 
 def _run_steps(
     client: Client,
-    coordinators: str | Sequence[str],
+    connect_async: ConnectAsync,
     keys: list[bytes],
     seconds: float,
     progress: Callable[[str], None],
@@ -92,13 +98,13 @@ def _run_steps(
     step("get_many_1000", lambda: _get_many(client, keys, seconds))
     step(
         f"get_many_1000_x{READERS}",
-        lambda: asyncio.run(_get_many_side_by_side(coordinators, keys, seconds)),
+        lambda: asyncio.run(_get_many_side_by_side(connect_async, keys, seconds)),
     )
 
     async def put(shared: AsyncClient, key: bytes) -> None:
         await shared.put(key, value)
 
-    tasks = partial(_tasks, coordinators, keys, seconds)
+    tasks = partial(_tasks, connect_async, keys, seconds)
     step(f"async_get_{TASKS}", lambda: asyncio.run(tasks(AsyncClient.get)))
     step(f"async_put_{TASKS}", lambda: asyncio.run(tasks(put)))
     for threads in THREADS:
@@ -130,7 +136,7 @@ def _get_many(client: Client, keys: list[bytes], seconds: float) -> Measure:
 
 
 async def _get_many_side_by_side(
-    coordinators: str | Sequence[str], keys: list[bytes], seconds: float
+    connect_async: ConnectAsync, keys: list[bytes], seconds: float
 ) -> Measure:
     batches = cycle([keys[a : a + BATCH_KEYS] for a in range(0, len(keys), BATCH_KEYS)])
     rows, spans = 0, []
@@ -145,7 +151,7 @@ async def _get_many_side_by_side(
             rows += len(found)
             spans.append(time.perf_counter() - start)
 
-    async with await aio.connect(coordinators, timeout_ms=20_000) as client:
+    async with await connect_async() as client:
         await client.get_many(keys[:100])  # the connections are there
         began = time.perf_counter()
         await asyncio.gather(*[work(client, began + seconds) for _ in range(READERS)])
@@ -153,7 +159,7 @@ async def _get_many_side_by_side(
 
 
 async def _tasks(
-    coordinators: str | Sequence[str],
+    connect_async: ConnectAsync,
     keys: list[bytes],
     seconds: float,
     single: Callable[[AsyncClient, bytes], Awaitable[object]],
@@ -168,7 +174,7 @@ async def _tasks(
             await single(client, key)
             spans.append(time.perf_counter() - start)
 
-    async with await aio.connect(coordinators, timeout_ms=20_000) as client:
+    async with await connect_async() as client:
         await client.get_many(keys[:100])  # the connections are there
         began = time.perf_counter()
         await asyncio.gather(

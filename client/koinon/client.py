@@ -76,6 +76,8 @@ class Client:
         self._wake_due = False
         self._thread = threading.Thread(target=self._serve, name="koinon-client", daemon=True)
         self._thread.start()
+        self._submit_lock = threading.Lock()
+        self._stopping = False
         self._close_lock = threading.Lock()
         try:
             self._engine = self._run(_make_engine(addresses, options))
@@ -242,19 +244,14 @@ class Client:
                 self._wake(pages.close)
 
     def _load(self, load: Load, chunks: Iterable[Chunk]) -> WriteResult:
-        input_left = False
         try:
-            for chunk in chunks:
-                if load.progress.stopped:
-                    input_left = True
-                    break
-                self._run(load.begin(chunk))
-            self._run(load.drain())
-        except BaseException:
+            for step in load.steps(chunks):
+                self._run(step)
+        except BaseException as error:
             with suppress(KoinonError):
                 self._run(load.abandon())
-            raise
-        return load.progress.end(input_left)
+            raise load.told(error) from error.__cause__
+        return load.result()
 
     # --- the cluster ----------------------------------------------------------------------------
 
@@ -296,6 +293,8 @@ class Client:
         self._loop.run_forever()
 
     def _stop_loop(self) -> None:
+        with self._submit_lock:
+            self._stopping = True
         self._wake(self._loop.stop)
         self._thread.join()
         self._submit_all()  # what was handed over too late is refused
@@ -313,7 +312,10 @@ class Client:
         """Run a coroutine on the loop and return what it returns."""
         try:
             self._check_process()
-            future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
+            with self._submit_lock:  # what is submitted before the loop stops is ended with it
+                if self._stopping:
+                    raise closed_error()
+                future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
         except BaseException:
             work.close()
             raise

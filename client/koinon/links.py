@@ -85,7 +85,7 @@ class Link:
     async def write(
         self, request: kv_pb2.BatchWriteRequest, timeout_s: float
     ) -> WriteReply | KoinonError:
-        reply = await self._call(self._batch_write, request, timeout_s)
+        reply = await self._call(self._batch_write, request, timeout_s, write=True)
         if isinstance(reply, KoinonError):
             return reply
         return WriteReply(
@@ -126,11 +126,13 @@ class Link:
     def not_sent(self) -> NotSentError:
         return NotSentError(reason=f"no connection to {self.address}")
 
-    async def _call(self, method: Callable[..., Any], request: Any, timeout_s: float) -> Any:
+    async def _call(
+        self, method: Callable[..., Any], request: Any, timeout_s: float, *, write: bool = False
+    ) -> Any:
         try:
             return await method(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as failure:
-            return _error_of(failure, self.address)
+            return _error_of(failure, self.address, write=write)
         except grpc.aio.UsageError:  # the channel was closed before the request was handed over
             return self.not_sent()
         except asyncio.CancelledError:
@@ -151,13 +153,14 @@ def _cancelling() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def _error_of(failure: grpc.aio.AioRpcError, address: str) -> KoinonError:
+def _error_of(failure: grpc.aio.AioRpcError, address: str, *, write: bool) -> KoinonError:
     typed = rpc.error_of(failure)
     if typed is not None:
         return typed
     reason = f"{address}: {failure.code().name.lower()}: {failure.details()}"
-    if failure.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:  # gRPC's own limit of calls: not run
-        return ResourceExhaustedError(resource=f"calls under way at {address}", limit=0)
+    if failure.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and not write:
+        # One of gRPC's own limits. To a write it may be its reply that was over it.
+        return ResourceExhaustedError(resource=f"gRPC at {address} ({failure.details()})", limit=0)
     return UnknownFateError(reason=reason)
 
 

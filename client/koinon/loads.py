@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine, Iterable, Iterator
+from typing import Any
 
 from koinon.core import limits
 from koinon.core.loading import Chunk, LoadProgress
 from koinon.core.operations import WriteRows
 from koinon.engine import Engine
+from koinon.types import WriteResult
+from koinon_proto.errors import KoinonError, UnavailableError, UnknownFateError
 
 
 class Load:
     """One ``*_many`` write. Belongs to the engine's loop; made on any thread.
 
-    Who reads the input calls ``begin`` for each chunk, ``drain`` at its end.
+    Who has the input carries out ``steps`` one by one, in a loop of either kind, then asks for the
+    ``result``; or, if anything is raised meanwhile, carries out ``abandon``.
     """
 
     def __init__(
@@ -34,17 +39,46 @@ class Load:
         )
         self._ended_one = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._input_left = False
+        self._begun = False
 
-    async def begin(self, chunk: Chunk) -> None:
+    def steps(self, chunks: Iterable[Chunk]) -> Iterator[Coroutine[Any, Any, None]]:
+        """Yield what is to be awaited on the engine's loop, each before the next is asked for.
+        The input is read here, in the caller's own thread.
+        """
+        for chunk in chunks:
+            if self.progress.stopped:
+                self._input_left = True
+                break
+            yield self._begin(chunk)
+        yield self._drain()
+
+    def result(self) -> WriteResult:
+        """Return what became of the rows."""
+        return self.progress.end(self._input_left)
+
+    def told(self, error: BaseException) -> BaseException:
+        """Return what the caller is told of what ended the load early: a client that is closed
+        refuses new operations, but of this one some rows were on their way.
+        """
+        if self._begun and self._engine.closed and isinstance(error, UnavailableError):
+            return UnknownFateError(reason="the client was closed while rows were under way")
+        return error
+
+    async def _begin(self, chunk: Chunk) -> None:
         """Wait for room, then send the chunk on its way."""
+        self._engine.routing()  # raises if the client is closed
         while not self.progress.may_start(chunk):
             await self._wait()
+        if self.progress.error is not None:
+            raise self.progress.error
+        self._begun = True
         self.progress.start(chunk)
         task = asyncio.create_task(self._run(chunk))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def drain(self) -> None:
+    async def _drain(self) -> None:
         """Return when every chunk is settled; raise the defect that ended one, if any."""
         while not self.progress.idle:
             await self._wait()
@@ -63,19 +97,22 @@ class Load:
 
     async def _run(self, chunk: Chunk) -> None:
         engine = self._engine
-        operation = WriteRows(
-            chunk.keys,
-            chunk.values,
-            engine.routing().partitioner.partitions_of(chunk.keys),
-            ttl_ms=self._ttl_ms,
-            retry_unknown=self._retry_unknown,
-            policy=engine.policy,
-            random=engine.random,
-        )
+        failures: dict[int, KoinonError] = {}
+        absent = 0
         try:
+            operation = WriteRows(
+                chunk.keys,
+                chunk.values,
+                engine.routing().partitioner.partitions_of(chunk.keys),
+                ttl_ms=self._ttl_ms,
+                retry_unknown=self._retry_unknown,
+                policy=engine.policy,
+                random=engine.random,
+            )
             await engine.run_rows(operation, self._timeout_ms)
+            failures, absent = operation.failures, operation.absent
         except Exception as error:
-            self.progress.error = error
+            self.progress.error = error  # no result is given then
         finally:
-            self.progress.finish(chunk, operation.failures, operation.absent)
+            self.progress.finish(chunk, failures, absent)
             self._ended_one.set()

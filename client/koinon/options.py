@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from koinon_proto.addresses import check_address
 from koinon_proto.errors import ConfigurationError
 from koinon_proto.table import MAX_BATCH_BYTES, MAX_BATCH_ROWS
 
@@ -46,14 +47,12 @@ def parse_addresses(coordinators: str | Sequence[str]) -> tuple[str, ...]:
     """Return the addresses in ``"host:port,host:port"``, or in a sequence of such.
 
     Raises:
-        ConfigurationError: none is given, or one has no port.
+        ConfigurationError: none is given, or one is not host:port.
     """
     parts = coordinators.split(",") if isinstance(coordinators, str) else list(coordinators)
     addresses = tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
     if not addresses:
         raise ConfigurationError(reason="no coordinator address given; expected host:port")
     for address in addresses:
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 65_536:
-            raise ConfigurationError(reason=f"address {address!r}: expected host:port")
+        check_address("address", address)
     return addresses

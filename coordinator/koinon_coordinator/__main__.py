@@ -9,7 +9,13 @@ from typing import Annotated
 import typer
 import uvloop
 
-from koinon_proto.errors import ConfigurationError, InvalidArgumentError, KoinonError
+from koinon_proto.errors import (
+    ConfigurationError,
+    DataDirectoryError,
+    InvalidArgumentError,
+    KoinonError,
+    UnsupportedVersionError,
+)
 from koinon_proto.logs import configure_logging
 
 from .config import BootstrapConfig, CoordinatorConfig, TimingConfig, parse_members
@@ -17,8 +23,18 @@ from .server import serve
 
 EXIT_RUNTIME = 1
 EXIT_CONFIGURATION = 2
+_CONFIGURATION = (
+    ConfigurationError,
+    DataDirectoryError,
+    InvalidArgumentError,
+    UnsupportedVersionError,
+)
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 _BOOT = "Chosen when the cluster is created, fixed afterwards"
 _LEASES = "Leases and sessions; the same on every coordinator"
 _RAFT = "Raft"
@@ -95,7 +111,7 @@ def main(
             ),
         )
         uvloop.run(serve(config))
-    except (ConfigurationError, InvalidArgumentError) as error:
+    except _CONFIGURATION as error:
         _end(error, EXIT_CONFIGURATION)
     except (KoinonError, OSError) as error:
         _end(error, EXIT_RUNTIME)
@@ -107,4 +123,4 @@ def _end(error: Exception, code: int) -> None:
 
 
 if __name__ == "__main__":
-    app()
+    app(prog_name="koinon coordinator")

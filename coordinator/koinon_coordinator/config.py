@@ -118,9 +118,9 @@ class BootstrapConfig:
             f"partitioner {self.partitioner!r} is not one of {', '.join(sorted(PARTITIONERS))}",
         )
         _require(
-            1 <= self.max_value_bytes <= MAX_BATCH_BYTES,
-            f"max-value-bytes {self.max_value_bytes} must be from 1 to {MAX_BATCH_BYTES}, "
-            "the bound of a batch",
+            1 <= self.max_value_bytes <= MAX_BATCH_BYTES // 2,
+            f"max-value-bytes {self.max_value_bytes} must be from 1 to {MAX_BATCH_BYTES // 2}, "
+            "half of the bound of a batch",
         )
 
     def cluster(self, cluster_id: str, timing: TimingConfig) -> ClusterConfig:

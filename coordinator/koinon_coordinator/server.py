@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from koinon_proto.errors import UnavailableError
+from koinon_proto.errors import ConfigurationError, DataDirectoryError
 from koinon_proto.rpc import SERVER_OPTIONS, add_health_and_reflection, raise_descriptor_limit
 
 from .config import CoordinatorConfig
@@ -59,9 +59,11 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[Coordinator]:
     try:
         server.add_insecure_port(config.listen)
     except RuntimeError as error:
-        raise UnavailableError(reason=f"cannot listen on {config.listen}: {error}") from error
+        raise ConfigurationError(
+            reason=f"listen {config.listen}: cannot be bound ({error})"
+        ) from error
     try:
-        await coordinator.start()
+        await _start(coordinator, config)
         await server.start()
         log.info(
             "coordinator started id=%s listen=%s advertise=%s data=%s descriptors=%d",
@@ -76,3 +78,13 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[Coordinator]:
         await health.enter_graceful_shutdown()
         await coordinator.stop()
         await server.stop(STOP_GRACE_S)
+
+
+async def _start(coordinator: Coordinator, config: CoordinatorConfig) -> None:
+    """Start it; a directory that the system refuses is named like one that is damaged."""
+    try:
+        await coordinator.start()
+    except OSError as error:
+        raise DataDirectoryError(
+            path=str(error.filename or config.data), reason=error.strerror or str(error)
+        ) from error

@@ -88,7 +88,13 @@ async def _run(config: NodeConfig) -> None:
 
 def main() -> None:
     """Entry point."""
-    typer.run(serve)
+    app = typer.Typer(
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.command()(serve)
+    app(prog_name="koinon node")
 
 
 if __name__ == "__main__":

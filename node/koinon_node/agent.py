@@ -28,7 +28,7 @@ import grpc
 from koinon_node.config import NodeConfig
 from koinon_node.core.assignment import Adoption, Assignment, HostCommand
 from koinon_node.core.lease import NO_LEASE
-from koinon_node.state import NodeState, boottime
+from koinon_node.state import NodeState
 from koinon_node.storage import CLUSTER_ID, NODE_EPOCH, REGISTRATION_ID, Identity
 from koinon_proto import convert
 from koinon_proto.errors import (
@@ -60,6 +60,13 @@ _FATAL = (
 _REGISTER_TIMEOUT_S = 5.0
 _BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.05, 1.0
 
+Connect = Callable[[str], Any]
+"""Opens a channel to an address."""
+
+
+def _connect(address: str) -> Any:
+    return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+
 
 class Host(Protocol):
     """What the agent needs of the event loop's side."""
@@ -88,6 +95,7 @@ class Agent:
         state: NodeState,
         host: Host,
         on_fatal: Callable[[BaseException], None],
+        connect: Connect = _connect,
     ) -> None:
         self._config = config
         self._identity = identity
@@ -99,7 +107,8 @@ class Agent:
         self._host = host
         self._on_fatal = on_fatal
         self._assignment = Assignment(NodeId(config.node_id), seen_epochs)
-        self._coordinators = _Coordinators(config.coordinators)
+        self._now = state.now
+        self._coordinators = _Coordinators(config.coordinators, self._now, connect)
         self._events: queue.SimpleQueue[_Adopted | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -204,9 +213,9 @@ class Agent:
 
     def _heartbeat_until_fenced(self) -> None:
         """Heartbeat at the interval, and at once when something was carried out."""
-        last_heard = boottime()
+        last_heard = self._now()
         while not self._stopping.is_set():
-            sent_at = boottime()
+            sent_at = self._now()
             try:
                 self._heartbeat()
             except (NodeFencedError, UnknownNodeError) as error:
@@ -216,11 +225,11 @@ class Agent:
                 raise
             except (KoinonError, grpc.RpcError) as error:
                 log.debug("heartbeat failed error=%s", _describe(error))
-                if boottime() - last_heard > self._lease_s:
+                if self._now() - last_heard > self._lease_s:
                     log.warning(
                         "lease lost: no coordinator acknowledges error=%s", _describe(error)
                     )
-                    last_heard = boottime()
+                    last_heard = self._now()
                 self._stopping.wait(random.uniform(0.01, 0.05))
                 continue
             last_heard = sent_at
@@ -256,7 +265,7 @@ class Agent:
             if self._assignment.acknowledgements():
                 return
             try:
-                event = self._events.get(timeout=max(until - boottime(), 0.0))
+                event = self._events.get(timeout=max(until - self._now(), 0.0))
             except queue.Empty:
                 return
             if event is not None:
@@ -314,8 +323,12 @@ class Agent:
 class _Coordinators:
     """Finds the leader: follows NotLeader's address, else tries the next one in turn."""
 
-    def __init__(self, addresses: Sequence[str]) -> None:
+    def __init__(
+        self, addresses: Sequence[str], now: Callable[[], float], connect: Connect
+    ) -> None:
         self._addresses = list(addresses)
+        self._now = now
+        self._connect = connect
         self._current = random.choice(self._addresses)
         self._channels: dict[str, grpc.Channel] = {}
 
@@ -332,7 +345,7 @@ class _Coordinators:
         """Return (reply, when the acknowledged attempt was sent)."""
 
         def attempt(stub: Any) -> tuple[membership_pb2.HeartbeatResponse, float]:
-            sent_at = boottime()
+            sent_at = self._now()
             return stub.Heartbeat(request, timeout=timeout_s), sent_at
 
         reply: tuple[membership_pb2.HeartbeatResponse, float] = self._around(attempt)
@@ -373,7 +386,7 @@ class _Coordinators:
 
     def _stub(self, address: str) -> Any:
         if address not in self._channels:
-            self._channels[address] = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+            self._channels[address] = self._connect(address)
         return membership_pb2_grpc.MembershipStub(self._channels[address])  # type: ignore[no-untyped-call]
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -125,6 +126,7 @@ class Engine:
         self._clock = clock
         self._primaries = Primaries(*store.progress())
         self._epochs = dict(store.seen_epochs)
+        self._adopting = asyncio.Lock()
         self._reading_rows = 0
         self._reading_bytes = 0
         self._reclaim_from = b""
@@ -134,10 +136,21 @@ class Engine:
     # --- adoption --------------------------------------------------------------------------
 
     async def adopt(self, adoptions: Sequence[Adoption]) -> None:
-        """Persist the epochs, then be ready to give sequences in them."""
+        """Persist the epochs, then be ready to give sequences in them. One that a later adoption
+        has overtaken is passed over.
+
+        Raises:
+            StorageFullError: there is no room; nothing was adopted.
+        """
+        async with self._adopting:
+            await self._adopt(adoptions)
+
+    async def _adopt(self, adoptions: Sequence[Adoption]) -> None:
         entries: dict[int, PartitionEpochs] = {}
         for partition_id, epoch in adoptions:
             known = self._epochs.get(partition_id, PartitionEpochs(primary_epoch=0))
+            if epoch <= known.primary_epoch:
+                continue
             previous = int(self._primaries.last_sequences[partition_id])
             entries[partition_id] = known.adopted(epoch, previous)
         keys = [records.epochs_key(p) for p in entries]
@@ -169,10 +182,11 @@ class Engine:
         self._reading_rows += len(keys)
         try:
             if not answer.refusals:
-                await self._read_rows(records.data_keys(partition_ids, keys), answer, want_versions)
+                data_keys = records.data_keys(partition_ids, keys)
+                await self._read_rows(view, data_keys, answer, want_versions)
                 served = partition_ids
             else:
-                served = await self._read_served(keys, partition_ids, answer, want_versions)
+                served = await self._read_served(view, keys, partition_ids, answer, want_versions)
         finally:
             self._reading_rows -= len(keys)
             self._reading_bytes -= answer.held_bytes
@@ -183,6 +197,7 @@ class Engine:
 
     async def _read_served(
         self,
+        view: ServedPartitions,
         keys: Sequence[bytes],
         partition_ids: U32Array,
         answer: ReadAnswer,
@@ -196,7 +211,7 @@ class Engine:
         if rows:
             chosen = [keys[row] for row in rows]
             try:
-                await self._read_rows(records.data_keys(served, chosen), part, want_versions)
+                await self._read_rows(view, records.data_keys(served, chosen), part, want_versions)
             finally:
                 answer.held_bytes = part.held_bytes
         answer.values = [b""] * len(keys)
@@ -211,7 +226,11 @@ class Engine:
         return served
 
     async def _read_rows(
-        self, data_keys: list[bytes], answer: ReadAnswer, want_versions: bool
+        self,
+        view: ServedPartitions,
+        data_keys: list[bytes],
+        answer: ReadAnswer,
+        want_versions: bool,
     ) -> None:
         """Append the rows to ``answer``, in steps bounded by rows and by bytes."""
         if self._writer.pending_rows:
@@ -233,7 +252,7 @@ class Engine:
             if start > self._limits.step_rows or size > self._limits.step_bytes:
                 await asyncio.sleep(0)
         if expired:
-            await self._remove_expired(expired)
+            await self._remove_expired(expired, view)
 
     def _hold(self, answer: ReadAnswer, size: int) -> None:
         """Count what an answer under way holds in memory against the bound of all of them."""
@@ -335,7 +354,7 @@ class Engine:
                     answer.next_cursor = (page.partition_ids[index + 1], b"")
                 break
         if expired:
-            await self._remove_expired(expired)
+            await self._remove_expired(expired, view)
         return visited
 
     def _append_page(
@@ -506,13 +525,20 @@ class Engine:
 
     # --- expiry ----------------------------------------------------------------------------
 
-    async def _remove_expired(self, keys: list[bytes]) -> None:
+    async def _remove_expired(self, keys: list[bytes], view: ServedPartitions) -> None:
         """Queue the sequenced removal of those that are still expired, and wait for it.
 
-        On a disk too full even for that, reads go on: this process's clock keeps it expired.
+        What is no longer served as in ``view`` is left alone: its sequences are another's to give,
+        and the reader is refused anyway. On a disk too full even for a removal, reads go on: this
+        process's clock keeps it expired.
         """
+        keys = list(dict.fromkeys(keys))
+        partition_ids = np.fromiter(map(records.partition_of_data_key, keys), np.uint32, len(keys))
+        served = self._state.served_as(view, partition_ids)
+        if not served.any():
+            return
         effects = replica.decide_expiry(
-            list(dict.fromkeys(keys)),
+            list(itertools.compress(keys, served)),
             self._primaries,
             self._pending,
             self._stored,
@@ -556,7 +582,10 @@ class Engine:
             )
             future = self._submit(effects, len(dropped) * _ROW_OVERHEAD_BYTES, dropped)
             if future is not None:
-                await future
+                try:
+                    await future
+                except StorageFullError:  # what has expired stays, unserved, until there is room
+                    return False
         return bool(self._reclaim_from)
 
 

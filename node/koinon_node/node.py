@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -21,7 +21,7 @@ from koinon_node.state import NodeState, WallClock
 from koinon_node.storage import Store
 from koinon_node.writer import Writer
 from koinon_proto import rpc
-from koinon_proto.errors import ConfigurationError, InternalError
+from koinon_proto.errors import ConfigurationError, InternalError, StorageFullError
 from koinon_proto.v1 import kv_pb2_grpc, membership_pb2, table_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -33,6 +33,7 @@ _RECLAIM_ROWS = 256
 _RECLAIM_PAUSE_S = 0.02
 _STOP_GRACE_S = 2.0
 _STATS_INTERVAL_S = 1.0
+_NO_ROOM_PAUSE_S = 1.0
 
 
 class Node:
@@ -58,6 +59,7 @@ class Node:
         with contextlib.ExitStack() as opened:
             store = Store(self._config.store)
             opened.callback(lambda: store.close(clean=False) if not self._closed else None)
+            store.claim(self._config.node_id)
             pending = PendingWrites()
             writer = Writer(
                 store, pending, self._config.node_id, self._limits, self._on_writer_lost
@@ -202,10 +204,20 @@ class _Host:
         self._node = node
 
     async def adopt(self, adoptions: Sequence[Adoption]) -> None:
-        await self._engine.adopt(adoptions)
+        await _when_there_is_room(lambda: self._engine.adopt(adoptions))
 
     async def put_meta(self, values: Mapping[bytes, str]) -> None:
-        await self._writer.put_meta(values)
+        await _when_there_is_room(lambda: self._writer.put_meta(values))
 
     def stats(self) -> membership_pb2.NodeStats:
         return self._node.stats
+
+
+async def _when_there_is_room(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Do the work, again and again while the disk is full: ending would not make room either."""
+    while True:
+        try:
+            return await work()
+        except StorageFullError as error:
+            log.warning("no room even for metadata: tries again reason=%s", error.reason)
+            await asyncio.sleep(_NO_ROOM_PAUSE_S)

@@ -7,9 +7,11 @@ a reader needs no lock: it takes one at the start of an operation and compares a
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 
 from koinon_node.core.assignment import ServedPartitions
 from koinon_node.core.lease import NO_LEASE, Lease
@@ -61,20 +63,21 @@ def partitioner_of(name: str, partition_count: int) -> Partitioner:
 
 
 class NodeState:
-    """The lease and what is served now."""
+    """The lease and what is served now. ``now`` is the clock that leases are measured by."""
 
-    def __init__(self, node_id: str) -> None:
+    def __init__(self, node_id: str, now: Callable[[], float] = boottime) -> None:
         self.node_id = node_id
+        self.now = now
         self.lease: Lease = NO_LEASE
         self.served = ServedPartitions()
 
     def serving(self) -> bool:
         """Return whether the lease holds now."""
-        return self.lease.valid(boottime())
+        return self.lease.valid(self.now())
 
     def check_lease(self) -> None:
         """Raise LeaseExpiredError unless the lease holds now."""
-        if not self.lease.valid(boottime()):
+        if not self.serving():
             raise LeaseExpiredError(node_id=self.node_id)
 
     def table(self) -> Table:
@@ -93,14 +96,17 @@ class NodeState:
 
     def still_serves(self, view: ServedPartitions, partition_ids: U32Array) -> bool:
         """Return whether the lease holds and the partitions are led in the epochs of ``view``."""
-        now = self.served
-        if not self.serving():
-            return False
-        if now is view or now.epochs is view.epochs:
-            return True
-        return len(now.epochs) == len(view.epochs) and bool(
-            np.array_equal(now.epochs[partition_ids], view.epochs[partition_ids])
+        return self.serving() and (
+            self.served.epochs is view.epochs or bool(self.served_as(view, partition_ids).all())
         )
+
+    def served_as(self, view: ServedPartitions, partition_ids: U32Array) -> npt.NDArray[np.bool_]:
+        """Return which of the partitions are served now, in the epochs of ``view``."""
+        now = self.served
+        if not self.serving() or len(now.epochs) != len(view.epochs):
+            return np.zeros(len(partition_ids), np.bool_)
+        same: npt.NDArray[np.bool_] = now.epochs[partition_ids] == view.epochs[partition_ids]
+        return same
 
 
 def refusals_of(

@@ -35,6 +35,7 @@ FORMAT = b"format_version"
 STORE_ID = b"store_id"
 NEXT_STORE_ID = b"next_store_id"
 CLUSTER_ID = b"cluster_id"
+NODE_ID = b"node_id"
 NODE_EPOCH = b"node_epoch"
 REGISTRATION_ID = b"registration_id"
 RUN_STATE = b"run_state"  # "clean" or "open <durability> <boot id>"
@@ -168,6 +169,22 @@ class Store:
         self._put_meta({NEXT_STORE_ID: store_id})
         files.write_identity(self.config.directory, store_id)
         self._put_meta({STORE_ID: store_id, NEXT_STORE_ID: ""})
+
+    def claim(self, node_id: str) -> None:
+        """Make the store this node's, if it is nobody's yet.
+
+        Raises:
+            DataDirectoryError: it is another node's. Registered under this id it would pass for a
+                lost disk of this node, and its own node's partitions would wait for it.
+        """
+        owner = self._meta(NODE_ID)
+        if not owner:
+            self._put_meta({NODE_ID: node_id})
+        elif owner != node_id:
+            raise DataDirectoryError(
+                path=str(self.config.directory),
+                reason=f"belongs to node {owner!r}, not {node_id!r}",
+            )
 
     def close(self, *, clean: bool) -> None:
         """Release the store. ``clean``: the writer has ended and nothing is unsynced."""

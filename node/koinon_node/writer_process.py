@@ -57,8 +57,8 @@ class WriterLoop:
         self._directory = config.directory
         self._by_interval = config.durability == "interval"
         self._sync_interval_s = config.sync_interval_ms / 1000
-        self._env = open_environment(config, sync=not self._by_interval)
-        self._databases = open_databases(self._env)
+        self.environment = open_environment(config, sync=not self._by_interval)
+        self._databases = open_databases(self.environment)
         self._failed_group = 0
         self._sync_due: float | None = None
 
@@ -72,11 +72,11 @@ class WriterLoop:
                     self._sync()
                 elif self._sync_due is None:
                     self._sync_due = time.monotonic() + self._sync_interval_s
-            with self._env.begin() as txn:
+            with self.environment.begin() as txn:
                 used_bytes = tree_bytes(txn, self._databases)
             self._send((number, failures, used_bytes))
-        self._env.sync(True)
-        self._env.close()
+        self.environment.sync(True)
+        self.environment.close()
 
     def _next_group(self) -> GroupFrame | None:
         while self._sync_due is not None:
@@ -89,7 +89,7 @@ class WriterLoop:
         return group
 
     def _sync(self) -> None:
-        self._env.sync(True)
+        self.environment.sync(True)
         self._sync_due = None
 
     def _send(self, answer: Any) -> None:
@@ -118,7 +118,7 @@ class WriterLoop:
         for database, keys, values in itertools.chain.from_iterable(tickets):
             merged[database].update(zip(keys, values, strict=True))
         try:
-            with self._env.begin(write=True) as txn:
+            with self.environment.begin(write=True) as txn:
                 for database, rows in zip(self._databases, merged, strict=True):
                     _put_sorted(txn, database, rows)
         except (lmdb.MapFullError, lmdb.DiskError) as error:

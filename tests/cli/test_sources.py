@@ -110,3 +110,39 @@ def test_format_unknown_suffix_is_refused() -> None:
         format_of(Path("data.bin"), None)
     assert format_of(Path("data.bin"), "csv") == "csv"
     assert format_of(Path("DATA.CSV.GZ"), None) == "csv"
+
+
+def test_csv_malformed_row_that_is_no_text_is_counted(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "SLAB_ROWS", 2)
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"id,v\n1,a\n2,\xff,c\n3,\xfe\xc3\xa9\n4\n5,e\n")
+    rows, bad = read(path, "id", "v")
+    assert rows == {b"1": b"a", b"3": b"\xfe\xc3\xa9", b"5": b"e"}
+    assert [row.row for row in bad] == [2, 4]
+    assert capfd.readouterr().err == ""
+
+
+def test_oversized_value_is_a_bad_row(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("id,v\n1,abc\n2,abcd\n")
+    (slab,) = open_source(path, "csv", "id", "v", 3)
+    assert slab.keys == [b"1"]
+    assert [(b.row, b.reason) for b in slab.bad] == [(2, "the value has 4 bytes, the limit is 3")]
+
+
+@pytest.mark.parametrize("name", ["a.csv.gz", "a.jsonl.gz"])
+def test_truncated_gzip_names_the_file(tmp_path: Path, name: str) -> None:
+    lines = "".join(f'{{"id":"{i}"}}\n' for i in range(5000)) if "json" in name else "id\n1\n" * 9
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(lines.encode())[:-12])
+    with pytest.raises(InvalidArgumentError, match=rf"{name}: truncated or damaged"):
+        read(path, "id")
+
+
+def test_repeated_column_name_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("id,v,v\n1,a,b\n")
+    with pytest.raises(InvalidArgumentError, match="more than one column named 'v'"):
+        read(path, "id")

@@ -122,6 +122,12 @@ class FakeNode(kv_pb2_grpc.KeyValueServicer, admin_pb2_grpc.AdminServicer):
         if self.before is not None:
             await self.before(method, request)
 
+    async def _leave(self, method: str, request: Any, context: Any) -> None:
+        if self.after is not None:
+            await self.after(method, request)
+        if method in self.cluster.exhausted_replies:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too large")
+
     def _refusals(self, partition_ids: Any) -> dict[int, KoinonError]:
         refused: dict[int, KoinonError] = {}
         for partition_id in set(partition_ids):
@@ -145,8 +151,7 @@ class FakeNode(kv_pb2_grpc.KeyValueServicer, admin_pb2_grpc.AdminServicer):
                 reply.expires_at_ms.append(expires)
         if reply.ByteSize() > MAX_BATCH_BYTES:
             raise ReplyTooLargeError(limit=MAX_BATCH_BYTES, actual=reply.ByteSize())
-        if self.after is not None:
-            await self.after("BatchGet", request)
+        await self._leave("BatchGet", request, context)
         return reply
 
     @rpc.typed_errors
@@ -175,8 +180,7 @@ class FakeNode(kv_pb2_grpc.KeyValueServicer, admin_pb2_grpc.AdminServicer):
                     ttl = 0 if not ttls else ttls[0] if len(ttls) == 1 else ttls[row]
                     version = self.cluster.write(key, request.values[row], ttl)
             reply.versions.append(version)
-        if self.after is not None:
-            await self.after("BatchWrite", request)
+        await self._leave("BatchWrite", request, context)
         return reply
 
     @rpc.typed_errors
@@ -203,8 +207,7 @@ class FakeNode(kv_pb2_grpc.KeyValueServicer, admin_pb2_grpc.AdminServicer):
         reply.expires_at_ms.extend(v[2] for _, _, v in page)
         if len(found) > limit:
             reply.next.partition_id, reply.next.after_key = page[-1][:2]
-        if self.after is not None:
-            await self.after("Scan", request)
+        await self._leave("Scan", request, context)
         return reply
 
     @rpc.typed_errors
@@ -238,6 +241,8 @@ class FakeCluster:
         self.partitioner: Partitioner = partitioner("murmur2", partitions)
         self.store: dict[bytes, tuple[bytes, int, int]] = {}
         self.applied: list[tuple[bytes, bytes]] = []
+        self.exhausted_replies: set[str] = set()
+        """Methods whose replies gRPC itself finds too large: it answers so, without a type."""
         self._versions = first_sequence(1)
         self.nodes = [FakeNode(self, n + 1) for n in range(nodes)]
         for node in self.nodes:

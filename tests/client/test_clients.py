@@ -20,7 +20,7 @@ from koinon_proto.errors import (
 )
 from tests.client.conftest import Connect
 from tests.client.fake_cluster import PARTITIONS, FakeCluster
-from tests.client.helpers import ALL, LEASE, wait_until
+from tests.client.helpers import ALL, LEASE, keys_of, wait_until
 
 # --- operations ---------------------------------------------------------------------------------
 
@@ -159,7 +159,9 @@ def test_largest_key_and_value_pass(client: Any) -> None:
     assert client.get(key) == value
 
 
-@pytest.mark.parametrize("address", ["", " , ", "localhost", "host:port", "host:0", ":7400"])
+@pytest.mark.parametrize(
+    "address", ["", " , ", "localhost", "host:port", "host:0", "host:²", ":7400", "a:1,b"]
+)
 def test_connect_bad_address_is_a_configuration_error(address: str) -> None:
     with pytest.raises(koinon.ConfigurationError):
         koinon.connect(address)
@@ -176,23 +178,48 @@ def test_connect_bad_option_is_a_configuration_error(options: dict[str, int]) ->
 # --- refusals and the table ---------------------------------------------------------------------
 
 
-def test_refusals_seen_by_many_callers_cost_one_refresh(cluster: FakeCluster) -> None:
+def test_refusals_seen_by_many_callers_cost_one_refresh() -> None:
+    """Every refusal is in before anybody serves the new table, so one refresh is right for all."""
+    callers = 50
+    cluster = FakeCluster(nodes=4)
+    *losers, owner = cluster.nodes
+    keys = [key for node in losers for key in keys_of(cluster, node)]
+    refused = callers * len(losers)
+    all_sent, all_moved_on = asyncio.Event(), asyncio.Event()
+
+    async def hold(method: str, _request: object) -> None:
+        if method == "GetTable":
+            await all_moved_on.wait()
+        elif sum(node.calls.get("BatchGet", 0) for node in losers) == refused:
+            all_sent.set()
+        await all_sent.wait()
+        if owner.calls.get("BatchGet") == refused:
+            all_moved_on.set()
+
     async def many() -> None:
         async with await koinon.aio.connect(cluster.seeds, timeout_ms=20_000) as client:
-            await asyncio.gather(*[client.put(b"key%d" % i, b"v") for i in range(200)])
-            cluster.move(ALL, 2)
+            await client.put_many([(key, b"v") for key in keys])
+            cluster.move(ALL, owner.number)
             cluster.reset_counts()
-            found = await asyncio.gather(*[client.get(b"key%d" % i) for i in range(200)])
-            assert found == [b"v"] * 200
-            table = await client.table()
+            for node in cluster.nodes:
+                node.before = hold
+            found = await asyncio.gather(*[client.get_many(keys) for _ in range(callers)])
+            assert found == [[b"v"] * len(keys)] * callers
             deadline = time.monotonic() + 5
+            table = await client.table()
             while table.table_version < 2 and time.monotonic() < deadline:
                 await asyncio.sleep(0.005)
                 table = await client.table()
+            assert table.table_version == 2
 
-    asyncio.run(many())
-    assert cluster.count("GetTable") == 1
-    assert cluster.nodes[0].calls["BatchGet"] == 1, "refused once, then straight to the owner"
+    try:
+        asyncio.run(many())
+    finally:
+        cluster.close()
+    for node in cluster.nodes:
+        assert node.calls.get("GetTable", 0) <= 1, "one refresh asks a server once at most"
+    for node in losers:
+        assert node.calls["BatchGet"] == callers, "refused once, then straight to the owner"
 
 
 def test_moved_partition_is_followed_though_no_server_has_the_new_table(

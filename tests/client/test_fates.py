@@ -67,6 +67,30 @@ def test_connection_cut_conditional_write_is_unknown_even_with_opt_in(
     gate.open()
 
 
+@pytest.mark.parametrize("options", [{}, {"if_version": 0}])
+def test_limit_of_grpc_itself_leaves_a_write_of_unknown_fate(
+    cluster: FakeCluster, client: Any, options: dict[str, int]
+) -> None:
+    """Where its reply is what was too large, the write was applied."""
+    cluster.exhausted_replies = {"BatchWrite"}
+    with pytest.raises(koinon.UnknownFateError, match="resource_exhausted: too large"):
+        client.put(b"k", b"v", **options)
+    assert len(cluster.applied) == 1, "not sent a second time"
+    assert len(client.put_many({b"k": b"v"}).unknown) == 1
+
+
+def test_limit_of_grpc_itself_refuses_a_read_which_is_tried_again(
+    cluster: FakeCluster, client: Any
+) -> None:
+    client.put(b"k", b"v")
+    cluster.exhausted_replies = {"BatchGet"}
+    with pytest.raises(koinon.ResourceExhaustedError, match="too large") as caught:
+        client.get(b"k", timeout_ms=300)
+    assert "limit of" not in str(caught.value)
+    threading.Timer(0.1, cluster.exhausted_replies.clear).start()
+    assert client.get_many([b"k"]) == [b"v"]
+
+
 @pytest.mark.parametrize("at_connect", [True, False])
 def test_connection_cut_opted_in_write_is_repeated(
     cluster: FakeCluster, proxied: Proxy, connect: Connect, at_connect: bool
@@ -423,3 +447,24 @@ def test_put_many_bad_row_of_a_generator_is_raised_after_earlier_ones_settled(
     with pytest.raises(koinon.InvalidArgumentError, match="row 500"):
         client.put_many(source())
     assert client.put(b"k", b"v") > 0
+
+
+def test_put_many_when_the_client_is_closed_meanwhile_ends_and_tells_the_fate(
+    cluster: FakeCluster,
+) -> None:
+    """It neither hangs nor says that nothing was applied, whenever the close comes."""
+    for rows_before_close in (0, 3_000, 30_000):
+        closing = koinon.connect(cluster.seeds)
+
+        def items(client: Any, close_at: int) -> Iterator[tuple[bytes, bytes]]:
+            for row in range(60_000):
+                if row == close_at:
+                    client.close()
+                yield b"closing:%d" % row, b"v"
+
+        with pytest.raises(koinon.KoinonError) as caught:
+            closing.put_many(items(closing, rows_before_close))
+        written = any(key.startswith(b"closing:") for key in cluster.store)
+        assert caught.value.maybe_applied or not written
+        for key in [key for key in cluster.store if key.startswith(b"closing:")]:
+            del cluster.store[key]

@@ -79,7 +79,9 @@ class Caller:
 
 
 class FakeNode:
-    """See the module's text. ``epochs`` are all epochs that it was ever given."""
+    """See the module's text. ``epochs`` are all epochs that it was ever given, ``unanswered_s`` is
+    for how long its heartbeats have failed.
+    """
 
     def __init__(self, node_id: str, coordinators: list[str], address: str = "") -> None:
         self.node_id = node_id
@@ -91,6 +93,7 @@ class FakeNode:
         self.table: Table | None = None
         self.hosted: list[membership_pb2.HostCommand] = []
         self.acknowledged_at = 0.0
+        self.unanswered_s = 0.0
         self.worst_gap_s = 0.0
         self.fenced = 0
         self._callers = [Caller(address) for address in coordinators]
@@ -149,9 +152,11 @@ class FakeNode:
                 caller = self._callers[self._at]
                 reply = await caller.call(caller.membership.Heartbeat, request, 0.5)
             except (NotLeaderError, grpc.aio.AioRpcError) as error:
+                self.unanswered_s = time.monotonic() - self.acknowledged_at
                 await self._find_leader(error)
                 continue
             now = time.monotonic()
+            self.unanswered_s = 0.0
             if self.acknowledged_at:
                 self.worst_gap_s = max(self.worst_gap_s, now - self.acknowledged_at)
             self.acknowledged_at = now

@@ -77,6 +77,8 @@ def test_bootstrap_out_of_bounds_is_refused_with_both_values(
         ({"members": {}}, "--members .* or --join"),
         ({"join": True}, "exclude"),
         ({"member_id": "c9"}, "'c9' is not among"),
+        ({"listen": "h:²"}, "listen 'h:²'"),
+        ({"members": {**THREE, "c3": "h"}}, "members 'h'"),
         ({"advertise": "h:9"}, "h:1 for 'c1', it advertises h:9"),
         ({"members": {**THREE, "c3": "h:1"}}, "same address"),
     ],

@@ -104,6 +104,19 @@ async def until(condition: Callable[[], bool], limit_s: float = 5.0) -> None:
             await asyncio.sleep(0.001)
 
 
+def hold_proposals(term: Term) -> tuple[asyncio.Event, asyncio.Event]:
+    """Hold what is proposed from now on; return what says that there is some, and the gate."""
+    proposed, gate, propose = asyncio.Event(), asyncio.Event(), term.group.propose
+
+    async def hold(command: bytes) -> object:
+        proposed.set()
+        await gate.wait()
+        return await propose(command)
+
+    term.group.propose = hold  # type: ignore[method-assign]
+    return proposed, gate
+
+
 def online(term: Term) -> int:
     rows = term.replicated.state.image().rows
     return sum(row.status is PartitionStatus.ONLINE for row in rows)
@@ -291,17 +304,9 @@ def test_leader_registration_with_an_unknown_fate_is_retried_to_the_same_epoch()
 
 def test_leader_caller_of_a_registration_gives_up_the_session_is_opened_all_the_same() -> None:
     async def test(term: Term) -> None:
-        gate = asyncio.Event()
-        propose = term.group.propose
-
-        async def slowly(command: bytes) -> object:
-            await gate.wait()
-            return await propose(command)
-
-        term.group.propose = slowly  # type: ignore[method-assign]
+        proposed, gate = hold_proposals(term)
         call = asyncio.ensure_future(term.register())
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await proposed.wait()
         call.cancel()
         gate.set()
         await until(lambda: term.replicated.state.node_by_id("n1") is not None)
@@ -316,13 +321,9 @@ def test_leader_term_ends_while_a_registration_waits_the_node_is_sent_on() -> No
         term = Term()
         running = asyncio.ensure_future(term.leadership.run())
         await until(lambda: term.leadership._open)
-
-        async def never(command: bytes) -> object:
-            return await asyncio.Event().wait()
-
-        term.group.propose = never  # type: ignore[method-assign]
+        proposed, _ = hold_proposals(term)
         call = asyncio.ensure_future(term.register())
-        await asyncio.sleep(0.01)
+        await proposed.wait()
         running.cancel()
         with pytest.raises(NotLeaderError):
             await call
@@ -362,15 +363,9 @@ def test_leader_never_acknowledges_the_old_epoch_while_a_new_one_is_under_way() 
         await term.register()
         await term.heartbeat()
         term.clock.now += 1.2
-        gate, propose = asyncio.Event(), term.group.propose
-
-        async def slowly(command: bytes) -> object:
-            await gate.wait()
-            return await propose(command)
-
-        term.group.propose = slowly  # type: ignore[method-assign]
+        proposed, gate = hold_proposals(term)
         call = asyncio.ensure_future(term.register(last=1, registration="r2"))
-        await asyncio.sleep(0.01)
+        await proposed.wait()
         with pytest.raises(NodeFencedError):
             await term.heartbeat()
         gate.set()

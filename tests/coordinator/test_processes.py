@@ -180,8 +180,8 @@ def test_processes_leader_stopped_for_long_fences_nobody_when_it_resumes(tmp_pat
             others = {m: p for m, p in processes.running.items() if m != leader}
             everyone, processes.running = processes.running, others
             second = await processes.leader()
-            stopped_at = time.monotonic()
-            await wait_for(lambda: time.monotonic() > stopped_at + 2.5)
+            long_after = time.monotonic() + 2.5  # every session that the stopped one knows is over
+            await wait_for(lambda: all(node.acknowledged_at > long_after for node in nodes))
             processes.running = everyone
             processes.signal(leader, signal.SIGCONT)
             resumed_at = time.monotonic()
@@ -206,8 +206,7 @@ def test_processes_only_leader_stopped_for_long_fences_nobody_when_it_resumes(
     async def test(processes: Processes) -> None:
         async with living(processes) as nodes:
             processes.signal("c1", signal.SIGSTOP)
-            stopped_at = time.monotonic()
-            await wait_for(lambda: time.monotonic() > stopped_at + 2.5)
+            await wait_for(lambda: all(node.unanswered_s > 2.5 for node in nodes))
             processes.signal("c1", signal.SIGCONT)
             resumed_at = time.monotonic()
             await wait_for(lambda: all(n.acknowledged_at > resumed_at + 0.5 for n in nodes))
@@ -270,7 +269,8 @@ def test_processes_member_added_and_leadership_transferred_and_member_removed(
     ("flags", "code", "says"),
     [
         (["--members", "c1={a}", "--lease-ms", "1500"], 2, "lease-ms 1500"),
-        (["--members", "c1={a}", "--data", "/dev/null/x"], 1, "/dev/null"),
+        (["--members", "c1={a}", "--data", "/dev/null/x"], 2, "/dev/null"),
+        (["--members", "c1={a}", "--data", "/proc"], 2, "/proc/lock"),
     ],
 )
 def test_process_that_cannot_start_says_why_in_one_line(
@@ -287,4 +287,17 @@ def test_process_that_cannot_start_says_why_in_one_line(
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("koinon coordinator: ")
     assert says in last
+    assert "Traceback" not in done.stderr
+
+
+def test_process_whose_port_is_in_use_exits_with_2_and_names_it(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        command = [sys.executable, "-m", "koinon_coordinator", "--id", "c1", "--listen", address]
+        command += ["--data", str(tmp_path / "c1"), "--members", f"c1={address}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert address in done.stderr.strip().splitlines()[-1]
     assert "Traceback" not in done.stderr

@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 
 from koinon.client import Client
-from koinon.local_cluster import LocalCluster
+from koinon.local import LocalCluster
 
 
 class GenericClient:

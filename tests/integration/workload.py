@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from koinon.client import Client
-from koinon.local_cluster import LocalCluster
+from koinon.local import LocalCluster
 from koinon_proto.errors import KoinonError
 
 BATCH_ROWS = 200

@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from koinon import cluster_files
-from koinon.cluster_files import LocalClusterError
-from koinon.local_cluster import LocalCluster
-from koinon.processes import ProcessState, identify
+from koinon.local import LocalCluster, files
+from koinon.local.files import LocalClusterError
+from koinon.local.processes import ProcessState, identify
 from koinon_proto.errors import DataDirectoryError
 from tests.conftest import ClusterFactory
 
@@ -105,7 +104,7 @@ def test_damaged_cluster_file_is_refused_by_name(
     make_cluster: ClusterFactory, tmp_path: Path
 ) -> None:
     for content in ("{", "[]", '{"format": 99}', '{"format": 1}'):
-        cluster_files.cluster_file_path(tmp_path).write_text(content)
+        files.cluster_file_path(tmp_path).write_text(content)
         with pytest.raises(DataDirectoryError, match=r"cluster\.json"):
             make_cluster(tmp_path)
 
@@ -116,7 +115,7 @@ def test_stale_pids_of_another_boot_are_no_obstacle(
     make_cluster(tmp_path, **SMALL).close()
     with make_cluster(tmp_path, **SMALL) as cluster:
         cluster.stop()
-    path = cluster_files.cluster_file_path(tmp_path)
+    path = files.cluster_file_path(tmp_path)
     data = json.loads(path.read_text())
     data["detached"] = True
     data["processes"] = {"n1": {"pid": os.getpid(), "started": "another boot:1"}}
@@ -126,10 +125,10 @@ def test_stale_pids_of_another_boot_are_no_obstacle(
 
 
 def test_addresses_count_up_from_a_free_port_and_avoid_taken_ones() -> None:
-    first = int(cluster_files.choose_addresses(1, 0)[0].rpartition(":")[2])
+    first = int(files.choose_addresses(1, 0)[0].rpartition(":")[2])
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", first))
-        addresses = cluster_files.choose_addresses(3, first)
+        addresses = files.choose_addresses(3, first)
         assert f"127.0.0.1:{first}" not in addresses
         assert len(set(addresses)) == 3
 
@@ -183,3 +182,35 @@ def test_up_in_the_foreground_leaves_no_process_behind(
     while any(identify(pid) is not None for pid in pids):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_up_again_on_a_taken_port_names_member_and_port(
+    make_cluster: ClusterFactory, tmp_path: Path
+) -> None:
+    cluster = make_cluster(tmp_path, nodes=3, coordinators=1, detached=True)
+    cluster.start()
+    cluster.wait_ready()
+    try:
+        cluster.kill("n1")
+        host, _, port = cluster.address("n1").rpartition(":")
+        with socket.socket() as taken:
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            taken.bind((host, int(port)))
+            taken.listen()
+            assert cluster.start() == ["n1"]
+            with pytest.raises(LocalClusterError, match=rf"n1 exited(.|\n)*:{port}(.|\n)*n1.log"):
+                cluster.wait_ready()
+            cluster.undo_start()
+        assert cluster.states["n2"] is ProcessState.RUNNING
+    finally:
+        cluster.stop()
+
+
+def test_cluster_started_again_is_ready_with_its_records(
+    make_cluster: ClusterFactory, tmp_path: Path
+) -> None:
+    with make_cluster(tmp_path, **SMALL) as cluster, cluster.client() as client:
+        client.put(b"k", b"v")
+    again = make_cluster(tmp_path)
+    again.start()
+    assert sum(session.records for session in again.wait_ready().sessions) == 1

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from koinon.processes import (
+from koinon.local.processes import (
     Guardian,
     ManagedProcess,
     ProcessState,
@@ -106,7 +106,7 @@ def test_owner_killed_leaves_no_process_and_no_directory(tmp_path: Path) -> None
     code = f"""
 import os, sys
 from pathlib import Path
-from koinon.processes import Guardian, ManagedProcess
+from koinon.local.processes import Guardian, ManagedProcess
 made = ManagedProcess("x", {SLEEP!r}, Path({str(tmp_path)!r}) / "x.log")
 guardian = Guardian()
 guardian.watch(made.start(os.environ))

@@ -152,6 +152,27 @@ def test_bad_flags_exit_2_with_one_line_naming_the_value(
     assert len(result.stderr.strip().splitlines()) == 1
 
 
+def test_port_in_use_exits_2_and_names_it(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        node = NodeProcess(tmp_path / "n1", "127.0.0.1:1", "--listen", address)
+        assert node.process.wait(WAIT_S) == 2
+        last_line = node.errors().strip().splitlines()[-1]
+        assert address in last_line
+        assert "Traceback" not in node.errors()
+        node.close()
+
+
+def test_directory_that_cannot_be_made_exits_2_and_names_it(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    node = NodeProcess(tmp_path / "n1", "127.0.0.1:1", "--data", str(tmp_path / "file" / "n1"))
+    assert node.process.wait(WAIT_S) == 2
+    assert str(tmp_path / "file" / "n1") in node.errors()
+    node.close()
+
+
 def test_directory_in_use_or_torn_exits_2_and_names_the_file(tmp_path: Path) -> None:
     (tmp_path / "n1").mkdir()
     (tmp_path / "n1" / "identity").write_bytes(b"\x00")

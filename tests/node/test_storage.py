@@ -261,3 +261,14 @@ def test_verify_store_missing_pages_end_that_process_not_this_one(filled: Path) 
         check=False,
     )
     assert result.returncode != 0
+
+
+def test_store_of_another_node_is_refused_with_both_names(tmp_path: Path) -> None:
+    with Store(config_of(tmp_path)) as store:
+        store.claim("n1")
+        store.claim("n1")
+    with (
+        Store(config_of(tmp_path)) as store,
+        pytest.raises(DataDirectoryError, match=r"'n1', not 'n2'"),
+    ):
+        store.claim("n2")

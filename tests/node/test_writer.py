@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import marshal
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from koinon_node import directory as files
 from koinon_node.config import Limits, StoreConfig
 from koinon_node.core.replica import PendingWrites
 from koinon_node.storage import DATA_DB, Store
 from koinon_node.writer import Writer
-from koinon_proto.errors import ResourceExhaustedError, StorageFullError, UnknownFateError
-from tests.node.support import WAIT_S, with_writer
+from koinon_node.writer_process import LENGTH, WriterLoop
+from koinon_proto.errors import (
+    DataDirectoryError,
+    ResourceExhaustedError,
+    StorageFullError,
+    UnknownFateError,
+)
+from tests.node.support import WAIT_S, wait_for, with_writer
 
 MIB = 1024 * 1024
 
@@ -204,3 +214,153 @@ def test_writer_of_a_killed_node_keeps_what_was_acknowledged(
         whole = [line.strip() for line in acknowledged if line.endswith(b"\n")]
         assert len(whole) >= 500
         assert [key for key in whole if store.get(b"\0\0" + key) is None] == []
+
+
+@pytest.mark.parametrize(("durability", "synced"), [("commit", True), ("interval", False)])
+def test_writer_syncs_data_and_head_at_each_commit_only_under_durability_commit(
+    tmp_path: Path, durability: str, synced: bool
+) -> None:
+    config = config_of(tmp_path, durability=durability)
+    with Store(config):
+        pass
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        loop = WriterLoop(theirs, config)
+        flags = loop.environment.flags()
+        assert (flags["sync"], flags["metasync"]) == (synced, True)
+        assert (flags["writemap"], flags["map_async"]) == (False, False)
+        ours.close()
+        loop.run()  # ends with the stream
+
+
+def test_writer_process_is_given_the_settings_of_the_store(tmp_path: Path) -> None:
+    sent: list[Any] = []
+
+    class Recorder(Writer):
+        def _send(self, message: Any) -> None:
+            sent.append(message)
+            super()._send(message)
+
+    async def run() -> None:
+        store = Store(config_of(tmp_path, sync_interval_ms=77))
+        writer = Recorder(store, PendingWrites(), "n1", Limits(), lambda reason: None)
+        await writer.start()
+        store.close(clean=await writer.stop())
+        assert StoreConfig(**{**sent[0], "directory": Path(sent[0]["directory"])}) == store.config
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("urgent", [True, False])
+def test_writer_by_interval_syncs_an_urgent_group_before_it_answers(
+    tmp_path: Path, urgent: bool
+) -> None:
+    config = config_of(tmp_path, durability="interval", sync_interval_ms=60_000)
+    with Store(config):
+        pass
+    events: list[str] = []
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        loop = RecordedLoop(theirs, config, events)
+        frame = marshal.dumps((1, urgent, [(0, ((DATA_DB, [b"\0\0k"], [b"v"]),))]))
+        ours.sendall(LENGTH.pack(len(frame)) + frame)
+        ours.shutdown(socket.SHUT_WR)
+        loop.run()
+    assert events == ["sync"] * urgent + ["answer", "sync"]  # the last at its end
+
+
+class RecordedLoop(WriterLoop):
+    """A writer loop that records when it syncs and when it answers."""
+
+    def __init__(self, connection: socket.socket, config: StoreConfig, events: list[str]) -> None:
+        super().__init__(connection, config)
+        self._events = events
+        self.environment = _RecordedEnvironment(self.environment, events)  # type: ignore[assignment]
+
+    def _send(self, answer: Any) -> None:
+        self._events.append("answer")
+        super()._send(answer)
+
+
+class _RecordedEnvironment:
+    def __init__(self, environment: Any, events: list[str]) -> None:
+        self._environment = environment
+        self._events = events
+
+    def sync(self, force: bool) -> None:
+        assert force
+        self._events.append("sync")
+        self._environment.sync(force)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._environment, name)
+
+
+def test_directory_of_a_dead_node_stays_locked_until_its_writer_is_gone(tmp_path: Path) -> None:
+    """The node lets go of its lock, as its death would; the writer is stopped and lives on.
+
+    (A real death of the node kills the writer too, but not at once: not while it is in the kernel.)
+    """
+
+    async def run() -> None:
+        store = Store(config_of(tmp_path))
+        writer = Writer(store, PendingWrites(), "n1", Limits(), lambda reason: None)
+        await writer.start()
+        await put(writer, b"\0\0k", b"v")
+        os.kill(writer.process_id, signal.SIGSTOP)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, store.lock_descriptor)
+        os.close(nothing)
+        with pytest.raises(DataDirectoryError, match="another node process"):
+            files.lock_directory(tmp_path, wait_s=0.1)
+        os.kill(writer.process_id, signal.SIGKILL)
+        await writer.stop()
+        os.close(files.lock_directory(tmp_path))
+        store.close(clean=False)
+
+    asyncio.run(run())
+
+
+def test_writer_stopped_when_its_node_is_killed_is_gone_before_the_directory_opens(
+    tmp_path: Path,
+) -> None:
+    program = textwrap.dedent(
+        """
+        import asyncio, sys
+        from pathlib import Path
+        from koinon_node.config import Limits, StoreConfig
+        from koinon_node.core.replica import PendingWrites
+        from koinon_node.storage import Store
+        from koinon_node.writer import Writer
+
+        async def main():
+            store = Store(StoreConfig(directory=Path(sys.argv[1]), map_size_bytes=64 << 20))
+            writer = Writer(store, PendingWrites(), "n1", Limits(), print)
+            await writer.start()
+            await writer.put_meta({b"node_epoch": "1"})
+            print(writer.process_id, flush=True)
+            await asyncio.Event().wait()
+
+        asyncio.run(main())
+        """
+    )
+    node = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE)
+    assert node.stdout is not None
+    writer = Path(f"/proc/{int(node.stdout.readline())}")
+    lock = (tmp_path / files.IN_USE).stat()
+    held = [d.stat() for d in (writer / "fd").iterdir() if d.exists()]
+    assert (lock.st_dev, lock.st_ino) in [(one.st_dev, one.st_ino) for one in held]
+    os.kill(int(writer.name), signal.SIGSTOP)
+    node.kill()
+    node.wait(WAIT_S)
+    with Store(config_of(tmp_path)) as store:
+        wait_for(lambda: not _runs(writer), "the old writer is gone")
+        assert store.identity().node_epoch == 1
+
+
+def _runs(process: Path) -> bool:
+    try:
+        state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"

@@ -49,6 +49,11 @@ def test_error_facts_never_contradict(cls: type[KoinonError]) -> None:
     assert str(sample(cls))
 
 
+def test_resource_exhausted_names_its_limit_where_it_is_known() -> None:
+    assert str(errors.ResourceExhaustedError(resource="queue", limit=7)).endswith("limit of 7")
+    assert str(errors.ResourceExhaustedError(resource="queue", limit=0)).endswith("at its limit")
+
+
 def test_error_of_unknown_kind_becomes_internal() -> None:
     from_the_future = errors_pb2.Error(message="strange")
     assert same(convert.error_from_proto(from_the_future), errors.InternalError(reason="strange"))

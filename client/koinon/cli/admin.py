@@ -22,6 +22,8 @@ NODE_COLORS = {
     NodeStatus.LEFT: "dim",
 }
 NODE_WORDS = {NodeStatus.FENCED: "down"}
+NODE_COLUMNS_EXPENDABLE = ("HEARD", "RACK", "READS/S", "WRITES/S", "USED", "ADDRESS")
+"""What a narrow terminal does without, in this order."""
 PARTITION_COLORS = {
     PartitionStatus.ONLINE: "green",
     PartitionStatus.ASSIGNED: "yellow",
@@ -42,10 +44,10 @@ def print_status(status: ClusterStatus) -> None:
     printer.print()
     _print_facts(status)
     printer.print()
-    output.show(coordinators_table(status))
+    output.show(coordinators_table(status), expendable=("LOG AT",))
     if status.table is not None and status.table.nodes:
         printer.print()
-        output.show(nodes_table(status, status.table))
+        output.show(nodes_table(status, status.table), expendable=NODE_COLUMNS_EXPENDABLE)
 
 
 def _headline(status: ClusterStatus) -> str:
@@ -98,13 +100,14 @@ def coordinators_table(status: ClusterStatus) -> Any:
 def nodes_table(status: ClusterStatus, table: Table) -> Any:
     """The nodes, with what they hold and do."""
     racks = any(node.rack for node in table.nodes.values())
-    columns = ["NODE", "ADDRESS", *["RACK"] * racks, "STATE", ">PARTITIONS", ">RECORDS", ">USED"]
+    columns = ["NODE", "ADDRESS", *["RACK"] * racks, "STATE", ">PRIMARIES", ">RECORDS", ">USED"]
     shown = output.table(*columns, ">READS/S", ">WRITES/S", ">HEARD")
-    led = count_by_primary(table)
+    primaries = count_by_primary(table)
     for node in _by_name(table):
         word = NODE_WORDS.get(node.status, node.status.name.lower())
         state = f"[{NODE_COLORS[node.status]}]{word}[/]"
-        cells = [node.node_id, node.address, *[node.rack] * racks, state, f"{led[node.number]:,}"]
+        count = f"{primaries[node.number]:,}"
+        cells = [node.node_id, node.address, *[node.rack] * racks, state, count]
         session = status.session_of(node.number)
         if session is not None and session.live:
             cells += [
@@ -112,7 +115,7 @@ def nodes_table(status: ClusterStatus, table: Table) -> Any:
                 output.bytes_text(session.used_bytes),
                 f"{session.reads_per_second:,.0f}",
                 f"{session.writes_per_second:,.0f}",
-                f"{session.heard_ms_ago} ms ago",
+                f"{session.heard_ms_ago:,} ms ago",
             ]
         shown.add_row(*cells)
     return shown
@@ -171,7 +174,7 @@ def nodes_json(status: ClusterStatus) -> list[dict[str, Any]]:
     table = status.table
     if table is None:
         return []
-    led = count_by_primary(table)
+    primaries = count_by_primary(table)
     return [
         {
             "id": node.node_id,
@@ -180,7 +183,7 @@ def nodes_json(status: ClusterStatus) -> list[dict[str, Any]]:
             "rack": node.rack,
             "status": node.status.name.lower(),
             "node_epoch": node.node_epoch,
-            "partitions_led": led[node.number],
+            "primaries": primaries[node.number],
             "stats": _stats_json(status, node),
         }
         for node in _by_name(table)
@@ -244,7 +247,7 @@ def nodes(session: Session) -> None:
     elif status.table is None or not status.table.nodes:
         output.note("no node has registered yet")
     else:
-        output.show(nodes_table(status, status.table))
+        output.show(nodes_table(status, status.table), expendable=NODE_COLUMNS_EXPENDABLE)
 
 
 def partitions(
@@ -263,6 +266,8 @@ def partitions(
         table is None or node not in {n.node_id for n in table.nodes.values()}
     ):
         output.problem(f"no node {node!r} is registered\n  'koinon admin nodes' lists them.")
+        if session.json:
+            output.print_json({"error": f"no node {node!r} is registered"})
         return NOT_FOUND
     if table is None or not rows:
         output.note("no partitions yet: the cluster waits for its first nodes")
@@ -294,14 +299,16 @@ def _print_partitions(rows: list[PartitionRow], table: Table) -> None:
             row.offline_reason.name.lower().replace("_", " ") if row.offline_reason else "",
         )
     printer = output.console()
-    if rows:
-        output.show(shown)
+    if not rows:
+        printer.print("[dim]no such partitions[/]")
+        return
+    output.show(shown, expendable=("EPOCH", "", "IN SYNC"))
     counts = Counter(row.status for row in rows)
     words = [
         f"{number:,} {PARTITION_WORDS.get(status, status.name.lower())}"
         for status, number in counts.items()
     ]
-    printer.print(f"[dim]{output.count(len(rows), 'partition')}: {', '.join(words) or 'none'}[/]")
+    printer.print(f"[dim]{output.count(len(rows), 'partition')}: {', '.join(words)}[/]")
 
 
 def list_coordinators(session: Session) -> None:
@@ -310,7 +317,7 @@ def list_coordinators(session: Session) -> None:
     if session.json:
         output.print_json(coordinators_json(status))
     else:
-        output.show(coordinators_table(status))
+        output.show(coordinators_table(status), expendable=("LOG AT",))
 
 
 MemberId = Annotated[str, typer.Argument(metavar="ID", show_default=False)]

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from koinon.cli import admin, bench, data, load, local, session
+from koinon.local.cluster import missing_for_servers
 
 PASSED_THROUGH = {"coordinator": "koinon_coordinator", "node": "koinon_node"}
 
@@ -83,6 +84,6 @@ def run() -> None:
 
 def _become_server(module: str, arguments: list[str]) -> None:
     """Replace this process by the server, so that signals and exit codes are its own."""
-    if not local.servers_installed():
-        sys.exit(f"koinon: {module} is not installed: pip install 'koinon[server]'")
+    if missing := missing_for_servers():
+        sys.exit(f"koinon: the servers need {', '.join(missing)}: pip install 'koinon[server]'")
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments])

@@ -37,7 +37,7 @@ def bench(
     if not local:
         _measure(session, session.coordinators, seconds)
         return
-    from koinon.local_cluster import LocalCluster
+    from koinon.local import LocalCluster
 
     if not session.json:
         output.note("starting a temporary cluster of 3 coordinators and 3 nodes…")
@@ -48,12 +48,16 @@ def bench(
 def _measure(session: Session, coordinators: str, seconds: float) -> None:
     from koinon import benchmark
 
+    timeout_ms = session.timeout_or(benchmark.TIMEOUT_MS)
     if session.json:
-        output.print_json(benchmark.run(coordinators, seconds))
+        output.print_json(benchmark.run(coordinators, seconds, timeout_ms=timeout_ms))
         return
     with output.console(stderr=True).status("measuring…") as status:
         report = benchmark.run(
-            coordinators, seconds, lambda step: status.update(f"{STEP_NAMES.get(step, step)}…")
+            coordinators,
+            seconds,
+            lambda step: status.update(f"{STEP_NAMES.get(step, step)}…"),
+            timeout_ms=timeout_ms,
         )
     _print_report(report)
 

@@ -14,6 +14,7 @@ import typer
 
 from koinon.cli import output
 from koinon.cli.session import DONE, NOT_FOUND, Session, command, duration_ms
+from koinon_proto.errors import KoinonError
 
 PANEL = "Data"
 
@@ -31,17 +32,19 @@ IfVersion = Annotated[
 ]
 
 
-def decode(text: str, *, hexadecimal: bool, base_64: bool) -> bytes:
-    """Return the bytes that an argument stands for."""
+def decode(text: str, what: str, *, hexadecimal: bool, base_64: bool) -> bytes:
+    """Return the bytes that an argument (named by ``what``) stands for."""
     if hexadecimal and base_64:
         raise typer.BadParameter("--hex and --base64 exclude each other")
     try:
         if hexadecimal:
+            if len("".join(text.split())) % 2:
+                raise ValueError("an odd number of hexadecimal digits")
             return bytes.fromhex(text)
         if base_64:
             return base64.b64decode(text, validate=True)
     except (ValueError, binascii.Error) as error:
-        raise typer.BadParameter(f"{text!r}: {error}") from error
+        raise typer.BadParameter(f"{what} {text!r}: {error}") from error
     return os.fsencode(text)
 
 
@@ -50,7 +53,7 @@ def _value(value: str | None, file: str | None, *, hexadecimal: bool, base_64: b
         raise typer.BadParameter("give either a VALUE or --value-file")
     if file is None:
         assert value is not None
-        return decode(value, hexadecimal=hexadecimal, base_64=base_64)
+        return decode(value, "VALUE", hexadecimal=hexadecimal, base_64=base_64)
     return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
 
 
@@ -74,7 +77,7 @@ def put(
 ) -> None:
     """Write a record. When this returns, it is durable."""
     data = _value(value, value_file, hexadecimal=hexadecimal, base_64=base_64)
-    key_bytes = decode(key, hexadecimal=hexadecimal, base_64=base_64)
+    key_bytes = decode(key, "KEY", hexadecimal=hexadecimal, base_64=base_64)
     ttl_ms = duration_ms(ttl) if ttl else None
     with session.connect() as client:
         version = client.put(key_bytes, data, ttl_ms=ttl_ms, if_version=if_version)
@@ -93,7 +96,7 @@ def get(
     base_64: Base64 = False,
 ) -> int:
     """Read a record. Exit code 1 if there is none."""
-    key_bytes = decode(key, hexadecimal=hexadecimal, base_64=base_64)
+    key_bytes = decode(key, "KEY", hexadecimal=hexadecimal, base_64=base_64)
     with session.connect() as client:
         entry = client.get_entry(key_bytes)
     if entry is None:
@@ -129,7 +132,7 @@ def delete(
     base_64: Base64 = False,
 ) -> int:
     """Delete a record. Exit code 1 if there was none."""
-    key_bytes = decode(key, hexadecimal=hexadecimal, base_64=base_64)
+    key_bytes = decode(key, "KEY", hexadecimal=hexadecimal, base_64=base_64)
     with session.connect() as client:
         found = client.delete(key_bytes, if_version=if_version)
     if session.json:
@@ -156,25 +159,36 @@ def scan(
 
     Records come by partition and then by key, not in one global order.
     """
-    prefix_bytes = decode(prefix, hexadecimal=hexadecimal, base_64=base_64)
+    prefix_bytes = decode(prefix, "--prefix", hexadecimal=hexadecimal, base_64=base_64)
     shown = 0
     with session.connect() as client:
         options: dict[str, Any] = {"page_rows": min(limit, 1000)} if limit else {}
         entries = client.scan(prefix=prefix_bytes, keys_only=keys_only, **options)
-        for entry in itertools.islice(entries, limit):
-            shown += 1
-            if session.json:
-                row = _entry_json(entry)
-                if keys_only:
-                    del row["value"]
-                output.print_json(row)
-            elif keys_only:
-                sys.stdout.write(output.printable(entry.key) + "\n")
-            else:
-                line = f"{output.printable(entry.key)}\t{output.printable(entry.value)}\n"
-                sys.stdout.write(line)
+        try:
+            for entry in itertools.islice(entries, limit):
+                shown += 1
+                _print_entry(entry, keys_only=keys_only, as_json=session.json)
+        except KoinonError:
+            sys.stdout.flush()
+            output.note(f"the listing is incomplete: it breaks off after {_records(shown)}")
+            raise
     if not session.json and sys.stderr.isatty():
-        output.note(output.count(shown, "record"))
+        output.note(_records(shown))
+
+
+def _records(number: int) -> str:
+    return output.count(number, "record")
+
+
+def _print_entry(entry: Any, *, keys_only: bool, as_json: bool) -> None:
+    if as_json:
+        row = _entry_json(entry)
+        if keys_only:
+            del row["value"]
+        output.print_json(row)
+        return
+    value = "" if keys_only else f"\t{output.printable(entry.value)}"
+    sys.stdout.write(f"{output.printable(entry.key)}{value}\n")
 
 
 def _entry_json(entry: Any) -> dict[str, Any]:

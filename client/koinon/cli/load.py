@@ -15,8 +15,18 @@ from typing import Annotated, Any
 import typer
 
 from koinon.cli import output
-from koinon.cli.session import DONE, INTERRUPTED, UNAVAILABLE, USAGE, Session, command
+from koinon.cli.session import (
+    DONE,
+    INTERRUPTED,
+    UNAVAILABLE,
+    USAGE,
+    Session,
+    command,
+    fail,
+    message_of,
+)
 from koinon.cli.sources import BadRow, Slab, format_of, open_source
+from koinon_proto.errors import KoinonError
 
 SLABS_IN_FLIGHT = 2
 EXAMPLES_MAX = 5
@@ -79,8 +89,12 @@ class Loader:
         self._pool = ThreadPoolExecutor(SLABS_IN_FLIGHT, thread_name_prefix="load")
         self._under_way: dict[Future[Any], set[bytes]] = {}
 
-    def write(self, slab: Slab) -> None:
-        """Send the slab as soon as there is room."""
+    def write(self, path: Path, slab: Slab) -> None:
+        """Count the slab's rows, and send the good ones as soon as there is room."""
+        self._tally.note_bad(path, slab.bad)
+        self._tally.note_keys(slab.keys)
+        if not slab.keys:
+            return
         keys = set(slab.keys)
         while len(self._under_way) >= SLABS_IN_FLIGHT or not all(
             keys.isdisjoint(other) for other in self._under_way.values()
@@ -97,7 +111,10 @@ class Loader:
         while self._under_way:
             self._collect()
 
-    def close(self) -> None:
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._pool.shutdown()
 
     @property
@@ -156,40 +173,45 @@ def load(
 ) -> int:
     """Write every row of the files. Of rows with the same key the last wins.
 
-    Rows whose key is null, empty or too long cannot be stored; the others are, and the command
-    then ends with exit code 2 unless --skip-bad is given. A load may be repeated.
+    Rows whose key is null, empty or too long, or whose value is too long, cannot be stored; the
+    others are, and the command then ends with exit code 2 unless --skip-bad is given. A load may
+    be repeated.
     """
     if file_format not in (None, "csv", "tsv", "jsonl", "parquet"):
         raise typer.BadParameter(f"--format {file_format}: csv, tsv, jsonl or parquet")
     formats = [format_of(path, file_format) for path in files]
-    total = sum(path.stat().st_size for path in files)
+    sizes = [path.stat().st_size for path in files]
     tally = Tally()
     began = time.monotonic()
-    timeout_ms = max(session.timeout_ms, DEFAULT_TIMEOUT_MS)
+    failure: KoinonError | OSError | None = None
     with (
         session.connect() as client,
         Interrupt() as interrupt,
-        _progress(total, tally, quiet=session.json) as advance,
+        _progress(sum(sizes), tally, quiet=session.json) as advance,
+        Loader(client, tally, session.timeout_or(DEFAULT_TIMEOUT_MS)) as loader,
     ):
-        loader = Loader(client, tally, timeout_ms)
-        try:
-            before = 0
-            for path, kind in zip(files, formats, strict=True):
-                for slab in open_source(path, kind, key, value):
-                    tally.note_bad(path, slab.bad)
-                    tally.note_keys(slab.keys)
-                    if slab.keys:
-                        loader.write(slab)
-                    advance(before + slab.position)
-                    if interrupt.asked or loader.failing:
-                        break
-                before += path.stat().st_size
+        limit = client.table().cluster.max_value_bytes
+        before = 0
+        for path, kind, size in zip(files, formats, sizes, strict=True):
+            slabs = open_source(path, kind, key, value, limit)
+            while (slab := _next_slab(slabs)) is not None and not isinstance(slab, Exception):
+                loader.write(path, slab)
+                advance(before + slab.position)
                 if interrupt.asked or loader.failing:
                     break
-            loader.drain()
-        finally:
-            loader.close()
-    _summary(tally, time.monotonic() - began, interrupted=interrupt.asked, as_json=session.json)
+            if isinstance(slab, Exception):
+                failure = slab
+            before += size
+            if failure or interrupt.asked or loader.failing:
+                break
+        loader.drain()
+    seconds = time.monotonic() - began
+    if failure is None or tally.read:
+        _summary(tally, seconds, failure, interrupted=interrupt.asked, as_json=session.json)
+        if failure is not None and session.json:
+            return fail(failure, debug=session.debug)
+    if failure is not None:
+        raise failure
     if tally.refused or tally.unknown:
         return UNAVAILABLE
     if interrupt.asked:
@@ -197,7 +219,22 @@ def load(
     return USAGE if tally.bad and not skip_bad else DONE
 
 
-def _summary(tally: Tally, seconds: float, *, interrupted: bool, as_json: bool) -> None:
+def _next_slab(slabs: Iterator[Slab]) -> Slab | KoinonError | OSError | None:
+    """The next slab, why there is none, or None at the end; nothing else is read meanwhile."""
+    try:
+        return next(slabs, None)
+    except (KoinonError, OSError) as error:
+        return error
+
+
+def _summary(
+    tally: Tally,
+    seconds: float,
+    failure: KoinonError | OSError | None,
+    *,
+    interrupted: bool,
+    as_json: bool,
+) -> None:
     if as_json:
         output.print_json(
             {
@@ -210,6 +247,7 @@ def _summary(tally: Tally, seconds: float, *, interrupted: bool, as_json: bool) 
                 "examples": tally.examples,
                 "interrupted": interrupted,
                 "seconds": round(seconds, 3),
+                **({"error": message_of(failure)} if failure is not None else {}),
             }
         )
         return
@@ -218,21 +256,26 @@ def _summary(tally: Tally, seconds: float, *, interrupted: bool, as_json: bool) 
         printer.print("[yellow]Interrupted.[/]")
     rate = tally.applied / seconds if seconds else 0
     printer.print(
-        f"[bold]{tally.applied:,}[/] rows written and durable "
+        f"[bold]{tally.applied:,}[/] {_rows(tally.applied)} written and durable "
         f"in {output.duration_text(seconds)} ({rate:,.0f} rows/s)."
     )
     if tally.repeats:
         extent = "" if tally.repeats_complete else f" of the first {REPEATS_TRACKED_MAX:,} keys"
-        printer.print(f"{tally.repeats:,} rows{extent} repeated a key: the last one counts.")
+        rows = output.count(tally.repeats, "row")
+        printer.print(f"{rows}{extent} repeated a key: the last one counts.")
     for number, what in (
-        (tally.bad, "bad rows, not written"),
-        (tally.refused, "rows refused, not written"),
-        (tally.unknown, "rows of unknown fate: repeat the load"),
+        (tally.bad, f"bad {_rows(tally.bad)}, not written"),
+        (tally.refused, f"{_rows(tally.refused)} refused, not written"),
+        (tally.unknown, f"{_rows(tally.unknown)} of unknown fate: repeat the load"),
     ):
         if number:
             printer.print(f"[red]{number:,} {what}[/]")
     for example in tally.examples:
         printer.print(f"  {example}", markup=False)
+
+
+def _rows(number: int) -> str:
+    return "row" if number == 1 else "rows"
 
 
 @contextlib.contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import signal
 import threading
 import time
@@ -9,14 +11,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from koinon.admin import ClusterStatus
 from koinon.cli import output
 from koinon.cli.admin import print_status, status_json
-from koinon.cli.session import NOT_FOUND, Session, command, default_data_dir
-from koinon.cluster_files import LocalClusterError
-from koinon.local_cluster import MODULES, LocalCluster, is_importable, running_cluster, stop_owner
-from koinon.processes import ProcessState, state_of
+from koinon.cli.session import INTERRUPTED, NOT_FOUND, Session, command, default_data_dir
+from koinon.local.cluster import LocalCluster, running_cluster, stop_owner
+from koinon.local.files import LocalClusterError
+from koinon.local.processes import ProcessState, state_of
 
 PANEL = "Local cluster"
 FIRST_COORDINATOR_PORT = 7400
@@ -34,11 +37,6 @@ DataDir = Annotated[
         show_default=False,
     ),
 ]
-
-
-def servers_installed() -> bool:
-    """Whether coordinator and node can be started from here."""
-    return all(is_importable(module) for module in MODULES.values())
 
 
 def up(
@@ -60,7 +58,7 @@ def up(
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Let it run on; 'koinon down' stops it.")
     ] = False,
-) -> None:
+) -> int | None:
     """Start a cluster on this machine, each coordinator and node a process of its own.
 
     Without --detach it runs until Ctrl-C. The data stays: 'up' on the same directory brings the
@@ -75,13 +73,13 @@ def up(
         coordinator_port=FIRST_COORDINATOR_PORT,
         node_port=FIRST_NODE_PORT,
     )
-    keep = False
+    serving = False
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     signal.signal(signal.SIGHUP, lambda *_: stopping.set())
     try:
         status = _start(cluster, quiet=session.json)
-        keep = detach
+        serving = True
         if session.json:
             output.print_json(_up_json(cluster, status))
         else:
@@ -92,11 +90,12 @@ def up(
         if not session.json:
             output.note("stopping…")
     finally:
-        if detach and not keep:
-            cluster.stop()
+        if detach and not serving:
+            cluster.undo_start()
         cluster.close()
-    if not detach and not session.json:
+    if not (detach and serving) and not session.json:
         output.note(f"stopped; the data stays in {directory}")
+    return None if serving else INTERRUPTED
 
 
 def _start(cluster: LocalCluster, *, quiet: bool) -> ClusterStatus:
@@ -127,10 +126,15 @@ def _welcome(cluster: LocalCluster, status: ClusterStatus, *, detach: bool) -> N
     printer.print()
     hints = output.table("", "")
     hints.show_header = False
-    hints.add_row("[dim]data and logs[/]", str(cluster.data_dir))
-    hints.add_row("[dim]shell[/]", "koinon put greeting hello && koinon get greeting")
+    hints.add_row("[dim]data and logs[/]", escape(str(cluster.data_dir)))
+    ours = escape(shlex.quote(str(cluster.data_dir)))
+    elsewhere = cluster.data_dir != default_data_dir().resolve()
+    known = not elsewhere or os.environ.get("KOINON_DATA") == str(cluster.data_dir)
+    prefix, suffix = ("", "") if known else (f"KOINON_DATA={ours} ", f" --data {ours}")
+    hints.add_row("[dim]shell[/]", f"{prefix}koinon put greeting hello")
+    hints.add_row("", f"{prefix}koinon get greeting")
     hints.add_row("[dim]python[/]", f'koinon.connect("{cluster.coordinators}")')
-    hints.add_row("[dim]stop[/]", "koinon down" if detach else "Ctrl-C")
+    hints.add_row("[dim]stop[/]", f"koinon down{suffix}" if detach else "Ctrl-C")
     output.show(hints)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table as RichTable
 
 PIPE_WIDTH = 200
@@ -18,7 +20,9 @@ PIPE_WIDTH = 200
 def console(*, stderr: bool = False) -> Console:
     """A console; wide where nobody looks, so that piped tables are neither cut nor wrapped."""
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() else PIPE_WIDTH
+    columns = os.environ.get("COLUMNS", "")
+    width = None if stream.isatty() else int(columns) if columns.isdecimal() else PIPE_WIDTH
+    width = None if width == 0 else width
     return Console(stderr=stderr, highlight=False, width=width, soft_wrap=not stream.isatty())
 
 
@@ -57,12 +61,33 @@ def table(*columns: str, title: str | None = None) -> RichTable:
     return made
 
 
-def show(made: RichTable) -> None:
-    """Print a table, without the blanks that fill its last column where nobody sees them."""
+def show(made: RichTable, *, expendable: Sequence[str] = ()) -> None:
+    """Print a table, without the blanks that fill its last column where nobody sees them. Where it
+    is too wide, columns are left out as far as needed, in the order of ``expendable``.
+    """
     printer = console()
+    for name in expendable:
+        if _width(printer, made) <= printer.width:
+            break
+        made = _without(made, name)
     with printer.capture() as capture:
         printer.print(made)
     sys.stdout.write("".join(line.rstrip() + "\n" for line in capture.get().splitlines()))
+
+
+def _width(printer: Console, made: RichTable) -> int:
+    """The width at which nothing is folded; the padding behind the last column does not count."""
+    options = printer.options.update(width=10_000)
+    return Measurement.get(printer, options, made).maximum
+
+
+def _without(made: RichTable, name: str) -> RichTable:
+    kept = [column for column in made.columns if column.header != name]
+    headers = [(">" if c.justify == "right" else "") + str(c.header) for c in kept]
+    narrower = table(*headers)
+    for cells in zip(*(column.cells for column in kept), strict=True):
+        narrower.add_row(*cells)
+    return narrower
 
 
 def json_bytes(data: bytes) -> str | dict[str, str]:

@@ -9,7 +9,6 @@ options to it, and turns errors into one line on standard error and an exit code
 
 from __future__ import annotations
 
-import functools
 import inspect
 import os
 import re
@@ -23,8 +22,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from koinon.cli import output
-from koinon.cluster_files import LocalClusterError
-from koinon.local_cluster import running_cluster
+from koinon.local.cluster import running_cluster
+from koinon.local.files import ClusterFile, LocalClusterError
 from koinon_proto import errors
 from koinon_proto.errors import KoinonError
 
@@ -63,8 +62,13 @@ class Session:
 
     coordinators: str
     timeout_ms: int
+    timeout_given: bool
     json: bool
     debug: bool
+
+    def timeout_or(self, default_ms: int) -> int:
+        """What --timeout says, else a default of the command's own."""
+        return self.timeout_ms if self.timeout_given else default_ms
 
     def connect(self) -> Client:
         """Connect the blocking client."""
@@ -98,14 +102,20 @@ def default_data_dir() -> Path:
 
 def default_coordinators() -> str:
     """The running local cluster of the default directory, else the usual local addresses."""
-    directory = Path(os.environ.get("KOINON_DATA") or default_data_dir())
+    running = _default_cluster()
+    return DEFAULT_COORDINATORS if running is None else ",".join(_coordinators_of(running))
+
+
+def _default_cluster() -> ClusterFile | None:
+    """The local cluster that runs on the default directory."""
     try:
-        running = running_cluster(directory)
+        return running_cluster(Path(os.environ.get("KOINON_DATA") or default_data_dir()))
     except KoinonError:
-        running = None
-    if running is None:
-        return DEFAULT_COORDINATORS
-    return ",".join(running.members[name].address for name in running.names("coordinator"))
+        return None
+
+
+def _coordinators_of(cluster: ClusterFile) -> list[str]:
+    return [cluster.members[name].address for name in cluster.names("coordinator")]
 
 
 Coordinators = Annotated[
@@ -155,12 +165,18 @@ def root_options(
     context.obj = {"coordinators": coordinators, "timeout": timeout, "json": json, "debug": debug}
 
 
-def _session(context: typer.Context, given: dict[str, Any]) -> Session:
+def _chosen(context: typer.Context, given: dict[str, Any]) -> dict[str, Any]:
+    """The common options as given after the command's name, or before it."""
     before = context.find_root().obj or {}
-    chosen = {name: given.get(name) or before.get(name) for name, _, _ in _COMMON}
+    return {name: given.get(name) or before.get(name) for name, _, _ in _COMMON}
+
+
+def _session(chosen: dict[str, Any], *, connects: bool) -> Session:
+    usual = default_coordinators if connects else str
     return Session(
-        coordinators=chosen["coordinators"] or default_coordinators(),
+        coordinators=chosen["coordinators"] or usual(),
         timeout_ms=duration_ms(chosen["timeout"]) if chosen["timeout"] else DEFAULT_TIMEOUT_MS,
+        timeout_given=bool(chosen["timeout"]),
         json=bool(chosen["json"]),
         debug=bool(chosen["debug"]),
     )
@@ -222,9 +238,14 @@ def _with_common_options(function: Body, *, connects: bool = True) -> Callable[.
             before = context.find_root().obj
             before.update({name: given[name] for name, _, _ in common if given[name]})
             return
-        session = _session(context, {name: given[name] for name, _, _ in common})
+        chosen = _chosen(context, {name: given[name] for name, _, _ in common})
         arguments = {parameter.name: given[parameter.name] for parameter in own}
-        guarded(functools.partial(function, session, **arguments), debug=session.debug)
+        guarded(
+            lambda: function(_session(chosen, connects=connects), **arguments),
+            debug=bool(chosen["debug"]),
+            as_json=bool(chosen["json"]),
+            coordinators=chosen["coordinators"] or "",
+        )
 
     run.__name__ = function.__name__
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -232,37 +253,64 @@ def _with_common_options(function: Body, *, connects: bool = True) -> Callable[.
     return run
 
 
-def guarded(function: Callable[[], int | None], *, debug: bool) -> NoReturn:
-    """Run a command's body and end with its exit code, whatever happens."""
+def guarded(
+    function: Callable[[], int | None], *, debug: bool, as_json: bool, coordinators: str = ""
+) -> NoReturn:
+    """Run a command's body and end with its exit code, whatever happens. ``coordinators`` are
+    those that were given ('': the default), for the advice.
+    """
     try:
         code = function() or DONE
         sys.stdout.flush()
-    except KoinonError as error:
-        code = fail(error, debug=debug)
     except KeyboardInterrupt:
         code = INTERRUPTED
     except BrokenPipeError:  # koinon scan | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = BROKEN_PIPE
-    except OSError as error:
-        output.problem(f"{error.filename}: {error.strerror}" if error.filename else str(error))
-        code = USAGE
-        if debug:
-            traceback.print_exc()
+    except (KoinonError, OSError) as error:
+        code = fail(error, debug=debug, coordinators=coordinators)
+        if as_json:
+            output.print_json({"error": message_of(error)})
     raise typer.Exit(code)
 
 
-def fail(error: KoinonError, *, debug: bool) -> int:
+def message_of(error: KoinonError | OSError) -> str:
+    """The error in a line, with the file's name where it is about one."""
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
+def fail(error: KoinonError | OSError, *, debug: bool, coordinators: str = "") -> int:
     """Say what went wrong and what to do next; return the exit code."""
-    output.problem(f"{error}{_advice(error)}")
+    advice = _advice(error, coordinators) if isinstance(error, KoinonError) else ""
+    output.problem(f"{message_of(error)}{advice}")
     if debug:
         traceback.print_exception(error)
+    if isinstance(error, OSError):
+        return USAGE
     return next(
         (code for kind, code in _EXIT_CODES.items() if isinstance(error, kind)), UNAVAILABLE
     )
 
 
-def _advice(error: KoinonError) -> str:
+def _dead_members_advice(coordinators: str) -> str:
+    running = _default_cluster()
+    ours = running is not None and (
+        not coordinators or set(coordinators.split(",")) == set(_coordinators_of(running))
+    )
+    if running is None or not ours:
+        return "\n  'koinon admin status' shows which nodes are down: start them again."
+    again = "'koinon up -d'" if running.detached else "Ctrl-C where it runs and 'koinon up' again"
+    return (
+        f"\n  'koinon admin status' shows which nodes are down; {again} "
+        "starts the dead members of this local cluster."
+    )
+
+
+def _advice(error: KoinonError, coordinators: str) -> str:
+    if isinstance(error.__cause__, errors.PartitionOfflineError | errors.LeaseExpiredError):
+        return _dead_members_advice(coordinators)
     match error:
         case errors.UnavailableError() | errors.ClusterNotReadyError():
             return (
@@ -270,7 +318,7 @@ def _advice(error: KoinonError) -> str:
                 "KOINON_COORDINATORS says where another is; 'koinon admin status' shows its state."
             )
         case errors.PartitionOfflineError() | errors.LeaseExpiredError():
-            return "\n  'koinon admin status' shows which nodes are down."
+            return _dead_members_advice(coordinators)
         case errors.UnknownFateError():
             return "\n  Read the key to see; a plain put or delete may simply be repeated."
         case errors.ConditionFailedError():

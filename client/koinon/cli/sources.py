@@ -7,9 +7,13 @@ whole row as JSON is compact and in the file's column order.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import io
 import json
-from collections import deque
+import sys
+import zlib
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,31 +73,61 @@ def format_of(path: Path, given: str | None) -> str:
     )
 
 
-def open_source(path: Path, file_format: str, key: str, value: str | None) -> Iterator[Slab]:
-    """Return the slabs of a file; ``value`` None means the whole row as JSON.
+def open_source(
+    path: Path, file_format: str, key: str, value: str | None, max_value_bytes: int | None = None
+) -> Iterator[Slab]:
+    """Yield the slabs of a file; ``value`` None means the whole row as JSON. A value of more than
+    ``max_value_bytes`` makes a bad row.
 
     Raises:
-        InvalidArgumentError: a column is missing, or the file cannot be read as this format.
+        InvalidArgumentError: a column is missing, or the file cannot be read as this format; the
+            reason names the file.
         OSError: the file cannot be opened.
     """
+    maker = _SlabMaker(max_value_bytes)
     if file_format == "jsonl":
-        return _json_lines(path, key, value)
-    if file_format == "parquet":
-        return _parquet(path, key, value)
-    return _delimited(path, key, value, "\t" if file_format == "tsv" else ",")
+        slabs = _json_lines(path, key, value, maker)
+    elif file_format == "parquet":
+        slabs = _parquet(path, key, value, maker)
+    else:
+        slabs = _delimited(path, key, value, "\t" if file_format == "tsv" else ",", maker)
+    try:
+        yield from slabs
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise _unreadable(path, f"truncated or damaged: {error}") from error
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise _unreadable(path, str(error)) from error
+    except ValueError as error:  # pyarrow.ArrowInvalid among them
+        raise _unreadable(path, str(error)) from error
+
+
+def _unreadable(path: Path, reason: str) -> InvalidArgumentError:
+    return InvalidArgumentError(field="file", reason=f"{path.name}: {reason}")
 
 
 class _SlabMaker:
     """Checks rows one by one and cuts them into slabs."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_value_bytes: int | None = None) -> None:
         self.row = 0
+        self._max_value_bytes = max_value_bytes
+        self._taken = 0
+        self._skip = 0
         self._slab = Slab()
         self._bytes = 0
 
+    def start_again(self) -> None:
+        """The file is read from its start once more: pass over the rows that were taken."""
+        self.row, self._skip = 0, self._taken
+        self._slab, self._bytes = Slab(), 0
+
     def add(self, key: bytes | None, value: bytes | None) -> None:
         self.row += 1
-        reason = _fault(key, value)
+        if self.row <= self._skip:
+            return
+        reason = _fault(key, value, self._max_value_bytes)
         if reason is not None:
             self._slab.bad.append(BadRow(row=self.row, reason=reason))
             return
@@ -105,6 +139,8 @@ class _SlabMaker:
 
     def refuse(self, reason: str) -> None:
         self.row += 1
+        if self.row <= self._skip:
+            return
         self._slab.bad.append(BadRow(row=self.row, reason=reason))
 
     @property
@@ -117,18 +153,23 @@ class _SlabMaker:
 
     def take(self, position: int) -> Slab:
         slab, self._slab, self._bytes = self._slab, Slab(), 0
+        self._taken = self.row
         slab.position = position
         return slab
 
 
-def _fault(key: bytes | None, value: bytes | None) -> str | None:
+def _fault(key: bytes | None, value: bytes | None, max_value_bytes: int | None) -> str | None:
     if key is None:
         return "the key is null"
     if not key:
         return "the key is empty"
     if len(key) > MAX_KEY_BYTES:
         return f"the key has {len(key)} bytes, the limit is {MAX_KEY_BYTES}"
-    return "the value is null" if value is None else None
+    if value is None:
+        return "the value is null"
+    if max_value_bytes is not None and len(value) > max_value_bytes:
+        return f"the value has {len(value)} bytes, the limit is {max_value_bytes}"
+    return None
 
 
 def _open_plain(path: Path) -> tuple[IO[bytes], Callable[[], int]]:
@@ -139,8 +180,7 @@ def _open_plain(path: Path) -> tuple[IO[bytes], Callable[[], int]]:
     return raw, raw.tell
 
 
-def _json_lines(path: Path, key: str, value: str | None) -> Iterator[Slab]:
-    maker = _SlabMaker()
+def _json_lines(path: Path, key: str, value: str | None, maker: _SlabMaker) -> Iterator[Slab]:
     file, position = _open_plain(path)
     with file:
         while line := file.readline(LINE_BYTES_MAX):
@@ -181,6 +221,11 @@ def _json_default(content: Any) -> Any:
 
 
 def _check_columns(path: Path, names: Sequence[str], wanted: Sequence[str | None]) -> None:
+    if repeated := [name for name, times in Counter(names).items() if times > 1]:
+        raise InvalidArgumentError(
+            field="column",
+            reason=f"{path.name} has more than one column named {', '.join(map(repr, repeated))}",
+        )
     for column in wanted:
         if column is not None and column not in names:
             raise InvalidArgumentError(
@@ -200,19 +245,14 @@ def _batch_rows(batch: Any, key: str, value: str | None) -> Iterator[tuple[Any, 
         yield _cell(cell), _compact(row)
 
 
-def _parquet(path: Path, key: str, value: str | None) -> Iterator[Slab]:
-    import pyarrow as pa
+def _parquet(path: Path, key: str, value: str | None, maker: _SlabMaker) -> Iterator[Slab]:
     import pyarrow.parquet as pq
 
     size = path.stat().st_size
-    try:
-        file = pq.ParquetFile(path)
-    except pa.ArrowInvalid as error:
-        raise InvalidArgumentError(field="file", reason=f"{path.name}: {error}") from error
+    file = pq.ParquetFile(path)
     names = file.schema_arrow.names
     _check_columns(path, names, (key, value))
     rows = max(1, file.metadata.num_rows)
-    maker = _SlabMaker()
     columns = names if value is None else list(dict.fromkeys((key, value)))
     for batch in file.iter_batches(batch_size=SLAB_ROWS, columns=columns):
         for row in _batch_rows(batch, key, value):
@@ -222,7 +262,27 @@ def _parquet(path: Path, key: str, value: str | None) -> Iterator[Slab]:
     yield maker.take(size)
 
 
-def _delimited(path: Path, key: str, value: str | None, delimiter: str) -> Iterator[Slab]:
+def _delimited(
+    path: Path, key: str, value: str | None, delimiter: str, maker: _SlabMaker
+) -> Iterator[Slab]:
+    """Yield the slabs of a CSV file. Arrow cannot hand over a malformed row that is not UTF-8, and
+    gives up; then the file is read again, each byte as one character.
+    """
+    import pyarrow as pa
+
+    try:
+        with _silent_handler():
+            yield from _delimited_once(path, key, value, delimiter, maker, byte_wise=False)
+    except pa.ArrowInvalid as error:
+        if "Expected" not in str(error) or "columns" not in str(error):
+            raise
+        maker.start_again()
+        yield from _delimited_once(path, key, value, delimiter, maker, byte_wise=True)
+
+
+def _delimited_once(
+    path: Path, key: str, value: str | None, delimiter: str, maker: _SlabMaker, *, byte_wise: bool
+) -> Iterator[Slab]:
     import pyarrow as pa
     from pyarrow import csv
 
@@ -235,13 +295,15 @@ def _delimited(path: Path, key: str, value: str | None, delimiter: str) -> Itera
         return "skip"
 
     with file:
-        names = _header(file, delimiter)
+        names = _header(path, file, delimiter)
         _check_columns(path, names, (key, value))
         try:
             reader = csv.open_csv(
-                file,
+                pa.PythonFile(_ByteWise(file), mode="r") if byte_wise else file,
                 read_options=csv.ReadOptions(
-                    block_size=CSV_BLOCK_BYTES, column_names=names, use_threads=False
+                    block_size=CSV_BLOCK_BYTES * (2 if byte_wise else 1),
+                    column_names=names,
+                    use_threads=False,
                 ),
                 parse_options=csv.ParseOptions(
                     delimiter=delimiter, newlines_in_values=True, invalid_row_handler=on_malformed
@@ -253,10 +315,48 @@ def _delimited(path: Path, key: str, value: str | None, delimiter: str) -> Itera
                     include_columns=None if value is None else list(dict.fromkeys((key, value))),
                 ),
             )
-            yield from _delimited_slabs(reader, key, value, malformed, position)
         except pa.ArrowInvalid as error:
-            if "Empty CSV" not in str(error):
-                raise InvalidArgumentError(field="file", reason=f"{path.name}: {error}") from error
+            if "Empty CSV" in str(error):
+                return
+            raise
+        yield from _delimited_slabs(
+            reader, key, value, malformed, position, maker, byte_wise=byte_wise
+        )
+
+
+class _ByteWise(io.RawIOBase):
+    """A file whose bytes are each one character of UTF-8: Latin-1, read as text."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._ready = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        if not self._ready:
+            self._ready = self._file.read(size).decode("latin-1").encode()
+        if size < 0:
+            size = len(self._ready)
+        answer, self._ready = self._ready[:size], self._ready[size:]
+        return answer
+
+
+@contextlib.contextmanager
+def _silent_handler() -> Iterator[None]:
+    """Keep Arrow's complaint about a row that it could not hand over off standard error."""
+    before = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if not isinstance(unraisable.exc_value, UnicodeDecodeError):
+            before(unraisable)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 def _delimited_slabs(
@@ -265,11 +365,13 @@ def _delimited_slabs(
     value: str | None,
     malformed: deque[BadRow],
     position: Callable[[], int],
+    maker: _SlabMaker,
+    *,
+    byte_wise: bool,
 ) -> Iterator[Slab]:
     """Yield the rows in slabs; the malformed ones, which the reader leaves out, in their places."""
-    maker = _SlabMaker()
     for batch in reader:
-        for key_cell, value_cell in _delimited_rows(batch, key, value):
+        for key_cell, value_cell in _delimited_rows(batch, key, value, byte_wise=byte_wise):
             while malformed and malformed[0].row <= maker.row + 1:
                 maker.refuse(malformed.popleft().reason)
             maker.add(key_cell, value_cell)
@@ -280,9 +382,13 @@ def _delimited_slabs(
     yield maker.take(position())
 
 
-def _delimited_rows(batch: Any, key: str, value: str | None) -> Iterator[tuple[Any, Any]]:
+def _delimited_rows(
+    batch: Any, key: str, value: str | None, *, byte_wise: bool
+) -> Iterator[tuple[Any, Any]]:
     names = batch.schema.names
     columns = [column.to_pylist() for column in batch.columns]
+    if byte_wise:
+        columns = [[cell.decode().encode("latin-1") for cell in column] for column in columns]
     keys = columns[names.index(key)]
     if value is not None:
         yield from zip(keys, columns[names.index(value)], strict=True)
@@ -292,12 +398,12 @@ def _delimited_rows(batch: Any, key: str, value: str | None) -> Iterator[tuple[A
         yield cells[names.index(key)], _compact(row)
 
 
-def _header(file: IO[bytes], delimiter: str) -> list[str]:
+def _header(path: Path, file: IO[bytes], delimiter: str) -> list[str]:
     """Read the first row: the columns' names."""
     import csv
 
     line = file.readline(LINE_BYTES_MAX).decode("utf-8-sig", errors="replace")
     names = next(csv.reader([line], delimiter=delimiter), [])
     if not names:
-        raise InvalidArgumentError(field="file", reason="it has no header row")
+        raise InvalidArgumentError(field="file", reason=f"{path.name}: it has no header row")
     return names

@@ -13,7 +13,7 @@ from koinon.cli.output import count, duration_text
 from koinon.client import Client
 from koinon.demo.load import LeaderWatch, SingleWriter, write_all
 from koinon.demo.stage import Stage
-from koinon.local_cluster import LocalCluster
+from koinon.local import LocalCluster
 from koinon_proto.errors import ConditionFailedError
 
 READ_BATCH = 5_000

@@ -60,26 +60,36 @@ class AdminServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def GetStatus(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Errors: Unavailable (the member is starting or stopping), ResourceExhausted.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AddCoordinator(self, request, context):
-        """Adds a coordinator as a learner and promotes it once it has caught up.
+        """Adds a coordinator as a learner and promotes it once it has caught up. May be
+        repeated: a learner that is there already is taken up again.
+        Errors: NotLeader, InvalidArgument, MembershipChange (it is a voter already, another change is
+        under way, or it has not caught up in time: then it stays a learner), UnknownFate,
+        ResourceExhausted, Unavailable.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RemoveCoordinator(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Removes a coordinator, voter or learner; the leader too, which then steps down.
+        Errors: NotLeader, MembershipChange, UnknownFate, ResourceExhausted, Unavailable.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def TransferLeadership(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Answers once another member leads.
+        Errors: NotLeader, MembershipChange (the member is no voter, or did not take over in time),
+        ResourceExhausted, Unavailable.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

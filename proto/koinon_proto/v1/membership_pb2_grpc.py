@@ -50,7 +50,8 @@ class MembershipServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Register(self, request, context):
-        """Errors: NotLeader, WrongCluster, DuplicateNode, RegistrationPending, InvalidArgument,
+        """Errors: NotLeader, WrongCluster, DuplicateNode, RegistrationPending (ask again later),
+        MembershipChange (the node has left the cluster), ResourceExhausted, InvalidArgument,
         UnsupportedVersion.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from koinon import guardian
+from koinon.local import guardian
 
 POLL_S = 0.01
 

@@ -11,12 +11,13 @@ import fcntl
 import json
 import os
 import random
+import shlex
 import socket
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from koinon.processes import ProcessIdentity
+from koinon.local.processes import ProcessIdentity
 from koinon_proto.errors import DataDirectoryError, KoinonError
 
 FORMAT = 1
@@ -114,7 +115,8 @@ class DirectoryLock:
             self._file.close()
             raise LocalClusterError(
                 reason=f"a local cluster already runs on {data_dir}: stop it first "
-                "(koinon down, or Ctrl-C where it runs), or choose another --data"
+                f"(koinon down --data {shlex.quote(str(data_dir))}, or Ctrl-C where it runs), "
+                "or choose another --data"
             ) from error
 
     def release(self) -> None:

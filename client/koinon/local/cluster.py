@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import shlex
 import signal
 import sys
 import tempfile
@@ -19,10 +20,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from koinon import cluster_files
 from koinon.admin import Admin, ClusterStatus, problems
-from koinon.cluster_files import ClusterFile, DirectoryLock, LocalClusterError, Member
-from koinon.processes import (
+from koinon.local import files
+from koinon.local.files import ClusterFile, DirectoryLock, LocalClusterError, Member
+from koinon.local.processes import (
     Guardian,
     ManagedProcess,
     ProcessIdentity,
@@ -43,6 +44,8 @@ KILL_TIMEOUT_S = 5.0
 POLL_S = 0.05
 STATUS_TIMEOUT_MS = 1000
 MODULES = {"coordinator": "koinon_coordinator", "node": "koinon_node"}
+SERVER_NEEDS = ("typer", "lmdb", "uvloop", "grpc_health", "grpc_reflection")
+"""What the servers import beyond the client; it comes with the ``[server]`` extra."""
 PACKAGES = (*MODULES.values(), "koinon", "koinon_proto")
 
 
@@ -79,9 +82,10 @@ class LocalCluster:
         self._lock: DirectoryLock | None = DirectoryLock(self.data_dir)
         self._guardian: Guardian | None = None
         self._started = False
+        self._fresh: dict[str, int] = {}
         self._admin: Admin | None = None
         try:
-            remembered = cluster_files.load(self.data_dir)
+            remembered = files.load(self.data_dir)
             if remembered is None:
                 remembered = ClusterFile(
                     members=_first_members(
@@ -132,9 +136,18 @@ class LocalCluster:
         self._file.detached = self._detached
         self._file.owner = None if self._detached else identify(os.getpid())
         started = [name for name, process in self._processes.items() if not process.alive]
+        self._fresh = self._epochs_before(started)
         for name in started:
             self._spawn(name)
         return started
+
+    def undo_start(self) -> None:
+        """Stop what the last ``start`` started, and only that."""
+        if set(self._fresh) >= {name for name, p in self._processes.items() if p.alive}:
+            self.stop()
+            return
+        for name in list(self._fresh):
+            self.terminate(name)
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Stop every member: SIGTERM, and SIGKILL for those still there after ``timeout_s``."""
@@ -281,22 +294,16 @@ class LocalCluster:
         raise LocalClusterError(reason=f"not within {timeout_s:g} s: {what} ({last})")
 
     def wait_ready(self, timeout_s: float = 30.0) -> ClusterStatus:
-        """Wait until every running node is active and every partition is served.
+        """Wait until every running node is active and every partition is served. A table from
+        before ``start`` does not count: what it started must have registered since.
 
         Raises:
             LocalClusterError: a process died (with the tail of its log), or time ran out.
         """
 
-        def ready(status: ClusterStatus) -> bool:
-            active = {
-                node.node_id
-                for node in (status.table.nodes.values() if status.table else ())
-                if node.status is NodeStatus.ACTIVE
-            }
-            running = {name for name in self.node_names if self._processes[name].alive}
-            return status.is_leader and status.ready and running <= active
-
-        return self.wait_for(ready, timeout_s=timeout_s, what="the cluster is ready")
+        status = self.wait_for(self._is_ready, timeout_s=timeout_s, what="the cluster is ready")
+        self._raise_if_died()
+        return status
 
     # --- one member -----------------------------------------------------------------------------
 
@@ -376,7 +383,7 @@ class LocalCluster:
         first_port = 0
         if kind == "node" and self._node_port:
             first_port = self._node_port + len(taken)
-        address = cluster_files.choose_addresses(1, first_port)[0]
+        address = files.choose_addresses(1, first_port)[0]
         self._file.members[name] = Member(kind=kind, address=address, joins=kind == "coordinator")
         self._processes[name] = self._process(name)
         return name
@@ -408,12 +415,13 @@ class LocalCluster:
         self._save()
 
     def _forget(self, process: ManagedProcess) -> None:
+        self._fresh.pop(process.name, None)
         identity = self._file.processes.pop(process.name, None)
         if identity is not None and self._guardian is not None:
             self._guardian.forget(identity)
 
     def _save(self) -> None:
-        cluster_files.save(self.data_dir, self._file)
+        files.save(self.data_dir, self._file)
 
     def _end_leftovers(self) -> None:
         """End what a foreground cluster left behind: we hold the lock, so nobody else runs it.
@@ -425,7 +433,8 @@ class LocalCluster:
         running = [process for process in self._processes.values() if process.alive]
         if self._file.detached and running and not self._detached:
             raise LocalClusterError(
-                reason=f"a detached cluster runs on {self.data_dir}: koinon down stops it"
+                reason=f"a detached cluster runs on {self.data_dir}: "
+                f"koinon down --data {shlex.quote(str(self.data_dir))} stops it"
             )
         if self._file.detached or self._file.owner == identify(os.getpid()):
             return
@@ -433,21 +442,50 @@ class LocalCluster:
             process.signal(signal.SIGKILL)
         wait_stopped(running, KILL_TIMEOUT_S)
 
+    def _epochs_before(self, started: list[str]) -> dict[str, int]:
+        """The node epochs of the members about to start: 0 for coordinators, and where no leader
+        knows better (then it is a new leader, whose sessions are all new).
+        """
+        epochs = dict.fromkeys(started, 0)
+        if any(self._processes[name].alive for name in self.coordinator_names):
+            with contextlib.suppress(UnavailableError):
+                table = self.status().table
+                for node in table.nodes.values() if table is not None else ():
+                    if node.node_id in epochs:
+                        epochs[node.node_id] = node.node_epoch
+        return epochs
+
+    def _is_ready(self, status: ClusterStatus) -> bool:
+        if not (status.is_leader and status.ready):
+            return False
+        heard = {c.member_id for c in status.coordinators if c.active or c.leader}
+        heard |= {status.member_id}
+        for node in status.table.nodes.values() if status.table else ():
+            session = status.session_of(node.number)
+            told = session is not None and session.live and session.map_bytes > 0
+            new = node.node_epoch > self._fresh.get(node.node_id, 0)
+            if node.status is NodeStatus.ACTIVE and told and new:
+                heard.add(node.node_id)
+        nodes = {name for name in self.node_names if self._processes[name].alive}
+        fresh = {name for name in self._fresh if not self._member(name).joins}
+        return nodes | fresh <= heard
+
     def _raise_if_died(self) -> None:
         for name, process in self._processes.items():
             expected = self._file.processes.get(name)
-            if expected is None or process.alive:
+            if (expected is None and name not in self._fresh) or process.alive:
                 continue
             code = "" if process.exit_code is None else f" with code {process.exit_code}"
             tail = process.log_tail() or "(its log is empty)"
             raise LocalClusterError(
-                reason=f"{name} exited{code}; the end of {process.log_path}:\n{tail}"
+                reason=f"{name} exited{code} (its address: {self.address(name)}); "
+                f"the end of {process.log_path}:\n{tail}"
             )
 
 
 def running_cluster(data_dir: Path) -> ClusterFile | None:
     """Return the cluster file of ``data_dir`` if any of its recorded processes runs, else None."""
-    remembered = cluster_files.load(data_dir)
+    remembered = files.load(data_dir)
     if remembered is None:
         return None
     running = (state_of(identity) for identity in remembered.processes.values())
@@ -481,10 +519,10 @@ def _first_members(
     members = {
         f"c{index}": Member(kind="coordinator", address=address)
         for index, address in enumerate(
-            cluster_files.choose_addresses(coordinators, coordinator_port), start=1
+            files.choose_addresses(coordinators, coordinator_port), start=1
         )
     }
-    addresses = cluster_files.choose_addresses(nodes, node_port)
+    addresses = files.choose_addresses(nodes, node_port)
     members |= {
         f"n{index}": Member(kind="node", address=address)
         for index, address in enumerate(addresses, start=1)
@@ -510,12 +548,16 @@ def _search_path(package: str) -> list[str]:
     return list(spec.submodule_search_locations or ()) if spec else []
 
 
+def missing_for_servers() -> list[str]:
+    """The modules that coordinator and node need and that cannot be imported here."""
+    return [name for name in (*MODULES.values(), *SERVER_NEEDS) if not is_importable(name)]
+
+
 def _require_servers() -> None:
-    for module in MODULES.values():
-        if not is_importable(module):
-            raise LocalClusterError(
-                reason=f"{module} is not installed: pip install 'koinon[server]'"
-            )
+    if missing := missing_for_servers():
+        raise LocalClusterError(
+            reason=f"the servers need {', '.join(missing)}: pip install 'koinon[server]'"
+        )
 
 
 def _describe(status: ClusterStatus) -> str:

@@ -1,0 +1,270 @@
+"""When the agent's lease begins and what it covers, over a scripted channel and clock."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from koinon_node.agent import Agent
+from koinon_node.config import NodeConfig, StoreConfig
+from koinon_node.core.assignment import Adoption
+from koinon_node.state import NodeState
+from koinon_node.storage import Identity
+from koinon_proto import convert
+from koinon_proto.table import (
+    ClusterConfig,
+    NodeId,
+    NodeInfo,
+    NodeNumber,
+    NodeStatus,
+    PartitionId,
+    PartitionRow,
+    PartitionStatus,
+    Table,
+)
+from koinon_proto.v1 import membership_pb2
+from tests.node.support import wait_for
+
+LEASE_S = 1.0
+START_S = 100.0
+Heartbeat = membership_pb2.HeartbeatResponse
+
+
+def table_of(version: int, primaries: Sequence[int]) -> Table:
+    """A table of two nodes; this one, n1, has number 1."""
+    nodes = {
+        NodeNumber(number): NodeInfo(
+            number=NodeNumber(number),
+            node_id=NodeId(f"n{number}"),
+            address=f"127.0.0.1:{number}",
+            rack="",
+            node_epoch=1,
+            status=NodeStatus.ACTIVE,
+            store_id=f"s{number}",
+            changed_at=1,
+        )
+        for number in (1, 2)
+    }
+    rows = tuple(
+        PartitionRow(
+            partition_id=PartitionId(partition_id),
+            replicas=(NodeNumber(primary),),
+            in_sync=(NodeNumber(primary),),
+            primary=NodeNumber(primary),
+            primary_epoch=version,
+            partition_epoch=version,
+            status=PartitionStatus.ONLINE,
+            changed_at=version,
+        )
+        for partition_id, primary in enumerate(primaries)
+    )
+    cluster = ClusterConfig(
+        cluster_id="cluster-a",
+        partitioner="murmur2",
+        partition_count=len(primaries),
+        replication_factor=1,
+        min_in_sync=1,
+        bootstrap_nodes=1,
+        max_value_bytes=1024,
+    )
+    return Table(cluster=cluster, table_version=version, nodes=nodes, rows=rows)
+
+
+class ScriptedChannel:
+    """Registers n1 with ``table``; answers a heartbeat once the test has said how."""
+
+    def __init__(self, table: Table) -> None:
+        self.requests: list[membership_pb2.HeartbeatRequest] = []
+        self._table = table
+        self._answers: list[Callable[[], Heartbeat]] = []
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def answer(self, how: Callable[[], Heartbeat]) -> None:
+        """Answer the next heartbeat so; return when the agent has asked for the one after it."""
+        with self._changed:
+            asked = len(self.requests)  # the last of them waits
+            self._answers.append(how)
+            self._changed.notify_all()
+        wait_for(lambda: len(self.requests) > asked, "the next heartbeat")
+
+    def unary_unary(self, method: str, **_: Any) -> Callable[..., Any]:
+        return self._register if method.endswith("Register") else self._heartbeat
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _register(self, request: Any, timeout: float) -> membership_pb2.RegisterResponse:
+        reply = membership_pb2.RegisterResponse(
+            cluster_id="cluster-a",
+            node_epoch=1,
+            term=1,
+            heartbeat_interval_ms=1,
+            lease_ms=int(LEASE_S * 1000),
+        )
+        reply.table.CopyFrom(convert.update_to_proto(self._table.since(0)))
+        return reply
+
+    def _heartbeat(self, request: Any, timeout: float) -> Heartbeat:
+        with self._changed:
+            self.requests.append(request)
+            self._changed.wait_for(lambda: self._answers or self._closed)
+            if not self._answers:
+                raise RuntimeError("the channel is closed")
+            how = self._answers.pop(0)
+        return how()
+
+
+class RecordingState(NodeState):
+    """Records (lease's end, partitions served) after each change of either."""
+
+    history: list[tuple[float, frozenset[int]]]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in ("lease", "served") and hasattr(self, "served"):
+            self.__dict__.setdefault("history", []).append((self.lease.until_s, led(self)))
+
+
+def led(state: NodeState) -> frozenset[int]:
+    return frozenset(p for p, epoch in enumerate(state.served.epochs.tolist()) if epoch)
+
+
+class HeldHost:
+    """The loop's side; an adoption ends when ``durable`` is set."""
+
+    def __init__(self) -> None:
+        self.adopting: list[Adoption] = []
+        self.durable = asyncio.Event()
+
+    async def adopt(self, adoptions: Sequence[Adoption]) -> None:
+        self.adopting += adoptions
+        await self.durable.wait()
+
+    async def put_meta(self, values: Mapping[bytes, str]) -> None:
+        pass
+
+    def stats(self) -> membership_pb2.NodeStats:
+        return membership_pb2.NodeStats()
+
+
+@dataclass
+class Running:
+    state: RecordingState
+    host: HeldHost
+    channel: ScriptedChannel
+    loop: asyncio.AbstractEventLoop
+    failures: list[BaseException]
+    now_s: float = START_S
+
+    def reply(self, table: Table | None = None, took_s: float = 0.0) -> Callable[[], Heartbeat]:
+        """A heartbeat that is acknowledged after so long."""
+
+        def answer() -> Heartbeat:
+            self.now_s += took_s
+            reply = Heartbeat(term=1, lease_ms=int(LEASE_S * 1000))
+            if table is not None:
+                reply.table.CopyFrom(convert.update_to_proto(table.since(1)))
+            return reply
+
+        return answer
+
+    def make_durable(self) -> None:
+        self.loop.call_soon_threadsafe(self.host.durable.set)
+
+
+@contextmanager
+def running_agent(tmp_path: Path, table: Table) -> Iterator[Running]:
+    """Run an agent whose first heartbeat waits for its answer."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    state = RecordingState("n1", now=lambda: running.now_s)
+    running = Running(state, HeldHost(), ScriptedChannel(table), loop, [])
+    config = NodeConfig(
+        node_id="n1",
+        listen="127.0.0.1:1",
+        advertise="127.0.0.1:1",
+        coordinators=("127.0.0.1:2",),
+        store=StoreConfig(directory=tmp_path),
+    )
+    agent = Agent(
+        config,
+        Identity(store_id="s1", cluster_id="", node_epoch=0, registration_id=""),
+        {},
+        state,
+        running.host,
+        running.failures.append,
+        connect=lambda address: running.channel,
+    )
+    agent.start(loop)
+    try:
+        wait_for(lambda: running.channel.requests or running.failures, "the first heartbeat")
+        yield running
+        assert running.failures == []
+    finally:
+        agent.stop()
+        loop.call_soon_threadsafe(running.host.durable.set)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def test_agent_registered_without_an_acknowledged_heartbeat_holds_no_lease(
+    tmp_path: Path,
+) -> None:
+    with running_agent(tmp_path, table_of(1, [1, 1])) as running:
+        assert not running.state.serving()
+        running.channel.answer(running.reply())
+        assert running.state.serving()
+
+
+def test_lease_of_a_slow_heartbeat_is_counted_from_its_sending(tmp_path: Path) -> None:
+    with running_agent(tmp_path, table_of(1, [1, 1])) as running:
+        running.channel.answer(running.reply(took_s=0.75))
+        assert running.state.lease.until_s == START_S + LEASE_S
+        running.channel.answer(running.reply(took_s=0.75))
+        assert running.state.lease.until_s == START_S + 0.75 + LEASE_S
+
+
+def test_heartbeat_acknowledged_later_than_a_lease_gives_none(tmp_path: Path) -> None:
+    with running_agent(tmp_path, table_of(1, [1, 1])) as running:
+        running.channel.answer(running.reply(took_s=LEASE_S))
+        assert not running.state.serving()
+
+
+def test_lease_is_extended_only_after_the_replys_table_is_applied(tmp_path: Path) -> None:
+    """Or a partition that the table takes away would be served under the new lease for a moment."""
+    with running_agent(tmp_path, table_of(1, [1, 1])) as running:
+        running.make_durable()
+        running.channel.answer(running.reply())
+        wait_for(lambda: led(running.state) == {0, 1}, "both are served")
+        moved = table_of(2, [1, 2])
+        moved = replace(moved, rows=(table_of(1, [1, 1]).rows[0], moved.rows[1]))
+        running.now_s += 0.5
+        running.channel.answer(running.reply())  # to one sent before; the next is sent at this time
+        before = running.state.lease.until_s
+        running.channel.answer(running.reply(moved))
+        after = [served for until_s, served in running.state.history if until_s > before]
+        assert after
+        assert [served for served in after if 1 in served] == []
+        assert led(running.state) == {0}
+
+
+def test_partition_is_served_only_once_its_epoch_is_durable(tmp_path: Path) -> None:
+    with running_agent(tmp_path, table_of(1, [1, 2])) as running:
+        running.channel.answer(running.reply())
+        running.channel.answer(running.reply())
+        assert running.host.adopting == [Adoption(0, 1)]
+        assert running.state.serving()
+        assert led(running.state) == frozenset()
+        running.make_durable()
+        running.channel.answer(running.reply())
+        wait_for(lambda: led(running.state) == {0}, "it is served")

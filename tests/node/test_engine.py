@@ -1,0 +1,310 @@
+"""The engine's promises when something comes in between: a lost lease, a commit that takes long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from koinon_node.config import Limits
+from koinon_node.core import records
+from koinon_node.core.assignment import Adoption
+from koinon_node.engine import ScanPage
+from koinon_proto.errors import LeaseExpiredError, UnknownFateError
+from tests.node.held_writer import EPOCH, PARTITIONS, Bench, settle, with_engine
+
+Call = Callable[[Bench], Awaitable[Any]]
+READS: dict[str, Call] = {
+    "get": lambda bench: bench.get(b"k"),
+    "get with versions": lambda bench: bench.get(b"k", want_versions=True),
+    "batch get": lambda bench: bench.get(b"k", b"other", b"missing"),
+    "scan": lambda bench: bench.scan(),
+}
+LOSSES: dict[str, Callable[[Bench], None]] = {
+    "lease": Bench.lose_lease,
+    "partition": Bench.lose_partition_0,
+}
+NOTHING = ScanPage(
+    table_version=1, partition_ids=(), prefix=b"", after_key=b"", limit=0, keys_only=True
+)
+every_read = pytest.mark.parametrize("call", READS.values(), ids=READS.keys())
+every_loss = pytest.mark.parametrize("lose", LOSSES.values(), ids=LOSSES.keys())
+
+
+# --- the lease, before and after ---------------------------------------------------------------
+
+
+@every_loss
+@every_read
+def test_read_under_which_the_lease_or_epoch_ends_is_refused(
+    tmp_path: Path, call: Call, lose: Callable[[Bench], None]
+) -> None:
+    async def use(bench: Bench) -> None:
+        await bench.put(b"k", b"other")
+        bench.store.after_read = lambda: lose(bench)
+        with pytest.raises(LeaseExpiredError):
+            await call(bench)
+        assert bench.store.after_read is None
+
+    with_engine(tmp_path, use)
+
+
+@every_read
+def test_read_without_a_lease_is_refused_before_the_store_is_read(
+    tmp_path: Path, call: Call
+) -> None:
+    async def use(bench: Bench) -> None:
+        bench.lose_lease()
+        bench.store.after_read = lambda: pytest.fail("it was read")
+        with pytest.raises(LeaseExpiredError):
+            await call(bench)
+
+    with_engine(tmp_path, use)
+
+
+def test_scan_of_nothing_under_which_the_lease_ends_is_refused(tmp_path: Path) -> None:
+    async def use(bench: Bench) -> None:
+        answers = iter([0.0, 2.0])
+        bench.state.now = lambda: next(answers)
+        with pytest.raises(LeaseExpiredError):
+            await bench.engine.scan(NOTHING)
+
+    with_engine(tmp_path, use)
+
+
+@every_loss
+def test_write_durable_after_the_lease_or_epoch_ended_is_answered_as_unknown(
+    tmp_path: Path, lose: Callable[[Bench], None]
+) -> None:
+    async def use(bench: Bench) -> None:
+        bench.writer.held = True
+        write = asyncio.ensure_future(bench.put(b"k"))
+        await settle(write)
+        assert not write.done()
+        lose(bench)
+        bench.writer.release()
+        with pytest.raises(UnknownFateError):
+            await write
+        assert bench.store.get(b"\0\0k") is not None
+
+    with_engine(tmp_path, use)
+
+
+def test_write_without_a_lease_is_refused_and_writes_nothing(tmp_path: Path) -> None:
+    async def use(bench: Bench) -> None:
+        sent = bench.writer.groups_sent
+        bench.lose_lease()
+        with pytest.raises(LeaseExpiredError):
+            await bench.put(b"k")
+        assert bench.writer.groups_sent == sent
+        assert bench.writer.pending_rows == 0
+
+    with_engine(tmp_path, use)
+
+
+def test_write_in_steps_stops_at_the_step_before_which_the_lease_ended(tmp_path: Path) -> None:
+    async def use(bench: Bench) -> None:
+        bench.writer.held = True
+        write = asyncio.ensure_future(bench.put(b"a", b"b", b"c", b"d"))
+        await asyncio.sleep(0)
+        assert bench.writer.pending_rows == 2
+        bench.lose_lease()
+        bench.writer.release()
+        with pytest.raises(UnknownFateError):
+            await write
+        assert [bench.store.get(b"\0\0" + key) is None for key in (b"a", b"c", b"d")] == [
+            False,
+            True,
+            True,
+        ]
+
+    with_engine(tmp_path, use, limits=Limits(step_rows=2))
+
+
+# --- what is in flight -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keys", [(b"k",), (b"other", b"k")], ids=["one key", "a batch"])
+def test_read_of_a_key_in_flight_waits_until_it_is_durable(
+    tmp_path: Path, keys: tuple[bytes, ...]
+) -> None:
+    async def use(bench: Bench) -> None:
+        await bench.put(b"k", b"other", value=b"old")
+        bench.writer.held = True
+        write = asyncio.ensure_future(bench.put(b"k", value=b"new"))
+        await settle(write)
+        read = asyncio.ensure_future(bench.get(*keys))
+        beside = await bench.get(b"other")
+        assert beside.values == [b"old"]  # another key does not wait
+        await settle(read)
+        assert not read.done()
+        bench.writer.release()
+        assert (await read).values[-1] == b"new"
+        await write
+
+    with_engine(tmp_path, use)
+
+
+# --- expiry ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("want_versions", [False, True])
+@pytest.mark.parametrize("others", [(), (b"lasting", b"missing")], ids=["one key", "a batch"])
+def test_read_of_an_expired_record_finds_nothing(
+    tmp_path: Path, others: tuple[bytes, ...], want_versions: bool
+) -> None:
+    async def use(bench: Bench) -> None:
+        await bench.put(b"lasting")
+        await bench.put(b"k", ttl_ms=50)
+        bench.clock.ms += 49
+        assert (await bench.get(b"k", want_versions=want_versions)).values == [b"v"]
+        bench.clock.ms += 1
+        answer = await bench.get(b"k", *others, want_versions=want_versions)
+        assert answer.values == [b"", b"v", b""][: 1 + len(others)]
+        assert answer.missing == [0, 2][: 1 + len(others) // 2]
+        if want_versions:
+            assert (answer.versions[0], answer.expires_at_ms[0]) == (0, 0)
+
+    with_engine(tmp_path, use)
+
+
+def test_scan_over_an_expired_record_leaves_it_out(tmp_path: Path) -> None:
+    async def use(bench: Bench) -> None:
+        await bench.put(b"a", b"c")
+        await bench.put(b"b", ttl_ms=50)
+        bench.clock.ms += 49
+        assert (await bench.scan()).keys == [b"a", b"b", b"c"]
+        bench.clock.ms += 1
+        answer = await bench.scan()
+        assert (answer.keys, answer.values) == ([b"a", b"c"], [b"v", b"v"])
+
+    with_engine(tmp_path, use)
+
+
+@every_read
+def test_read_that_meets_an_expired_record_waits_until_its_removal_is_durable(
+    tmp_path: Path, call: Call
+) -> None:
+    async def use(bench: Bench) -> None:
+        await bench.put(b"k", ttl_ms=50)
+        bench.clock.ms += 50
+        bench.writer.held = True
+        read = asyncio.ensure_future(call(bench))
+        await settle(read)
+        assert not read.done()
+        assert bench.store.get(b"\0\0k") is not None
+        bench.writer.release()
+        await read
+        assert bench.store.get(b"\0\0k") is None
+
+    with_engine(tmp_path, use)
+
+
+def test_removal_of_an_expired_record_is_sequenced(tmp_path: Path) -> None:
+    async def use(bench: Bench) -> None:
+        first = await bench.put(b"k", ttl_ms=50)
+        bench.clock.ms += 50
+        await bench.get(b"k")
+        after = await bench.put(b"k")
+        assert int(after.versions[0]) == int(first.versions[0]) + 2
+
+    with_engine(tmp_path, use)
+
+
+@every_loss
+@every_read
+def test_expired_record_of_a_partition_lost_meanwhile_is_not_removed(
+    tmp_path: Path, call: Call, lose: Callable[[Bench], None]
+) -> None:
+    async def use(bench: Bench) -> None:
+        await bench.put(b"k", ttl_ms=50)
+        bench.clock.ms += 50
+        sent = bench.writer.groups_sent
+        bench.store.after_read = lambda: lose(bench)
+        with pytest.raises(LeaseExpiredError):
+            await call(bench)
+        assert (bench.writer.groups_sent, bench.writer.pending_rows) == (sent, 0)
+        assert bench.store.get(b"\0\0k") is not None
+
+    with_engine(tmp_path, use)
+
+
+def test_expired_records_of_partitions_still_served_are_removed_beside_a_lost_one(
+    tmp_path: Path,
+) -> None:
+    async def use(bench: Bench) -> None:
+        await bench.put(b"k", ttl_ms=50)
+        await bench.put(b"k", ttl_ms=50, partition_id=1)
+        bench.clock.ms += 50
+        bench.store.after_read = bench.lose_partition_0
+        with pytest.raises(LeaseExpiredError):
+            await bench.scan(0, 1)
+        assert bench.store.get(b"\0\0k") is not None
+        assert bench.store.get(b"\0\1k") is None
+
+    with_engine(tmp_path, use)
+
+
+def test_reclaim_under_a_lease_removes_what_expired_and_only_where_it_leads(
+    tmp_path: Path,
+) -> None:
+    async def use(bench: Bench) -> None:
+        await bench.put(b"k", ttl_ms=50)
+        await bench.put(b"k", ttl_ms=50, partition_id=1)
+        await bench.put(b"later", ttl_ms=51)
+        bench.clock.ms += 50
+        bench.lose_partition_0()
+        assert not await bench.engine.reclaim_step(100)
+        assert bench.store.get(b"\0\0k") is not None
+        assert bench.store.get(b"\0\1k") is None
+        assert bench.store.get(b"\0\0later") is not None
+
+    with_engine(tmp_path, use)
+
+
+def test_reclaim_without_a_lease_removes_nothing(tmp_path: Path) -> None:
+    async def use(bench: Bench) -> None:
+        await bench.put(b"k", ttl_ms=50)
+        bench.clock.ms += 50
+        sent = bench.writer.groups_sent
+        bench.lose_lease()
+        assert not await bench.engine.reclaim_step(100)
+        assert (bench.writer.groups_sent, bench.writer.pending_rows) == (sent, 0)
+        assert bench.store.get(b"\0\0k") is not None
+
+    with_engine(tmp_path, use)
+
+
+# --- adoption ----------------------------------------------------------------------------------
+
+
+def test_adoption_ends_only_when_its_epochs_are_durable(tmp_path: Path) -> None:
+    async def use(bench: Bench) -> None:
+        bench.writer.held = True
+        adoption = asyncio.ensure_future(bench.engine.adopt([Adoption(2, 7)]))
+        await settle(adoption)
+        assert not adoption.done()
+        ((_, urgent, _),) = bench.writer.waiting
+        assert urgent  # synced whatever the durability of records is
+        assert bench.store.partition_epochs() == {}
+        bench.writer.release()
+        await adoption
+        assert bench.store.partition_epochs()[2].primary_epoch == 7
+
+    with_engine(tmp_path, use, lead=False)
+
+
+def test_sequences_after_an_adoption_belong_to_its_epoch(tmp_path: Path) -> None:
+    async def use(bench: Bench) -> None:
+        answer = await bench.put(b"k")
+        assert int(answer.versions[0]) >> 40 == EPOCH
+        epochs = bench.store.partition_epochs()
+        assert {p: e.primary_epoch for p, e in epochs.items()} == dict.fromkeys(
+            range(PARTITIONS), EPOCH
+        )
+        assert records.decode_record(bench.store.get(b"\0\0k") or b"").value == b"v"
+
+    with_engine(tmp_path, use)
