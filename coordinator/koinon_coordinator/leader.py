@@ -20,13 +20,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 import uuid
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol, TypeVar, cast
 
+from koinon_proto.clock import boottime
 from koinon_proto.errors import (
     InvalidArgumentError,
     KoinonError,
@@ -88,11 +88,6 @@ class Group(Protocol):
     def quorum_contact_at(self) -> float | None: ...
 
 
-def boot_time() -> float:
-    """Seconds on the clock of all leases: it runs on while the machine is suspended."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeartbeatAnswer:
     """What an acknowledged heartbeat brings, beside the table."""
@@ -112,7 +107,7 @@ class Leadership:
         replicated: ReplicatedState,
         bootstrap: BootstrapConfig,
         timing: TimingConfig,
-        clock: Callable[[], float] = boot_time,
+        clock: Callable[[], float] = boottime,
         random: Random | None = None,
     ) -> None:
         """Begin the term, whose no-op has been applied here: all earlier commands have been too.

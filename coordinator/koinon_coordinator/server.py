@@ -20,7 +20,6 @@ from .service import SERVICES, add_services
 
 log = logging.getLogger(__name__)
 
-"""Calls beyond it are refused at once, as RESOURCE_EXHAUSTED."""
 STOP_GRACE_S = 0.5
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from koinon_proto import convert
+from koinon_proto.clock import boottime
 from koinon_proto.errors import (
     ClusterNotReadyError,
     NotLeaderError,
@@ -25,7 +26,6 @@ from koinon_proto.v1 import (
 from .convert import hosted_from_proto, hosted_to_proto
 from .coordinator import Coordinator
 from .core.decisions import Registration, check_name, check_requested_address
-from .leader import boot_time
 
 PROTOCOL_VERSION = 1
 CACHED_UPDATES_MAX = 64
@@ -109,7 +109,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
     async def Heartbeat(  # noqa: N802
         self, request: membership_pb2.HeartbeatRequest, _context: Any
     ) -> membership_pb2.HeartbeatResponse:
-        received_at = boot_time()
+        received_at = boottime()
         leadership = self._coordinator.leadership
         try:
             answer = await leadership.heartbeat(
@@ -239,7 +239,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     def _sessions(self) -> list[admin_pb2.NodeSession]:
         leadership = self._coordinator.leadership
         table = self._coordinator.table()
-        now = boot_time()
+        now = boottime()
         sessions = leadership.sessions
         found = []
         for number in table.nodes if table is not None else ():

@@ -163,7 +163,8 @@ class NodeTableService(table_pb2_grpc.TableServiceServicer):
     ) -> table_pb2.TableUpdate:
         table = self._state.table()
         check_cluster(table.cluster, request.cluster_id)
-        return _update_since(_ByIdentity(table), request.known_version)
+        known_version = request.known_version if request.cluster_id else 0
+        return _update_since(_ByIdentity(table), known_version)
 
 
 class _ByIdentity:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from koinon_node.core.assignment import ServedPartitions
 from koinon_node.core.lease import NO_LEASE, Lease
 from koinon_node.core.records import U32Array
+from koinon_proto.clock import boottime
 from koinon_proto.errors import (
     ClusterNotReadyError,
     KoinonError,
@@ -32,11 +33,6 @@ _OFFLINE = {
     OfflineReason.NO_LIVE_REPLICA: "no live replica holds it",
     OfflineReason.STORE_LOST: "the store that held it is lost; an operator has to decide",
 }
-
-
-def boottime() -> float:
-    """Return seconds on a clock that runs through suspend: what leases are measured by."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class WallClock:

@@ -12,8 +12,6 @@ import lmdb
 
 from koinon_node.storage import DATABASES
 
-MAPPED_BYTES_MIN = 1024**2
-
 
 def verify(directory: Path) -> int:
     """Read every record of every database; return how many there are."""

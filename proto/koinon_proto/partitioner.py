@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from koinon_proto.errors import ConfigurationError, InvalidArgumentError
 
-DEFAULT_PARTITIONER: Final = "murmur2"
 MAX_PARTITION_COUNT: Final = 65_536
 """A stored key begins with its partition as a big-endian u16."""
 

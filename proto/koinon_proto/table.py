@@ -31,7 +31,6 @@ MAX_MESSAGE_BYTES = MAX_BATCH_BYTES + 4 * 1024 * 1024
 """The gRPC message bound: a full batch and what the columns beside it need."""
 
 SEQUENCE_COUNTER_BITS = 40
-MAX_PRIMARY_EPOCH = (1 << 24) - 1
 
 
 def first_sequence(primary_epoch: int) -> int:

@@ -60,7 +60,7 @@ def test_timing_that_contradicts_itself_is_refused_with_both_values(
         ({"partition_count": 65537}, "partitions 65537 .* 65536"),
         ({"partitioner": "crc"}, "'crc'.*md5.*murmur2"),
         ({"max_value_bytes": 0}, "max-value-bytes 0"),
-        ({"max_value_bytes": 1 << 30}, "max-value-bytes 1073741824 .* 16777216"),
+        ({"max_value_bytes": 1 << 30}, "max-value-bytes 1073741824 .* 8388608"),
     ],
 )
 def test_bootstrap_out_of_bounds_is_refused_with_both_values(

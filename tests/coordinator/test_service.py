@@ -26,7 +26,6 @@ from koinon_proto.errors import (
     MembershipChangeError,
     NodeFencedError,
     RegistrationPendingError,
-    UnavailableError,
     UnknownNodeError,
     UnsupportedVersionError,
     WrongClusterError,
@@ -217,7 +216,7 @@ def test_server_second_one_on_the_port_or_the_directory_is_refused(tmp_path: Pat
         config = coordinator.config
         values = {name: getattr(config, name) for name in type(config).__slots__}
         same_port = CoordinatorConfig(**{**values, "data": tmp_path / "other"})
-        with pytest.raises(UnavailableError, match="cannot listen on"):
+        with pytest.raises(ConfigurationError, match="cannot"):
             async with running(same_port):
                 pass
         address = free_address()

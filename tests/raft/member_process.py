@@ -18,7 +18,8 @@ from typing import Any
 import grpc
 import uvloop
 
-from koinon_coordinator.raft import GrpcRaftTransport, RaftConfig, RaftMember, boottime
+from koinon_coordinator.raft import GrpcRaftTransport, RaftConfig, RaftMember
+from koinon_proto.clock import boottime
 from koinon_proto.errors import KoinonError
 
 COUNTED_PREFIXES = (b"rate", b"warm")

@@ -23,8 +23,8 @@ from koinon_coordinator.raft import (
     StorageFailedError,
     StoreChangedError,
     TransportConfig,
-    boottime,
 )
+from koinon_proto.clock import boottime
 from koinon_proto.errors import (
     ConfigurationError,
     DataDirectoryError,

@@ -9,7 +9,7 @@ from .errors import (
     StorageFailedError,
     StoreChangedError,
 )
-from .member import RaftMember, StateMachine, boottime
+from .member import RaftMember, StateMachine
 from .memory_transport import MemoryRaftNetwork, MemoryRaftTransport
 from .storage import LmdbRaftStorage, MemoryRaftStorage, RaftStorage
 from .transport import GrpcRaftTransport, RaftTransport, TransportConfig
@@ -35,5 +35,4 @@ __all__ = [
     "StorageFailedError",
     "StoreChangedError",
     "TransportConfig",
-    "boottime",
 ]

@@ -32,6 +32,7 @@ from koinon_coordinator.core.raft import (
     RoleChange,
     TransferGivenUp,
 )
+from koinon_proto.clock import boottime
 from koinon_proto.errors import InvalidArgumentError, MembershipChangeError, NotLeaderError
 
 from .config import MemberStatus, RaftConfig, RaftCounters, RaftStatus
@@ -62,11 +63,6 @@ class StateMachine(Protocol):
     def snapshot(self) -> bytes: ...
 
     def restore(self, snapshot: bytes) -> None: ...
-
-
-def boottime() -> float:
-    """Seconds on a clock that only goes forward, through suspend as well."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class _Pending:
