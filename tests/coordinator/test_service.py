@@ -20,6 +20,7 @@ from koinon_coordinator.service import SERVICES, UpdateCache
 from koinon_proto import convert
 from koinon_proto.errors import (
     ClusterNotReadyError,
+    ConfigurationError,
     DataDirectoryError,
     DuplicateNodeError,
     InvalidArgumentError,
