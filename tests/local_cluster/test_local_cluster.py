@@ -184,6 +184,18 @@ def test_up_in_the_foreground_leaves_no_process_behind(
         time.sleep(0.01)
 
 
+def _bind_soon(free: socket.socket, host: str, port: int) -> None:
+    """Bind the port of a process that has just been killed: its connections are still closing."""
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            return free.bind((host, port))
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
 def test_up_again_on_a_taken_port_names_member_and_port(
     make_cluster: ClusterFactory, tmp_path: Path
 ) -> None:
@@ -195,7 +207,7 @@ def test_up_again_on_a_taken_port_names_member_and_port(
         host, _, port = cluster.address("n1").rpartition(":")
         with socket.socket() as taken:
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            taken.bind((host, int(port)))
+            _bind_soon(taken, host, int(port))
             taken.listen()
             assert cluster.start() == ["n1"]
             with pytest.raises(LocalClusterError, match=rf"n1 exited(.|\n)*:{port}(.|\n)*n1.log"):

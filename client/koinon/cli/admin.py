@@ -300,7 +300,7 @@ def _print_partitions(rows: list[PartitionRow], table: Table) -> None:
         )
     printer = output.console()
     if not rows:
-        printer.print("[dim]no such partitions[/]")
+        printer.print("[dim]none[/]")
         return
     output.show(shown, expendable=("EPOCH", "", "IN SYNC"))
     counts = Counter(row.status for row in rows)
