@@ -16,14 +16,15 @@ import contextlib
 import itertools
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
+from koinon_node.batches import ReadAnswer, ScanAnswer, ScanPage, WriteAnswer, WriteBatch
 from koinon_node.config import Limits
 from koinon_node.core import records, replica
 from koinon_node.core.assignment import Adoption, ServedPartitions
-from koinon_node.core.records import PartitionEpochs, Record, U32Array, U64Array
+from koinon_node.core.records import PartitionEpochs, Record, U32Array
 from koinon_node.core.replica import Effects, PendingWrites, Primaries, WriteRows
 from koinon_node.state import NodeState, WallClock, refusal_of, refusals_of
 from koinon_node.storage import DATA_DB, EXPIRY_DB, PARTITIONS_DB, Store, values_of
@@ -44,66 +45,6 @@ _ROW_OVERHEAD_BYTES = 48
 _PARTITIONS_PER_STEP = 64
 _flags_of = operator.itemgetter(records.FLAGS_AT)
 _second = operator.itemgetter(1)
-
-
-@dataclass(kw_only=True, slots=True)
-class ReadAnswer:
-    """Columns over the rows asked for; versions and expiries only if wanted."""
-
-    values: list[bytes] = field(default_factory=list)
-    missing: list[int] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    expires_at_ms: list[int] = field(default_factory=list)
-    refusals: dict[int, KoinonError] = field(default_factory=dict)
-    held_bytes: int = 0  # counted in the engine's bound while the read goes on
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WriteBatch:
-    """Checked rows to write. ``ttl_ms`` is per row; 0: never expires."""
-
-    table_version: int
-    keys: Sequence[bytes]
-    values: Sequence[bytes]
-    partition_ids: U32Array
-    deletes: frozenset[int] = frozenset()
-    ttl_ms: Sequence[int] | None = None
-    conditions: dict[int, int] = field(default_factory=dict)
-
-
-@dataclass(kw_only=True, slots=True)
-class WriteAnswer:
-    """``versions[i]`` is 0 where row i wrote nothing; then another field says why."""
-
-    versions: U64Array
-    absent: list[int] = field(default_factory=list)
-    refusals: dict[int, KoinonError] = field(default_factory=dict)
-    row_errors: dict[int, KoinonError] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScanPage:
-    """A page asked for. ``partition_ids`` ascend; ``after_key`` belongs to the first of them."""
-
-    table_version: int
-    partition_ids: Sequence[int]
-    prefix: bytes
-    after_key: bytes
-    limit: int
-    keys_only: bool
-
-
-@dataclass(kw_only=True, slots=True)
-class ScanAnswer:
-    """One page; ``next_cursor`` is (partition_id, after key), None at the end."""
-
-    keys: list[bytes] = field(default_factory=list)
-    values: list[bytes] = field(default_factory=list)
-    partition_ids: list[int] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    expires_at_ms: list[int] = field(default_factory=list)
-    next_cursor: tuple[int, bytes] | None = None
-    refusals: dict[int, KoinonError] = field(default_factory=dict)
 
 
 class Engine:

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from koinon_node.batches import ReadAnswer, ScanPage, WriteAnswer, WriteBatch
 from koinon_node.core.records import U32Array
-from koinon_node.engine import Engine, ReadAnswer, ScanPage, WriteAnswer, WriteBatch
+from koinon_node.engine import Engine
 from koinon_node.state import NodeState, partitioner_of
 from koinon_proto import convert
 from koinon_proto.errors import (

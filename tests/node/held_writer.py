@@ -13,12 +13,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from koinon_node.batches import ReadAnswer, ScanAnswer, ScanPage, WriteAnswer, WriteBatch
 from koinon_node.config import Limits, StoreConfig
 from koinon_node.core.assignment import Adoption, ServedPartitions
 from koinon_node.core.lease import NO_LEASE, Lease
 from koinon_node.core.records import U32Array
 from koinon_node.core.replica import PendingWrites
-from koinon_node.engine import Engine, ReadAnswer, ScanAnswer, ScanPage, WriteAnswer, WriteBatch
+from koinon_node.engine import Engine
 from koinon_node.state import NodeState, WallClock
 from koinon_node.storage import Store, open_databases
 from koinon_node.writer import Writer

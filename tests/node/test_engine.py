@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from koinon_node.batches import ScanPage
 from koinon_node.config import Limits
 from koinon_node.core import records
 from koinon_node.core.assignment import Adoption
-from koinon_node.engine import ScanPage
 from koinon_proto.errors import LeaseExpiredError, UnknownFateError
 from tests.node.held_writer import EPOCH, PARTITIONS, Bench, settle, with_engine
 

@@ -1,6 +1,6 @@
 """The Raft core's drivers: durable storage, transport between members, and the asyncio member."""
 
-from .config import MemberStatus, RaftConfig, RaftCounters, RaftStatus
+from .config import RaftConfig
 from .errors import (
     MemberRemovedError,
     MemberStoppedError,
@@ -11,6 +11,7 @@ from .errors import (
 )
 from .member import RaftMember, StateMachine
 from .memory_transport import MemoryRaftNetwork, MemoryRaftTransport
+from .status import MemberStatus, RaftCounters, RaftStatus
 from .storage import LmdbRaftStorage, MemoryRaftStorage, RaftStorage
 from .transport import GrpcRaftTransport, RaftTransport, TransportConfig
 

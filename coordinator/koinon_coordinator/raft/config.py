@@ -1,10 +1,10 @@
-"""A member's settings, and what it says about itself."""
+"""A member's settings, checked against one another."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from koinon_coordinator.core.raft import RaftCoreConfig, Role
+from koinon_coordinator.core.raft import RaftCoreConfig
 from koinon_proto.errors import ConfigurationError
 from koinon_proto.table import MAX_MESSAGE_BYTES
 
@@ -84,52 +84,3 @@ class RaftConfig:
             snapshot_chunk_bytes=self.snapshot_chunk_bytes,
             retained_entries_max=self.retained_entries_max,
         )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MemberStatus:
-    """One member as the answering one sees it; the last three are known to a leader only."""
-
-    address: str
-    is_voter: bool
-    match_index: int | None
-    is_active: bool | None
-    lag_entries: int | None
-
-
-@dataclass(kw_only=True, slots=True)
-class RaftCounters:
-    """Running totals since the start, for metrics."""
-
-    elections_started: int = 0
-    elections_won: int = 0
-    leaderships_lost: int = 0
-    proposals: int = 0
-    entries_applied: int = 0
-    commit_seconds_total: float = 0.0  # from proposal to apply, of this member's own proposals
-    commits_timed: int = 0
-    fsyncs: int = 0
-    fsync_seconds_total: float = 0.0
-    fsync_seconds_max: float = 0.0
-    snapshots_taken: int = 0
-    snapshots_installed: int = 0
-    messages_received: int = 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RaftStatus:
-    """A member's state at one moment."""
-
-    member_id: str
-    role: Role
-    term: int
-    leader_id: str | None
-    leader_address: str | None
-    commit_index: int
-    applied_index: int
-    last_index: int
-    snapshot_index: int
-    members: Mapping[str, MemberStatus]
-    pending_proposals: int
-    pending_reads: int
-    counters: RaftCounters  # a copy

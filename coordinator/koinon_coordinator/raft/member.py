@@ -14,7 +14,6 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from koinon_coordinator.core.raft import (
@@ -35,7 +34,7 @@ from koinon_coordinator.core.raft import (
 from koinon_proto.clock import boottime
 from koinon_proto.errors import InvalidArgumentError, MembershipChangeError, NotLeaderError
 
-from .config import MemberStatus, RaftConfig, RaftCounters, RaftStatus
+from .config import RaftConfig
 from .errors import (
     MemberRemovedError,
     MemberStoppedError,
@@ -43,6 +42,7 @@ from .errors import (
     ProposalUnknownError,
     StoreChangedError,
 )
+from .status import RaftCounters, RaftStatus, status_of
 from .storage import LmdbRaftStorage, RaftStorage
 from .transport import RaftTransport
 
@@ -299,48 +299,17 @@ class RaftMember:
         return self._core.quorum_contact_at(self._clock())
 
     def status(self) -> RaftStatus:
-        core = self._running_core()
-        now = self._clock()
-        voters = core.configuration.voters
-        members = {
-            member_id: self._member_status(core, member_id, address, member_id in voters, now)
-            for member_id, address in core.configuration.members.items()
-        }
-        return RaftStatus(
-            member_id=self.member_id,
-            role=core.role,
-            term=core.term,
-            leader_id=core.leader_id,
-            leader_address=core.configuration.address_of(core.leader_id or ""),
-            commit_index=core.log.commit_index,
-            applied_index=core.log.applied_index,
-            last_index=core.log.last_index,
-            snapshot_index=core.log.snapshot.index,
-            members=members,
+        """Return what this member says of itself now.
+
+        Raises MemberStoppedError.
+        """
+        return status_of(
+            self._running_core(),
+            self.member_id,
+            self._clock(),
             pending_proposals=len(self._proposals),
             pending_reads=len(self._reads),
-            counters=replace(self.counters),
-        )
-
-    def _member_status(
-        self, core: RaftCore, member_id: str, address: str, is_voter: bool, now: float
-    ) -> MemberStatus:
-        match_index: int | None = None
-        is_active: bool | None = None
-        if member_id == self.member_id:
-            match_index, is_active = core.log.persisted_index, True
-        elif member_id in core.progress:
-            match_index = core.progress[member_id].match_index
-            is_active = core.is_active(member_id, now)
-        known = core.role is Role.LEADER and match_index is not None
-        return MemberStatus(
-            address=address,
-            is_voter=is_voter,
-            match_index=match_index if known else None,
-            is_active=is_active if known else None,
-            lag_entries=core.log.last_index - match_index
-            if known and match_index is not None
-            else None,
+            counters=self.counters,
         )
 
     def _running_core(self) -> RaftCore:

@@ -1,0 +1,109 @@
+"""What a member says about itself and, if it leads, about the others."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from koinon_coordinator.core.raft import RaftCore, Role
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemberStatus:
+    """One member as the answering one sees it; the last three are known to a leader only."""
+
+    address: str
+    is_voter: bool
+    match_index: int | None
+    is_active: bool | None
+    lag_entries: int | None
+
+
+@dataclass(kw_only=True, slots=True)
+class RaftCounters:
+    """Running totals since the start, for metrics."""
+
+    elections_started: int = 0
+    elections_won: int = 0
+    leaderships_lost: int = 0
+    proposals: int = 0
+    entries_applied: int = 0
+    commit_seconds_total: float = 0.0  # from proposal to apply, of this member's own proposals
+    commits_timed: int = 0
+    fsyncs: int = 0
+    fsync_seconds_total: float = 0.0
+    fsync_seconds_max: float = 0.0
+    snapshots_taken: int = 0
+    snapshots_installed: int = 0
+    messages_received: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RaftStatus:
+    """A member's state at one moment."""
+
+    member_id: str
+    role: Role
+    term: int
+    leader_id: str | None
+    leader_address: str | None
+    commit_index: int
+    applied_index: int
+    last_index: int
+    snapshot_index: int
+    members: Mapping[str, MemberStatus]
+    pending_proposals: int
+    pending_reads: int
+    counters: RaftCounters  # a copy
+
+
+def status_of(
+    core: RaftCore,
+    member_id: str,
+    now: float,
+    *,
+    pending_proposals: int,
+    pending_reads: int,
+    counters: RaftCounters,
+) -> RaftStatus:
+    """Return the state of ``core``, which is member ``member_id``'s."""
+    voters = core.configuration.voters
+    members = {
+        other: _member_status(core, member_id, other, address, other in voters, now)
+        for other, address in core.configuration.members.items()
+    }
+    return RaftStatus(
+        member_id=member_id,
+        role=core.role,
+        term=core.term,
+        leader_id=core.leader_id,
+        leader_address=core.configuration.address_of(core.leader_id or ""),
+        commit_index=core.log.commit_index,
+        applied_index=core.log.applied_index,
+        last_index=core.log.last_index,
+        snapshot_index=core.log.snapshot.index,
+        members=members,
+        pending_proposals=pending_proposals,
+        pending_reads=pending_reads,
+        counters=replace(counters),
+    )
+
+
+def _member_status(
+    core: RaftCore, own_id: str, member_id: str, address: str, is_voter: bool, now: float
+) -> MemberStatus:
+    match_index: int | None = None
+    is_active: bool | None = None
+    if member_id == own_id:
+        match_index, is_active = core.log.persisted_index, True
+    elif member_id in core.progress:
+        match_index = core.progress[member_id].match_index
+        is_active = core.is_active(member_id, now)
+    known = core.role is Role.LEADER and match_index is not None
+    return MemberStatus(
+        address=address,
+        is_voter=is_voter,
+        match_index=match_index if known else None,
+        is_active=is_active if known else None,
+        lag_entries=core.log.last_index - match_index
+        if known and match_index is not None
+        else None,
+    )
