@@ -345,27 +345,44 @@ class Engine:
         sizes = np.fromiter(map(len, batch.keys), np.int64, count)
         sizes += np.fromiter(map(len, batch.values), np.int64, count)
         sizes += _ROW_OVERHEAD_BYTES
-        total = int(sizes.sum())
-        self._writer.check_room(len(rows), total, total if len(batch.deletes) < count else 0)
-        steps = self._steps(rows, sizes)
-        tickets: list[tuple[np.ndarray, asyncio.Future[None] | None]] = []
-        for index, step in enumerate(steps):
-            if index:
-                await asyncio.sleep(0)
-            part = batch if len(step) == count else _take(batch, step)
-            try:
-                future = self._write_step(part, step, int(sizes[step].sum()), view, answer)
-            except KoinonError as error:
-                if not index:
-                    raise
-                answer.row_errors.update(dict.fromkeys(step.tolist(), error))
-            else:
-                tickets.append((step, future))
-        await self._await_tickets(tickets, answer)
+        await self._await_tickets(await self._write_steps(batch, rows, sizes, view, answer), answer)
         if not self._state.still_serves(view, batch.partition_ids[rows]):
             raise UnknownFateError(reason="the node's lease or epoch ended before the answer")
         self.rows_written += len(rows)
         return answer
+
+    async def _write_steps(
+        self,
+        batch: WriteBatch,
+        rows: np.ndarray,
+        sizes: np.ndarray,
+        view: ServedPartitions,
+        answer: WriteAnswer,
+    ) -> list[tuple[np.ndarray, asyncio.Future[None] | None]]:
+        """Queue the rows step by step; room for all of them is set aside before the first."""
+        count = len(batch.keys)
+        tickets: list[tuple[np.ndarray, asyncio.Future[None] | None]] = []
+        rows_left, size_left = len(rows), int(sizes[rows].sum())
+        self._writer.promise(rows_left, size_left, size_left if len(batch.deletes) < count else 0)
+        try:
+            for index, step in enumerate(self._steps(rows, sizes)):
+                if index:
+                    await asyncio.sleep(0)
+                part = batch if len(step) == count else _take(batch, step)
+                size = int(sizes[step].sum())
+                self._writer.redeem(len(step), size)
+                rows_left, size_left = rows_left - len(step), size_left - size
+                try:
+                    future = self._write_step(part, step, size, view, answer)
+                except KoinonError as error:
+                    if not index:
+                        raise
+                    answer.row_errors.update(dict.fromkeys(step.tolist(), error))
+                else:
+                    tickets.append((step, future))
+        finally:
+            self._writer.redeem(rows_left, size_left)
+        return tickets
 
     def _steps(self, rows: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
         """Cut the rows into steps bounded by rows and bytes."""

@@ -74,6 +74,7 @@ class Writer:
         self._groups: dict[int, _Group] = {pending.open_group: _Group()}
         self._in_flight = 0
         self._rows = self._size = 0  # queued and in flight
+        self._promised_rows = self._promised_size = 0  # of batches that are being queued
         self._used_bytes = store.used_bytes()
         self._kick_due = False
         self._failed = ""
@@ -125,21 +126,38 @@ class Writer:
         """
         if self._failed:
             raise UnknownFateError(reason=self._failed)
-        if self._rows and self._rows + rows > self._limits.pending_rows:
+        held_rows, held_size = self._rows + self._promised_rows, self._size + self._promised_size
+        if held_rows and held_rows + rows > self._limits.pending_rows:
             raise ResourceExhaustedError(
                 resource="rows waiting to be written", limit=self._limits.pending_rows
             )
-        if self._size and self._size + size > self._limits.pending_bytes:
+        if held_size and held_size + size > self._limits.pending_bytes:
             raise ResourceExhaustedError(
                 resource="bytes waiting to be written", limit=self._limits.pending_bytes
             )
         limit = self._store.config.map_size_bytes
-        if put_size and self._used_bytes + 2 * (self._size + put_size) > limit:
+        if put_size and self._used_bytes + 2 * (held_size + put_size) > limit:
             raise StorageFullError(
                 node_id=self._node_id,
                 reason=f"the store holds {self._used_bytes} of {limit} bytes, "
                 f"{put_size} more do not fit",
             )
+
+    def promise(self, rows: int, size: int, put_size: int) -> None:
+        """Set room aside for a batch that is queued in steps, so that batches side by side are
+        refused at once or taken whole. To be given back, step by step, with ``redeem``.
+
+        Raises:
+            As ``check_room``.
+        """
+        self.check_room(rows, size, put_size)
+        self._promised_rows += rows
+        self._promised_size += size
+
+    def redeem(self, rows: int, size: int) -> None:
+        """Give back promised room: what it was for is queued now, or will not be."""
+        self._promised_rows -= rows
+        self._promised_size -= size
 
     def submit(
         self, writes: Writes, rows: int, size: int, *, after_group: int = 0, urgent: bool = False
