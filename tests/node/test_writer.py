@@ -82,6 +82,21 @@ def test_writer_queue_full_refuses_at_once_and_recovers(tmp_path: Path) -> None:
     with_writer(config_of(tmp_path), use, Limits(pending_rows=100, pending_bytes=1000))
 
 
+def test_writer_promised_room_is_nobody_elses_until_it_is_redeemed(tmp_path: Path) -> None:
+    """A batch that is queued in steps is taken whole, so that the next is refused at once."""
+
+    async def use(writer: Writer, store: Store) -> None:
+        writer.promise(90, 900, 900)
+        with pytest.raises(ResourceExhaustedError, match="rows waiting"):
+            writer.promise(20, 10, 10)
+        with pytest.raises(ResourceExhaustedError, match="bytes waiting"):
+            writer.promise(2, 200, 10)
+        writer.redeem(90, 900)
+        writer.promise(20, 200, 10)
+
+    with_writer(config_of(tmp_path), use, Limits(pending_rows=100, pending_bytes=1000))
+
+
 def test_store_full_refuses_puts_serves_reads_takes_deletes_and_recovers(tmp_path: Path) -> None:
     value = bytes(20_000)
 
