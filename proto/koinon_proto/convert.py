@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, cast
 
 from google.protobuf.message import DecodeError
@@ -11,7 +11,9 @@ from google.rpc import status_pb2
 from koinon_proto import errors
 from koinon_proto.errors import KoinonError, UnsupportedVersionError
 from koinon_proto.table import (
+    DEFAULT_WEIGHT,
     ClusterConfig,
+    MoveSettings,
     NodeId,
     NodeInfo,
     NodeNumber,
@@ -85,6 +87,7 @@ def error_from_status_details(details: bytes) -> KoinonError | None:
 # --- the table ---------------------------------------------------------------------------------
 
 _CONFIG_FIELDS = tuple(f.name for f in fields(ClusterConfig))
+_CONFIG_DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(ClusterConfig)}
 
 
 def config_to_proto(config: ClusterConfig) -> table_pb2.ClusterConfig:
@@ -92,7 +95,10 @@ def config_to_proto(config: ClusterConfig) -> table_pb2.ClusterConfig:
 
 
 def config_from_proto(message: table_pb2.ClusterConfig) -> ClusterConfig:
-    return ClusterConfig(**{name: getattr(message, name) for name in _CONFIG_FIELDS})
+    config = ClusterConfig(**{name: getattr(message, name) for name in _CONFIG_FIELDS})
+    if not config.replica_timeout_ms:  # made by a build that kept one replica
+        config = replace(config, replica_timeout_ms=_CONFIG_DEFAULTS["replica_timeout_ms"])
+    return config
 
 
 def node_to_proto(node: NodeInfo) -> table_pb2.NodeInfo:
@@ -105,6 +111,7 @@ def node_to_proto(node: NodeInfo) -> table_pb2.NodeInfo:
         status=cast(Any, int(node.status)),
         store_id=node.store_id,
         changed_at=node.changed_at,
+        weight=node.weight,
     )
 
 
@@ -118,6 +125,7 @@ def node_from_proto(message: table_pb2.NodeInfo) -> NodeInfo:
         status=NodeStatus(message.status),
         store_id=message.store_id,
         changed_at=message.changed_at,
+        weight=message.weight or DEFAULT_WEIGHT,
     )
 
 
@@ -134,6 +142,7 @@ def row_to_proto(row: PartitionRow) -> table_pb2.PartitionRow:
         status=cast(Any, int(row.status)),
         offline_reason=cast(Any, int(row.offline_reason)),
         changed_at=row.changed_at,
+        wanted_primary=row.wanted_primary,
     )
 
 
@@ -150,6 +159,23 @@ def row_from_proto(message: table_pb2.PartitionRow) -> PartitionRow:
         status=PartitionStatus(message.status),
         offline_reason=OfflineReason(message.offline_reason),
         changed_at=message.changed_at,
+        wanted_primary=NodeNumber(message.wanted_primary),
+    )
+
+
+def settings_to_proto(settings: MoveSettings) -> table_pb2.MoveSettings:
+    return table_pb2.MoveSettings(
+        paused=settings.paused,
+        bytes_per_second=settings.bytes_per_second,
+        moves_per_node=settings.moves_per_node,
+    )
+
+
+def settings_from_proto(message: table_pb2.MoveSettings) -> MoveSettings:
+    return MoveSettings(
+        paused=message.paused,
+        bytes_per_second=message.bytes_per_second,
+        moves_per_node=message.moves_per_node,
     )
 
 
@@ -161,6 +187,7 @@ def update_to_proto(update: TableUpdate) -> table_pb2.TableUpdate:
         table_version=update.table_version,
         nodes=[node_to_proto(node) for node in update.nodes],
         rows=[row_to_proto(row) for row in update.rows],
+        moves=settings_to_proto(update.moves),
     )
 
 
@@ -182,4 +209,5 @@ def update_from_proto(message: table_pb2.TableUpdate) -> TableUpdate:
         table_version=message.table_version,
         nodes=tuple(node_from_proto(node) for node in message.nodes),
         rows=tuple(row_from_proto(row) for row in message.rows),
+        moves=settings_from_proto(message.moves),
     )

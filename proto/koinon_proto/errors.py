@@ -131,6 +131,23 @@ class WrongPartitionError(KoinonError):
 
 
 @dataclass(kw_only=True, eq=False)
+class FencedEpochError(KoinonError):
+    """The sender speaks for a ``primary_epoch`` that is over: the partition has been led anew."""
+
+    stale_table: ClassVar[bool] = True
+
+    partition_id: int
+    primary_epoch: int
+    current_primary_epoch: int
+
+    def __str__(self) -> str:
+        return (
+            f"partition {self.partition_id}: primary epoch {self.primary_epoch} is over "
+            f"(now {self.current_primary_epoch})"
+        )
+
+
+@dataclass(kw_only=True, eq=False)
 class LeaseExpiredError(KoinonError):
     """The node may not serve: it has not heard from the coordinator within its lease."""
 
@@ -283,6 +300,20 @@ class MembershipChangeError(KoinonError):
 
     def __str__(self) -> str:
         return self.reason
+
+
+@dataclass(kw_only=True, eq=False)
+class PlanStaleError(KoinonError):
+    """The cluster has changed since the plan was shown: planning now gives another one."""
+
+    plan_id: str
+    current_plan_id: str
+
+    def __str__(self) -> str:
+        return (
+            f"plan {self.plan_id} does not fit the cluster any more (now it would be "
+            f"{self.current_plan_id}): look at the new plan"
+        )
 
 
 # --- resources and fates -----------------------------------------------------------------------

@@ -29,6 +29,8 @@ _CODES: dict[type[KoinonError], grpc.StatusCode] = {
     errors.NotPrimaryError: Code.FAILED_PRECONDITION,
     errors.TableBehindError: Code.UNAVAILABLE,
     errors.LeaseExpiredError: Code.UNAVAILABLE,
+    errors.FencedEpochError: Code.FAILED_PRECONDITION,
+    errors.PlanStaleError: Code.FAILED_PRECONDITION,
     errors.PartitionOfflineError: Code.UNAVAILABLE,
     errors.ClusterNotReadyError: Code.UNAVAILABLE,
     errors.WrongClusterError: Code.FAILED_PRECONDITION,

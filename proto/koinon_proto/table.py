@@ -65,7 +65,9 @@ class OfflineReason(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterConfig:
-    """What is chosen once, at bootstrap, and replicated with the table."""
+    """What is chosen at bootstrap and replicated with the table; only ``replication_factor`` and
+    ``min_in_sync`` can be changed later, by an operator.
+    """
 
     cluster_id: str
     partitioner: str
@@ -78,11 +80,29 @@ class ClusterConfig:
     session_timeout_ms: int = 1500
     lease_ms: int = 1000
     check_quorum_ms: int = 400
+    replica_timeout_ms: int = 1000
+    rereplicate_after_ms: int = 600_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MoveSettings:
+    """How replicas move. ``bytes_per_second`` bounds what each node receives as a new replica
+    (0: no limit), ``moves_per_node`` the moves at once that a node gives to or takes from.
+    """
+
+    paused: bool = False
+    bytes_per_second: int = 0
+    moves_per_node: int = 4
+
+
+DEFAULT_WEIGHT = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeInfo:
-    """One storage node as the table knows it."""
+    """One storage node as the table knows it. ``weight`` is its share of partitions, relative to
+    the others'.
+    """
 
     number: NodeNumber
     node_id: NodeId
@@ -92,11 +112,16 @@ class NodeInfo:
     status: NodeStatus
     store_id: str
     changed_at: int
+    weight: int = DEFAULT_WEIGHT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartitionRow:
-    """One partition's row. ``replicas`` is ordered, the first is the preferred primary."""
+    """One partition's row. ``replicas`` is ordered, the first is the preferred primary; during a
+    move it holds the target's replicas first, then those that are to be removed.
+    ``wanted_primary``: the primary hands over to it as soon as it is in sync (``NO_NODE``: to
+    nobody).
+    """
 
     partition_id: PartitionId
     replicas: tuple[NodeNumber, ...]
@@ -109,6 +134,28 @@ class PartitionRow:
     status: PartitionStatus
     offline_reason: OfflineReason = OfflineReason.NONE
     changed_at: int
+    wanted_primary: NodeNumber = NO_NODE
+
+    @property
+    def target(self) -> tuple[NodeNumber, ...]:
+        """The replicas once the move under way is over; all of them where there is none."""
+        return tuple(n for n in self.replicas if n not in self.removing)
+
+    @property
+    def settled(self) -> tuple[NodeNumber, ...]:
+        """The replicas that were there before the move under way."""
+        return tuple(n for n in self.replicas if n not in self.adding)
+
+
+def min_in_sync_of(cluster: ClusterConfig, row: PartitionRow) -> int:
+    """Return how many in-sync replicas a write to the row needs; ``in_sync`` never shrinks below.
+
+    The cluster's minimum, or half (rounded up) of the replicas that the row had before the move
+    under way or has after it, if that is less: a row that is only on its way to more replicas, or
+    back from there, is served meanwhile.
+    """
+    fewest = min(len(row.settled), len(row.target))
+    return max(1, min(cluster.min_in_sync, (fewest + 1) // 2))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,6 +167,7 @@ class TableUpdate:
     table_version: int
     nodes: tuple[NodeInfo, ...]
     rows: tuple[PartitionRow, ...]
+    moves: MoveSettings = MoveSettings()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +180,7 @@ class Table:
     table_version: int
     nodes: Mapping[NodeNumber, NodeInfo]
     rows: Sequence[PartitionRow]
+    moves: MoveSettings = MoveSettings()
 
     @property
     def bootstrapped(self) -> bool:
@@ -158,6 +207,7 @@ class Table:
             table_version=self.table_version,
             nodes=tuple(n for n in self.nodes.values() if not base or n.changed_at > base),
             rows=tuple(r for r in self.rows if not base or r.changed_at > base),
+            moves=self.moves,
         )
 
 
@@ -178,6 +228,7 @@ def apply_update(table: Table | None, update: TableUpdate) -> Table | None:
             table_version=update.table_version,
             nodes={node.number: node for node in update.nodes},
             rows=_ordered(update.rows),
+            moves=update.moves,
         )
     if update.cluster.cluster_id != table.cluster.cluster_id:
         raise WrongClusterError(
@@ -200,6 +251,7 @@ def apply_update(table: Table | None, update: TableUpdate) -> Table | None:
         table_version=update.table_version,
         nodes={**old_nodes, **{node.number: node for node in update.nodes}},
         rows=rows,
+        moves=update.moves,
     )
 
 

@@ -26,13 +26,15 @@ from koinon_proto.v1 import membership_pb2 as koinon__proto_dot_v1_dot_membershi
 from koinon_proto.v1 import table_pb2 as koinon__proto_dot_v1_dot_table__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bkoinon_proto/v1/admin.proto\x12\tkoinon.v1\x1a koinon_proto/v1/membership.proto\x1a\x1bkoinon_proto/v1/table.proto\"\x12\n\x10GetStatusRequest\"{\n\x11\x43oordinatorStatus\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05voter\x18\x03 \x01(\x08\x12\x0e\n\x06leader\x18\x04 \x01(\x08\x12\x0e\n\x06\x61\x63tive\x18\x05 \x01(\x08\x12\x13\n\x0bmatch_index\x18\x06 \x01(\x04\"k\n\x0bNodeSession\x12\x13\n\x0bnode_number\x18\x01 \x01(\r\x12\x0c\n\x04live\x18\x02 \x01(\x08\x12\x14\n\x0cheard_ms_ago\x18\x03 \x01(\r\x12#\n\x05stats\x18\x04 \x01(\x0b\x32\x14.koinon.v1.NodeStats\"\xce\x02\n\rClusterStatus\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12\x11\n\tis_leader\x18\x02 \x01(\x08\x12\x11\n\tleader_id\x18\x03 \x01(\t\x12\x16\n\x0eleader_address\x18\x04 \x01(\t\x12\x0c\n\x04term\x18\x05 \x01(\x04\x12\x14\n\x0c\x63ommit_index\x18\x06 \x01(\x04\x12\x15\n\rapplied_index\x18\x07 \x01(\x04\x12\x32\n\x0c\x63oordinators\x18\x08 \x03(\x0b\x32\x1c.koinon.v1.CoordinatorStatus\x12(\n\x08sessions\x18\t \x03(\x0b\x32\x16.koinon.v1.NodeSession\x12%\n\x05table\x18\n \x01(\x0b\x32\x16.koinon.v1.TableUpdate\x12\x10\n\x08lease_ms\x18\x0b \x01(\r\x12\x1a\n\x12session_timeout_ms\x18\x0c \x01(\r\";\n\x15\x41\x64\x64\x43oordinatorRequest\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\x18\n\x16\x41\x64\x64\x43oordinatorResponse\"-\n\x18RemoveCoordinatorRequest\x12\x11\n\tmember_id\x18\x01 \x01(\t\"\x1b\n\x19RemoveCoordinatorResponse\".\n\x19TransferLeadershipRequest\x12\x11\n\tmember_id\x18\x01 \x01(\t\"/\n\x1aTransferLeadershipResponse\x12\x11\n\tleader_id\x18\x01 \x01(\t2\xe5\x02\n\x05\x41\x64min\x12\x42\n\tGetStatus\x12\x1b.koinon.v1.GetStatusRequest\x1a\x18.koinon.v1.ClusterStatus\x12U\n\x0e\x41\x64\x64\x43oordinator\x12 .koinon.v1.AddCoordinatorRequest\x1a!.koinon.v1.AddCoordinatorResponse\x12^\n\x11RemoveCoordinator\x12#.koinon.v1.RemoveCoordinatorRequest\x1a$.koinon.v1.RemoveCoordinatorResponse\x12\x61\n\x12TransferLeadership\x12$.koinon.v1.TransferLeadershipRequest\x1a%.koinon.v1.TransferLeadershipResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bkoinon_proto/v1/admin.proto\x12\tkoinon.v1\x1a koinon_proto/v1/membership.proto\x1a\x1bkoinon_proto/v1/table.proto\"\x12\n\x10GetStatusRequest\"{\n\x11\x43oordinatorStatus\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05voter\x18\x03 \x01(\x08\x12\x0e\n\x06leader\x18\x04 \x01(\x08\x12\x0e\n\x06\x61\x63tive\x18\x05 \x01(\x08\x12\x13\n\x0bmatch_index\x18\x06 \x01(\x04\"k\n\x0bNodeSession\x12\x13\n\x0bnode_number\x18\x01 \x01(\r\x12\x0c\n\x04live\x18\x02 \x01(\x08\x12\x14\n\x0cheard_ms_ago\x18\x03 \x01(\r\x12#\n\x05stats\x18\x04 \x01(\x0b\x32\x14.koinon.v1.NodeStats\"\xce\x02\n\rClusterStatus\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12\x11\n\tis_leader\x18\x02 \x01(\x08\x12\x11\n\tleader_id\x18\x03 \x01(\t\x12\x16\n\x0eleader_address\x18\x04 \x01(\t\x12\x0c\n\x04term\x18\x05 \x01(\x04\x12\x14\n\x0c\x63ommit_index\x18\x06 \x01(\x04\x12\x15\n\rapplied_index\x18\x07 \x01(\x04\x12\x32\n\x0c\x63oordinators\x18\x08 \x03(\x0b\x32\x1c.koinon.v1.CoordinatorStatus\x12(\n\x08sessions\x18\t \x03(\x0b\x32\x16.koinon.v1.NodeSession\x12%\n\x05table\x18\n \x01(\x0b\x32\x16.koinon.v1.TableUpdate\x12\x10\n\x08lease_ms\x18\x0b \x01(\r\x12\x1a\n\x12session_timeout_ms\x18\x0c \x01(\r\";\n\x15\x41\x64\x64\x43oordinatorRequest\x12\x11\n\tmember_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\x18\n\x16\x41\x64\x64\x43oordinatorResponse\"-\n\x18RemoveCoordinatorRequest\x12\x11\n\tmember_id\x18\x01 \x01(\t\"\x1b\n\x19RemoveCoordinatorResponse\".\n\x19TransferLeadershipRequest\x12\x11\n\tmember_id\x18\x01 \x01(\t\"/\n\x1aTransferLeadershipResponse\x12\x11\n\tleader_id\x18\x01 \x01(\t\"s\n\x0bPlanRequest\x12!\n\x04kind\x18\x01 \x01(\x0e\x32\x13.koinon.v1.PlanKind\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x14\n\x0cwith_node_id\x18\x03 \x01(\t\x12\x1a\n\x12replication_factor\x18\x04 \x01(\r\"S\n\x0bPlannedMove\x12\x14\n\x0cpartition_id\x18\x01 \x01(\r\x12\x0e\n\x06origin\x18\x02 \x03(\r\x12\x0e\n\x06target\x18\x03 \x03(\r\x12\x0e\n\x06reason\x18\x04 \x01(\t\"G\n\x0bNodeBalance\x12\x13\n\x0bnode_number\x18\x01 \x01(\r\x12\x10\n\x08replicas\x18\x02 \x01(\r\x12\x11\n\tprimaries\x18\x03 \x01(\r\"W\n\x0bPlanRefusal\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x13\n\x0bnode_number\x18\x03 \x01(\r\x12\x15\n\rpartition_ids\x18\x04 \x03(\r\"\xce\x01\n\x04Plan\x12\x0f\n\x07plan_id\x18\x01 \x01(\t\x12\x15\n\rtable_version\x18\x02 \x01(\x04\x12%\n\x05moves\x18\x03 \x03(\x0b\x32\x16.koinon.v1.PlannedMove\x12&\n\x06\x62\x65\x66ore\x18\x04 \x03(\x0b\x32\x16.koinon.v1.NodeBalance\x12%\n\x05\x61\x66ter\x18\x05 \x03(\x0b\x32\x16.koinon.v1.NodeBalance\x12(\n\x08refusals\x18\x06 \x03(\x0b\x32\x16.koinon.v1.PlanRefusal\"K\n\x12\x45xecutePlanRequest\x12$\n\x04plan\x18\x01 \x01(\x0b\x32\x16.koinon.v1.PlanRequest\x12\x0f\n\x07plan_id\x18\x02 \x01(\t\"\x15\n\x13\x45xecutePlanResponse\"\x11\n\x0fGetMovesRequest\"\xd4\x01\n\nMoveStatus\x12$\n\x04move\x18\x01 \x01(\x0b\x32\x16.koinon.v1.PlannedMove\x12\x0f\n\x07plan_id\x18\x02 \x01(\t\x12\x12\n\nplan_moves\x18\x03 \x01(\r\x12\x0f\n\x07running\x18\x04 \x01(\x08\x12\x11\n\tcancelled\x18\x05 \x01(\x08\x12\x16\n\x0eprogress_nodes\x18\x06 \x03(\r\x12,\n\x08progress\x18\x07 \x03(\x0b\x32\x1a.koinon.v1.ReplicaProgress\x12\x11\n\twaits_for\x18\x08 \x01(\t\"^\n\x0bMovesStatus\x12)\n\x08settings\x18\x01 \x01(\x0b\x32\x17.koinon.v1.MoveSettings\x12$\n\x05moves\x18\x02 \x03(\x0b\x32\x15.koinon.v1.MoveStatus\"+\n\x12\x43\x61ncelMovesRequest\x12\x15\n\rpartition_ids\x18\x01 \x03(\r\";\n\x13\x43\x61ncelMovesResponse\x12\x0f\n\x07\x64ropped\x18\x01 \x01(\r\x12\x13\n\x0bturned_back\x18\x02 \x01(\r\"\x95\x01\n\x0fSetMovesRequest\x12\x13\n\x06paused\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x1d\n\x10\x62ytes_per_second\x18\x02 \x01(\x04H\x01\x88\x01\x01\x12\x1b\n\x0emoves_per_node\x18\x03 \x01(\rH\x02\x88\x01\x01\x42\t\n\x07_pausedB\x13\n\x11_bytes_per_secondB\x11\n\x0f_moves_per_node\"N\n\x14SetNodeStatusRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12%\n\x06status\x18\x02 \x01(\x0e\x32\x15.koinon.v1.NodeStatus\"\x17\n\x15SetNodeStatusResponse\"\x19\n\x17RestorePrimariesRequest\"*\n\x18RestorePrimariesResponse\x12\x0e\n\x06wanted\x18\x01 \x01(\r\"<\n\x13\x46orcePrimaryRequest\x12\x14\n\x0cpartition_id\x18\x01 \x01(\r\x12\x0f\n\x07node_id\x18\x02 \x01(\t\"-\n\x14\x46orcePrimaryResponse\x12\x15\n\rprimary_epoch\x18\x01 \x01(\x04*\x8c\x01\n\x08PlanKind\x12\x19\n\x15PLAN_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13PLAN_KIND_REBALANCE\x10\x01\x12\x13\n\x0fPLAN_KIND_DRAIN\x10\x02\x12\x15\n\x11PLAN_KIND_REPLACE\x10\x03\x12 \n\x1cPLAN_KIND_REPLICATION_FACTOR\x10\x04\x32\xba\x07\n\x05\x41\x64min\x12\x42\n\tGetStatus\x12\x1b.koinon.v1.GetStatusRequest\x1a\x18.koinon.v1.ClusterStatus\x12U\n\x0e\x41\x64\x64\x43oordinator\x12 .koinon.v1.AddCoordinatorRequest\x1a!.koinon.v1.AddCoordinatorResponse\x12^\n\x11RemoveCoordinator\x12#.koinon.v1.RemoveCoordinatorRequest\x1a$.koinon.v1.RemoveCoordinatorResponse\x12\x61\n\x12TransferLeadership\x12$.koinon.v1.TransferLeadershipRequest\x1a%.koinon.v1.TransferLeadershipResponse\x12\x34\n\tPlanMoves\x12\x16.koinon.v1.PlanRequest\x1a\x0f.koinon.v1.Plan\x12L\n\x0b\x45xecutePlan\x12\x1d.koinon.v1.ExecutePlanRequest\x1a\x1e.koinon.v1.ExecutePlanResponse\x12>\n\x08GetMoves\x12\x1a.koinon.v1.GetMovesRequest\x1a\x16.koinon.v1.MovesStatus\x12L\n\x0b\x43\x61ncelMoves\x12\x1d.koinon.v1.CancelMovesRequest\x1a\x1e.koinon.v1.CancelMovesResponse\x12?\n\x08SetMoves\x12\x1a.koinon.v1.SetMovesRequest\x1a\x17.koinon.v1.MoveSettings\x12R\n\rSetNodeStatus\x12\x1f.koinon.v1.SetNodeStatusRequest\x1a .koinon.v1.SetNodeStatusResponse\x12[\n\x10RestorePrimaries\x12\".koinon.v1.RestorePrimariesRequest\x1a#.koinon.v1.RestorePrimariesResponse\x12O\n\x0c\x46orcePrimary\x12\x1e.koinon.v1.ForcePrimaryRequest\x1a\x1f.koinon.v1.ForcePrimaryResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'koinon_proto.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_PLANKIND']._serialized_start=2503
+  _globals['_PLANKIND']._serialized_end=2643
   _globals['_GETSTATUSREQUEST']._serialized_start=105
   _globals['_GETSTATUSREQUEST']._serialized_end=123
   _globals['_COORDINATORSTATUS']._serialized_start=125
@@ -53,6 +55,44 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TRANSFERLEADERSHIPREQUEST']._serialized_end=905
   _globals['_TRANSFERLEADERSHIPRESPONSE']._serialized_start=907
   _globals['_TRANSFERLEADERSHIPRESPONSE']._serialized_end=954
-  _globals['_ADMIN']._serialized_start=957
-  _globals['_ADMIN']._serialized_end=1314
+  _globals['_PLANREQUEST']._serialized_start=956
+  _globals['_PLANREQUEST']._serialized_end=1071
+  _globals['_PLANNEDMOVE']._serialized_start=1073
+  _globals['_PLANNEDMOVE']._serialized_end=1156
+  _globals['_NODEBALANCE']._serialized_start=1158
+  _globals['_NODEBALANCE']._serialized_end=1229
+  _globals['_PLANREFUSAL']._serialized_start=1231
+  _globals['_PLANREFUSAL']._serialized_end=1318
+  _globals['_PLAN']._serialized_start=1321
+  _globals['_PLAN']._serialized_end=1527
+  _globals['_EXECUTEPLANREQUEST']._serialized_start=1529
+  _globals['_EXECUTEPLANREQUEST']._serialized_end=1604
+  _globals['_EXECUTEPLANRESPONSE']._serialized_start=1606
+  _globals['_EXECUTEPLANRESPONSE']._serialized_end=1627
+  _globals['_GETMOVESREQUEST']._serialized_start=1629
+  _globals['_GETMOVESREQUEST']._serialized_end=1646
+  _globals['_MOVESTATUS']._serialized_start=1649
+  _globals['_MOVESTATUS']._serialized_end=1861
+  _globals['_MOVESSTATUS']._serialized_start=1863
+  _globals['_MOVESSTATUS']._serialized_end=1957
+  _globals['_CANCELMOVESREQUEST']._serialized_start=1959
+  _globals['_CANCELMOVESREQUEST']._serialized_end=2002
+  _globals['_CANCELMOVESRESPONSE']._serialized_start=2004
+  _globals['_CANCELMOVESRESPONSE']._serialized_end=2063
+  _globals['_SETMOVESREQUEST']._serialized_start=2066
+  _globals['_SETMOVESREQUEST']._serialized_end=2215
+  _globals['_SETNODESTATUSREQUEST']._serialized_start=2217
+  _globals['_SETNODESTATUSREQUEST']._serialized_end=2295
+  _globals['_SETNODESTATUSRESPONSE']._serialized_start=2297
+  _globals['_SETNODESTATUSRESPONSE']._serialized_end=2320
+  _globals['_RESTOREPRIMARIESREQUEST']._serialized_start=2322
+  _globals['_RESTOREPRIMARIESREQUEST']._serialized_end=2347
+  _globals['_RESTOREPRIMARIESRESPONSE']._serialized_start=2349
+  _globals['_RESTOREPRIMARIESRESPONSE']._serialized_end=2391
+  _globals['_FORCEPRIMARYREQUEST']._serialized_start=2393
+  _globals['_FORCEPRIMARYREQUEST']._serialized_end=2453
+  _globals['_FORCEPRIMARYRESPONSE']._serialized_start=2455
+  _globals['_FORCEPRIMARYRESPONSE']._serialized_end=2500
+  _globals['_ADMIN']._serialized_start=2646
+  _globals['_ADMIN']._serialized_end=3600
 # @@protoc_insertion_point(module_scope)

@@ -1,12 +1,26 @@
 from koinon_proto.v1 import membership_pb2 as _membership_pb2
 from koinon_proto.v1 import table_pb2 as _table_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class PlanKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PLAN_KIND_UNSPECIFIED: _ClassVar[PlanKind]
+    PLAN_KIND_REBALANCE: _ClassVar[PlanKind]
+    PLAN_KIND_DRAIN: _ClassVar[PlanKind]
+    PLAN_KIND_REPLACE: _ClassVar[PlanKind]
+    PLAN_KIND_REPLICATION_FACTOR: _ClassVar[PlanKind]
+PLAN_KIND_UNSPECIFIED: PlanKind
+PLAN_KIND_REBALANCE: PlanKind
+PLAN_KIND_DRAIN: PlanKind
+PLAN_KIND_REPLACE: PlanKind
+PLAN_KIND_REPLICATION_FACTOR: PlanKind
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()
@@ -101,3 +115,169 @@ class TransferLeadershipResponse(_message.Message):
     LEADER_ID_FIELD_NUMBER: _ClassVar[int]
     leader_id: str
     def __init__(self, leader_id: _Optional[str] = ...) -> None: ...
+
+class PlanRequest(_message.Message):
+    __slots__ = ("kind", "node_id", "with_node_id", "replication_factor")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    WITH_NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    REPLICATION_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    kind: PlanKind
+    node_id: str
+    with_node_id: str
+    replication_factor: int
+    def __init__(self, kind: _Optional[_Union[PlanKind, str]] = ..., node_id: _Optional[str] = ..., with_node_id: _Optional[str] = ..., replication_factor: _Optional[int] = ...) -> None: ...
+
+class PlannedMove(_message.Message):
+    __slots__ = ("partition_id", "origin", "target", "reason")
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    partition_id: int
+    origin: _containers.RepeatedScalarFieldContainer[int]
+    target: _containers.RepeatedScalarFieldContainer[int]
+    reason: str
+    def __init__(self, partition_id: _Optional[int] = ..., origin: _Optional[_Iterable[int]] = ..., target: _Optional[_Iterable[int]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class NodeBalance(_message.Message):
+    __slots__ = ("node_number", "replicas", "primaries")
+    NODE_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    PRIMARIES_FIELD_NUMBER: _ClassVar[int]
+    node_number: int
+    replicas: int
+    primaries: int
+    def __init__(self, node_number: _Optional[int] = ..., replicas: _Optional[int] = ..., primaries: _Optional[int] = ...) -> None: ...
+
+class PlanRefusal(_message.Message):
+    __slots__ = ("code", "reason", "node_number", "partition_ids")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    NODE_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_IDS_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    reason: str
+    node_number: int
+    partition_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, code: _Optional[str] = ..., reason: _Optional[str] = ..., node_number: _Optional[int] = ..., partition_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Plan(_message.Message):
+    __slots__ = ("plan_id", "table_version", "moves", "before", "after", "refusals")
+    PLAN_ID_FIELD_NUMBER: _ClassVar[int]
+    TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MOVES_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    REFUSALS_FIELD_NUMBER: _ClassVar[int]
+    plan_id: str
+    table_version: int
+    moves: _containers.RepeatedCompositeFieldContainer[PlannedMove]
+    before: _containers.RepeatedCompositeFieldContainer[NodeBalance]
+    after: _containers.RepeatedCompositeFieldContainer[NodeBalance]
+    refusals: _containers.RepeatedCompositeFieldContainer[PlanRefusal]
+    def __init__(self, plan_id: _Optional[str] = ..., table_version: _Optional[int] = ..., moves: _Optional[_Iterable[_Union[PlannedMove, _Mapping]]] = ..., before: _Optional[_Iterable[_Union[NodeBalance, _Mapping]]] = ..., after: _Optional[_Iterable[_Union[NodeBalance, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[PlanRefusal, _Mapping]]] = ...) -> None: ...
+
+class ExecutePlanRequest(_message.Message):
+    __slots__ = ("plan", "plan_id")
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    PLAN_ID_FIELD_NUMBER: _ClassVar[int]
+    plan: PlanRequest
+    plan_id: str
+    def __init__(self, plan: _Optional[_Union[PlanRequest, _Mapping]] = ..., plan_id: _Optional[str] = ...) -> None: ...
+
+class ExecutePlanResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetMovesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class MoveStatus(_message.Message):
+    __slots__ = ("move", "plan_id", "plan_moves", "running", "cancelled", "progress_nodes", "progress", "waits_for")
+    MOVE_FIELD_NUMBER: _ClassVar[int]
+    PLAN_ID_FIELD_NUMBER: _ClassVar[int]
+    PLAN_MOVES_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_NODES_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
+    move: PlannedMove
+    plan_id: str
+    plan_moves: int
+    running: bool
+    cancelled: bool
+    progress_nodes: _containers.RepeatedScalarFieldContainer[int]
+    progress: _containers.RepeatedCompositeFieldContainer[_membership_pb2.ReplicaProgress]
+    waits_for: str
+    def __init__(self, move: _Optional[_Union[PlannedMove, _Mapping]] = ..., plan_id: _Optional[str] = ..., plan_moves: _Optional[int] = ..., running: bool = ..., cancelled: bool = ..., progress_nodes: _Optional[_Iterable[int]] = ..., progress: _Optional[_Iterable[_Union[_membership_pb2.ReplicaProgress, _Mapping]]] = ..., waits_for: _Optional[str] = ...) -> None: ...
+
+class MovesStatus(_message.Message):
+    __slots__ = ("settings", "moves")
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    MOVES_FIELD_NUMBER: _ClassVar[int]
+    settings: _table_pb2.MoveSettings
+    moves: _containers.RepeatedCompositeFieldContainer[MoveStatus]
+    def __init__(self, settings: _Optional[_Union[_table_pb2.MoveSettings, _Mapping]] = ..., moves: _Optional[_Iterable[_Union[MoveStatus, _Mapping]]] = ...) -> None: ...
+
+class CancelMovesRequest(_message.Message):
+    __slots__ = ("partition_ids",)
+    PARTITION_IDS_FIELD_NUMBER: _ClassVar[int]
+    partition_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, partition_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class CancelMovesResponse(_message.Message):
+    __slots__ = ("dropped", "turned_back")
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    TURNED_BACK_FIELD_NUMBER: _ClassVar[int]
+    dropped: int
+    turned_back: int
+    def __init__(self, dropped: _Optional[int] = ..., turned_back: _Optional[int] = ...) -> None: ...
+
+class SetMovesRequest(_message.Message):
+    __slots__ = ("paused", "bytes_per_second", "moves_per_node")
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    MOVES_PER_NODE_FIELD_NUMBER: _ClassVar[int]
+    paused: bool
+    bytes_per_second: int
+    moves_per_node: int
+    def __init__(self, paused: bool = ..., bytes_per_second: _Optional[int] = ..., moves_per_node: _Optional[int] = ...) -> None: ...
+
+class SetNodeStatusRequest(_message.Message):
+    __slots__ = ("node_id", "status")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    status: _table_pb2.NodeStatus
+    def __init__(self, node_id: _Optional[str] = ..., status: _Optional[_Union[_table_pb2.NodeStatus, str]] = ...) -> None: ...
+
+class SetNodeStatusResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RestorePrimariesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RestorePrimariesResponse(_message.Message):
+    __slots__ = ("wanted",)
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    wanted: int
+    def __init__(self, wanted: _Optional[int] = ...) -> None: ...
+
+class ForcePrimaryRequest(_message.Message):
+    __slots__ = ("partition_id", "node_id")
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    partition_id: int
+    node_id: str
+    def __init__(self, partition_id: _Optional[int] = ..., node_id: _Optional[str] = ...) -> None: ...
+
+class ForcePrimaryResponse(_message.Message):
+    __slots__ = ("primary_epoch",)
+    PRIMARY_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    primary_epoch: int
+    def __init__(self, primary_epoch: _Optional[int] = ...) -> None: ...

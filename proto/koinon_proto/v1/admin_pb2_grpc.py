@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from koinon_proto.v1 import admin_pb2 as koinon__proto_dot_v1_dot_admin__pb2
+from koinon_proto.v1 import table_pb2 as koinon__proto_dot_v1_dot_table__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
@@ -54,6 +55,46 @@ class AdminStub(object):
                 request_serializer=koinon__proto_dot_v1_dot_admin__pb2.TransferLeadershipRequest.SerializeToString,
                 response_deserializer=koinon__proto_dot_v1_dot_admin__pb2.TransferLeadershipResponse.FromString,
                 _registered_method=True)
+        self.PlanMoves = channel.unary_unary(
+                '/koinon.v1.Admin/PlanMoves',
+                request_serializer=koinon__proto_dot_v1_dot_admin__pb2.PlanRequest.SerializeToString,
+                response_deserializer=koinon__proto_dot_v1_dot_admin__pb2.Plan.FromString,
+                _registered_method=True)
+        self.ExecutePlan = channel.unary_unary(
+                '/koinon.v1.Admin/ExecutePlan',
+                request_serializer=koinon__proto_dot_v1_dot_admin__pb2.ExecutePlanRequest.SerializeToString,
+                response_deserializer=koinon__proto_dot_v1_dot_admin__pb2.ExecutePlanResponse.FromString,
+                _registered_method=True)
+        self.GetMoves = channel.unary_unary(
+                '/koinon.v1.Admin/GetMoves',
+                request_serializer=koinon__proto_dot_v1_dot_admin__pb2.GetMovesRequest.SerializeToString,
+                response_deserializer=koinon__proto_dot_v1_dot_admin__pb2.MovesStatus.FromString,
+                _registered_method=True)
+        self.CancelMoves = channel.unary_unary(
+                '/koinon.v1.Admin/CancelMoves',
+                request_serializer=koinon__proto_dot_v1_dot_admin__pb2.CancelMovesRequest.SerializeToString,
+                response_deserializer=koinon__proto_dot_v1_dot_admin__pb2.CancelMovesResponse.FromString,
+                _registered_method=True)
+        self.SetMoves = channel.unary_unary(
+                '/koinon.v1.Admin/SetMoves',
+                request_serializer=koinon__proto_dot_v1_dot_admin__pb2.SetMovesRequest.SerializeToString,
+                response_deserializer=koinon__proto_dot_v1_dot_table__pb2.MoveSettings.FromString,
+                _registered_method=True)
+        self.SetNodeStatus = channel.unary_unary(
+                '/koinon.v1.Admin/SetNodeStatus',
+                request_serializer=koinon__proto_dot_v1_dot_admin__pb2.SetNodeStatusRequest.SerializeToString,
+                response_deserializer=koinon__proto_dot_v1_dot_admin__pb2.SetNodeStatusResponse.FromString,
+                _registered_method=True)
+        self.RestorePrimaries = channel.unary_unary(
+                '/koinon.v1.Admin/RestorePrimaries',
+                request_serializer=koinon__proto_dot_v1_dot_admin__pb2.RestorePrimariesRequest.SerializeToString,
+                response_deserializer=koinon__proto_dot_v1_dot_admin__pb2.RestorePrimariesResponse.FromString,
+                _registered_method=True)
+        self.ForcePrimary = channel.unary_unary(
+                '/koinon.v1.Admin/ForcePrimary',
+                request_serializer=koinon__proto_dot_v1_dot_admin__pb2.ForcePrimaryRequest.SerializeToString,
+                response_deserializer=koinon__proto_dot_v1_dot_admin__pb2.ForcePrimaryResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer(object):
@@ -94,6 +135,68 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PlanMoves(self, request, context):
+        """Which replicas would move, and why; changes nothing. The same cluster gives the same plan and id.
+        Errors: NotLeader, InvalidArgument, UnknownNode, ClusterNotReady, MembershipChange.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExecutePlan(self, request, context):
+        """Queues the moves of a plan. Refused with PlanStale if planning now gives another plan_id.
+        Errors: as PlanMoves; PlanStale, UnknownFate, ResourceExhausted, Unavailable.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetMoves(self, request, context):
+        """Errors: NotLeader.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelMoves(self, request, context):
+        """Queued moves are dropped, those under way turned back. Errors: NotLeader, UnknownFate.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetMoves(self, request, context):
+        """Errors: NotLeader, InvalidArgument, UnknownFate.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetNodeStatus(self, request, context):
+        """DRAINING: gets no replicas any more; ACTIVE: takes that back; LEFT: removes it for good, refused
+        with MembershipChange while it is a replica of anything.
+        Errors: NotLeader, UnknownNode, MembershipChange, UnknownFate.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RestorePrimaries(self, request, context):
+        """Gives primaries back to the preferred replicas, where those are in sync.
+        Errors: NotLeader, UnknownFate.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForcePrimary(self, request, context):
+        """Elects a replica that may lack acknowledged writes. Only for a partition that is offline.
+        Errors: NotLeader, UnknownNode, InvalidArgument, MembershipChange (why not), UnknownFate.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -116,6 +219,46 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.TransferLeadership,
                     request_deserializer=koinon__proto_dot_v1_dot_admin__pb2.TransferLeadershipRequest.FromString,
                     response_serializer=koinon__proto_dot_v1_dot_admin__pb2.TransferLeadershipResponse.SerializeToString,
+            ),
+            'PlanMoves': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlanMoves,
+                    request_deserializer=koinon__proto_dot_v1_dot_admin__pb2.PlanRequest.FromString,
+                    response_serializer=koinon__proto_dot_v1_dot_admin__pb2.Plan.SerializeToString,
+            ),
+            'ExecutePlan': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExecutePlan,
+                    request_deserializer=koinon__proto_dot_v1_dot_admin__pb2.ExecutePlanRequest.FromString,
+                    response_serializer=koinon__proto_dot_v1_dot_admin__pb2.ExecutePlanResponse.SerializeToString,
+            ),
+            'GetMoves': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetMoves,
+                    request_deserializer=koinon__proto_dot_v1_dot_admin__pb2.GetMovesRequest.FromString,
+                    response_serializer=koinon__proto_dot_v1_dot_admin__pb2.MovesStatus.SerializeToString,
+            ),
+            'CancelMoves': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelMoves,
+                    request_deserializer=koinon__proto_dot_v1_dot_admin__pb2.CancelMovesRequest.FromString,
+                    response_serializer=koinon__proto_dot_v1_dot_admin__pb2.CancelMovesResponse.SerializeToString,
+            ),
+            'SetMoves': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetMoves,
+                    request_deserializer=koinon__proto_dot_v1_dot_admin__pb2.SetMovesRequest.FromString,
+                    response_serializer=koinon__proto_dot_v1_dot_table__pb2.MoveSettings.SerializeToString,
+            ),
+            'SetNodeStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetNodeStatus,
+                    request_deserializer=koinon__proto_dot_v1_dot_admin__pb2.SetNodeStatusRequest.FromString,
+                    response_serializer=koinon__proto_dot_v1_dot_admin__pb2.SetNodeStatusResponse.SerializeToString,
+            ),
+            'RestorePrimaries': grpc.unary_unary_rpc_method_handler(
+                    servicer.RestorePrimaries,
+                    request_deserializer=koinon__proto_dot_v1_dot_admin__pb2.RestorePrimariesRequest.FromString,
+                    response_serializer=koinon__proto_dot_v1_dot_admin__pb2.RestorePrimariesResponse.SerializeToString,
+            ),
+            'ForcePrimary': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForcePrimary,
+                    request_deserializer=koinon__proto_dot_v1_dot_admin__pb2.ForcePrimaryRequest.FromString,
+                    response_serializer=koinon__proto_dot_v1_dot_admin__pb2.ForcePrimaryResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -226,6 +369,222 @@ class Admin(object):
             '/koinon.v1.Admin/TransferLeadership',
             koinon__proto_dot_v1_dot_admin__pb2.TransferLeadershipRequest.SerializeToString,
             koinon__proto_dot_v1_dot_admin__pb2.TransferLeadershipResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlanMoves(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/koinon.v1.Admin/PlanMoves',
+            koinon__proto_dot_v1_dot_admin__pb2.PlanRequest.SerializeToString,
+            koinon__proto_dot_v1_dot_admin__pb2.Plan.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExecutePlan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/koinon.v1.Admin/ExecutePlan',
+            koinon__proto_dot_v1_dot_admin__pb2.ExecutePlanRequest.SerializeToString,
+            koinon__proto_dot_v1_dot_admin__pb2.ExecutePlanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetMoves(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/koinon.v1.Admin/GetMoves',
+            koinon__proto_dot_v1_dot_admin__pb2.GetMovesRequest.SerializeToString,
+            koinon__proto_dot_v1_dot_admin__pb2.MovesStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelMoves(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/koinon.v1.Admin/CancelMoves',
+            koinon__proto_dot_v1_dot_admin__pb2.CancelMovesRequest.SerializeToString,
+            koinon__proto_dot_v1_dot_admin__pb2.CancelMovesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetMoves(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/koinon.v1.Admin/SetMoves',
+            koinon__proto_dot_v1_dot_admin__pb2.SetMovesRequest.SerializeToString,
+            koinon__proto_dot_v1_dot_table__pb2.MoveSettings.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetNodeStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/koinon.v1.Admin/SetNodeStatus',
+            koinon__proto_dot_v1_dot_admin__pb2.SetNodeStatusRequest.SerializeToString,
+            koinon__proto_dot_v1_dot_admin__pb2.SetNodeStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RestorePrimaries(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/koinon.v1.Admin/RestorePrimaries',
+            koinon__proto_dot_v1_dot_admin__pb2.RestorePrimariesRequest.SerializeToString,
+            koinon__proto_dot_v1_dot_admin__pb2.RestorePrimariesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForcePrimary(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/koinon.v1.Admin/ForcePrimary',
+            koinon__proto_dot_v1_dot_admin__pb2.ForcePrimaryRequest.SerializeToString,
+            koinon__proto_dot_v1_dot_admin__pb2.ForcePrimaryResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -6,7 +6,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Error(_message.Message):
-    __slots__ = ("message", "invalid_argument", "condition_failed", "not_primary", "table_behind", "wrong_partition", "lease_expired", "partition_offline", "cluster_not_ready", "wrong_cluster", "unsupported_version", "not_leader", "duplicate_node", "unknown_node", "node_fenced", "registration_pending", "membership_change", "resource_exhausted", "storage_full", "not_enough_replicas", "unavailable", "unknown_fate", "internal", "configuration", "reply_too_large")
+    __slots__ = ("message", "invalid_argument", "condition_failed", "not_primary", "table_behind", "wrong_partition", "lease_expired", "partition_offline", "cluster_not_ready", "wrong_cluster", "unsupported_version", "not_leader", "duplicate_node", "unknown_node", "node_fenced", "registration_pending", "membership_change", "resource_exhausted", "storage_full", "not_enough_replicas", "unavailable", "unknown_fate", "internal", "configuration", "reply_too_large", "plan_stale", "fenced_epoch")
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     INVALID_ARGUMENT_FIELD_NUMBER: _ClassVar[int]
     CONDITION_FAILED_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +32,8 @@ class Error(_message.Message):
     INTERNAL_FIELD_NUMBER: _ClassVar[int]
     CONFIGURATION_FIELD_NUMBER: _ClassVar[int]
     REPLY_TOO_LARGE_FIELD_NUMBER: _ClassVar[int]
+    PLAN_STALE_FIELD_NUMBER: _ClassVar[int]
+    FENCED_EPOCH_FIELD_NUMBER: _ClassVar[int]
     message: str
     invalid_argument: InvalidArgumentError
     condition_failed: ConditionFailedError
@@ -57,7 +59,9 @@ class Error(_message.Message):
     internal: InternalError
     configuration: ConfigurationError
     reply_too_large: ReplyTooLargeError
-    def __init__(self, message: _Optional[str] = ..., invalid_argument: _Optional[_Union[InvalidArgumentError, _Mapping]] = ..., condition_failed: _Optional[_Union[ConditionFailedError, _Mapping]] = ..., not_primary: _Optional[_Union[NotPrimaryError, _Mapping]] = ..., table_behind: _Optional[_Union[TableBehindError, _Mapping]] = ..., wrong_partition: _Optional[_Union[WrongPartitionError, _Mapping]] = ..., lease_expired: _Optional[_Union[LeaseExpiredError, _Mapping]] = ..., partition_offline: _Optional[_Union[PartitionOfflineError, _Mapping]] = ..., cluster_not_ready: _Optional[_Union[ClusterNotReadyError, _Mapping]] = ..., wrong_cluster: _Optional[_Union[WrongClusterError, _Mapping]] = ..., unsupported_version: _Optional[_Union[UnsupportedVersionError, _Mapping]] = ..., not_leader: _Optional[_Union[NotLeaderError, _Mapping]] = ..., duplicate_node: _Optional[_Union[DuplicateNodeError, _Mapping]] = ..., unknown_node: _Optional[_Union[UnknownNodeError, _Mapping]] = ..., node_fenced: _Optional[_Union[NodeFencedError, _Mapping]] = ..., registration_pending: _Optional[_Union[RegistrationPendingError, _Mapping]] = ..., membership_change: _Optional[_Union[MembershipChangeError, _Mapping]] = ..., resource_exhausted: _Optional[_Union[ResourceExhaustedError, _Mapping]] = ..., storage_full: _Optional[_Union[StorageFullError, _Mapping]] = ..., not_enough_replicas: _Optional[_Union[NotEnoughReplicasError, _Mapping]] = ..., unavailable: _Optional[_Union[UnavailableError, _Mapping]] = ..., unknown_fate: _Optional[_Union[UnknownFateError, _Mapping]] = ..., internal: _Optional[_Union[InternalError, _Mapping]] = ..., configuration: _Optional[_Union[ConfigurationError, _Mapping]] = ..., reply_too_large: _Optional[_Union[ReplyTooLargeError, _Mapping]] = ...) -> None: ...
+    plan_stale: PlanStaleError
+    fenced_epoch: FencedEpochError
+    def __init__(self, message: _Optional[str] = ..., invalid_argument: _Optional[_Union[InvalidArgumentError, _Mapping]] = ..., condition_failed: _Optional[_Union[ConditionFailedError, _Mapping]] = ..., not_primary: _Optional[_Union[NotPrimaryError, _Mapping]] = ..., table_behind: _Optional[_Union[TableBehindError, _Mapping]] = ..., wrong_partition: _Optional[_Union[WrongPartitionError, _Mapping]] = ..., lease_expired: _Optional[_Union[LeaseExpiredError, _Mapping]] = ..., partition_offline: _Optional[_Union[PartitionOfflineError, _Mapping]] = ..., cluster_not_ready: _Optional[_Union[ClusterNotReadyError, _Mapping]] = ..., wrong_cluster: _Optional[_Union[WrongClusterError, _Mapping]] = ..., unsupported_version: _Optional[_Union[UnsupportedVersionError, _Mapping]] = ..., not_leader: _Optional[_Union[NotLeaderError, _Mapping]] = ..., duplicate_node: _Optional[_Union[DuplicateNodeError, _Mapping]] = ..., unknown_node: _Optional[_Union[UnknownNodeError, _Mapping]] = ..., node_fenced: _Optional[_Union[NodeFencedError, _Mapping]] = ..., registration_pending: _Optional[_Union[RegistrationPendingError, _Mapping]] = ..., membership_change: _Optional[_Union[MembershipChangeError, _Mapping]] = ..., resource_exhausted: _Optional[_Union[ResourceExhaustedError, _Mapping]] = ..., storage_full: _Optional[_Union[StorageFullError, _Mapping]] = ..., not_enough_replicas: _Optional[_Union[NotEnoughReplicasError, _Mapping]] = ..., unavailable: _Optional[_Union[UnavailableError, _Mapping]] = ..., unknown_fate: _Optional[_Union[UnknownFateError, _Mapping]] = ..., internal: _Optional[_Union[InternalError, _Mapping]] = ..., configuration: _Optional[_Union[ConfigurationError, _Mapping]] = ..., reply_too_large: _Optional[_Union[ReplyTooLargeError, _Mapping]] = ..., plan_stale: _Optional[_Union[PlanStaleError, _Mapping]] = ..., fenced_epoch: _Optional[_Union[FencedEpochError, _Mapping]] = ...) -> None: ...
 
 class InvalidArgumentError(_message.Message):
     __slots__ = ("field", "reason", "limit", "actual")
@@ -256,3 +260,21 @@ class InternalError(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     reason: str
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class PlanStaleError(_message.Message):
+    __slots__ = ("plan_id", "current_plan_id")
+    PLAN_ID_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_PLAN_ID_FIELD_NUMBER: _ClassVar[int]
+    plan_id: str
+    current_plan_id: str
+    def __init__(self, plan_id: _Optional[str] = ..., current_plan_id: _Optional[str] = ...) -> None: ...
+
+class FencedEpochError(_message.Message):
+    __slots__ = ("partition_id", "primary_epoch", "current_primary_epoch")
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    PRIMARY_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_PRIMARY_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    partition_id: int
+    primary_epoch: int
+    current_primary_epoch: int
+    def __init__(self, partition_id: _Optional[int] = ..., primary_epoch: _Optional[int] = ..., current_primary_epoch: _Optional[int] = ...) -> None: ...

@@ -1,11 +1,19 @@
 from koinon_proto.v1 import errors_pb2 as _errors_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class Durability(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DURABILITY_ALL_IN_SYNC: _ClassVar[Durability]
+    DURABILITY_PRIMARY: _ClassVar[Durability]
+DURABILITY_ALL_IN_SYNC: Durability
+DURABILITY_PRIMARY: Durability
 
 class GetRequest(_message.Message):
     __slots__ = ("key", "table_version", "cluster_id")
@@ -30,20 +38,22 @@ class GetResponse(_message.Message):
     def __init__(self, found: bool = ..., value: _Optional[bytes] = ..., version: _Optional[int] = ..., expires_at_ms: _Optional[int] = ...) -> None: ...
 
 class PutRequest(_message.Message):
-    __slots__ = ("key", "value", "table_version", "ttl_ms", "if_version", "cluster_id")
+    __slots__ = ("key", "value", "table_version", "ttl_ms", "if_version", "cluster_id", "durability")
     KEY_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
     TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
     TTL_MS_FIELD_NUMBER: _ClassVar[int]
     IF_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    DURABILITY_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     value: bytes
     table_version: int
     ttl_ms: int
     if_version: int
     cluster_id: str
-    def __init__(self, key: _Optional[bytes] = ..., value: _Optional[bytes] = ..., table_version: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., if_version: _Optional[int] = ..., cluster_id: _Optional[str] = ...) -> None: ...
+    durability: Durability
+    def __init__(self, key: _Optional[bytes] = ..., value: _Optional[bytes] = ..., table_version: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., if_version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., durability: _Optional[_Union[Durability, str]] = ...) -> None: ...
 
 class PutResponse(_message.Message):
     __slots__ = ("version",)
@@ -52,16 +62,18 @@ class PutResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ...) -> None: ...
 
 class DeleteRequest(_message.Message):
-    __slots__ = ("key", "table_version", "if_version", "cluster_id")
+    __slots__ = ("key", "table_version", "if_version", "cluster_id", "durability")
     KEY_FIELD_NUMBER: _ClassVar[int]
     TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
     IF_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    DURABILITY_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     table_version: int
     if_version: int
     cluster_id: str
-    def __init__(self, key: _Optional[bytes] = ..., table_version: _Optional[int] = ..., if_version: _Optional[int] = ..., cluster_id: _Optional[str] = ...) -> None: ...
+    durability: Durability
+    def __init__(self, key: _Optional[bytes] = ..., table_version: _Optional[int] = ..., if_version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., durability: _Optional[_Union[Durability, str]] = ...) -> None: ...
 
 class DeleteResponse(_message.Message):
     __slots__ = ("found",)
@@ -114,7 +126,7 @@ class BatchGetResponse(_message.Message):
     def __init__(self, values: _Optional[_Iterable[bytes]] = ..., missing: _Optional[_Iterable[int]] = ..., versions: _Optional[_Iterable[int]] = ..., expires_at_ms: _Optional[_Iterable[int]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ...) -> None: ...
 
 class BatchWriteRequest(_message.Message):
-    __slots__ = ("table_version", "keys", "values", "partition_ids", "deletes", "ttl_ms", "conditions", "want_versions", "cluster_id")
+    __slots__ = ("table_version", "keys", "values", "partition_ids", "deletes", "ttl_ms", "conditions", "want_versions", "cluster_id", "durability")
     TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
@@ -124,6 +136,7 @@ class BatchWriteRequest(_message.Message):
     CONDITIONS_FIELD_NUMBER: _ClassVar[int]
     WANT_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    DURABILITY_FIELD_NUMBER: _ClassVar[int]
     table_version: int
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     values: _containers.RepeatedScalarFieldContainer[bytes]
@@ -133,7 +146,8 @@ class BatchWriteRequest(_message.Message):
     conditions: _containers.RepeatedCompositeFieldContainer[Condition]
     want_versions: bool
     cluster_id: str
-    def __init__(self, table_version: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ..., values: _Optional[_Iterable[bytes]] = ..., partition_ids: _Optional[_Iterable[int]] = ..., deletes: _Optional[_Iterable[int]] = ..., ttl_ms: _Optional[_Iterable[int]] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ..., want_versions: bool = ..., cluster_id: _Optional[str] = ...) -> None: ...
+    durability: Durability
+    def __init__(self, table_version: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ..., values: _Optional[_Iterable[bytes]] = ..., partition_ids: _Optional[_Iterable[int]] = ..., deletes: _Optional[_Iterable[int]] = ..., ttl_ms: _Optional[_Iterable[int]] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ..., want_versions: bool = ..., cluster_id: _Optional[str] = ..., durability: _Optional[_Union[Durability, str]] = ...) -> None: ...
 
 class Condition(_message.Message):
     __slots__ = ("row", "if_version")

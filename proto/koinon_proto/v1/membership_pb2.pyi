@@ -1,5 +1,6 @@
 from koinon_proto.v1 import table_pb2 as _table_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -8,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("protocol_version", "cluster_id", "node_id", "address", "rack", "store_id", "last_node_epoch", "registration_id")
+    __slots__ = ("protocol_version", "cluster_id", "node_id", "address", "rack", "store_id", "last_node_epoch", "registration_id", "weight")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +18,7 @@ class RegisterRequest(_message.Message):
     STORE_ID_FIELD_NUMBER: _ClassVar[int]
     LAST_NODE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     REGISTRATION_ID_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     cluster_id: str
     node_id: str
@@ -25,7 +27,8 @@ class RegisterRequest(_message.Message):
     store_id: str
     last_node_epoch: int
     registration_id: str
-    def __init__(self, protocol_version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., node_id: _Optional[str] = ..., address: _Optional[str] = ..., rack: _Optional[str] = ..., store_id: _Optional[str] = ..., last_node_epoch: _Optional[int] = ..., registration_id: _Optional[str] = ...) -> None: ...
+    weight: int
+    def __init__(self, protocol_version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., node_id: _Optional[str] = ..., address: _Optional[str] = ..., rack: _Optional[str] = ..., store_id: _Optional[str] = ..., last_node_epoch: _Optional[int] = ..., registration_id: _Optional[str] = ..., weight: _Optional[int] = ...) -> None: ...
 
 class RegisterResponse(_message.Message):
     __slots__ = ("cluster_id", "node_epoch", "term", "heartbeat_interval_ms", "lease_ms", "table")
@@ -67,21 +70,51 @@ class NodeStats(_message.Message):
     writes_per_second: float
     def __init__(self, records: _Optional[int] = ..., used_bytes: _Optional[int] = ..., map_bytes: _Optional[int] = ..., reads_per_second: _Optional[float] = ..., writes_per_second: _Optional[float] = ...) -> None: ...
 
+class ReplicaProgress(_message.Message):
+    __slots__ = ("partition_id", "stage", "records", "bytes", "records_total", "bytes_total")
+    class Stage(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        STAGE_UNSPECIFIED: _ClassVar[ReplicaProgress.Stage]
+        STAGE_WAITING: _ClassVar[ReplicaProgress.Stage]
+        STAGE_SNAPSHOT: _ClassVar[ReplicaProgress.Stage]
+        STAGE_CATCH_UP: _ClassVar[ReplicaProgress.Stage]
+        STAGE_LIVE: _ClassVar[ReplicaProgress.Stage]
+    STAGE_UNSPECIFIED: ReplicaProgress.Stage
+    STAGE_WAITING: ReplicaProgress.Stage
+    STAGE_SNAPSHOT: ReplicaProgress.Stage
+    STAGE_CATCH_UP: ReplicaProgress.Stage
+    STAGE_LIVE: ReplicaProgress.Stage
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    partition_id: int
+    stage: ReplicaProgress.Stage
+    records: int
+    bytes: int
+    records_total: int
+    bytes_total: int
+    def __init__(self, partition_id: _Optional[int] = ..., stage: _Optional[_Union[ReplicaProgress.Stage, str]] = ..., records: _Optional[int] = ..., bytes: _Optional[int] = ..., records_total: _Optional[int] = ..., bytes_total: _Optional[int] = ...) -> None: ...
+
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("cluster_id", "node_id", "node_epoch", "table_version", "hosted", "stats")
+    __slots__ = ("cluster_id", "node_id", "node_epoch", "table_version", "hosted", "stats", "progress")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
     HOSTED_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     node_id: str
     node_epoch: int
     table_version: int
     hosted: _containers.RepeatedCompositeFieldContainer[HostCommand]
     stats: NodeStats
-    def __init__(self, cluster_id: _Optional[str] = ..., node_id: _Optional[str] = ..., node_epoch: _Optional[int] = ..., table_version: _Optional[int] = ..., hosted: _Optional[_Iterable[_Union[HostCommand, _Mapping]]] = ..., stats: _Optional[_Union[NodeStats, _Mapping]] = ...) -> None: ...
+    progress: _containers.RepeatedCompositeFieldContainer[ReplicaProgress]
+    def __init__(self, cluster_id: _Optional[str] = ..., node_id: _Optional[str] = ..., node_epoch: _Optional[int] = ..., table_version: _Optional[int] = ..., hosted: _Optional[_Iterable[_Union[HostCommand, _Mapping]]] = ..., stats: _Optional[_Union[NodeStats, _Mapping]] = ..., progress: _Optional[_Iterable[_Union[ReplicaProgress, _Mapping]]] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     __slots__ = ("term", "lease_ms", "table", "commands")
@@ -94,3 +127,39 @@ class HeartbeatResponse(_message.Message):
     table: _table_pb2.TableUpdate
     commands: _containers.RepeatedCompositeFieldContainer[HostCommand]
     def __init__(self, term: _Optional[int] = ..., lease_ms: _Optional[int] = ..., table: _Optional[_Union[_table_pb2.TableUpdate, _Mapping]] = ..., commands: _Optional[_Iterable[_Union[HostCommand, _Mapping]]] = ...) -> None: ...
+
+class PartitionChange(_message.Message):
+    __slots__ = ("partition_id", "primary_epoch", "partition_epoch", "in_sync", "hand_over_to")
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    PRIMARY_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    IN_SYNC_FIELD_NUMBER: _ClassVar[int]
+    HAND_OVER_TO_FIELD_NUMBER: _ClassVar[int]
+    partition_id: int
+    primary_epoch: int
+    partition_epoch: int
+    in_sync: _containers.RepeatedScalarFieldContainer[int]
+    hand_over_to: int
+    def __init__(self, partition_id: _Optional[int] = ..., primary_epoch: _Optional[int] = ..., partition_epoch: _Optional[int] = ..., in_sync: _Optional[_Iterable[int]] = ..., hand_over_to: _Optional[int] = ...) -> None: ...
+
+class AlterPartitionsRequest(_message.Message):
+    __slots__ = ("cluster_id", "node_id", "node_epoch", "table_version", "changes")
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    node_id: str
+    node_epoch: int
+    table_version: int
+    changes: _containers.RepeatedCompositeFieldContainer[PartitionChange]
+    def __init__(self, cluster_id: _Optional[str] = ..., node_id: _Optional[str] = ..., node_epoch: _Optional[int] = ..., table_version: _Optional[int] = ..., changes: _Optional[_Iterable[_Union[PartitionChange, _Mapping]]] = ...) -> None: ...
+
+class AlterPartitionsResponse(_message.Message):
+    __slots__ = ("rejected", "table")
+    REJECTED_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    rejected: _containers.RepeatedScalarFieldContainer[int]
+    table: _table_pb2.TableUpdate
+    def __init__(self, rejected: _Optional[_Iterable[int]] = ..., table: _Optional[_Union[_table_pb2.TableUpdate, _Mapping]] = ...) -> None: ...

@@ -44,6 +44,11 @@ class MembershipStub(object):
                 request_serializer=koinon__proto_dot_v1_dot_membership__pb2.HeartbeatRequest.SerializeToString,
                 response_deserializer=koinon__proto_dot_v1_dot_membership__pb2.HeartbeatResponse.FromString,
                 _registered_method=True)
+        self.AlterPartitions = channel.unary_unary(
+                '/koinon.v1.Membership/AlterPartitions',
+                request_serializer=koinon__proto_dot_v1_dot_membership__pb2.AlterPartitionsRequest.SerializeToString,
+                response_deserializer=koinon__proto_dot_v1_dot_membership__pb2.AlterPartitionsResponse.FromString,
+                _registered_method=True)
 
 
 class MembershipServicer(object):
@@ -65,6 +70,15 @@ class MembershipServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AlterPartitions(self, request, context):
+        """What a primary wants changed in the rows that it leads. Answers when the outcome is committed;
+        a row whose epochs are not the named ones is left alone and listed.
+        Errors: as Heartbeat; UnknownFate.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_MembershipServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +91,11 @@ def add_MembershipServicer_to_server(servicer, server):
                     servicer.Heartbeat,
                     request_deserializer=koinon__proto_dot_v1_dot_membership__pb2.HeartbeatRequest.FromString,
                     response_serializer=koinon__proto_dot_v1_dot_membership__pb2.HeartbeatResponse.SerializeToString,
+            ),
+            'AlterPartitions': grpc.unary_unary_rpc_method_handler(
+                    servicer.AlterPartitions,
+                    request_deserializer=koinon__proto_dot_v1_dot_membership__pb2.AlterPartitionsRequest.FromString,
+                    response_serializer=koinon__proto_dot_v1_dot_membership__pb2.AlterPartitionsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -133,6 +152,33 @@ class Membership(object):
             '/koinon.v1.Membership/Heartbeat',
             koinon__proto_dot_v1_dot_membership__pb2.HeartbeatRequest.SerializeToString,
             koinon__proto_dot_v1_dot_membership__pb2.HeartbeatResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AlterPartitions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/koinon.v1.Membership/AlterPartitions',
+            koinon__proto_dot_v1_dot_membership__pb2.AlterPartitionsRequest.SerializeToString,
+            koinon__proto_dot_v1_dot_membership__pb2.AlterPartitionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

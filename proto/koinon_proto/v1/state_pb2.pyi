@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Command(_message.Message):
-    __slots__ = ("format_version", "create_cluster", "register_node", "confirm_registration", "assign_partitions", "fence_node", "partitions_hosted")
+    __slots__ = ("format_version", "create_cluster", "register_node", "confirm_registration", "assign_partitions", "fence_node", "partitions_hosted", "alter_partitions", "accept_plan", "start_moves", "finish_moves", "cancel_moves", "set_move_settings", "set_node_status", "want_primaries", "force_primary", "set_replication_factor")
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     CREATE_CLUSTER_FIELD_NUMBER: _ClassVar[int]
     REGISTER_NODE_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,16 @@ class Command(_message.Message):
     ASSIGN_PARTITIONS_FIELD_NUMBER: _ClassVar[int]
     FENCE_NODE_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_HOSTED_FIELD_NUMBER: _ClassVar[int]
+    ALTER_PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPT_PLAN_FIELD_NUMBER: _ClassVar[int]
+    START_MOVES_FIELD_NUMBER: _ClassVar[int]
+    FINISH_MOVES_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_MOVES_FIELD_NUMBER: _ClassVar[int]
+    SET_MOVE_SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    SET_NODE_STATUS_FIELD_NUMBER: _ClassVar[int]
+    WANT_PRIMARIES_FIELD_NUMBER: _ClassVar[int]
+    FORCE_PRIMARY_FIELD_NUMBER: _ClassVar[int]
+    SET_REPLICATION_FACTOR_FIELD_NUMBER: _ClassVar[int]
     format_version: int
     create_cluster: CreateClusterCommand
     register_node: RegisterNodeCommand
@@ -23,7 +33,17 @@ class Command(_message.Message):
     assign_partitions: AssignPartitionsCommand
     fence_node: FenceNodeCommand
     partitions_hosted: PartitionsHostedCommand
-    def __init__(self, format_version: _Optional[int] = ..., create_cluster: _Optional[_Union[CreateClusterCommand, _Mapping]] = ..., register_node: _Optional[_Union[RegisterNodeCommand, _Mapping]] = ..., confirm_registration: _Optional[_Union[ConfirmRegistrationCommand, _Mapping]] = ..., assign_partitions: _Optional[_Union[AssignPartitionsCommand, _Mapping]] = ..., fence_node: _Optional[_Union[FenceNodeCommand, _Mapping]] = ..., partitions_hosted: _Optional[_Union[PartitionsHostedCommand, _Mapping]] = ...) -> None: ...
+    alter_partitions: AlterPartitionsCommand
+    accept_plan: AcceptPlanCommand
+    start_moves: StartMovesCommand
+    finish_moves: FinishMovesCommand
+    cancel_moves: CancelMovesCommand
+    set_move_settings: SetMoveSettingsCommand
+    set_node_status: SetNodeStatusCommand
+    want_primaries: WantPrimariesCommand
+    force_primary: ForcePrimaryCommand
+    set_replication_factor: SetReplicationFactorCommand
+    def __init__(self, format_version: _Optional[int] = ..., create_cluster: _Optional[_Union[CreateClusterCommand, _Mapping]] = ..., register_node: _Optional[_Union[RegisterNodeCommand, _Mapping]] = ..., confirm_registration: _Optional[_Union[ConfirmRegistrationCommand, _Mapping]] = ..., assign_partitions: _Optional[_Union[AssignPartitionsCommand, _Mapping]] = ..., fence_node: _Optional[_Union[FenceNodeCommand, _Mapping]] = ..., partitions_hosted: _Optional[_Union[PartitionsHostedCommand, _Mapping]] = ..., alter_partitions: _Optional[_Union[AlterPartitionsCommand, _Mapping]] = ..., accept_plan: _Optional[_Union[AcceptPlanCommand, _Mapping]] = ..., start_moves: _Optional[_Union[StartMovesCommand, _Mapping]] = ..., finish_moves: _Optional[_Union[FinishMovesCommand, _Mapping]] = ..., cancel_moves: _Optional[_Union[CancelMovesCommand, _Mapping]] = ..., set_move_settings: _Optional[_Union[SetMoveSettingsCommand, _Mapping]] = ..., set_node_status: _Optional[_Union[SetNodeStatusCommand, _Mapping]] = ..., want_primaries: _Optional[_Union[WantPrimariesCommand, _Mapping]] = ..., force_primary: _Optional[_Union[ForcePrimaryCommand, _Mapping]] = ..., set_replication_factor: _Optional[_Union[SetReplicationFactorCommand, _Mapping]] = ...) -> None: ...
 
 class CreateClusterCommand(_message.Message):
     __slots__ = ("config",)
@@ -32,7 +52,7 @@ class CreateClusterCommand(_message.Message):
     def __init__(self, config: _Optional[_Union[_table_pb2.ClusterConfig, _Mapping]] = ...) -> None: ...
 
 class RegisterNodeCommand(_message.Message):
-    __slots__ = ("node_id", "address", "rack", "store_id", "last_node_epoch", "registration_id", "known_node_epoch")
+    __slots__ = ("node_id", "address", "rack", "store_id", "last_node_epoch", "registration_id", "known_node_epoch", "weight")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     RACK_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +60,7 @@ class RegisterNodeCommand(_message.Message):
     LAST_NODE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     REGISTRATION_ID_FIELD_NUMBER: _ClassVar[int]
     KNOWN_NODE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     address: str
     rack: str
@@ -47,7 +68,8 @@ class RegisterNodeCommand(_message.Message):
     last_node_epoch: int
     registration_id: str
     known_node_epoch: int
-    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ..., rack: _Optional[str] = ..., store_id: _Optional[str] = ..., last_node_epoch: _Optional[int] = ..., registration_id: _Optional[str] = ..., known_node_epoch: _Optional[int] = ...) -> None: ...
+    weight: int
+    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ..., rack: _Optional[str] = ..., store_id: _Optional[str] = ..., last_node_epoch: _Optional[int] = ..., registration_id: _Optional[str] = ..., known_node_epoch: _Optional[int] = ..., weight: _Optional[int] = ...) -> None: ...
 
 class ConfirmRegistrationCommand(_message.Message):
     __slots__ = ("node_number", "node_epoch")
@@ -90,34 +112,166 @@ class PartitionsHostedCommand(_message.Message):
     partition_epochs: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, node_number: _Optional[int] = ..., node_epoch: _Optional[int] = ..., partition_ids: _Optional[_Iterable[int]] = ..., primary_epochs: _Optional[_Iterable[int]] = ..., partition_epochs: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class AlterPartitionsCommand(_message.Message):
+    __slots__ = ("node_number", "node_epoch", "changes")
+    class Change(_message.Message):
+        __slots__ = ("partition_id", "primary_epoch", "partition_epoch", "in_sync", "hand_over_to")
+        PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+        PRIMARY_EPOCH_FIELD_NUMBER: _ClassVar[int]
+        PARTITION_EPOCH_FIELD_NUMBER: _ClassVar[int]
+        IN_SYNC_FIELD_NUMBER: _ClassVar[int]
+        HAND_OVER_TO_FIELD_NUMBER: _ClassVar[int]
+        partition_id: int
+        primary_epoch: int
+        partition_epoch: int
+        in_sync: _containers.RepeatedScalarFieldContainer[int]
+        hand_over_to: int
+        def __init__(self, partition_id: _Optional[int] = ..., primary_epoch: _Optional[int] = ..., partition_epoch: _Optional[int] = ..., in_sync: _Optional[_Iterable[int]] = ..., hand_over_to: _Optional[int] = ...) -> None: ...
+    NODE_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    NODE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    node_number: int
+    node_epoch: int
+    changes: _containers.RepeatedCompositeFieldContainer[AlterPartitionsCommand.Change]
+    def __init__(self, node_number: _Optional[int] = ..., node_epoch: _Optional[int] = ..., changes: _Optional[_Iterable[_Union[AlterPartitionsCommand.Change, _Mapping]]] = ...) -> None: ...
+
+class Move(_message.Message):
+    __slots__ = ("partition_id", "origin", "target", "reason", "plan_id", "running", "cancelled", "plan_moves")
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    PLAN_ID_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    PLAN_MOVES_FIELD_NUMBER: _ClassVar[int]
+    partition_id: int
+    origin: _containers.RepeatedScalarFieldContainer[int]
+    target: _containers.RepeatedScalarFieldContainer[int]
+    reason: str
+    plan_id: str
+    running: bool
+    cancelled: bool
+    plan_moves: int
+    def __init__(self, partition_id: _Optional[int] = ..., origin: _Optional[_Iterable[int]] = ..., target: _Optional[_Iterable[int]] = ..., reason: _Optional[str] = ..., plan_id: _Optional[str] = ..., running: bool = ..., cancelled: bool = ..., plan_moves: _Optional[int] = ...) -> None: ...
+
+class AcceptPlanCommand(_message.Message):
+    __slots__ = ("plan_id", "moves")
+    PLAN_ID_FIELD_NUMBER: _ClassVar[int]
+    MOVES_FIELD_NUMBER: _ClassVar[int]
+    plan_id: str
+    moves: _containers.RepeatedCompositeFieldContainer[Move]
+    def __init__(self, plan_id: _Optional[str] = ..., moves: _Optional[_Iterable[_Union[Move, _Mapping]]] = ...) -> None: ...
+
+class StartMovesCommand(_message.Message):
+    __slots__ = ("partition_ids",)
+    PARTITION_IDS_FIELD_NUMBER: _ClassVar[int]
+    partition_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, partition_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class FinishMovesCommand(_message.Message):
+    __slots__ = ("partition_ids",)
+    PARTITION_IDS_FIELD_NUMBER: _ClassVar[int]
+    partition_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, partition_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class CancelMovesCommand(_message.Message):
+    __slots__ = ("partition_ids",)
+    PARTITION_IDS_FIELD_NUMBER: _ClassVar[int]
+    partition_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, partition_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class SetMoveSettingsCommand(_message.Message):
+    __slots__ = ("settings",)
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    settings: _table_pb2.MoveSettings
+    def __init__(self, settings: _Optional[_Union[_table_pb2.MoveSettings, _Mapping]] = ...) -> None: ...
+
+class SetNodeStatusCommand(_message.Message):
+    __slots__ = ("node_number", "status")
+    NODE_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    node_number: int
+    status: _table_pb2.NodeStatus
+    def __init__(self, node_number: _Optional[int] = ..., status: _Optional[_Union[_table_pb2.NodeStatus, str]] = ...) -> None: ...
+
+class WantPrimariesCommand(_message.Message):
+    __slots__ = ("wishes",)
+    class Wish(_message.Message):
+        __slots__ = ("partition_id", "node_number")
+        PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+        NODE_NUMBER_FIELD_NUMBER: _ClassVar[int]
+        partition_id: int
+        node_number: int
+        def __init__(self, partition_id: _Optional[int] = ..., node_number: _Optional[int] = ...) -> None: ...
+    WISHES_FIELD_NUMBER: _ClassVar[int]
+    wishes: _containers.RepeatedCompositeFieldContainer[WantPrimariesCommand.Wish]
+    def __init__(self, wishes: _Optional[_Iterable[_Union[WantPrimariesCommand.Wish, _Mapping]]] = ...) -> None: ...
+
+class ForcePrimaryCommand(_message.Message):
+    __slots__ = ("partition_id", "node_number", "partition_epoch")
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    partition_id: int
+    node_number: int
+    partition_epoch: int
+    def __init__(self, partition_id: _Optional[int] = ..., node_number: _Optional[int] = ..., partition_epoch: _Optional[int] = ...) -> None: ...
+
+class SetReplicationFactorCommand(_message.Message):
+    __slots__ = ("replication_factor",)
+    REPLICATION_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    replication_factor: int
+    def __init__(self, replication_factor: _Optional[int] = ...) -> None: ...
+
 class StateSnapshot(_message.Message):
-    __slots__ = ("format_version", "cluster", "table_version", "last_node_number", "nodes", "rows")
+    __slots__ = ("format_version", "cluster", "table_version", "last_node_number", "nodes", "rows", "moves", "move_settings", "stranded")
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
     LAST_NODE_NUMBER_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    MOVES_FIELD_NUMBER: _ClassVar[int]
+    MOVE_SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    STRANDED_FIELD_NUMBER: _ClassVar[int]
     format_version: int
     cluster: _table_pb2.ClusterConfig
     table_version: int
     last_node_number: int
     nodes: _containers.RepeatedCompositeFieldContainer[NodeRecord]
     rows: _containers.RepeatedCompositeFieldContainer[_table_pb2.PartitionRow]
-    def __init__(self, format_version: _Optional[int] = ..., cluster: _Optional[_Union[_table_pb2.ClusterConfig, _Mapping]] = ..., table_version: _Optional[int] = ..., last_node_number: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeRecord, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[_table_pb2.PartitionRow, _Mapping]]] = ...) -> None: ...
+    moves: _containers.RepeatedCompositeFieldContainer[Move]
+    move_settings: _table_pb2.MoveSettings
+    stranded: _containers.RepeatedCompositeFieldContainer[StrandedPartition]
+    def __init__(self, format_version: _Optional[int] = ..., cluster: _Optional[_Union[_table_pb2.ClusterConfig, _Mapping]] = ..., table_version: _Optional[int] = ..., last_node_number: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeRecord, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[_table_pb2.PartitionRow, _Mapping]]] = ..., moves: _Optional[_Iterable[_Union[Move, _Mapping]]] = ..., move_settings: _Optional[_Union[_table_pb2.MoveSettings, _Mapping]] = ..., stranded: _Optional[_Iterable[_Union[StrandedPartition, _Mapping]]] = ...) -> None: ...
+
+class StrandedPartition(_message.Message):
+    __slots__ = ("partition_id", "node_number", "store_id", "node_epoch")
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    STORE_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    partition_id: int
+    node_number: int
+    store_id: str
+    node_epoch: int
+    def __init__(self, partition_id: _Optional[int] = ..., node_number: _Optional[int] = ..., store_id: _Optional[str] = ..., node_epoch: _Optional[int] = ...) -> None: ...
 
 class NodeRecord(_message.Message):
-    __slots__ = ("info", "registration_id", "base_node_epoch", "confirmed", "left_behind_store_id", "left_behind_node_epoch")
+    __slots__ = ("info", "registration_id", "base_node_epoch", "confirmed", "left_behind_store_id", "left_behind_node_epoch", "draining")
     INFO_FIELD_NUMBER: _ClassVar[int]
     REGISTRATION_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_NODE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     CONFIRMED_FIELD_NUMBER: _ClassVar[int]
     LEFT_BEHIND_STORE_ID_FIELD_NUMBER: _ClassVar[int]
     LEFT_BEHIND_NODE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     info: _table_pb2.NodeInfo
     registration_id: str
     base_node_epoch: int
     confirmed: bool
     left_behind_store_id: str
     left_behind_node_epoch: int
-    def __init__(self, info: _Optional[_Union[_table_pb2.NodeInfo, _Mapping]] = ..., registration_id: _Optional[str] = ..., base_node_epoch: _Optional[int] = ..., confirmed: bool = ..., left_behind_store_id: _Optional[str] = ..., left_behind_node_epoch: _Optional[int] = ...) -> None: ...
+    draining: bool
+    def __init__(self, info: _Optional[_Union[_table_pb2.NodeInfo, _Mapping]] = ..., registration_id: _Optional[str] = ..., base_node_epoch: _Optional[int] = ..., confirmed: bool = ..., left_behind_store_id: _Optional[str] = ..., left_behind_node_epoch: _Optional[int] = ..., draining: bool = ...) -> None: ...

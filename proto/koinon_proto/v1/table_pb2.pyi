@@ -49,7 +49,7 @@ class GetTableRequest(_message.Message):
     def __init__(self, cluster_id: _Optional[str] = ..., known_version: _Optional[int] = ...) -> None: ...
 
 class ClusterConfig(_message.Message):
-    __slots__ = ("cluster_id", "partitioner", "partition_count", "replication_factor", "min_in_sync", "bootstrap_nodes", "max_value_bytes", "heartbeat_interval_ms", "session_timeout_ms", "lease_ms", "check_quorum_ms")
+    __slots__ = ("cluster_id", "partitioner", "partition_count", "replication_factor", "min_in_sync", "bootstrap_nodes", "max_value_bytes", "heartbeat_interval_ms", "session_timeout_ms", "lease_ms", "check_quorum_ms", "replica_timeout_ms", "rereplicate_after_ms")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     PARTITIONER_FIELD_NUMBER: _ClassVar[int]
     PARTITION_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +61,8 @@ class ClusterConfig(_message.Message):
     SESSION_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     CHECK_QUORUM_MS_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    REREPLICATE_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     partitioner: str
     partition_count: int
@@ -72,10 +74,22 @@ class ClusterConfig(_message.Message):
     session_timeout_ms: int
     lease_ms: int
     check_quorum_ms: int
-    def __init__(self, cluster_id: _Optional[str] = ..., partitioner: _Optional[str] = ..., partition_count: _Optional[int] = ..., replication_factor: _Optional[int] = ..., min_in_sync: _Optional[int] = ..., bootstrap_nodes: _Optional[int] = ..., max_value_bytes: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., session_timeout_ms: _Optional[int] = ..., lease_ms: _Optional[int] = ..., check_quorum_ms: _Optional[int] = ...) -> None: ...
+    replica_timeout_ms: int
+    rereplicate_after_ms: int
+    def __init__(self, cluster_id: _Optional[str] = ..., partitioner: _Optional[str] = ..., partition_count: _Optional[int] = ..., replication_factor: _Optional[int] = ..., min_in_sync: _Optional[int] = ..., bootstrap_nodes: _Optional[int] = ..., max_value_bytes: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., session_timeout_ms: _Optional[int] = ..., lease_ms: _Optional[int] = ..., check_quorum_ms: _Optional[int] = ..., replica_timeout_ms: _Optional[int] = ..., rereplicate_after_ms: _Optional[int] = ...) -> None: ...
+
+class MoveSettings(_message.Message):
+    __slots__ = ("paused", "bytes_per_second", "moves_per_node")
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    MOVES_PER_NODE_FIELD_NUMBER: _ClassVar[int]
+    paused: bool
+    bytes_per_second: int
+    moves_per_node: int
+    def __init__(self, paused: bool = ..., bytes_per_second: _Optional[int] = ..., moves_per_node: _Optional[int] = ...) -> None: ...
 
 class NodeInfo(_message.Message):
-    __slots__ = ("node_number", "node_id", "address", "rack", "node_epoch", "status", "store_id", "changed_at")
+    __slots__ = ("node_number", "node_id", "address", "rack", "node_epoch", "status", "store_id", "changed_at", "weight")
     NODE_NUMBER_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +98,7 @@ class NodeInfo(_message.Message):
     STATUS_FIELD_NUMBER: _ClassVar[int]
     STORE_ID_FIELD_NUMBER: _ClassVar[int]
     CHANGED_AT_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
     node_number: int
     node_id: str
     address: str
@@ -92,10 +107,11 @@ class NodeInfo(_message.Message):
     status: NodeStatus
     store_id: str
     changed_at: int
-    def __init__(self, node_number: _Optional[int] = ..., node_id: _Optional[str] = ..., address: _Optional[str] = ..., rack: _Optional[str] = ..., node_epoch: _Optional[int] = ..., status: _Optional[_Union[NodeStatus, str]] = ..., store_id: _Optional[str] = ..., changed_at: _Optional[int] = ...) -> None: ...
+    weight: int
+    def __init__(self, node_number: _Optional[int] = ..., node_id: _Optional[str] = ..., address: _Optional[str] = ..., rack: _Optional[str] = ..., node_epoch: _Optional[int] = ..., status: _Optional[_Union[NodeStatus, str]] = ..., store_id: _Optional[str] = ..., changed_at: _Optional[int] = ..., weight: _Optional[int] = ...) -> None: ...
 
 class PartitionRow(_message.Message):
-    __slots__ = ("partition_id", "replicas", "in_sync", "primary", "primary_epoch", "partition_epoch", "adding", "removing", "status", "offline_reason", "changed_at")
+    __slots__ = ("partition_id", "replicas", "in_sync", "primary", "primary_epoch", "partition_epoch", "adding", "removing", "status", "offline_reason", "changed_at", "wanted_primary")
     PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     IN_SYNC_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +123,7 @@ class PartitionRow(_message.Message):
     STATUS_FIELD_NUMBER: _ClassVar[int]
     OFFLINE_REASON_FIELD_NUMBER: _ClassVar[int]
     CHANGED_AT_FIELD_NUMBER: _ClassVar[int]
+    WANTED_PRIMARY_FIELD_NUMBER: _ClassVar[int]
     partition_id: int
     replicas: _containers.RepeatedScalarFieldContainer[int]
     in_sync: _containers.RepeatedScalarFieldContainer[int]
@@ -118,20 +135,23 @@ class PartitionRow(_message.Message):
     status: PartitionStatus
     offline_reason: OfflineReason
     changed_at: int
-    def __init__(self, partition_id: _Optional[int] = ..., replicas: _Optional[_Iterable[int]] = ..., in_sync: _Optional[_Iterable[int]] = ..., primary: _Optional[int] = ..., primary_epoch: _Optional[int] = ..., partition_epoch: _Optional[int] = ..., adding: _Optional[_Iterable[int]] = ..., removing: _Optional[_Iterable[int]] = ..., status: _Optional[_Union[PartitionStatus, str]] = ..., offline_reason: _Optional[_Union[OfflineReason, str]] = ..., changed_at: _Optional[int] = ...) -> None: ...
+    wanted_primary: int
+    def __init__(self, partition_id: _Optional[int] = ..., replicas: _Optional[_Iterable[int]] = ..., in_sync: _Optional[_Iterable[int]] = ..., primary: _Optional[int] = ..., primary_epoch: _Optional[int] = ..., partition_epoch: _Optional[int] = ..., adding: _Optional[_Iterable[int]] = ..., removing: _Optional[_Iterable[int]] = ..., status: _Optional[_Union[PartitionStatus, str]] = ..., offline_reason: _Optional[_Union[OfflineReason, str]] = ..., changed_at: _Optional[int] = ..., wanted_primary: _Optional[int] = ...) -> None: ...
 
 class TableUpdate(_message.Message):
-    __slots__ = ("format_version", "cluster", "base_version", "table_version", "nodes", "rows")
+    __slots__ = ("format_version", "cluster", "base_version", "table_version", "nodes", "rows", "moves")
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
     TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    MOVES_FIELD_NUMBER: _ClassVar[int]
     format_version: int
     cluster: ClusterConfig
     base_version: int
     table_version: int
     nodes: _containers.RepeatedCompositeFieldContainer[NodeInfo]
     rows: _containers.RepeatedCompositeFieldContainer[PartitionRow]
-    def __init__(self, format_version: _Optional[int] = ..., cluster: _Optional[_Union[ClusterConfig, _Mapping]] = ..., base_version: _Optional[int] = ..., table_version: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[PartitionRow, _Mapping]]] = ...) -> None: ...
+    moves: MoveSettings
+    def __init__(self, format_version: _Optional[int] = ..., cluster: _Optional[_Union[ClusterConfig, _Mapping]] = ..., base_version: _Optional[int] = ..., table_version: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[PartitionRow, _Mapping]]] = ..., moves: _Optional[_Union[MoveSettings, _Mapping]] = ...) -> None: ...

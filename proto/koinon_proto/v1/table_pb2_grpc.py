@@ -39,6 +39,11 @@ class TableServiceStub(object):
                 request_serializer=koinon__proto_dot_v1_dot_table__pb2.GetTableRequest.SerializeToString,
                 response_deserializer=koinon__proto_dot_v1_dot_table__pb2.TableUpdate.FromString,
                 _registered_method=True)
+        self.WatchTable = channel.unary_stream(
+                '/koinon.v1.TableService/WatchTable',
+                request_serializer=koinon__proto_dot_v1_dot_table__pb2.GetTableRequest.SerializeToString,
+                response_deserializer=koinon__proto_dot_v1_dot_table__pb2.TableUpdate.FromString,
+                _registered_method=True)
 
 
 class TableServiceServicer(object):
@@ -53,11 +58,25 @@ class TableServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchTable(self, request, context):
+        """The same at once, and then every change as it is applied, until the caller hangs up. Served by
+        coordinators. Updates may skip versions; each one applies to what those before it left.
+        Errors: as GetTable.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TableServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'GetTable': grpc.unary_unary_rpc_method_handler(
                     servicer.GetTable,
+                    request_deserializer=koinon__proto_dot_v1_dot_table__pb2.GetTableRequest.FromString,
+                    response_serializer=koinon__proto_dot_v1_dot_table__pb2.TableUpdate.SerializeToString,
+            ),
+            'WatchTable': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchTable,
                     request_deserializer=koinon__proto_dot_v1_dot_table__pb2.GetTableRequest.FromString,
                     response_serializer=koinon__proto_dot_v1_dot_table__pb2.TableUpdate.SerializeToString,
             ),
@@ -87,6 +106,33 @@ class TableService(object):
             request,
             target,
             '/koinon.v1.TableService/GetTable',
+            koinon__proto_dot_v1_dot_table__pb2.GetTableRequest.SerializeToString,
+            koinon__proto_dot_v1_dot_table__pb2.TableUpdate.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchTable(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/koinon.v1.TableService/WatchTable',
             koinon__proto_dot_v1_dot_table__pb2.GetTableRequest.SerializeToString,
             koinon__proto_dot_v1_dot_table__pb2.TableUpdate.FromString,
             options,
