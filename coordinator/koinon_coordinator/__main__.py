@@ -37,6 +37,7 @@ app = typer.Typer(
 )
 _BOOT = "Chosen when the cluster is created, fixed afterwards"
 _LEASES = "Leases and sessions; the same on every coordinator"
+_REPLICATION = "Replication; the same on every coordinator"
 _RAFT = "Raft"
 
 
@@ -54,8 +55,12 @@ def main(
         int, typer.Option(help="nodes to wait for", rich_help_panel=_BOOT)
     ] = 1,
     replication_factor: Annotated[
-        int, typer.Option(help="copies of each partition", rich_help_panel=_BOOT)
-    ] = 1,
+        int | None,
+        typer.Option(
+            help="copies of each partition; 3, or as many as --bootstrap-nodes if those are fewer",
+            rich_help_panel=_BOOT,
+        ),
+    ] = None,
     partitions: Annotated[int, typer.Option(help="how many", rich_help_panel=_BOOT)] = 1024,
     partitioner: Annotated[
         str, typer.Option(help="murmur2 or md5", rich_help_panel=_BOOT)
@@ -75,6 +80,20 @@ def main(
     check_quorum_ms: Annotated[
         int, typer.Option(help="how long a leader leads unheard", rich_help_panel=_LEASES)
     ] = 400,
+    replica_timeout_ms: Annotated[
+        int,
+        typer.Option(
+            help="silence after which a backup is put out of the in-sync set",
+            rich_help_panel=_REPLICATION,
+        ),
+    ] = 1000,
+    rereplicate_after_ms: Annotated[
+        int,
+        typer.Option(
+            help="absence after which a node loses its replicas to others; 0: never",
+            rich_help_panel=_REPLICATION,
+        ),
+    ] = 600_000,
     election_timeout_ms: Annotated[
         int, typer.Option(help="from once to twice this, at random", rich_help_panel=_RAFT)
     ] = 300,
@@ -106,6 +125,8 @@ def main(
                 session_timeout_ms=session_timeout_ms,
                 lease_ms=lease_ms,
                 check_quorum_ms=check_quorum_ms,
+                replica_timeout_ms=replica_timeout_ms,
+                rereplicate_after_ms=rereplicate_after_ms,
                 election_timeout_ms=election_timeout_ms,
                 raft_heartbeat_ms=raft_heartbeat_ms,
             ),

@@ -13,30 +13,49 @@ from koinon_proto.table import MAX_BATCH_BYTES, ClusterConfig
 
 from .core.decisions import check_name
 from .core.hosting import HostingTimes
+from .core.operating import REPLICATION_FACTOR_MAX
 from .core.sessions import SessionTimes
 
-REPLICATION_FACTOR_MAX = 1  # until replication is built
-REPLICATED_TIMES = ("heartbeat_interval_ms", "session_timeout_ms", "lease_ms", "check_quorum_ms")
+REPLICATION_FACTOR_DEFAULT = 3  # where there are nodes enough
+REPLICATED_TIMES = (
+    "heartbeat_interval_ms",
+    "session_timeout_ms",
+    "lease_ms",
+    "check_quorum_ms",
+    "replica_timeout_ms",
+    "rereplicate_after_ms",
+)
+_FEW_COPIES = {
+    1: "every partition has one copy: it cannot be served while its node is down, and is lost with "
+    "that node's disk. Bootstrap with three nodes for three copies, or add nodes and raise it",
+    2: "every partition has two copies: one node may fail, and writes then go on with a single "
+    "copy, which is all there is. Bootstrap with three nodes for three copies, or add one and "
+    "raise it",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimingConfig:
-    """The times that the safety of leases rests on, and Raft's own.
+    """The times that the safety of leases rests on, those of replication, and Raft's own.
 
-    The first four are replicated when the cluster is created: leaders that counted sessions by
-    different values could each be right about a lease and wrong about the other's.
+    ``REPLICATED_TIMES`` are replicated when the cluster is created: leaders that counted sessions
+    by different values could each be right about a lease and wrong about the other's.
+    ``rereplicate_after_ms`` 0: a node that stays away keeps its replicas.
     """
 
     heartbeat_interval_ms: int = 200
     session_timeout_ms: int = 1500
     lease_ms: int = 1000
     check_quorum_ms: int = 400
+    replica_timeout_ms: int = 1000
+    rereplicate_after_ms: int = 600_000
     election_timeout_ms: int = 300
     raft_heartbeat_ms: int = 75
 
     def __post_init__(self) -> None:
         for name in TimingConfig.__slots__:
-            _require(getattr(self, name) > 0, f"{_flag(name)} {getattr(self, name)} must be > 0")
+            value, least = getattr(self, name), 0 if name == "rereplicate_after_ms" else 1
+            _require(value >= least, f"{_flag(name)} {value} must be at least {least}")
         self._require_below("heartbeat_interval_ms", "lease_ms")
         self._require_below("lease_ms", "session_timeout_ms")
         self._require_below("raft_heartbeat_ms", "election_timeout_ms")
@@ -58,7 +77,8 @@ class TimingConfig:
 
     @property
     def tick_s(self) -> float:
-        return min(self.heartbeat_interval_ms / 4, 50) / 1000
+        """Two ticks pass between the end of a session and the fence: a part of every failover."""
+        return min(self.heartbeat_interval_ms / 4, 20) / 1000
 
     def session_times(self) -> SessionTimes:
         return SessionTimes(
@@ -66,7 +86,7 @@ class TimingConfig:
             session_timeout_s=self.session_timeout_ms / 1000,
             lease_s=self.lease_ms / 1000,
             check_quorum_s=self.check_quorum_ms / 1000,
-            pause_s=max(5 * self.tick_s, self.heartbeat_interval_ms / 1000),
+            pause_s=max(5 * self.tick_s, 1.25 * self.heartbeat_interval_ms / 1000),
         )
 
     def in_force(self, cluster: ClusterConfig) -> TimingConfig:
@@ -86,10 +106,13 @@ class TimingConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BootstrapConfig:
-    """What the first leader of a fresh group creates the cluster with; replicated afterwards."""
+    """What the first leader of a fresh group creates the cluster with; replicated afterwards.
+
+    ``replication_factor`` None: as many copies as there are nodes at bootstrap, three at most.
+    """
 
     bootstrap_nodes: int = 1
-    replication_factor: int = 1
+    replication_factor: int | None = None
     partition_count: int = 1024
     partitioner: str = "murmur2"
     max_value_bytes: int = 1024 * 1024
@@ -101,17 +124,12 @@ class BootstrapConfig:
         )
         _require(self.bootstrap_nodes >= 1, f"bootstrap-nodes {self.bootstrap_nodes} must be >= 1")
         _require(
-            self.replication_factor >= 1,
-            f"replication-factor {self.replication_factor} must be >= 1",
+            1 <= self.copies <= REPLICATION_FACTOR_MAX,
+            f"replication-factor {self.copies} must be from 1 to {REPLICATION_FACTOR_MAX}",
         )
         _require(
-            self.replication_factor <= self.bootstrap_nodes,
-            f"replication-factor {self.replication_factor} is above "
-            f"bootstrap-nodes {self.bootstrap_nodes}",
-        )
-        _require(
-            self.replication_factor <= REPLICATION_FACTOR_MAX,
-            f"replication-factor {self.replication_factor}: this version keeps one replica",
+            self.copies <= self.bootstrap_nodes,
+            f"replication-factor {self.copies} is above bootstrap-nodes {self.bootstrap_nodes}",
         )
         _require(
             self.partitioner in PARTITIONERS,
@@ -123,14 +141,25 @@ class BootstrapConfig:
             "half of the bound of a batch",
         )
 
+    @property
+    def copies(self) -> int:
+        """The replication factor, chosen or by default."""
+        if self.replication_factor is not None:
+            return self.replication_factor
+        return min(REPLICATION_FACTOR_DEFAULT, self.bootstrap_nodes)
+
+    def few_copies_warning(self) -> str:
+        """What it means that there are so few copies; "" where that was chosen, or is not so."""
+        return "" if self.replication_factor is not None else _FEW_COPIES.get(self.copies, "")
+
     def cluster(self, cluster_id: str, timing: TimingConfig) -> ClusterConfig:
         """Return the replicated form. Half of the replicas, rounded up, must be in sync."""
         return ClusterConfig(
             cluster_id=cluster_id,
             partitioner=self.partitioner,
             partition_count=self.partition_count,
-            replication_factor=self.replication_factor,
-            min_in_sync=(self.replication_factor + 1) // 2,
+            replication_factor=self.copies,
+            min_in_sync=(self.copies + 1) // 2,
             bootstrap_nodes=self.bootstrap_nodes,
             max_value_bytes=self.max_value_bytes,
             **{name: getattr(timing, name) for name in REPLICATED_TIMES},
@@ -139,12 +168,19 @@ class BootstrapConfig:
     def differences(
         self, timing: TimingConfig, replicated: ClusterConfig
     ) -> dict[str, tuple[object, object]]:
-        """Return the settings that differ from the replicated ones, as (ours, replicated)."""
+        """Return the settings that differ from the replicated ones, as (ours, replicated).
+
+        The replication factor may have been changed by an operator since: only one that was asked
+        for is compared.
+        """
         ours = self.cluster(replicated.cluster_id, timing)
+        changeable = {"min_in_sync"}
+        if self.replication_factor is None:
+            changeable.add("replication_factor")
         return {
             name: (getattr(ours, name), getattr(replicated, name))
             for name in ClusterConfig.__slots__
-            if getattr(ours, name) != getattr(replicated, name)
+            if name not in changeable and getattr(ours, name) != getattr(replicated, name)
         }
 
 

@@ -6,27 +6,47 @@ build does not know, raises UnsupportedVersionError: the member stops rather tha
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, cast
 
 from google.protobuf.message import DecodeError
 
 from koinon_proto import convert
 from koinon_proto.errors import DataDirectoryError, UnsupportedVersionError
-from koinon_proto.table import NodeId, NodeNumber, PartitionId
+from koinon_proto.table import (
+    DEFAULT_WEIGHT,
+    MoveSettings,
+    NodeId,
+    NodeNumber,
+    NodeStatus,
+    PartitionId,
+    PartitionRow,
+)
 from koinon_proto.v1 import membership_pb2, state_pb2
 
 from .core.commands import (
+    AcceptPlan,
+    AlterPartitions,
     AssignPartitions,
+    CancelMoves,
     Command,
     ConfirmRegistration,
     CreateCluster,
     FenceNode,
+    FinishMoves,
+    ForcePrimary,
     HostedPartition,
+    Move,
+    PartitionChange,
     PartitionsHosted,
     RegisterNode,
+    SetMoveSettings,
+    SetNodeStatus,
+    SetReplicationFactor,
+    StartMoves,
+    WantPrimaries,
 )
-from .core.state import NodeRecord, StateImage, StoreLife
+from .core.state import NodeRecord, StateImage, StoreLife, Stranded
 
 COMMAND_FORMAT_VERSION = 1
 SNAPSHOT_FORMAT_VERSION = 1
@@ -78,6 +98,7 @@ def _register_to_proto(command: RegisterNode) -> state_pb2.RegisterNodeCommand:
         last_node_epoch=command.last_node_epoch,
         registration_id=command.registration_id,
         known_node_epoch=command.known_node_epoch,
+        weight=command.weight,
     )
 
 
@@ -90,6 +111,7 @@ def _register_from_proto(body: state_pb2.RegisterNodeCommand) -> RegisterNode:
         last_node_epoch=body.last_node_epoch,
         registration_id=body.registration_id,
         known_node_epoch=body.known_node_epoch,
+        weight=body.weight or DEFAULT_WEIGHT,
     )
 
 
@@ -130,6 +152,120 @@ def _hosted_from_proto(body: state_pb2.PartitionsHostedCommand) -> PartitionsHos
     )
 
 
+def _alter_to_proto(command: AlterPartitions) -> state_pb2.AlterPartitionsCommand:
+    change = state_pb2.AlterPartitionsCommand.Change
+    return state_pb2.AlterPartitionsCommand(
+        node_number=command.node_number,
+        node_epoch=command.node_epoch,
+        changes=[
+            change(
+                partition_id=c.partition_id,
+                primary_epoch=c.primary_epoch,
+                partition_epoch=c.partition_epoch,
+                in_sync=c.in_sync,
+                hand_over_to=c.hand_over_to,
+            )
+            for c in command.changes
+        ],
+    )
+
+
+def _alter_from_proto(body: state_pb2.AlterPartitionsCommand) -> AlterPartitions:
+    return AlterPartitions(
+        node_number=NodeNumber(body.node_number),
+        node_epoch=body.node_epoch,
+        changes=tuple(change_from_proto(c) for c in body.changes),
+    )
+
+
+def change_from_proto(
+    message: state_pb2.AlterPartitionsCommand.Change | membership_pb2.PartitionChange,
+) -> PartitionChange:
+    """Return a primary's proposal; it has the same fields on the wire and in the log."""
+    return PartitionChange(
+        partition_id=PartitionId(message.partition_id),
+        primary_epoch=message.primary_epoch,
+        partition_epoch=message.partition_epoch,
+        in_sync=_numbers(message.in_sync),
+        hand_over_to=NodeNumber(message.hand_over_to),
+    )
+
+
+def _move_to_proto(move: Move) -> state_pb2.Move:
+    return state_pb2.Move(
+        partition_id=move.partition_id,
+        origin=move.origin,
+        target=move.target,
+        reason=move.reason,
+        plan_id=move.plan_id,
+        running=move.running,
+        cancelled=move.cancelled,
+        plan_moves=move.plan_moves,
+    )
+
+
+def _move_from_proto(message: state_pb2.Move) -> Move:
+    return Move(
+        partition_id=PartitionId(message.partition_id),
+        origin=_numbers(message.origin),
+        target=_numbers(message.target),
+        reason=message.reason,
+        plan_id=message.plan_id,
+        running=message.running,
+        cancelled=message.cancelled,
+        plan_moves=message.plan_moves,
+    )
+
+
+def _want_to_proto(command: WantPrimaries) -> state_pb2.WantPrimariesCommand:
+    wish = state_pb2.WantPrimariesCommand.Wish
+    return state_pb2.WantPrimariesCommand(
+        wishes=[wish(partition_id=p, node_number=node) for p, node in command.wishes]
+    )
+
+
+def _want_from_proto(body: state_pb2.WantPrimariesCommand) -> WantPrimaries:
+    return WantPrimaries(
+        wishes=tuple((PartitionId(w.partition_id), NodeNumber(w.node_number)) for w in body.wishes)
+    )
+
+
+def _force_to_proto(command: ForcePrimary) -> state_pb2.ForcePrimaryCommand:
+    return state_pb2.ForcePrimaryCommand(
+        partition_id=command.partition_id,
+        node_number=command.node_number,
+        partition_epoch=command.partition_epoch,
+    )
+
+
+def _force_from_proto(body: state_pb2.ForcePrimaryCommand) -> ForcePrimary:
+    return ForcePrimary(
+        partition_id=PartitionId(body.partition_id),
+        node_number=NodeNumber(body.node_number),
+        partition_epoch=body.partition_epoch,
+    )
+
+
+def _status_to_proto(command: SetNodeStatus) -> state_pb2.SetNodeStatusCommand:
+    return state_pb2.SetNodeStatusCommand(
+        node_number=command.node_number, status=cast(Any, int(command.status))
+    )
+
+
+def _numbers(numbers: Iterable[int]) -> tuple[NodeNumber, ...]:
+    return tuple(NodeNumber(n) for n in numbers)
+
+
+def _partitions_codec(
+    message: Any, command: Any
+) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """For commands that consist of partitions."""
+    return (
+        lambda c: message(partition_ids=c.partition_ids),
+        lambda m: command(partition_ids=tuple(PartitionId(p) for p in m.partition_ids)),
+    )
+
+
 def _epoch_codec(message: Any, command: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     """For commands that consist of a node's number and epoch."""
     return (
@@ -152,6 +288,36 @@ _CODECS: dict[type[Any], tuple[str, Callable[[Any], Any], Callable[[Any], Comman
     AssignPartitions: ("assign_partitions", _assign_to_proto, _assign_from_proto),
     FenceNode: ("fence_node", *_epoch_codec(state_pb2.FenceNodeCommand, FenceNode)),
     PartitionsHosted: ("partitions_hosted", _hosted_to_proto, _hosted_from_proto),
+    AlterPartitions: ("alter_partitions", _alter_to_proto, _alter_from_proto),
+    AcceptPlan: (
+        "accept_plan",
+        lambda c: state_pb2.AcceptPlanCommand(
+            plan_id=c.plan_id, moves=[_move_to_proto(move) for move in c.moves]
+        ),
+        lambda m: AcceptPlan(
+            plan_id=m.plan_id, moves=tuple(_move_from_proto(move) for move in m.moves)
+        ),
+    ),
+    StartMoves: ("start_moves", *_partitions_codec(state_pb2.StartMovesCommand, StartMoves)),
+    FinishMoves: ("finish_moves", *_partitions_codec(state_pb2.FinishMovesCommand, FinishMoves)),
+    CancelMoves: ("cancel_moves", *_partitions_codec(state_pb2.CancelMovesCommand, CancelMoves)),
+    SetMoveSettings: (
+        "set_move_settings",
+        lambda c: state_pb2.SetMoveSettingsCommand(settings=convert.settings_to_proto(c.settings)),
+        lambda m: SetMoveSettings(settings=convert.settings_from_proto(m.settings)),
+    ),
+    SetNodeStatus: (
+        "set_node_status",
+        _status_to_proto,
+        lambda m: SetNodeStatus(node_number=NodeNumber(m.node_number), status=NodeStatus(m.status)),
+    ),
+    WantPrimaries: ("want_primaries", _want_to_proto, _want_from_proto),
+    ForcePrimary: ("force_primary", _force_to_proto, _force_from_proto),
+    SetReplicationFactor: (
+        "set_replication_factor",
+        lambda c: state_pb2.SetReplicationFactorCommand(replication_factor=c.replication_factor),
+        lambda m: SetReplicationFactor(replication_factor=m.replication_factor),
+    ),
 }
 _DECODERS = {kind: decode for kind, _, decode in _CODECS.values()}
 
@@ -166,6 +332,9 @@ def image_to_bytes(image: StateImage) -> bytes:
         last_node_number=image.last_node_number,
         nodes=[_record_to_proto(record) for record in image.nodes],
         rows=[convert.row_to_proto(row) for row in image.rows],
+        moves=[_move_to_proto(move) for move in image.moves],
+        move_settings=convert.settings_to_proto(image.move_settings),
+        stranded=[_stranded_to_proto(entry) for entry in image.stranded],
     )
     if image.config is not None:
         message.cluster.CopyFrom(convert.config_to_proto(image.config))
@@ -188,12 +357,21 @@ def image_from_bytes(encoded: bytes) -> StateImage:
             supported=SNAPSHOT_FORMAT_VERSION,
         )
     config = convert.config_from_proto(message.cluster) if message.HasField("cluster") else None
+    rows = tuple(convert.row_from_proto(row) for row in message.rows)
+    has_settings = message.HasField("move_settings")
     return StateImage(
         config=config,
         table_version=message.table_version,
         last_node_number=message.last_node_number,
         nodes=tuple(_record_from_proto(record) for record in message.nodes),
-        rows=tuple(convert.row_from_proto(row) for row in message.rows),
+        rows=rows,
+        moves=tuple(_move_from_proto(move) for move in message.moves),
+        move_settings=convert.settings_from_proto(message.move_settings)
+        if has_settings
+        else MoveSettings(),
+        stranded=tuple(_stranded_from_proto(entry) for entry in message.stranded)
+        if has_settings
+        else _stranded_of_one_replica(message.nodes, rows),
     )
 
 
@@ -203,8 +381,7 @@ def _record_to_proto(record: NodeRecord) -> state_pb2.NodeRecord:
         registration_id=record.registration_id,
         base_node_epoch=record.base_node_epoch,
         confirmed=record.confirmed,
-        left_behind_store_id=record.left_behind.store_id if record.left_behind else "",
-        left_behind_node_epoch=record.left_behind.node_epoch if record.left_behind else 0,
+        draining=record.draining,
     )
 
 
@@ -214,9 +391,42 @@ def _record_from_proto(message: state_pb2.NodeRecord) -> NodeRecord:
         registration_id=message.registration_id,
         base_node_epoch=message.base_node_epoch,
         confirmed=message.confirmed,
-        left_behind=StoreLife(message.left_behind_store_id, message.left_behind_node_epoch)
-        if message.left_behind_store_id
-        else None,
+        draining=message.draining,
+    )
+
+
+def _stranded_to_proto(entry: Stranded) -> state_pb2.StrandedPartition:
+    return state_pb2.StrandedPartition(
+        partition_id=entry.partition_id,
+        node_number=entry.node,
+        store_id=entry.store.store_id,
+        node_epoch=entry.store.node_epoch,
+    )
+
+
+def _stranded_from_proto(message: state_pb2.StrandedPartition) -> Stranded:
+    return Stranded(
+        partition_id=PartitionId(message.partition_id),
+        node=NodeNumber(message.node_number),
+        store=StoreLife(message.store_id, message.node_epoch),
+    )
+
+
+def _stranded_of_one_replica(
+    records: Iterable[state_pb2.NodeRecord], rows: Iterable[PartitionRow]
+) -> tuple[Stranded, ...]:
+    """What builds that kept one replica knew of stranded partitions: one store for each node."""
+    stores = {
+        NodeNumber(record.info.node_number): StoreLife(
+            record.left_behind_store_id, record.left_behind_node_epoch
+        )
+        for record in records
+        if record.left_behind_store_id
+    }
+    return tuple(
+        Stranded(partition_id=row.partition_id, node=row.replicas[0], store=stores[row.replicas[0]])
+        for row in rows
+        if len(row.replicas) == 1 and not row.in_sync and row.replicas[0] in stores
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from contextlib import AbstractContextManager
 from random import Random
 
 from koinon_proto.errors import (
@@ -49,6 +50,7 @@ class Coordinator:
         self._leadership: Leadership | None = None
         self._running: asyncio.Task[None] | None = None
         self._failed: asyncio.Future[None] | None = None
+        self.stopping = False
         self.transport = transport if transport is not None else GrpcRaftTransport()
         self._raft = RaftMember(
             raft_config(config),
@@ -77,6 +79,8 @@ class Coordinator:
                 await asyncio.wait_for(self._raft.transfer_leadership(None), transfer_timeout_s)
         await self._raft.stop()
         await self._end_term()
+        self.stopping = True  # tables are pushed for as long as they may still change here
+        self._replicated.wake()
 
     async def stopped(self) -> None:
         """Wait until this coordinator cannot go on; raises why. Ends with ``stop`` as well."""
@@ -116,6 +120,12 @@ class Coordinator:
     def table(self) -> Table | None:
         """The table as applied here; None before the cluster is created."""
         return self._replicated.state.table()
+
+    def watching(self) -> AbstractContextManager[asyncio.Event]:
+        """Wake whoever asks whenever the table may have changed, and when ``stopping``; see
+        ``ReplicatedState.watching``.
+        """
+        return self._replicated.watching()
 
     def _cluster_id(self) -> str:
         config = self._replicated.state.config

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
+from collections.abc import Iterator
 
 from .convert import command_from_bytes, image_from_bytes, image_to_bytes
 from .core.commands import Result
@@ -18,6 +21,27 @@ class ReplicatedState:
 
     def __init__(self) -> None:
         self.state = ClusterState()
+        self._watchers: dict[asyncio.Event, None] = {}  # woken in the order in which they came
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[asyncio.Event]:
+        """Yield an event that is set now, and again whenever something was applied or restored.
+
+        Whoever waits for it clears it before it reads the state, and sees the newest state however
+        many changes it slept through.
+        """
+        event = asyncio.Event()
+        event.set()
+        self._watchers[event] = None
+        try:
+            yield event
+        finally:
+            del self._watchers[event]
+
+    def wake(self) -> None:
+        """Wake everyone who watches."""
+        for event in self._watchers:
+            event.set()
 
     def apply(self, index: int, command: bytes) -> Result:
         """Apply one committed entry.
@@ -28,6 +52,7 @@ class ReplicatedState:
         decoded = command_from_bytes(command)
         result = self.state.apply(decoded)
         log.debug("command applied index=%d command=%s result=%s", index, decoded, result)
+        self.wake()
         return result
 
     def snapshot(self) -> bytes:
@@ -35,3 +60,4 @@ class ReplicatedState:
 
     def restore(self, snapshot: bytes) -> None:
         self.state = ClusterState(image_from_bytes(snapshot))
+        self.wake()

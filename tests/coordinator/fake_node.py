@@ -88,6 +88,8 @@ class FakeNode:
         self.address = address or f"127.0.0.1:{20000 + hash(node_id) % 1000}"
         self.store_id = f"store-{node_id}"
         self.registration_id = uuid.uuid4().hex
+        self.weight = 0
+        self.progress: list[membership_pb2.ReplicaProgress] = []
         self.epochs: list[int] = []
         self.cluster_ids: set[str] = set()
         self.table: Table | None = None
@@ -116,6 +118,7 @@ class FakeNode:
             "store_id": self.store_id,
             "last_node_epoch": self.epoch,
             "registration_id": self.registration_id,
+            "weight": self.weight,
         }
         return membership_pb2.RegisterRequest(**{**values, **changes})
 
@@ -146,6 +149,7 @@ class FakeNode:
             table_version=self.table.table_version if self.table is not None else 0,
             hosted=self.hosted,
             stats=membership_pb2.NodeStats(records=7),
+            progress=self.progress,
         )
         while True:
             try:

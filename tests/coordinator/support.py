@@ -1,8 +1,9 @@
-"""What the coordinator's tests share: small states, a clock to turn, a group of one."""
+"""What the coordinator's tests share: small states, a clock to turn, a group of one, a term."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from koinon_coordinator.config import BootstrapConfig, TimingConfig
 from koinon_coordinator.convert import command_from_bytes
@@ -13,6 +14,7 @@ from koinon_coordinator.core.commands import (
     CreateCluster,
     FenceNode,
     HostedPartition,
+    PartitionChange,
     PartitionsHosted,
     Registered,
     RegisterNode,
@@ -20,16 +22,30 @@ from koinon_coordinator.core.commands import (
 )
 from koinon_coordinator.core.decisions import Registration
 from koinon_coordinator.core.state import ClusterState
+from koinon_coordinator.leader import Leadership
+from koinon_coordinator.membership import HeartbeatAnswer
 from koinon_coordinator.replicated import ReplicatedState
 from koinon_proto.errors import KoinonError, UnknownFateError
-from koinon_proto.table import ClusterConfig, NodeId, NodeNumber, PartitionId, PartitionRow
+from koinon_proto.table import (
+    NO_NODE,
+    ClusterConfig,
+    NodeId,
+    NodeNumber,
+    PartitionId,
+    PartitionRow,
+)
 
 TIMING = TimingConfig()
 BOOTSTRAP = BootstrapConfig(partition_count=8)
 
 
 def cluster_config(
-    *, partitions: int = 8, replicas: int = 1, min_in_sync: int | None = None, nodes: int = 1
+    *,
+    partitions: int = 8,
+    replicas: int = 1,
+    min_in_sync: int | None = None,
+    nodes: int = 1,
+    rereplicate_after_ms: int = 600_000,
 ) -> ClusterConfig:
     return ClusterConfig(
         cluster_id="c0ffee",
@@ -39,6 +55,7 @@ def cluster_config(
         min_in_sync=(replicas + 1) // 2 if min_in_sync is None else min_in_sync,
         bootstrap_nodes=nodes,
         max_value_bytes=1024,
+        rereplicate_after_ms=rereplicate_after_ms,
     )
 
 
@@ -114,12 +131,20 @@ def hosted_of(rows: Iterable[PartitionRow]) -> tuple[HostedPartition, ...]:
 
 
 def bootstrapped(
-    replicas: list[tuple[int, ...]], *, nodes: int = 3, min_in_sync: int | None = None
+    replicas: Sequence[tuple[int, ...]],
+    *,
+    nodes: int = 3,
+    min_in_sync: int | None = None,
+    rereplicate_after_ms: int = 600_000,
 ) -> ClusterState:
     """A state with nodes n1.. (numbers 1..), all rows online."""
     state = ClusterState()
     config = cluster_config(
-        partitions=len(replicas), replicas=len(replicas[0]), min_in_sync=min_in_sync, nodes=nodes
+        partitions=len(replicas),
+        replicas=len(replicas[0]),
+        min_in_sync=min_in_sync,
+        nodes=nodes,
+        rereplicate_after_ms=rereplicate_after_ms,
     )
     state.apply(CreateCluster(config=config))
     for i in range(nodes):
@@ -172,3 +197,139 @@ class GroupOfOne:
 
     def quorum_contact_at(self) -> float | None:
         return None if self.contact_age_s is None else self.clock() - self.contact_age_s
+
+
+class Term:
+    """A leadership that runs, with a clock to turn."""
+
+    def __init__(
+        self, bootstrap: BootstrapConfig = BOOTSTRAP, state: ClusterState | None = None
+    ) -> None:
+        self.clock = Clock()
+        self.replicated = ReplicatedState()
+        if state is not None:
+            self.replicated.state = state
+        self.group = GroupOfOne(self.replicated, self.clock)
+        self.bootstrap = bootstrap
+        self._answers: dict[str, HeartbeatAnswer] = {}
+        self.leadership = self.begin(1)
+
+    def begin(self, term: int) -> Leadership:
+        self.leadership = Leadership(
+            term=term,
+            group=self.group,
+            replicated=self.replicated,
+            bootstrap=self.bootstrap,
+            timing=TIMING,
+            clock=self.clock,
+        )
+        return self.leadership
+
+    async def pass_time(self, seconds: float) -> None:
+        """Move the clock in steps of a tick, letting the leader tick at each."""
+        for _ in range(round(seconds / TIMING.tick_s)):
+            self.clock.now += TIMING.tick_s
+            self.leadership._tick()
+            for _ in range(5):
+                await asyncio.sleep(0)
+
+    async def register(self, node_id: str = "n1", **kwargs: object) -> Registered:
+        return await self.leadership.register(request(node_id, **kwargs), "")  # type: ignore[arg-type]
+
+    async def heartbeat(
+        self, node_id: str = "n1", epoch: int = 1, answer: HeartbeatAnswer | None = None
+    ) -> HeartbeatAnswer:
+        return await self.leadership.heartbeat(
+            cluster_id="",
+            node_id=node_id,
+            node_epoch=epoch,
+            hosted=answer.commands if answer is not None else [],
+            received_at=self.clock.now,
+        )
+
+    async def live(self, seconds: float, *node_ids: str) -> None:
+        """Let time pass while these nodes heartbeat, and host what they are given; the others are
+        silent. The mover comes to its end in between.
+        """
+        answers = self._answers
+        for _ in range(max(1, round(seconds / 0.2))):
+            self.clock.now += 0.2
+            for node_id in node_ids:
+                record = self.replicated.state.node_by_id(node_id)
+                assert record is not None
+                epoch = record.info.node_epoch
+                answers[node_id] = await self.heartbeat(node_id, epoch, answers.get(node_id))
+            self.leadership._tick()
+            await settled()
+
+    async def propose(
+        self, partition_id: int, *in_sync: int, to: int = NO_NODE
+    ) -> tuple[PartitionId, ...]:
+        """The partition's primary wants this in-sync set, and hands over."""
+        state = self.replicated.state
+        row = state.row(partition_id)
+        assert row is not None
+        primary = state.node(row.primary)
+        assert primary is not None
+        change = PartitionChange(
+            partition_id=row.partition_id,
+            primary_epoch=row.primary_epoch,
+            partition_epoch=row.partition_epoch,
+            in_sync=tuple(NodeNumber(n) for n in in_sync) or row.in_sync,
+            hand_over_to=NodeNumber(to),
+        )
+        return await self.leadership.alter_partitions(
+            cluster_id="",
+            node_id=primary.info.node_id,
+            node_epoch=primary.info.node_epoch,
+            changes=[change],
+        )
+
+    def count(self, kind: type[Command]) -> int:
+        return sum(isinstance(c, kind) for c in self.group.proposed)
+
+
+async def settled() -> None:
+    """Let everything that is due on the loop happen: nothing here waits for a real clock."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def run_term(
+    test: Callable[[Term], Awaitable[None]],
+    bootstrap: BootstrapConfig = BOOTSTRAP,
+    state: ClusterState | None = None,
+) -> Term:
+    """Run the test beside the leadership's own tasks (its ticks stand still with the clock)."""
+
+    async def whole() -> Term:
+        term = Term(bootstrap, state)
+        running = asyncio.ensure_future(term.leadership.run())
+        await until(lambda: term.leadership.is_open)
+        try:
+            await test(term)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        return term
+
+    return asyncio.run(asyncio.wait_for(whole(), 20))
+
+
+async def until(condition: Callable[[], bool], limit_s: float = 5.0) -> None:
+    async with asyncio.timeout(limit_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+def hold_proposals(term: Term) -> tuple[asyncio.Event, asyncio.Event]:
+    """Hold what is proposed from now on; return what says that there is some, and the gate."""
+    proposed, gate, propose = asyncio.Event(), asyncio.Event(), term.group.propose
+
+    async def hold(command: bytes) -> object:
+        proposed.set()
+        await gate.wait()
+        return await propose(command)
+
+    term.group.propose = hold  # type: ignore[method-assign]
+    return proposed, gate

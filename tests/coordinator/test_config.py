@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ def config(**changes: Any) -> CoordinatorConfig:
         ({"raft_heartbeat_ms": 300}, r"raft-heartbeat-ms 300 .* election-timeout-ms 300"),
         ({"raft_heartbeat_ms": 200}, r"raft-heartbeat-ms 200 .* check-quorum-ms 400"),
         ({"lease_ms": 0}, r"lease-ms 0"),
+        ({"replica_timeout_ms": 0}, r"replica-timeout-ms 0"),
+        ({"rereplicate_after_ms": -1}, r"rereplicate-after-ms -1"),
     ],
 )
 def test_timing_that_contradicts_itself_is_refused_with_both_values(
@@ -50,11 +53,8 @@ def test_timing_that_contradicts_itself_is_refused_with_both_values(
     ("changes", "names"),
     [
         ({"replication_factor": 3}, r"replication-factor 3 .* bootstrap-nodes 1"),
-        (
-            {"replication_factor": 3, "bootstrap_nodes": 3},
-            "replication-factor 3: this version keeps one replica",
-        ),
-        ({"replication_factor": 0}, "replication-factor 0"),
+        ({"replication_factor": 8, "bootstrap_nodes": 9}, "replication-factor 8 .* 1 to 7"),
+        ({"replication_factor": 0}, "replication-factor 0 .* 1 to 7"),
         ({"bootstrap_nodes": 0}, "bootstrap-nodes 0"),
         ({"partition_count": 0}, "partitions 0 .* 65536"),
         ({"partition_count": 65537}, "partitions 65537 .* 65536"),
@@ -97,8 +97,39 @@ def test_coordinator_config_good_ones_are_taken() -> None:
     assert raft_config(config(members={}, join=True)).initial_members == {}
 
 
-def test_cluster_config_minimum_in_sync_is_half_the_replicas_rounded_up() -> None:
-    assert BootstrapConfig().cluster("x", TimingConfig()).min_in_sync == 1
+@pytest.mark.parametrize(
+    ("bootstrap", "copies", "min_in_sync", "warns"),
+    [
+        (BootstrapConfig(), 1, 1, "one copy: it cannot be served while its node is down"),
+        (BootstrapConfig(bootstrap_nodes=2), 2, 1, "two copies: one node may fail"),
+        (BootstrapConfig(bootstrap_nodes=3), 3, 2, ""),
+        (BootstrapConfig(bootstrap_nodes=9), 3, 2, ""),
+        (BootstrapConfig(bootstrap_nodes=3, replication_factor=1), 1, 1, ""),
+        (BootstrapConfig(bootstrap_nodes=7, replication_factor=7), 7, 4, ""),
+    ],
+)
+def test_replication_factor_is_three_where_nodes_are_and_what_was_asked_for(
+    bootstrap: BootstrapConfig, copies: int, min_in_sync: int, warns: str
+) -> None:
+    cluster = bootstrap.cluster("x", TimingConfig())
+    assert (cluster.replication_factor, cluster.min_in_sync) == (copies, min_in_sync)
+    assert bool(bootstrap.few_copies_warning()) == bool(warns)
+    assert warns in bootstrap.few_copies_warning()
+
+
+def test_timing_of_replication_is_replicated_and_zero_means_never() -> None:
+    timing = TimingConfig(replica_timeout_ms=700, rereplicate_after_ms=0)
+    cluster = BootstrapConfig().cluster("x", timing)
+    assert (cluster.replica_timeout_ms, cluster.rereplicate_after_ms) == (700, 0)
+    in_force = TimingConfig().in_force(cluster)
+    assert (in_force.replica_timeout_ms, in_force.rereplicate_after_ms) == (700, 0)
+
+
+def test_timing_ticks_often_and_is_not_easily_called_a_pause() -> None:
+    timing = TimingConfig()
+    assert timing.tick_s == 0.02
+    assert timing.session_times().pause_s == 0.25
+    assert TimingConfig(heartbeat_interval_ms=40).tick_s == 0.01
 
 
 def test_bootstrap_differences_name_what_differs_from_the_replicated() -> None:
@@ -109,6 +140,15 @@ def test_bootstrap_differences_name_what_differs_from_the_replicated() -> None:
         "bootstrap_nodes": (2, 1),
         "lease_ms": (1000, 900),
     }
+
+
+def test_bootstrap_differences_leave_out_a_replication_factor_that_nobody_asked_for() -> None:
+    """An operator may have changed it; a flag that says otherwise is named all the same."""
+    replicated = BootstrapConfig(bootstrap_nodes=3).cluster("id", TimingConfig())
+    raised = replace(replicated, replication_factor=5)
+    assert BootstrapConfig(bootstrap_nodes=3).differences(TimingConfig(), raised) == {}
+    asked = BootstrapConfig(bootstrap_nodes=3, replication_factor=3)
+    assert asked.differences(TimingConfig(), raised) == {"replication_factor": (3, 5)}
 
 
 def test_timing_in_force_is_the_replicated_one_and_keeps_what_is_the_members_own() -> None:

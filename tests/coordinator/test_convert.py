@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from koinon_coordinator.convert import (
@@ -13,34 +15,58 @@ from koinon_coordinator.convert import (
     image_to_bytes,
 )
 from koinon_coordinator.core.commands import (
+    AcceptPlan,
+    AlterPartitions,
     AssignPartitions,
+    CancelMoves,
     Command,
     ConfirmRegistration,
     CreateCluster,
     FenceNode,
+    FinishMoves,
+    ForcePrimary,
     HostedPartition,
+    Move,
+    PartitionChange,
     PartitionsHosted,
+    SetMoveSettings,
+    SetNodeStatus,
+    SetReplicationFactor,
+    StartMoves,
+    WantPrimaries,
 )
 from koinon_coordinator.core.state import EMPTY_IMAGE, ClusterState
 from koinon_coordinator.replicated import ReplicatedState
 from koinon_proto.errors import DataDirectoryError, UnsupportedVersionError
-from koinon_proto.table import NodeNumber, PartitionId
+from koinon_proto.table import NO_NODE, MoveSettings, NodeNumber, NodeStatus, PartitionId
 from koinon_proto.v1 import state_pb2
 
+from .states import plan_of, restart, start
 from .support import bootstrapped, cluster_config, fence, register
 
 N1, N2 = NodeNumber(1), NodeNumber(2)
 HOSTED = HostedPartition(partition_id=PartitionId(5), primary_epoch=3, partition_epoch=300)
 
+MOVE = Move(
+    partition_id=PartitionId(5),
+    origin=(N1,),
+    target=(N2, N1),
+    reason="balance",
+    plan_id="p",
+    plan_moves=3,
+)
+TURNED_BACK = replace(MOVE, partition_id=PartitionId(0), running=True, cancelled=True)
+SOME = (PartitionId(0), PartitionId(300))
+
 GOLDEN: list[tuple[Command, str]] = [
     (
         CreateCluster(config=cluster_config()),
-        "0801122a0a280a0663306666656512076d75726d757232180820012801300138800840c80148dc0b"
-        "50e807589003",
+        "080112310a2f0a0663306666656512076d75726d757232180820012801300138800840c80148dc0b"
+        "50e80758900360e80768c0cf24",
     ),
     (
-        register("n1", last=4, known=5, rack="r"),
-        "08011a1f0a026e3112046e313a311a0172220873746f72652d6e312804320272313805",
+        replace(register("n1", last=4, known=5, rack="r"), weight=50),
+        "08011a210a026e3112046e313a311a0172220873746f72652d6e3128043202723138054032",
     ),
     (ConfirmRegistration(node_number=N1, node_epoch=2), "0801220408011002"),
     (AssignPartitions(replicas=((N1, N2), (N2, N1))), "08012a0c0a040a0201020a040a020201"),
@@ -49,6 +75,46 @@ GOLDEN: list[tuple[Command, str]] = [
         PartitionsHosted(node_number=N1, node_epoch=2, hosted=(HOSTED,)),
         "08013a0e080110021a01052201032a02ac02",
     ),
+    (
+        AlterPartitions(
+            node_number=N1,
+            node_epoch=2,
+            changes=(
+                PartitionChange(
+                    partition_id=PartitionId(5),
+                    primary_epoch=3,
+                    partition_epoch=300,
+                    in_sync=(N1, N2),
+                    hand_over_to=N2,
+                ),
+            ),
+        ),
+        "08014213080110021a0d0805100318ac02220201022802",
+    ),
+    (
+        AcceptPlan(plan_id="p", moves=(MOVE, TURNED_BACK)),
+        "08014a370a0170121708051201011a020201220762616c616e63652a0170400312191201011a0202"
+        "01220762616c616e63652a0170300138014003",
+    ),
+    (StartMoves(partition_ids=SOME), "080152050a0300ac02"),
+    (FinishMoves(partition_ids=SOME), "08015a050a0300ac02"),
+    (CancelMoves(partition_ids=SOME), "080162050a0300ac02"),
+    (
+        SetMoveSettings(
+            settings=MoveSettings(paused=True, bytes_per_second=1000, moves_per_node=2)
+        ),
+        "08016a090a07080110e8071802",
+    ),
+    (SetNodeStatus(node_number=N2, status=NodeStatus.LEFT), "0801720408021004"),
+    (
+        WantPrimaries(wishes=((PartitionId(5), N2), (PartitionId(0), NO_NODE))),
+        "08017a080a04080510020a00",
+    ),
+    (
+        ForcePrimary(partition_id=PartitionId(5), node_number=N2, partition_epoch=300),
+        "08018201070805100218ac02",
+    ),
+    (SetReplicationFactor(replication_factor=3), "08018a01020803"),
 ]
 IDS = [type(command).__name__ for command, _ in GOLDEN]
 
@@ -59,21 +125,91 @@ def test_command_bytes_are_the_golden_ones(command: Command, encoded: str) -> No
     assert command_from_bytes(bytes.fromhex(encoded)) == command
 
 
-def test_snapshot_bytes_are_the_golden_ones_and_come_back_whole() -> None:
-    state = bootstrapped([(1,), (2,)], nodes=2)
+@pytest.mark.parametrize(
+    ("command", "encoded"),
+    [
+        (
+            CreateCluster(config=replace(cluster_config(), rereplicate_after_ms=0)),
+            "0801122a0a280a0663306666656512076d75726d757232180820012801300138800840c80148dc0b"
+            "50e807589003",
+        ),
+        (
+            register("n1", last=4, known=5, rack="r"),
+            "08011a1f0a026e3112046e313a311a0172220873746f72652d6e312804320272313805",
+        ),
+    ],
+)
+def test_command_of_a_build_that_kept_one_replica_is_read(command: Command, encoded: str) -> None:
+    assert command_from_bytes(bytes.fromhex(encoded)) == command
+
+
+def test_every_kind_of_command_has_its_golden_bytes() -> None:
+    kinds = {f.name for f in state_pb2.Command.DESCRIPTOR.oneofs_by_name["kind"].fields}
+    written = {state_pb2.Command.FromString(bytes.fromhex(e)).WhichOneof("kind") for _, e in GOLDEN}
+    assert written == kinds
+
+
+def some_state() -> ClusterState:
+    """Two moves, of which one runs; a node that drains; a partition that waits for its store."""
+    state = bootstrapped([(1,), (2,), (1,)], nodes=2)
+    state.apply(plan_of(((1,), (2,)), ((2,), (1,))))
+    start(state)
+    state.apply(SetMoveSettings(settings=MoveSettings(bytes_per_second=9)))
+    state.apply(SetNodeStatus(node_number=N2, status=NodeStatus.DRAINING))
     fence(state, 2)
-    encoded = image_to_bytes(state.image())
+    restart(state, 1, store="other")
+    return state
+
+
+def test_snapshot_bytes_are_the_golden_ones_and_come_back_whole() -> None:
+    state = some_state()
+    image = state.image()
+    assert [record.draining for record in image.nodes] == [False, True]
+    assert [move.running for move in image.moves] == [True, False]
+    assert [entry.partition_id for entry in image.stranded] == [0, 2]
+    encoded = image_to_bytes(image)
     assert encoded.hex() == SNAPSHOT
-    assert image_from_bytes(encoded) == state.image()
+    assert image_from_bytes(encoded) == image
     assert image_from_bytes(image_to_bytes(EMPTY_IMAGE)) == EMPTY_IMAGE
 
 
 SNAPSHOT = (
+    "0801122f0a0663306666656512076d75726d757232180320012801300238800840c80148dc0b50e807589003"
+    "60e80768c0cf24180b20022a210a1b080112026e311a046e313a31280230023a056f74686572400b48641202"
+    "72322a280a1e080212026e321a046e323a31280130013a0873746f72652d6e32400a48641202723120013801"
+    "321612020201280230043a010242010148035002580b6002321208011201021a01022802300348035001580a"
+    "320f08021201012802300348035002580b3a191201011a0102220762616c616e63652a04706c616e30014002"
+    "3a1908011201021a0101220762616c616e63652a04706c616e40024204100918044a0e10011a0873746f7265"
+    "2d6e3120014a10080210011a0873746f72652d6e312001"
+)
+
+SNAPSHOT_OF_ONE_REPLICA = (
     "080112280a0663306666656512076d75726d757232180220012801300238800840c80148dc0b50e807589003"
     "180720022a240a1c080112026e311a046e313a31280130023a0873746f72652d6e3140021202723120012a24"
     "0a1c080212026e321a046e323a31280130013a0873746f72652d6e32400712027231200132101201011a0101"
     "20012801300248025805321208011201021a010228023003480350015807"
 )
+
+
+def test_snapshot_of_a_build_that_kept_one_replica_is_read() -> None:
+    state = bootstrapped([(1,), (2,)], nodes=2)
+    fence(state, 2)
+    image = state.image()
+    assert image.config is not None
+    image = replace(image, config=replace(image.config, rereplicate_after_ms=0))
+    assert image_from_bytes(bytes.fromhex(SNAPSHOT_OF_ONE_REPLICA)) == image
+
+
+def test_snapshot_of_a_build_that_kept_one_replica_knows_the_store_left_behind() -> None:
+    state = bootstrapped([(1,), (2,), (1,)], nodes=2)
+    restart(state, 1, store="other")
+    image = state.image()
+    message = state_pb2.StateSnapshot.FromString(image_to_bytes(image))
+    message.ClearField("move_settings")
+    message.ClearField("stranded")
+    message.nodes[0].left_behind_store_id = "store-n1"
+    message.nodes[0].left_behind_node_epoch = 1
+    assert image_from_bytes(message.SerializeToString()) == image
 
 
 def test_command_of_an_unknown_version_is_refused_by_name() -> None:

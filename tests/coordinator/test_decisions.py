@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from koinon_coordinator.core.commands import AssignPartitions, CreateCluster
+from koinon_coordinator.core.commands import AssignPartitions, CreateCluster, SetNodeStatus
 from koinon_coordinator.core.decisions import (
     check_registration,
     decide_bootstrap,
@@ -20,7 +22,7 @@ from koinon_proto.errors import (
     RegistrationPendingError,
     UnknownNodeError,
 )
-from koinon_proto.table import NodeNumber
+from koinon_proto.table import NodeNumber, NodeStatus
 
 from .support import TIMING, bootstrapped, cluster_config, fence, register, request
 
@@ -168,6 +170,22 @@ def test_registration_with_a_bad_field_is_refused_by_its_name(field: str, value:
     assert refused.value.field == field
 
 
+@pytest.mark.parametrize("weight", [0, -1, 10_001])
+def test_registration_with_a_weight_out_of_bounds_is_refused(weight: int) -> None:
+    with pytest.raises(InvalidArgumentError, match="weight"):
+        check_registration(replace(request("n1"), weight=weight))
+
+
+def test_registration_carries_the_nodes_weight_and_a_restart_may_change_it() -> None:
+    state = bootstrapped([(1,)])
+    fence(state, 1)
+    heavier = replace(request("n1", last=1, registration="r2"), weight=300)
+    state.apply(decide_registration(state, sessions_of(state, 0.0), heavier, 0.0))
+    record = state.node(N1)
+    assert record is not None
+    assert record.info.weight == 300
+
+
 def test_heartbeat_of_an_unknown_or_fenced_epoch_is_told_to_register() -> None:
     state = bootstrapped([(1,)])
     assert decide_heartbeat(state, "n1", 1).info.number == N1
@@ -201,3 +219,15 @@ def test_bootstrap_waits_for_its_minimum_of_live_nodes_and_assigns_to_all() -> N
     state.apply(register("n4"))
     sessions.open(NodeNumber(4), 0.2)
     assert decide_bootstrap(state, sessions, 0.3) is None  # once, never trickling
+
+
+def test_bootstrap_leaves_out_a_node_that_is_being_drained() -> None:
+    state = ClusterState()
+    state.apply(CreateCluster(config=cluster_config(partitions=2, nodes=1)))
+    sessions = Sessions(TIMES, 0.0)
+    for i in (1, 2):
+        state.apply(register(f"n{i}"))
+        sessions.open(NodeNumber(i), 0.0)
+    state.apply(SetNodeStatus(node_number=N1, status=NodeStatus.DRAINING))
+    n2 = NodeNumber(2)
+    assert decide_bootstrap(state, sessions, 0.1) == AssignPartitions(replicas=((n2,), (n2,)))

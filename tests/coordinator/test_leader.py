@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 
 import pytest
 
 from koinon_coordinator.config import BootstrapConfig
 from koinon_coordinator.core.commands import (
-    Command,
     ConfirmRegistration,
     CreateCluster,
     FenceNode,
     PartitionsHosted,
-    Registered,
     RegisterNode,
 )
 from koinon_coordinator.core.decisions import Registration
-from koinon_coordinator.leader import HeartbeatAnswer, Leadership
-from koinon_coordinator.replicated import ReplicatedState
 from koinon_proto.errors import (
     KoinonError,
     NodeFencedError,
@@ -31,90 +26,7 @@ from koinon_proto.errors import (
 )
 from koinon_proto.table import NodeNumber, NodeStatus, PartitionStatus
 
-from .support import BOOTSTRAP, TIMING, Clock, GroupOfOne, request
-
-
-class Term:
-    """A leadership that runs, with a clock to turn."""
-
-    def __init__(self, bootstrap: BootstrapConfig = BOOTSTRAP) -> None:
-        self.clock = Clock()
-        self.replicated = ReplicatedState()
-        self.group = GroupOfOne(self.replicated, self.clock)
-        self.bootstrap = bootstrap
-        self.leadership = self.begin(1)
-
-    def begin(self, term: int) -> Leadership:
-        self.leadership = Leadership(
-            term=term,
-            group=self.group,
-            replicated=self.replicated,
-            bootstrap=self.bootstrap,
-            timing=TIMING,
-            clock=self.clock,
-        )
-        return self.leadership
-
-    async def pass_time(self, seconds: float) -> None:
-        """Move the clock in steps of a tick, letting the leader tick at each."""
-        for _ in range(round(seconds / TIMING.tick_s)):
-            self.clock.now += TIMING.tick_s
-            self.leadership._tick()
-            for _ in range(5):
-                await asyncio.sleep(0)
-
-    async def register(self, node_id: str = "n1", **kwargs: object) -> Registered:
-        return await self.leadership.register(request(node_id, **kwargs), "")  # type: ignore[arg-type]
-
-    async def heartbeat(
-        self, node_id: str = "n1", epoch: int = 1, answer: HeartbeatAnswer | None = None
-    ) -> HeartbeatAnswer:
-        return await self.leadership.heartbeat(
-            cluster_id="",
-            node_id=node_id,
-            node_epoch=epoch,
-            hosted=answer.commands if answer is not None else [],
-            received_at=self.clock.now,
-        )
-
-    def count(self, kind: type[Command]) -> int:
-        return sum(isinstance(c, kind) for c in self.group.proposed)
-
-
-def run(test: Callable[[Term], Awaitable[None]], bootstrap: BootstrapConfig = BOOTSTRAP) -> Term:
-    """Run the test beside the leadership's own tasks (its ticks stand still with the clock)."""
-
-    async def whole() -> Term:
-        term = Term(bootstrap)
-        running = asyncio.ensure_future(term.leadership.run())
-        await until(lambda: term.leadership._open)
-        try:
-            await test(term)
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-        return term
-
-    return asyncio.run(asyncio.wait_for(whole(), 20))
-
-
-async def until(condition: Callable[[], bool], limit_s: float = 5.0) -> None:
-    async with asyncio.timeout(limit_s):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-
-
-def hold_proposals(term: Term) -> tuple[asyncio.Event, asyncio.Event]:
-    """Hold what is proposed from now on; return what says that there is some, and the gate."""
-    proposed, gate, propose = asyncio.Event(), asyncio.Event(), term.group.propose
-
-    async def hold(command: bytes) -> object:
-        proposed.set()
-        await gate.wait()
-        return await propose(command)
-
-    term.group.propose = hold  # type: ignore[method-assign]
-    return proposed, gate
+from .support import Term, hold_proposals, request, run_term, until
 
 
 def online(term: Term) -> int:
@@ -129,7 +41,7 @@ def test_leader_fresh_group_creates_the_cluster_once() -> None:
         assert len(config.cluster_id) == 32
         assert config.partition_count == 8
 
-    assert run(test).count(CreateCluster) == 1
+    assert run_term(test).count(CreateCluster) == 1
 
 
 def test_leader_other_flags_than_the_replicated_are_warned_of_and_ignored(
@@ -139,12 +51,12 @@ def test_leader_other_flags_than_the_replicated_are_warned_of_and_ignored(
         before = term.replicated.state.config
         term.bootstrap = BootstrapConfig(partition_count=16)
         later = asyncio.ensure_future(term.begin(2).run())
-        await until(lambda: term.leadership._open)
+        await until(lambda: term.leadership.is_open)
         later.cancel()
         assert term.replicated.state.config == before
 
     with caplog.at_level(logging.WARNING):
-        run(test)
+        run_term(test)
     assert any("setting ignored" in r.message and "16" in r.message for r in caplog.records)
 
 
@@ -160,7 +72,7 @@ def test_leader_node_from_registration_to_online_partitions() -> None:
         await until(lambda: online(term) == 8)
         await term.heartbeat(answer=answer)  # a repeated acknowledgement says nothing new
 
-    term = run(test)
+    term = run_term(test)
     assert term.count(PartitionsHosted) == 1
     assert term.count(ConfirmRegistration) == 1
 
@@ -174,7 +86,7 @@ def test_leader_bootstrap_waits_for_the_minimum_of_nodes() -> None:
         await term.pass_time(0.3)
         assert {row.primary for row in term.replicated.state.image().rows} == {1, 2}
 
-    run(test, BootstrapConfig(partition_count=8, bootstrap_nodes=2))
+    run_term(test, BootstrapConfig(partition_count=8, bootstrap_nodes=2))
 
 
 def test_leader_confirmation_is_committed_before_the_first_acknowledgement() -> None:
@@ -195,7 +107,7 @@ def test_leader_confirmation_is_committed_before_the_first_acknowledgement() -> 
         assert record.confirmed
         assert term.leadership.sessions.lease_ends_at(NodeNumber(1)) > term.clock.now
 
-    run(test)
+    run_term(test)
 
 
 def test_leader_cut_off_from_its_quorum_acknowledges_nothing_and_fences_nobody() -> None:
@@ -211,7 +123,7 @@ def test_leader_cut_off_from_its_quorum_acknowledges_nothing_and_fences_nobody()
         term.group.contact_age_s = 0.1
         await term.heartbeat()
 
-    run(test)
+    run_term(test)
 
 
 def test_leader_silent_node_is_fenced_by_one_command_and_comes_back() -> None:
@@ -233,7 +145,7 @@ def test_leader_silent_node_is_fenced_by_one_command_and_comes_back() -> None:
         await term.heartbeat(epoch=2, answer=answer)
         await until(lambda: online(term) == 8)
 
-    run(test)
+    run_term(test)
 
 
 def test_leader_fence_that_was_never_appended_is_proposed_again() -> None:
@@ -248,7 +160,7 @@ def test_leader_fence_that_was_never_appended_is_proposed_again() -> None:
         await term.pass_time(0.3)
         assert term.count(FenceNode) == 1
 
-    run(test)
+    run_term(test)
 
 
 def test_leader_never_acknowledges_while_a_fence_is_under_way() -> None:
@@ -271,7 +183,7 @@ def test_leader_never_acknowledges_while_a_fence_is_under_way() -> None:
         await term.pass_time(3.0)
         assert term.count(FenceNode) == 1
 
-    run(test)
+    run_term(test)
 
 
 def test_leader_paused_for_long_fences_nobody() -> None:
@@ -283,7 +195,7 @@ def test_leader_paused_for_long_fences_nobody() -> None:
         assert term.count(FenceNode) == 0
         await term.heartbeat()
 
-    run(test)
+    run_term(test)
 
 
 def test_leader_registration_with_an_unknown_fate_is_retried_to_the_same_epoch() -> None:
@@ -294,12 +206,12 @@ def test_leader_registration_with_an_unknown_fate_is_retried_to_the_same_epoch()
         term.group.fate = lambda _: None
         term.begin(2)  # applied all the same, as the next leader finds
         running = asyncio.ensure_future(term.leadership.run())
-        await until(lambda: term.leadership._open)
+        await until(lambda: term.leadership.is_open)
         again = await term.register()
         running.cancel()
         assert (again.node_epoch, again.repeated) == (1, True)
 
-    run(test)
+    run_term(test)
 
 
 def test_leader_caller_of_a_registration_gives_up_the_session_is_opened_all_the_same() -> None:
@@ -313,14 +225,14 @@ def test_leader_caller_of_a_registration_gives_up_the_session_is_opened_all_the_
         await until(lambda: term.leadership.sessions.is_live(NodeNumber(1), term.clock.now))
         assert (await term.register()).repeated
 
-    run(test)
+    run_term(test)
 
 
 def test_leader_term_ends_while_a_registration_waits_the_node_is_sent_on() -> None:
     async def whole() -> None:
         term = Term()
         running = asyncio.ensure_future(term.leadership.run())
-        await until(lambda: term.leadership._open)
+        await until(lambda: term.leadership.is_open)
         proposed, _ = hold_proposals(term)
         call = asyncio.ensure_future(term.register())
         await proposed.wait()
@@ -353,7 +265,7 @@ def test_leader_registration_that_was_never_appended_can_be_tried_again(
         term.group.fate = lambda _: None
         assert (await term.register(last=1, registration="r2")).node_epoch == 2
 
-    run(test)
+    run_term(test)
 
 
 def test_leader_never_acknowledges_the_old_epoch_while_a_new_one_is_under_way() -> None:
@@ -371,7 +283,7 @@ def test_leader_never_acknowledges_the_old_epoch_while_a_new_one_is_under_way() 
         gate.set()
         assert (await call).node_epoch == 2
 
-    run(test)
+    run_term(test)
 
 
 def test_leader_refuses_another_cluster_by_both_ids() -> None:
@@ -381,4 +293,4 @@ def test_leader_refuses_another_cluster_by_both_ids() -> None:
             await term.leadership.register(asked, "elsewhere")
         assert refused.value.actual_cluster_id == "elsewhere"
 
-    run(test)
+    run_term(test)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from koinon_coordinator.config import BootstrapConfig, CoordinatorConfig, TimingConfig
 from koinon_coordinator.coordinator import Coordinator
 from koinon_coordinator.server import running
-from koinon_coordinator.service import SERVICES, UpdateCache
+from koinon_coordinator.service import SERVICES
+from koinon_coordinator.updates import UpdateCache
 from koinon_proto import convert
 from koinon_proto.errors import (
     ClusterNotReadyError,
@@ -26,17 +28,19 @@ from koinon_proto.errors import (
     InvalidArgumentError,
     MembershipChangeError,
     NodeFencedError,
+    PlanStaleError,
     RegistrationPendingError,
     UnknownNodeError,
     UnsupportedVersionError,
     WrongClusterError,
 )
-from koinon_proto.table import PartitionStatus
+from koinon_proto.table import NodeId, NodeStatus, PartitionStatus
 from koinon_proto.v1 import admin_pb2, membership_pb2
 
 from .fake_node import Caller, FakeNode, wait_for
 from .support import bootstrapped, fence
 
+TWO_NODES = BootstrapConfig(partition_count=8, bootstrap_nodes=2)
 FAST = TimingConfig(election_timeout_ms=60, raft_heartbeat_ms=20)
 
 
@@ -177,6 +181,132 @@ def test_services_admin_refusals_are_typed(tmp_path: Path) -> None:
             with pytest.raises(error):
                 await caller.call(method, request)
         assert coordinator.leads
+
+    with_coordinator(tmp_path, test)
+
+
+async def running_move(
+    caller: Caller, condition: Callable[[admin_pb2.MoveStatus], bool]
+) -> admin_pb2.MoveStatus:
+    """Return the first move that runs and fulfils the condition, once there is one."""
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        status = await caller.call(caller.admin.GetMoves, admin_pb2.GetMovesRequest())
+        for move in status.moves:
+            if move.running and condition(move):
+                found: admin_pb2.MoveStatus = move
+                return found
+    raise AssertionError("no such move")
+
+
+def test_services_moves_are_planned_executed_shown_and_cancelled(tmp_path: Path) -> None:
+    async def test(coordinator: Coordinator, caller: Caller) -> None:
+        admin, nodes = caller.admin, [FakeNode(f"n{i}", [caller.address]) for i in (1, 2)]
+        lives = [asyncio.ensure_future(node.run()) for node in nodes]
+        await wait_for(lambda: all(online(node) == 8 for node in nodes))
+        newcomer = FakeNode("n3", [caller.address])
+        newcomer.weight = 200
+        lives.append(asyncio.ensure_future(newcomer.run()))
+        await wait_for(lambda: online(newcomer) == 8)
+        assert newcomer.table is not None
+        number = newcomer.table.by_id[NodeId("n3")].number
+        assert newcomer.table.nodes[number].weight == 200
+
+        one = admin_pb2.SetMovesRequest(moves_per_node=1)
+        settings = await caller.call(admin.SetMoves, one)
+        assert (settings.moves_per_node, settings.paused) == (1, False)
+        wish = admin_pb2.PlanRequest(kind=admin_pb2.PLAN_KIND_REBALANCE)
+        plan = await caller.call(admin.PlanMoves, wish)
+        assert [(b.node_number, b.replicas) for b in plan.before] == [(1, 8), (2, 8), (number, 0)]
+        assert {b.node_number: b.replicas for b in plan.after}[number] == 8
+        table = coordinator.table()
+        assert table is not None
+        assert plan.table_version == table.table_version
+        execute = admin_pb2.ExecutePlanRequest(plan=wish, plan_id=plan.plan_id)
+        await caller.call(admin.ExecutePlan, execute)
+        with pytest.raises(PlanStaleError) as stale:
+            await caller.call(admin.ExecutePlan, execute)
+        assert stale.value.plan_id == plan.plan_id
+
+        running = await running_move(caller, lambda move: True)
+        assert (running.plan_id, running.plan_moves) == (plan.plan_id, len(plan.moves))
+        assert number in running.move.target
+        newcomer.progress = [
+            membership_pb2.ReplicaProgress(
+                partition_id=running.move.partition_id,
+                stage=membership_pb2.ReplicaProgress.STAGE_SNAPSHOT,
+                records=5,
+            )
+        ]
+        running = await running_move(caller, lambda move: bool(move.progress))
+        assert list(running.progress_nodes) == [number]
+        assert (running.progress[0].records, running.waits_for) == (5, "copying to n3")
+
+        reply = await caller.call(admin.CancelMoves, admin_pb2.CancelMovesRequest())
+        assert (reply.dropped, reply.turned_back) == (len(plan.moves) - 1, 1)
+        for life in lives:
+            life.cancel()
+        for node in (*nodes, newcomer):
+            await node.close()
+
+    with_coordinator(
+        tmp_path, test, bootstrap=BootstrapConfig(partition_count=8, bootstrap_nodes=2)
+    )
+
+
+def test_services_nodes_and_primaries_are_changed_by_operators(tmp_path: Path) -> None:
+    async def test(coordinator: Coordinator, caller: Caller) -> None:
+        admin, nodes = caller.admin, [FakeNode(f"n{i}", [caller.address]) for i in (1, 2)]
+        lives = [asyncio.ensure_future(node.run()) for node in nodes]
+        await wait_for(lambda: all(online(node) == 8 for node in nodes))
+
+        def status(node_id: str, status: int) -> admin_pb2.SetNodeStatusRequest:
+            return admin_pb2.SetNodeStatusRequest(node_id=node_id, status=status)  # type: ignore[arg-type]
+
+        await caller.call(admin.SetNodeStatus, status("n2", NodeStatus.DRAINING))
+        table = coordinator.table()
+        assert table is not None
+        assert table.by_id[NodeId("n2")].status is NodeStatus.DRAINING
+        for request, error, says in (
+            (status("n2", NodeStatus.LEFT), MembershipChangeError, "8 partitions"),
+            (status("n9", NodeStatus.DRAINING), UnknownNodeError, "n9"),
+            (status("n1", NodeStatus.FENCED), InvalidArgumentError, "status"),
+        ):
+            with pytest.raises(error, match=says):
+                await caller.call(admin.SetNodeStatus, request)
+        for kind, error in (
+            (admin_pb2.PlanRequest(), InvalidArgumentError),
+            (
+                admin_pb2.PlanRequest(kind=admin_pb2.PLAN_KIND_DRAIN, node_id="n9"),
+                UnknownNodeError,
+            ),
+        ):
+            with pytest.raises(error):
+                await caller.call(admin.PlanMoves, kind)
+        with pytest.raises(InvalidArgumentError, match="pause"):
+            await caller.call(admin.SetMoves, admin_pb2.SetMovesRequest(moves_per_node=0))
+        force = admin_pb2.ForcePrimaryRequest(partition_id=0, node_id="n2")
+        with pytest.raises(MembershipChangeError, match="nothing has to be forced"):
+            await caller.call(admin.ForcePrimary, force)
+        restored = await caller.call(admin.RestorePrimaries, admin_pb2.RestorePrimariesRequest())
+        assert restored.wanted == 0
+        for life in lives:
+            life.cancel()
+        for node in nodes:
+            await node.close()
+
+    with_coordinator(
+        tmp_path, test, bootstrap=BootstrapConfig(partition_count=8, bootstrap_nodes=2)
+    )
+
+
+def test_services_before_there_is_a_table_nothing_can_be_planned(tmp_path: Path) -> None:
+    async def test(_: Coordinator, caller: Caller) -> None:
+        wish = admin_pb2.PlanRequest(kind=admin_pb2.PLAN_KIND_REBALANCE)
+        with pytest.raises(ClusterNotReadyError):
+            await caller.call(caller.admin.PlanMoves, wish)
+        status = await caller.call(caller.admin.GetMoves, admin_pb2.GetMovesRequest())
+        assert (len(status.moves), status.settings.moves_per_node) == (0, 4)
 
     with_coordinator(tmp_path, test)
 

@@ -13,6 +13,18 @@ resend puts it into the log:
 ``AssignPartitions``     only while no partition is assigned
 ``FenceNode``            only at ``node_epoch``, only if not fenced already
 ``PartitionsHosted``     each row only at its ``primary_epoch`` and ``partition_epoch``
+``AlterPartitions``      only at ``node_epoch``; each row only at its two epochs
+``AcceptPlan``           only if every row has the replicas that its move begins with and
+                         no move yet
+``StartMoves``           each only while it is queued
+``FinishMoves``          each only while it runs and everything that it needs is in sync
+``CancelMoves``          each only while it is queued, or runs and enough replicas are in
+                         sync where it turns to; turning back twice is once
+``SetMoveSettings``      sets the same again
+``SetNodeStatus``        sets the same again; LEFT only while no row names the node
+``WantPrimaries``        sets the same again
+``ForcePrimary``         only at ``partition_epoch``, only while the partition is offline
+``SetReplicationFactor`` sets the same again
 =======================  ==========================================================
 """
 
@@ -21,7 +33,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from koinon_proto.table import ClusterConfig, NodeId, NodeNumber, PartitionId
+from koinon_proto.table import (
+    DEFAULT_WEIGHT,
+    NO_NODE,
+    ClusterConfig,
+    MoveSettings,
+    NodeId,
+    NodeNumber,
+    NodeStatus,
+    PartitionId,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +67,7 @@ class RegisterNode:
     last_node_epoch: int
     registration_id: str
     known_node_epoch: int
+    weight: int = DEFAULT_WEIGHT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,6 +115,112 @@ class PartitionsHosted:
     hosted: tuple[HostedPartition, ...]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartitionChange:
+    """A row as its primary wants it: the whole new ``in_sync``, and to whom it hands over
+    (``NO_NODE``: to nobody). Only at these two epochs.
+    """
+
+    partition_id: PartitionId
+    primary_epoch: int
+    partition_epoch: int
+    in_sync: tuple[NodeNumber, ...]
+    hand_over_to: NodeNumber = NO_NODE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AlterPartitions:
+    """What a primary proposes for rows that it leads; each is judged by itself."""
+
+    node_number: NodeNumber
+    node_epoch: int
+    changes: tuple[PartitionChange, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Move:
+    """A partition's way from the replicas ``origin`` to ``target``. Rebalance, drain, replace,
+    re-replication and a change of the replication factor all consist of these.
+
+    ``running`` once the row has been changed; ``cancelled`` once it was turned back, with
+    ``origin`` and ``target`` exchanged.
+    """
+
+    partition_id: PartitionId
+    origin: tuple[NodeNumber, ...]
+    target: tuple[NodeNumber, ...]
+    reason: str
+    plan_id: str
+    plan_moves: int = 0
+    running: bool = False
+    cancelled: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AcceptPlan:
+    """Queue these moves: all of them or none."""
+
+    plan_id: str
+    moves: tuple[Move, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StartMoves:
+    """Let queued moves change their rows."""
+
+    partition_ids: tuple[PartitionId, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FinishMoves:
+    """End moves whose target is in sync and led: the rest of the replicas go."""
+
+    partition_ids: tuple[PartitionId, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CancelMoves:
+    """Drop queued moves, turn running ones back to where they began (``moves.can_turn_back``)."""
+
+    partition_ids: tuple[PartitionId, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SetMoveSettings:
+    settings: MoveSettings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SetNodeStatus:
+    """``DRAINING``: gets no replicas any more; ``ACTIVE``: does again; ``LEFT``: for good."""
+
+    node_number: NodeNumber
+    status: NodeStatus
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WantPrimaries:
+    """Who should lead, as soon as it is in sync (``NO_NODE``: no wish)."""
+
+    wishes: tuple[tuple[PartitionId, NodeNumber], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForcePrimary:
+    """An operator elects a replica that may lack acknowledged writes: it alone is in sync."""
+
+    partition_id: PartitionId
+    node_number: NodeNumber
+    partition_epoch: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SetReplicationFactor:
+    """What planning aims at from now on; ``min_in_sync`` follows (half, rounded up)."""
+
+    replication_factor: int
+
+
 Command = (
     CreateCluster
     | RegisterNode
@@ -100,6 +228,16 @@ Command = (
     | AssignPartitions
     | FenceNode
     | PartitionsHosted
+    | AlterPartitions
+    | AcceptPlan
+    | StartMoves
+    | FinishMoves
+    | CancelMoves
+    | SetMoveSettings
+    | SetNodeStatus
+    | WantPrimaries
+    | ForcePrimary
+    | SetReplicationFactor
 )
 
 
@@ -116,6 +254,13 @@ class Reason(Enum):
     ALREADY_ASSIGNED = "the partitions are assigned already"
     BAD_ASSIGNMENT = "the assignment does not fit the cluster or names a node that is not live"
     NOTHING_CURRENT = "none of the rows is at the named epochs any more"
+    MOVED_ON = "a row of the plan has changed or is being moved already"
+    BAD_TARGET = "a target does not fit the cluster: a node is unknown, has left, or is there twice"
+    NODE_IN_USE = "the node is still a replica of something, or a move's target"
+    UNKNOWN_PARTITION = "there is no such partition"
+    NOT_A_REPLICA = "the node is not a live replica of the partition"
+    NOT_OFFLINE = "the partition is not offline: nothing has to be forced"
+    BAD_VALUE = "the value does not fit the cluster"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,9 +288,12 @@ class Registered:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Applied:
-    """The command took effect on ``rows_changed`` rows."""
+    """The command took effect on ``rows_changed`` rows (or their queued moves); ``rejected`` are
+    those of the named rows on which it had none.
+    """
 
     rows_changed: int = 0
+    rejected: tuple[PartitionId, ...] = ()
 
 
 Result = Rejected | Registered | Applied

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from koinon_proto.addresses import is_address
@@ -19,14 +20,16 @@ from koinon_proto.errors import (
     RegistrationPendingError,
     UnknownNodeError,
 )
-from koinon_proto.table import NodeId, NodeStatus
+from koinon_proto.table import DEFAULT_WEIGHT, NodeId, NodeStatus
 
-from .commands import AssignPartitions, HostedPartition, RegisterNode
+from .commands import AssignPartitions, HostedPartition, PartitionChange, RegisterNode
 from .placement import place
 from .sessions import NEVER, Sessions
 from .state import ClusterState, NodeRecord
 
 NAME_CHARS_MAX = 128
+WEIGHT_MAX = 10_000
+CHANGES_MAX = 16_384  # of one proposal, which has to fit into a command
 HELD_RETRY_MS = 50
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -41,6 +44,7 @@ class Registration:
     store_id: str
     last_node_epoch: int
     registration_id: str
+    weight: int = DEFAULT_WEIGHT
 
 
 def check_registration(request: Registration) -> None:
@@ -52,6 +56,32 @@ def check_registration(request: Registration) -> None:
             raise InvalidArgumentError(field=field, reason="must not be empty")
     for field in ("rack", "store_id", "registration_id"):
         _check_length(field, getattr(request, field))
+    if not 1 <= request.weight <= WEIGHT_MAX:
+        raise InvalidArgumentError(
+            field="weight",
+            reason=f"must be from 1 to {WEIGHT_MAX}",
+            limit=WEIGHT_MAX,
+            actual=request.weight,
+        )
+
+
+def check_changes(changes: Sequence[PartitionChange], partition_count: int) -> None:
+    """Raise InvalidArgumentError for a primary's proposal that no state could accept."""
+    if len(changes) > CHANGES_MAX:
+        raise InvalidArgumentError(
+            field="changes",
+            reason="too many in one proposal",
+            limit=CHANGES_MAX,
+            actual=len(changes),
+        )
+    for change in changes:
+        if not 0 <= change.partition_id < partition_count:
+            raise InvalidArgumentError(
+                field="partition_id",
+                reason="there is no such partition",
+                limit=partition_count - 1,
+                actual=change.partition_id,
+            )
 
 
 def check_name(field: str, name: str) -> None:
@@ -97,6 +127,7 @@ def decide_registration(
         last_node_epoch=request.last_node_epoch,
         registration_id=request.registration_id,
         known_node_epoch=known.info.node_epoch if known is not None else 0,
+        weight=request.weight,
     )
 
 
@@ -123,7 +154,11 @@ def decide_bootstrap(
     config = state.config
     if config is None or state.bootstrapped:
         return None
-    live = [r.info for r in state.live_nodes if sessions.is_live(r.info.number, now)]
+    live = [
+        record.info
+        for record in state.live_nodes
+        if not record.draining and sessions.is_live(record.info.number, now)
+    ]
     if len(live) < max(config.bootstrap_nodes, config.replication_factor):
         return None
     return AssignPartitions(

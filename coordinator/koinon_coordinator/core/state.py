@@ -19,71 +19,68 @@ unconfirmed epoch, hence no write was acknowledged under it. So a registration i
   epoch, or the base of an unconfirmed epoch made by the same ``registration_id`` (which was fenced
   before it was ever answered): epoch + 1, and what the node led begins a new primary epoch;
 * of a lost store otherwise: an empty disk (another ``store_id``) or one rolled back (an older
-  epoch). Epoch + 1, and the node leaves every ``in_sync`` in the same command. The store that it
-  had is remembered (``left_behind``) if partitions are offline for want of it;
-* the return of that store (a disk that had not been mounted, directories that were swapped back):
-  it holds all that was ever acknowledged in the partitions of which it was the only replica, since
-  nobody could write to them without it. Those come back; the rest is as with a lost store.
+  epoch). Epoch + 1, and the node leaves every ``in_sync`` in the same command. Partitions of which
+  it was the last in-sync replica are stranded, and each remembers the store that it lost;
+* the return of such a store (a disk that had not been mounted, directories that were swapped back):
+  it holds all that was ever acknowledged in the partitions that were stranded by its going, since
+  nobody could lead them without it. Those come back; the rest is as with a lost store.
+
+Moves
+-----
+A plan's moves are queued beside the table and change rows only once they are started; ``moves`` has
+the steps. Nothing else changes the replicas of a row. ``table_version`` counts changes of what the
+table shows: a queue that grows or shrinks is none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from koinon_proto.table import (
     ClusterConfig,
+    MoveSettings,
     NodeId,
-    NodeInfo,
     NodeNumber,
     NodeStatus,
     PartitionId,
     PartitionRow,
     PartitionStatus,
     Table,
+    min_in_sync_of,
 )
 
-from . import election
+from . import election, members, moves
 from .commands import (
+    AcceptPlan,
+    AlterPartitions,
     Applied,
     AssignPartitions,
+    CancelMoves,
     Command,
     ConfirmRegistration,
     CreateCluster,
     FenceNode,
+    FinishMoves,
+    ForcePrimary,
+    Move,
     PartitionsHosted,
     Reason,
     Registered,
     RegisterNode,
     Rejected,
     Result,
+    SetMoveSettings,
+    SetNodeStatus,
+    SetReplicationFactor,
+    StartMoves,
+    WantPrimaries,
 )
+from .members import NodeRecord, StoreLife, Stranded
 
-LIVE_STATUSES = frozenset({NodeStatus.ACTIVE, NodeStatus.DRAINING})
-
-
-@dataclass(frozen=True, slots=True)
-class StoreLife:
-    """A store as the last process on it left it."""
-
-    store_id: str
-    node_epoch: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NodeRecord:
-    """A node and the registration that made its current epoch."""
-
-    info: NodeInfo
-    registration_id: str
-    base_node_epoch: int
-    confirmed: bool
-    left_behind: StoreLife | None = None
-
-    @property
-    def live(self) -> bool:
-        return self.info.status in LIVE_STATUSES
+__all__ = ["EMPTY_IMAGE", "ClusterState", "NodeRecord", "StateImage", "StoreLife", "Stranded"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,6 +92,9 @@ class StateImage:
     last_node_number: int
     nodes: tuple[NodeRecord, ...]
     rows: tuple[PartitionRow, ...]
+    moves: tuple[Move, ...] = ()
+    move_settings: MoveSettings = field(default_factory=MoveSettings)
+    stranded: tuple[Stranded, ...] = ()
 
 
 EMPTY_IMAGE = StateImage(config=None, table_version=0, last_node_number=0, nodes=(), rows=())
@@ -110,6 +110,9 @@ class ClusterState:
         self._nodes = {record.info.number: record for record in image.nodes}
         self._numbers = {record.info.node_id: record.info.number for record in image.nodes}
         self._rows = list(image.rows)
+        self._moves = {move.partition_id: move for move in image.moves}
+        self._move_settings = image.move_settings
+        self._stranded = {entry.partition_id: entry for entry in image.stranded}
         self._live = {number for number, record in self._nodes.items() if record.live}
         self._table: Table | None = None
         self._assigned: dict[NodeNumber, tuple[PartitionRow, ...]] | None = None
@@ -149,6 +152,15 @@ class ClusterState:
         """The partition's row; None if there is no such partition, or no table yet."""
         return self._rows[partition_id] if 0 <= partition_id < len(self._rows) else None
 
+    @property
+    def moves(self) -> Mapping[PartitionId, Move]:
+        """The moves that are queued or run, in the order of their plans. A view, not a copy."""
+        return MappingProxyType(self._moves)
+
+    @property
+    def move_settings(self) -> MoveSettings:
+        return self._move_settings
+
     def table(self) -> Table | None:
         """The table at the current version, None before there is a cluster. Made once a version."""
         if self._config is None:
@@ -159,6 +171,7 @@ class ClusterState:
                 table_version=self._version,
                 nodes={number: record.info for number, record in self._nodes.items()},
                 rows=tuple(self._rows),
+                moves=self._move_settings,
             )
         return self._table
 
@@ -180,6 +193,9 @@ class ClusterState:
             last_node_number=self._last_number,
             nodes=tuple(self.nodes),
             rows=tuple(self._rows),
+            moves=tuple(self._moves.values()),
+            move_settings=self._move_settings,
+            stranded=tuple(self._stranded[p] for p in sorted(self._stranded)),
         )
 
     # --- applying -----------------------------------------------------------------------------
@@ -203,7 +219,7 @@ class ClusterState:
             if command.known_node_epoch:
                 return Rejected(reason=Reason.STALE_EPOCH)
             return self._add_node(command)
-        if known.live and _is_copy(known, command):
+        if known.live and members.is_copy(known, command):
             return self._repeat_registration(known, command)
         if command.known_node_epoch != known.info.node_epoch:
             return Rejected(reason=Reason.STALE_EPOCH)
@@ -218,56 +234,65 @@ class ClusterState:
         # A store that remembers an epoch which this group never gave has had another coordinator
         # group: epochs still only grow.
         epoch = command.last_node_epoch + 1
-        self._put_node(_registered(command, number, epoch, self._version))
+        self._put_node(members.registered(command, number, epoch, self._version))
         return Registered(node_number=number, node_epoch=epoch)
 
     def _repeat_registration(self, known: NodeRecord, command: RegisterNode) -> Result:
-        info = known.info
-        if (info.address, info.rack) != (command.address, command.rack):
+        after = members.repeated(known, command, self._version + 1)
+        if after is not known:
             self._version += 1
-            info = replace(
-                info, address=command.address, rack=command.rack, changed_at=self._version
-            )
-            self._put_node(replace(known, info=info))
+            self._put_node(after)
+        info = known.info
         return Registered(node_number=info.number, node_epoch=info.node_epoch, repeated=True)
 
     def _renew_node(self, known: NodeRecord, command: RegisterNode) -> Result:
         number = known.info.number
         self._version += 1
         epoch = max(known.info.node_epoch, command.last_node_epoch) + 1
-        record = _registered(command, number, epoch, self._version)
-        self._put_node(replace(record, left_behind=known.left_behind))
-        if _is_known_store(known, command):
+        self._put_node(
+            members.registered(command, number, epoch, self._version, draining=known.draining)
+        )
+        if members.is_known_store(known, command):
             self._change_rows(
                 lambda row: election.with_registered(row, number, self._live, version=self._version)
             )
             return Registered(node_number=number, node_epoch=epoch)
-        lost = [row for row in self._rows if number in row.in_sync]
-        self._change_rows(
-            lambda row: election.with_store_lost(row, number, self._live, version=self._version)
-        )
-        reclaimed = 0
-        self._put_node(record)
-        if known.left_behind == StoreLife(command.store_id, command.last_node_epoch):
-            reclaimed = self._change_rows(
-                lambda row: election.with_store_returned(
-                    row, number, self._live, version=self._version
-                )
-            )
-        self._leave_behind(known, number)
+        lost, stranded = self._lose_store(known)
+        reclaimed = self._reclaim(number, StoreLife(command.store_id, command.last_node_epoch))
         return Registered(
             node_number=number,
             node_epoch=epoch,
-            copies_lost=len(lost),
-            stranded=sum(not self._rows[row.partition_id].in_sync for row in lost),
+            copies_lost=lost,
+            stranded=stranded,
             reclaimed=reclaimed,
         )
 
-    def _leave_behind(self, known: NodeRecord, number: NodeNumber) -> None:
-        """Remember the store that stranded partitions wait for, while there are any."""
-        if any(election.waits_for_store_of(row, number) for row in self._rows):
-            life = known.left_behind or StoreLife(known.info.store_id, known.info.node_epoch)
-            self._put_node(replace(self._nodes[number], left_behind=life))
+    def _lose_store(self, known: NodeRecord) -> tuple[int, int]:
+        """Put the node out of every ``in_sync``; return how many rows that were, and how many of
+        them have nobody in sync now.
+        """
+        number = known.info.number
+        lost = [row.partition_id for row in self._rows if number in row.in_sync]
+        self._change_rows(
+            lambda row: election.with_store_lost(row, number, self._live, version=self._version)
+        )
+        stranded = [p for p in lost if not self._rows[p].in_sync]
+        for p in stranded:
+            self._stranded[p] = Stranded(partition_id=p, node=number, store=known.store)
+        return len(lost), len(stranded)
+
+    def _reclaim(self, number: NodeNumber, store: StoreLife) -> int:
+        """Bring back the partitions that wait for this store; return how many."""
+        waiting = {
+            p for p, entry in self._stranded.items() if (entry.node, entry.store) == (number, store)
+        }
+
+        def change(row: PartitionRow) -> PartitionRow:
+            if row.partition_id not in waiting:
+                return row
+            return election.with_store_returned(row, number, self._live, version=self._version)
+
+        return self._change_rows(change) if waiting else 0
 
     def _confirm_registration(self, command: ConfirmRegistration) -> Result:
         record = self._at_epoch(command.node_number, command.node_epoch)
@@ -312,14 +337,17 @@ class ClusterState:
         record = self._at_epoch(command.node_number, command.node_epoch)
         if isinstance(record, Rejected):
             return record
-        assert self._config is not None  # there are no nodes before there is a cluster
-        min_in_sync = self._config.min_in_sync
+        config = self._config
+        assert config is not None  # there are no nodes before there is a cluster
         self._version += 1
-        info = replace(record.info, status=NodeStatus.FENCED, changed_at=self._version)
-        self._put_node(replace(record, info=info))
+        self._put_node(members.fenced(record, self._version))
         changed = self._change_rows(
             lambda row: election.without_fenced(
-                row, info.number, self._live, min_in_sync=min_in_sync, version=self._version
+                row,
+                command.node_number,
+                self._live,
+                min_in_sync=min_in_sync_of(config, row),
+                version=self._version,
             )
         )
         return Applied(rows_changed=changed)
@@ -342,15 +370,162 @@ class ClusterState:
         if not current:
             return Rejected(reason=Reason.NOTHING_CURRENT)
         self._version += 1
-        for partition_id, row in current.items():
-            self._rows[partition_id] = replace(
-                row,
-                status=PartitionStatus.ONLINE,
-                partition_epoch=row.partition_epoch + 1,
-                changed_at=self._version,
+        for row in current.values():
+            self._put_row(
+                replace(
+                    row,
+                    status=PartitionStatus.ONLINE,
+                    partition_epoch=row.partition_epoch + 1,
+                    changed_at=self._version,
+                )
             )
-        self._assigned = None
         return Applied(rows_changed=len(current))
+
+    def _alter_partitions(self, command: AlterPartitions) -> Result:
+        record = self._at_epoch(command.node_number, command.node_epoch)
+        if isinstance(record, Rejected):
+            return record
+        config = self._config
+        assert config is not None  # there are no nodes before there is a cluster
+        after: dict[PartitionId, PartitionRow] = {}
+        rejected: list[PartitionId] = []
+        for change in command.changes:
+            row = self.row(change.partition_id)
+            altered = row and election.altered(
+                row,
+                change,
+                command.node_number,
+                self._live,
+                min_in_sync=min_in_sync_of(config, row),
+                version=self._version + 1,
+            )
+            if altered is None or change.partition_id in after:
+                rejected.append(change.partition_id)
+            else:
+                after[change.partition_id] = altered
+        return self._change_to(after.values(), rejected)
+
+    # --- moves --------------------------------------------------------------------------------
+
+    def _accept_plan(self, command: AcceptPlan) -> Result:
+        reason = moves.plan_refusal(command.moves, self.row, self._moves, self._nodes)
+        if reason is not None:
+            return Rejected(reason=reason)
+        for move in command.moves:
+            self._moves[move.partition_id] = replace(move, running=False, cancelled=False)
+        return Applied(rows_changed=len(command.moves))
+
+    def _start_moves(self, command: StartMoves) -> Result:
+        after: list[PartitionRow] = []
+        rejected: list[PartitionId] = []
+        for p in command.partition_ids:
+            move = self._moves.get(p)
+            if move is None or move.running:
+                rejected.append(p)
+                continue
+            after.append(moves.started(self._rows[p], move, version=self._version + 1))
+            self._moves[p] = replace(move, running=True)
+        return self._change_to(after, rejected)
+
+    def _finish_moves(self, command: FinishMoves) -> Result:
+        after: list[PartitionRow] = []
+        rejected: list[PartitionId] = []
+        for p in command.partition_ids:
+            move, config = self._moves.get(p), self._config
+            if config is None or move is None or not moves.can_finish(config, self._rows[p], move):
+                rejected.append(p)
+                continue
+            after.append(moves.finished(self._rows[p], move, version=self._version + 1))
+            del self._moves[p]
+        return self._change_to(after, rejected)
+
+    def _cancel_moves(self, command: CancelMoves) -> Result:
+        after: list[PartitionRow] = []
+        rejected: list[PartitionId] = []
+        dropped = 0
+        for p in command.partition_ids:
+            move, config = self._moves.get(p), self._config
+            if move is not None and not move.running:
+                del self._moves[p]
+                dropped += 1
+            elif move and config and moves.can_turn_back(config, self._rows[p], move):
+                row, self._moves[p] = moves.turned_back(
+                    self._rows[p], move, version=self._version + 1
+                )
+                after.append(row)
+            else:
+                rejected.append(p)
+        turned = self._change_to(after, rejected)
+        return replace(turned, rows_changed=turned.rows_changed + dropped)
+
+    # --- what an operator sets ----------------------------------------------------------------
+
+    def _set_move_settings(self, command: SetMoveSettings) -> Result:
+        settings = command.settings
+        if self._config is None:
+            return Rejected(reason=Reason.NO_CLUSTER)
+        if settings.moves_per_node < 1 or settings.bytes_per_second < 0:
+            return Rejected(reason=Reason.BAD_VALUE)
+        if settings != self._move_settings:
+            self._move_settings = settings
+            self._version += 1
+        return Applied()
+
+    def _set_node_status(self, command: SetNodeStatus) -> Result:
+        record = self._nodes.get(command.node_number)
+        if record is None:
+            return Rejected(reason=Reason.UNKNOWN_NODE)
+        if command.status is NodeStatus.FENCED:
+            return Rejected(reason=Reason.BAD_VALUE)
+        if record.left:
+            leaves_again = command.status is NodeStatus.LEFT
+            return Applied() if leaves_again else Rejected(reason=Reason.NODE_LEFT)
+        if command.status is NodeStatus.LEFT and self._is_in_use(command.node_number):
+            return Rejected(reason=Reason.NODE_IN_USE)
+        after = members.with_status(record, command.status, self._version + 1)
+        self._version += after.info != record.info
+        self._put_node(after)
+        return Applied()
+
+    def _want_primaries(self, command: WantPrimaries) -> Result:
+        after: list[PartitionRow] = []
+        rejected: list[PartitionId] = []
+        for p, node in dict(command.wishes).items():
+            row = self.row(p)
+            wished = row and moves.wished(row, node, version=self._version + 1)
+            if wished is None:
+                rejected.append(p)
+            elif wished is not row:
+                after.append(wished)
+        return self._change_to(after, rejected)
+
+    def _force_primary(self, command: ForcePrimary) -> Result:
+        row = self.row(command.partition_id)
+        if row is None:
+            return Rejected(reason=Reason.UNKNOWN_PARTITION)
+        if row.partition_epoch != command.partition_epoch:
+            return Rejected(reason=Reason.NOTHING_CURRENT)
+        if row.status is not PartitionStatus.OFFLINE:
+            return Rejected(reason=Reason.NOT_OFFLINE)
+        node = command.node_number
+        if node not in row.replicas or node not in self._live:
+            return Rejected(reason=Reason.NOT_A_REPLICA)
+        after = election.forced(row, node, version=self._version + 1)
+        if after is None:
+            return Rejected(reason=Reason.BAD_VALUE)
+        return self._change_to([after])
+
+    def _set_replication_factor(self, command: SetReplicationFactor) -> Result:
+        config, factor = self._config, command.replication_factor
+        if config is None:
+            return Rejected(reason=Reason.NO_CLUSTER)
+        if not 1 <= factor <= sum(not record.left for record in self._nodes.values()):
+            return Rejected(reason=Reason.BAD_VALUE)
+        after = replace(config, replication_factor=factor, min_in_sync=(factor + 1) // 2)
+        if after != config:
+            self._config = after
+            self._version += 1
+        return Applied()
 
     # --- helpers ------------------------------------------------------------------------------
 
@@ -371,52 +546,33 @@ class ClusterState:
         self._numbers[record.info.node_id] = number
         (self._live.add if record.live else self._live.discard)(number)
 
-    def _change_rows(self, change: Callable[[PartitionRow], PartitionRow]) -> int:
-        changed = 0
-        for partition_id, row in enumerate(self._rows):
-            after = change(row)
-            if after is not row:
-                self._rows[partition_id] = after
-                changed += 1
+    def _put_row(self, row: PartitionRow) -> None:
+        self._rows[row.partition_id] = row
+        if row.in_sync:
+            self._stranded.pop(row.partition_id, None)
         self._assigned = None
-        return changed
 
+    def _change_rows(self, change: Callable[[PartitionRow], PartitionRow]) -> int:
+        after = [(row, change(row)) for row in self._rows]
+        changed = [row for was, row in after if row is not was]
+        for row in changed:
+            self._put_row(row)
+        return len(changed)
 
-def _is_copy(known: NodeRecord, command: RegisterNode) -> bool:
-    """Whether this is the registration that made the current epoch, which nobody has used yet."""
-    return (
-        not known.confirmed
-        and known.registration_id == command.registration_id
-        and known.base_node_epoch == command.last_node_epoch
-        and known.info.store_id == command.store_id
-    )
+    def _change_to(
+        self, rows: Iterable[PartitionRow], rejected: Iterable[PartitionId] = ()
+    ) -> Applied:
+        """Put rows that were made for the next version, which there is if there are any."""
+        changed = list(rows)
+        for row in changed:
+            self._put_row(row)
+        self._version += bool(changed)
+        return Applied(rows_changed=len(changed), rejected=tuple(rejected))
 
-
-def _is_known_store(known: NodeRecord, command: RegisterNode) -> bool:
-    """Whether the store holds all that was ever acknowledged under this node."""
-    if known.info.store_id != command.store_id:
-        return False
-    return command.last_node_epoch == known.info.node_epoch or _is_copy(known, command)
-
-
-def _registered(
-    command: RegisterNode, number: NodeNumber, node_epoch: int, version: int
-) -> NodeRecord:
-    return NodeRecord(
-        info=NodeInfo(
-            number=number,
-            node_id=command.node_id,
-            address=command.address,
-            rack=command.rack,
-            node_epoch=node_epoch,
-            status=NodeStatus.ACTIVE,
-            store_id=command.store_id,
-            changed_at=version,
-        ),
-        registration_id=command.registration_id,
-        base_node_epoch=command.last_node_epoch,
-        confirmed=False,
-    )
+    def _is_in_use(self, number: NodeNumber) -> bool:
+        return any(number in row.replicas for row in self._rows) or any(
+            number in move.target for move in self._moves.values()
+        )
 
 
 _APPLY: dict[type[Any], Callable[[ClusterState, Any], Result]] = {
@@ -426,4 +582,14 @@ _APPLY: dict[type[Any], Callable[[ClusterState, Any], Result]] = {
     AssignPartitions: ClusterState._assign_partitions,
     FenceNode: ClusterState._fence_node,
     PartitionsHosted: ClusterState._partitions_hosted,
+    AlterPartitions: ClusterState._alter_partitions,
+    AcceptPlan: ClusterState._accept_plan,
+    StartMoves: ClusterState._start_moves,
+    FinishMoves: ClusterState._finish_moves,
+    CancelMoves: ClusterState._cancel_moves,
+    SetMoveSettings: ClusterState._set_move_settings,
+    SetNodeStatus: ClusterState._set_node_status,
+    WantPrimaries: ClusterState._want_primaries,
+    ForcePrimary: ClusterState._force_primary,
+    SetReplicationFactor: ClusterState._set_replication_factor,
 }

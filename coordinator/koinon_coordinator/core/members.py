@@ -1,0 +1,123 @@
+"""A node's record: what registrations and an operator make of it. Pure; ``state`` has the rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from koinon_proto.table import NodeInfo, NodeNumber, NodeStatus, PartitionId
+
+from .commands import RegisterNode
+
+LIVE_STATUSES = frozenset({NodeStatus.ACTIVE, NodeStatus.DRAINING})
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLife:
+    """A store as the last process on it left it."""
+
+    store_id: str
+    node_epoch: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stranded:
+    """A partition whose last in-sync replica went with its store, and that store."""
+
+    partition_id: PartitionId
+    node: NodeNumber
+    store: StoreLife
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeRecord:
+    """A node and the registration that made its current epoch. ``draining`` outlives a fence, under
+    which ``info.status`` does not show it.
+    """
+
+    info: NodeInfo
+    registration_id: str
+    base_node_epoch: int
+    confirmed: bool
+    draining: bool = False
+
+    @property
+    def live(self) -> bool:
+        return self.info.status in LIVE_STATUSES
+
+    @property
+    def left(self) -> bool:
+        return self.info.status is NodeStatus.LEFT
+
+    @property
+    def store(self) -> StoreLife:
+        return StoreLife(self.info.store_id, self.info.node_epoch)
+
+
+def registered(
+    command: RegisterNode,
+    number: NodeNumber,
+    node_epoch: int,
+    version: int,
+    *,
+    draining: bool = False,
+) -> NodeRecord:
+    """Return the record that a registration makes; a node that was draining still is."""
+    return NodeRecord(
+        info=NodeInfo(
+            number=number,
+            node_id=command.node_id,
+            address=command.address,
+            rack=command.rack,
+            node_epoch=node_epoch,
+            status=NodeStatus.DRAINING if draining else NodeStatus.ACTIVE,
+            store_id=command.store_id,
+            changed_at=version,
+            weight=command.weight,
+        ),
+        registration_id=command.registration_id,
+        base_node_epoch=command.last_node_epoch,
+        confirmed=False,
+        draining=draining,
+    )
+
+
+def repeated(known: NodeRecord, command: RegisterNode, version: int) -> NodeRecord:
+    """Return the record after a copy of the registration that made it, which may have moved."""
+    info = replace(known.info, address=command.address, rack=command.rack, weight=command.weight)
+    if info == known.info:
+        return known
+    return replace(known, info=replace(info, changed_at=version))
+
+
+def fenced(known: NodeRecord, version: int) -> NodeRecord:
+    return replace(known, info=replace(known.info, status=NodeStatus.FENCED, changed_at=version))
+
+
+def with_status(known: NodeRecord, status: NodeStatus, version: int) -> NodeRecord:
+    """Return the record of a node that has not left, in the standing that an operator gives it. A
+    fenced node stays fenced, and drains (or does not) once it is back.
+    """
+    draining = status is NodeStatus.DRAINING
+    if status is not NodeStatus.LEFT and not known.live:
+        status = known.info.status
+    info = known.info
+    if status is not info.status:
+        info = replace(info, status=status, changed_at=version)
+    return replace(known, info=info, draining=draining)
+
+
+def is_copy(known: NodeRecord, command: RegisterNode) -> bool:
+    """Whether this is the registration that made the current epoch, which nobody has used yet."""
+    return (
+        not known.confirmed
+        and known.registration_id == command.registration_id
+        and known.base_node_epoch == command.last_node_epoch
+        and known.info.store_id == command.store_id
+    )
+
+
+def is_known_store(known: NodeRecord, command: RegisterNode) -> bool:
+    """Whether the store holds all that was ever acknowledged under this node."""
+    if known.info.store_id != command.store_id:
+        return False
+    return command.last_node_epoch == known.info.node_epoch or is_copy(known, command)

@@ -1,0 +1,1 @@
+"""The parts of the planner; ``core/planner.py`` is its face and says what it decides."""

@@ -1,0 +1,148 @@
+"""The layout while a plan is made of it: dense indices, counts kept up to date.
+
+A node is known here by its index in ascending order of numbers, so that all is deterministic. A
+row is the list of a partition's members in order. Of a row that may change, some members are
+*pinned*: they stay whatever happens; the others are *loose*. ``cap[p]`` is how many replicas of
+``p`` one rack may hold: the least number with which the row can be had at all, given what is
+pinned; 1 while there are enough racks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from koinon_proto.table import NodeNumber
+
+from .model import Balance, Layout, PlanNode, Replicas
+
+
+class Draft:
+    """Rows that change, counts of replicas by node, and who may go where."""
+
+    def __init__(self, layout: Layout) -> None:
+        known = {node.number: node for node in layout.nodes}
+        for number in sorted({n for row in layout.replicas for n in row} - known.keys()):
+            known[number] = PlanNode(number=number, rack="", weight=1, takes=False, gives=True)
+        self.nodes = [known[number] for number in sorted(known)]
+        self.index = {node.number: i for i, node in enumerate(self.nodes)}
+        index = self.index
+        self.origin = [tuple([index[n] for n in row]) for row in layout.replicas]
+        self.rows = [list(row) for row in self.origin]
+        self.takers = [i for i, node in enumerate(self.nodes) if node.takes]
+        self.takes = [node.takes for node in self.nodes]
+        self.weight = [max(1, node.weight) for node in self.nodes]
+        self.rack_names = sorted({node.rack for node in self.nodes})
+        rack_index = {rack: r for r, rack in enumerate(self.rack_names)}
+        self.rack = [rack_index[node.rack] for node in self.nodes]
+        self.takers_by_rack: list[list[int]] = [[] for _ in self.rack_names]
+        for i in self.takers:
+            self.takers_by_rack[self.rack[i]].append(i)
+        self.taking_racks = sum(1 for members in self.takers_by_rack if members)
+        self.count = [0] * len(self.nodes)
+        for row in self.origin:
+            for i in row:
+                self.count[i] += 1
+        self.pinned: dict[int, frozenset[int]] = {}
+        self.cap = [len(self.nodes)] * len(self.rows)
+        self._caps: dict[tuple[tuple[int, bool], ...], int] = {}
+
+    # ------------------------------------------------------------------ what is possible
+
+    def pin(self, partition: int, pinned: Iterable[int], size: int) -> None:
+        """Say which members of a row stay, and how many members are wanted: sets its ``cap``."""
+        members = frozenset(pinned)
+        self.pinned[partition] = members
+        self.cap[partition] = self.least_cap(members, size)
+
+    def least_cap(self, pinned: frozenset[int], size: int) -> int:
+        """Return how many replicas a rack must be allowed to hold for a row of ``size`` to be had,
+        or as near to it as the nodes allow.
+        """
+        if not pinned or self.taking_racks < size:
+            return self._least_cap(pinned, size)
+        held = Counter(self.rack[i] for i in pinned)
+        open_racks = self.taking_racks - sum(1 for r in held if self.takers_by_rack[r])
+        if len(pinned) + open_racks >= size:
+            return 1
+        return self._least_cap(pinned, size)
+
+    def _least_cap(self, pinned: frozenset[int], size: int) -> int:
+        key = (*sorted((self.rack[i], self.takes[i]) for i in pinned), (size, True))
+        if (cap := self._caps.get(key)) is None:
+            cap = 1
+            rooms = self.rack_rooms(pinned)
+            size = min(size, sum(held + free for held, free in rooms))
+            while sum(max(held, min(cap, held + free)) for held, free in rooms) < size:
+                cap += 1
+            self._caps[key] = cap
+        return cap
+
+    def rack_rooms(self, pinned: frozenset[int]) -> list[tuple[int, int]]:
+        """Return for each rack how many of the pinned it has, and how many takers beside them."""
+        rooms = [(0, len(members)) for members in self.takers_by_rack]
+        for i in pinned:
+            held, free = rooms[self.rack[i]]
+            rooms[self.rack[i]] = held + 1, free - self.takes[i]
+        return rooms
+
+    def held_by_rack(self, row: Iterable[int], rack: int) -> int:
+        """Return how many of the members stand in the rack."""
+        racks = self.rack
+        return sum([racks[i] == rack for i in row])
+
+    def may_replace(self, partition: int, old: int, new: int) -> bool:
+        """Return whether ``new``, a node that takes, may have the place of ``old``."""
+        row = self.rows[partition]
+        if new in row:
+            return False
+        rack = self.rack[new]
+        return rack == self.rack[old] or self.held_by_rack(row, rack) < self.cap[partition]
+
+    # ------------------------------------------------------------------ changes
+
+    def replace(self, partition: int, old: int, new: int) -> None:
+        """Give the place of ``old`` to ``new``."""
+        row = self.rows[partition]
+        row[row.index(old)] = new
+        self.count[old] -= 1
+        self.count[new] += 1
+
+    def add(self, partition: int, new: int) -> None:
+        """Put ``new`` at the row's end."""
+        self.rows[partition].append(new)
+        self.count[new] += 1
+
+    def drop(self, partition: int, old: int) -> None:
+        """Take ``old`` off the row."""
+        self.rows[partition].remove(old)
+        self.count[old] -= 1
+
+    def reorder(self, partition: int) -> None:
+        """Put each old member into its old place as far as it goes, and the new ones between."""
+        origin, members = self.origin[partition], self.rows[partition]
+        new = [i for i in members if i not in origin]
+        places = [i if i in members else (new.pop(0) if new else None) for i in origin]
+        self.rows[partition] = [i for i in places if i is not None] + new
+
+    # ------------------------------------------------------------------ results
+
+    def changed(self, partition: int) -> bool:
+        return tuple(self.rows[partition]) != self.origin[partition]
+
+    def replicas(self, row: Iterable[int]) -> Replicas:
+        """Return the members' node numbers."""
+        return tuple(NodeNumber(self.nodes[i].number) for i in row)
+
+    def balance(self, rows: Iterable[Iterable[int]]) -> tuple[Balance, ...]:
+        """Return what each node holds in the rows."""
+        replicas: Counter[int] = Counter()
+        primaries: Counter[int] = Counter()
+        for row in rows:
+            members = tuple(row)
+            replicas.update(members)
+            primaries.update(members[:1])
+        return tuple(
+            Balance(node_number=node.number, replicas=replicas[i], primaries=primaries[i])
+            for i, node in enumerate(self.nodes)
+        )

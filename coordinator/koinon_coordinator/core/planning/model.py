@@ -1,0 +1,102 @@
+"""What the planner is given and what it answers: plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from koinon_proto.table import NO_NODE, NodeNumber, PartitionId
+
+Replicas = tuple[NodeNumber, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanNode:
+    """A node as the planner sees it.
+
+    ``takes``: it may get replicas (live, neither draining nor gone). ``gives``: it is to be
+    emptied (draining or gone). A node that does neither is down: it keeps what it has, for it is
+    expected back. ``weight`` is its share relative to the others', at least 1.
+    """
+
+    number: NodeNumber
+    rack: str
+    weight: int
+    takes: bool
+    gives: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """Who holds what, and who may.
+
+    ``replicas[p]`` are the replicas that partition ``p`` has once every move that is queued or
+    under way is over, preferred primary first. The partitions that have such a move are ``fixed``:
+    they are counted and not touched. ``names`` serve the texts only.
+    """
+
+    nodes: tuple[PlanNode, ...]
+    replicas: tuple[Replicas, ...]
+    fixed: frozenset[PartitionId]
+    replication_factor: int
+    names: Mapping[NodeNumber, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedMove:
+    """One partition's change of replicas. A target of the same members in another order changes
+    the preferred primary and copies nothing. ``reason`` is for people.
+    """
+
+    partition_id: PartitionId
+    origin: Replicas
+    target: Replicas
+    reason: str
+
+
+class RefusalCode(Enum):
+    """What a plan could not do, or would not."""
+
+    NOT_ENOUGH_NODES = "not_enough_nodes"
+    """Partitions keep fewer replicas than wanted, or one on a node that was to be emptied."""
+    NOT_ENOUGH_RACKS = "not_enough_racks"
+    """Partitions have two replicas on one rack, for want of racks that take any."""
+    NO_TARGET = "no_target"
+    """The node named cannot take the place: it, or its rack, has a replica of the partition."""
+    MOVE_UNDER_WAY = "move_under_way"
+    """Partitions need a change and have a move queued or under way: plan again after it."""
+    NODE_DOWN = "node_down"
+    """A node is down: it keeps its replicas, or it cannot take any."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refusal:
+    """What was left undone. ``node_number`` is ``NO_NODE`` where no single node is the cause."""
+
+    code: RefusalCode
+    reason: str
+    node_number: NodeNumber = NO_NODE
+    partition_ids: tuple[PartitionId, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Balance:
+    """How much one node holds; ``primaries`` are preferred ones."""
+
+    node_number: NodeNumber
+    replicas: int
+    primaries: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """Moves in order of partitions, and what they change. The same layout and wish give the same
+    plan and the same ``plan_id``; another layout gives another id, even for the same moves.
+    """
+
+    plan_id: str
+    moves: tuple[PlannedMove, ...]
+    before: tuple[Balance, ...]
+    after: tuple[Balance, ...]
+    refusals: tuple[Refusal, ...]

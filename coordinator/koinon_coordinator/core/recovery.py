@@ -1,0 +1,116 @@
+"""What a new coordinator group begins with when the majority of the old one is lost. Pure.
+
+Every table that a node or a surviving member holds is a prefix of one history, so the one of the
+highest ``table_version`` is the newest that anybody acted on; what was committed after it was seen
+by nobody who is asked. The new history begins far above it, so that nothing the old group may have
+given out collides: versions and epochs jump, every node is fenced and must register anew, and no
+partition has a primary until a node that its row calls in sync has registered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from koinon_proto.table import (
+    NO_NODE,
+    NodeNumber,
+    NodeStatus,
+    OfflineReason,
+    PartitionRow,
+    PartitionStatus,
+    Table,
+)
+
+from .commands import Move
+from .state import NodeRecord, StateImage
+
+VERSION_JUMP = 1_000_000
+EPOCH_JUMP = 1_000
+"""Of 16 million primary epochs that a partition has in all."""
+PLAN_ID = "recovered"
+
+
+def image_of(table: Table) -> StateImage:
+    """Return the state that a node's table lets one know."""
+    return StateImage(
+        config=table.cluster,
+        table_version=table.table_version,
+        last_node_number=max(table.nodes, default=0),
+        nodes=tuple(
+            NodeRecord(
+                info=info,
+                registration_id="",
+                base_node_epoch=info.node_epoch - 1,
+                confirmed=True,
+                draining=info.status is NodeStatus.DRAINING,
+            )
+            for _, info in sorted(table.nodes.items())
+        ),
+        rows=tuple(table.rows),
+        move_settings=table.moves,
+    )
+
+
+def newest(images: Iterable[StateImage]) -> StateImage:
+    """Return the image of the highest version; of equal ones the first, so name members first."""
+    return max(images, key=lambda image: image.table_version)
+
+
+def recovered(image: StateImage) -> StateImage:
+    """Return the state that the new group begins with."""
+    version = image.table_version + VERSION_JUMP
+    rows = tuple(_without_primary(row, version) for row in image.rows)
+    known = {move.partition_id for move in image.moves}
+    orphans = [
+        _move_of(row)
+        for row in image.rows
+        if (row.adding or row.removing) and row.partition_id not in known
+    ]
+    moves = sorted((*image.moves, *orphans), key=lambda move: move.partition_id)
+    return replace(
+        image,
+        table_version=version,
+        nodes=tuple(_fenced(record, version) for record in image.nodes),
+        rows=rows,
+        moves=tuple(moves),
+    )
+
+
+def copies_at_risk(image: StateImage, reached: Iterable[NodeNumber]) -> list[PartitionRow]:
+    """Return the rows of which no in-sync replica is on a node that was reached."""
+    there = set(reached)
+    return [row for row in image.rows if not there.intersection(row.in_sync)]
+
+
+def _fenced(record: NodeRecord, version: int) -> NodeRecord:
+    if record.info.status is NodeStatus.LEFT:
+        return record
+    info = replace(record.info, status=NodeStatus.FENCED, changed_at=version)
+    return replace(record, info=info, confirmed=True)
+
+
+def _without_primary(row: PartitionRow, version: int) -> PartitionRow:
+    lost = row.offline_reason is OfflineReason.STORE_LOST
+    return replace(
+        row,
+        primary=NO_NODE,
+        primary_epoch=row.primary_epoch + EPOCH_JUMP,
+        partition_epoch=row.partition_epoch + EPOCH_JUMP,
+        status=PartitionStatus.OFFLINE,
+        offline_reason=OfflineReason.STORE_LOST if lost else OfflineReason.NO_LIVE_REPLICA,
+        changed_at=version,
+    )
+
+
+def _move_of(row: PartitionRow) -> Move:
+    """The move that a row is on, where the state that knew of it is lost."""
+    return Move(
+        partition_id=row.partition_id,
+        origin=row.settled,
+        target=row.target,
+        reason="under way when the coordinators were lost",
+        plan_id=PLAN_ID,
+        plan_moves=1,
+        running=True,
+    )

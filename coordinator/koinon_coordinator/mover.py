@@ -1,0 +1,141 @@
+"""Moves, while this coordinator leads: starts, finishes and turns back what the state holds, and
+replaces nodes that stay away.
+
+It looks whenever something was applied, and once a second while a node is fenced; what it does then
+is decided in ``core/moving.py`` and ``core/layouts.py``. It has one proposal under way at most, and
+each carries all that is due. Nothing of it has to survive: the next leader finds in the state what
+is left to do, and counts anew how long a node has been away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from koinon_proto.errors import KoinonError
+from koinon_proto.table import NodeNumber, PartitionId
+
+from .core.commands import Applied, CancelMoves, Command, FinishMoves, StartMoves
+from .core.layouts import RepairTask, accepted, repair, repair_plan_id, repair_task
+from .core.moving import Fences, Progress, next_step
+from .core.operating import names
+from .term import Term
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 1.0
+RETRY_PAUSE_S = 0.1
+FAILURE_PAUSE_S = 5.0
+_EVENTS = {
+    StartMoves: "moves started",
+    FinishMoves: "moves finished",
+    CancelMoves: "moves turned back or dropped",
+}
+
+
+class Mover:
+    """See the module's text. ``run`` in a task of the term."""
+
+    def __init__(self, term: Term, *, pause_s: float) -> None:
+        self._term = term
+        self._pause_s = pause_s
+        self._fences = Fences(term.began_at)
+        self._fences.observe(term.state, term.began_at)
+        self._looked_at = term.began_at
+        self._wake: asyncio.Event | None = None
+        self._refused: tuple[Command, int] | None = None
+        self._tried: RepairTask | None = None  # after which there was nothing left to plan
+        self.progress: dict[NodeNumber, dict[PartitionId, Progress]] = {}
+
+    def take_progress(self, number: NodeNumber, progress: Sequence[Progress]) -> None:
+        """Keep what a node said last of its replicas that are not in sync."""
+        if progress:
+            self.progress[number] = {p.partition_id: p for p in progress}
+        else:
+            self.progress.pop(number, None)
+
+    def tick(self, now: float) -> None:
+        """Count time; look at the moves if a node has been away for long enough to matter."""
+        self._fences.tick(now, pause_s=self._pause_s)
+        if self._wake is not None and self._fences.any and now - self._looked_at >= LOOK_EVERY_S:
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Until the term ends."""
+        with self._term.replicated.watching() as wake:
+            self._wake = wake
+            while True:
+                await wake.wait()
+                wake.clear()
+                await asyncio.sleep(0)  # whoever waits for the table itself goes first
+                try:
+                    await self._go_on()
+                except KoinonError as error:
+                    log.debug("moves wait error=%s", error)
+                    await asyncio.sleep(RETRY_PAUSE_S)
+                    wake.set()
+                except Exception:
+                    log.exception("moves stand still for a while term=%d", self._term.number)
+                    await asyncio.sleep(FAILURE_PAUSE_S)
+                    wake.set()
+
+    async def _go_on(self) -> None:
+        """Propose until nothing is due."""
+        while True:
+            now = self._looked_at = self._term.clock()
+            state = self._term.state
+            self._fences.observe(state, now)
+            fenced_s, after_s = self._fences.fenced_s(now), self._rereplicate_after_s()
+            command = next_step(state, fenced_s, after_s)
+            if command is None or not await self._propose(command):
+                break
+        lost = {number for number, seconds in fenced_s.items() if seconds >= after_s > 0}
+        await self._repair(lost)
+
+    async def _propose(self, command: Command) -> bool:
+        """Whether it had an effect. What had none is not proposed again in the same state."""
+        version = self._term.state.table_version
+        if self._refused == (command, version):
+            return False
+        result = await self._term.propose(command)
+        if isinstance(result, Applied) and result.rows_changed:
+            event = _EVENTS.get(type(command))
+            if event:
+                log.info("%s moves=%d", event, result.rows_changed)
+            return True
+        log.warning("moves refused command=%s result=%s", type(command).__name__, result)
+        self._refused = (command, version)
+        return False
+
+    # --- nodes that stay away -----------------------------------------------------------------
+
+    async def _repair(self, lost: set[NodeNumber]) -> None:
+        """Queue moves that replace these nodes, once for each state of affairs."""
+        task = repair_task(self._term.state, lost)
+        if task is None or task == self._tried:
+            return
+        plan = repair(self._term.state, task)
+        nodes = names(self._term.state, sorted(lost))
+        for refusal in plan.refusals:
+            log.warning(
+                "re-replication refused nodes=%s code=%s partitions=%d why=%s",
+                nodes,
+                refusal.code.value,
+                len(refusal.partition_ids),
+                refusal.reason,
+            )
+        for command in accepted(repair_plan_id(plan), plan):
+            if await self._propose(command):
+                log.warning(
+                    "re-replication begun nodes=%s moves=%d plan=%s why=%s",
+                    nodes,
+                    len(command.moves),
+                    command.plan_id,
+                    "down for rereplicate-after-ms",
+                )
+        self._tried = task
+
+    def _rereplicate_after_s(self) -> float:
+        config = self._term.state.config
+        return config.rereplicate_after_ms / 1000 if config is not None else 0.0

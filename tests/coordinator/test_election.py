@@ -1,0 +1,49 @@
+"""Elections row by row: what ``ClusterState`` cannot bring about is held here."""
+
+from __future__ import annotations
+
+from koinon_coordinator.core.election import elect, with_store_returned
+from koinon_proto.table import NO_NODE, NodeNumber, OfflineReason, PartitionId, PartitionRow
+from koinon_proto.table import PartitionStatus as Status
+
+from .states import numbers
+
+N1, N2, N3 = numbers(1, 2, 3)
+
+
+def row(in_sync: tuple[NodeNumber, ...], *, primary: NodeNumber = NO_NODE) -> PartitionRow:
+    """A partition on nodes 2, 1 and 3, of which 3 is to be removed."""
+    return PartitionRow(
+        partition_id=PartitionId(0),
+        replicas=(N2, N1, N3),
+        in_sync=in_sync,
+        primary=primary,
+        primary_epoch=5,
+        partition_epoch=9,
+        removing=(N3,),
+        status=Status.OFFLINE if primary == NO_NODE else Status.ONLINE,
+        offline_reason=OfflineReason.STORE_LOST if not in_sync else OfflineReason.NONE,
+        changed_at=1,
+    )
+
+
+def test_elect_takes_the_first_live_in_sync_replica() -> None:
+    everyone = row((N1, N2, N3))
+    assert elect(everyone, {N1, N2, N3}) == N2
+    assert elect(everyone, {N1, N3}) == N1
+    assert elect(everyone, {N3}) == N3
+    assert elect(everyone, set()) == NO_NODE
+    assert elect(row((N3,)), {N1, N2}) == NO_NODE
+
+
+def test_store_that_returns_leads_what_nobody_has_led_since() -> None:
+    back = with_store_returned(row(()), N1, {N1}, version=2)
+    assert (back.in_sync, back.primary, back.primary_epoch) == ((N1,), N1, 6)
+    assert (back.status, back.partition_epoch, back.changed_at) == (Status.ASSIGNED, 10, 2)
+
+
+def test_store_that_returns_to_a_row_that_goes_on_without_it_changes_nothing() -> None:
+    for other in (row((N2,), primary=N2), row((N2,))):
+        assert with_store_returned(other, N1, {N1, N2}, version=2) is other
+    stranded = row(())
+    assert with_store_returned(stranded, NodeNumber(9), {NodeNumber(9)}, version=2) is stranded

@@ -1,0 +1,538 @@
+"""Plans, moves and nodes that stay away, at a leader over a group of one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+import pytest
+
+from koinon_coordinator.convert import command_from_bytes
+from koinon_coordinator.core.commands import (
+    AcceptPlan,
+    CancelMoves,
+    FinishMoves,
+    SetNodeStatus,
+    SetReplicationFactor,
+    StartMoves,
+)
+from koinon_coordinator.core.layouts import PlanKind, PlanWish
+from koinon_coordinator.core.moving import REPAIR_PREFIX, Progress, Stage
+from koinon_coordinator.core.state import ClusterState
+from koinon_proto.errors import (
+    ConfigurationError,
+    MembershipChangeError,
+    NotLeaderError,
+    PlanStaleError,
+    ResourceExhaustedError,
+    UnknownFateError,
+)
+from koinon_proto.table import NO_NODE, NodeNumber, NodeStatus, PartitionId, PartitionRow
+
+from .states import force, record_of, row_of
+from .support import (
+    Term,
+    bootstrapped,
+    fence,
+    hold_proposals,
+    register,
+    run_term,
+    settled,
+    until,
+)
+
+P0 = PartitionId(0)
+REBALANCE = PlanWish(kind=PlanKind.REBALANCE)
+THREE = [(1, 2), (2, 3), (3, 1), (1, 3), (2, 1), (3, 2)]
+
+
+def with_newcomer(replicas: Sequence[tuple[int, ...]] = THREE) -> ClusterState:
+    """Three nodes that hold everything, and a fourth that holds nothing."""
+    state = bootstrapped(replicas)
+    state.apply(register("n4"))
+    return state
+
+
+async def execute(term: Term, wish: PlanWish) -> str:
+    planned = term.leadership.operations.plan(wish)
+    await term.leadership.operations.execute(wish, planned.plan.plan_id)
+    return planned.plan.plan_id
+
+
+async def carry_out(term: Term, *node_ids: str) -> None:
+    """What the nodes do: copy, widen, hand over, take over, until no moves are left. Every node
+    that is named lives.
+    """
+    for _ in range(200):
+        await term.live(0.2, *node_ids)
+        state = term.replicated.state
+        if not state.moves:
+            return
+        for p, move in list(state.moves.items()):
+            row = row_of(state, p)
+            if not move.running or row.primary == NO_NODE:
+                continue
+            missing = [n for n in row.adding if n not in row.in_sync]
+            if missing:
+                await term.propose(p, *row.in_sync, *missing)
+            elif row.wanted_primary in row.in_sync:
+                await term.propose(p, to=row.wanted_primary)
+    raise AssertionError(dict(term.replicated.state.moves))
+
+
+def rows(term: Term) -> tuple[PartitionRow, ...]:
+    return term.replicated.state.image().rows
+
+
+def counts(term: Term) -> dict[int, int]:
+    numbers = [n for row in rows(term) for n in row.replicas]
+    return {int(n): numbers.count(n) for n in sorted(set(numbers))}
+
+
+# --- plans -------------------------------------------------------------------------------------
+
+
+def test_rebalance_onto_a_new_node_is_planned_shown_and_carried_out() -> None:
+    async def test(term: Term) -> None:
+        planned = term.leadership.operations.plan(REBALANCE)
+        assert term.leadership.operations.plan(REBALANCE) == planned
+        assert (len(planned.plan.moves), term.group.proposed) == (3, [])
+        await execute(term, REBALANCE)
+        await carry_out(term, "n1", "n2", "n3", "n4")
+        assert counts(term) == {1: 3, 2: 3, 3: 3, 4: 3}
+        assert all(len(row.in_sync) == 2 and not row.removing for row in rows(term))
+        assert term.leadership.operations.plan(REBALANCE).plan.moves == ()
+        await execute(term, REBALANCE)  # nothing to do is no error
+
+    term = run_term(test, state=with_newcomer())
+    assert term.count(AcceptPlan) == 1
+    assert term.count(FinishMoves) >= 1
+
+
+def test_plan_that_does_not_fit_any_more_is_refused_by_both_ids() -> None:
+    async def test(term: Term) -> None:
+        operations = term.leadership.operations
+        old = operations.plan(REBALANCE).plan.plan_id
+        term.replicated.state.apply(register("n5"))
+        with pytest.raises(PlanStaleError) as refused:
+            await operations.execute(REBALANCE, old)
+        assert (refused.value.plan_id, refused.value.current_plan_id) == (
+            old,
+            operations.plan(REBALANCE).plan.plan_id,
+        )
+        assert not term.replicated.state.moves
+
+    assert run_term(test, state=with_newcomer()).count(AcceptPlan) == 0
+
+
+def test_plan_whose_rows_change_while_it_is_proposed_is_refused_as_stale() -> None:
+    async def test(term: Term) -> None:
+        operations = term.leadership.operations
+        plan_id = operations.plan(REBALANCE).plan.plan_id
+        proposed, gate = hold_proposals(term)
+        calls = [asyncio.ensure_future(operations.execute(REBALANCE, plan_id)) for _ in range(2)]
+        await proposed.wait()
+        await settled()
+        gate.set()
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(o) for o in outcomes] == [type(None), PlanStaleError]
+        assert isinstance(outcomes[1], PlanStaleError)
+        assert outcomes[1].current_plan_id not in ("", plan_id)
+
+    run_term(test, state=with_newcomer())
+
+
+def test_drain_marks_the_node_first_empties_it_and_lets_it_leave() -> None:
+    async def test(term: Term) -> None:
+        operations = term.leadership.operations
+        with pytest.raises(MembershipChangeError, match="n1 is still a replica of 4 partitions"):
+            await operations.set_node_status("n1", NodeStatus.LEFT)
+        await execute(term, PlanWish(kind=PlanKind.DRAIN, node_id="n1"))
+        kinds = [type(c) for c in term.group.proposed]
+        assert kinds[:2] == [SetNodeStatus, AcceptPlan]
+        assert record_of(term.replicated.state, 1).info.status is NodeStatus.DRAINING
+        await carry_out(term, "n1", "n2", "n3", "n4")
+        assert 1 not in counts(term)
+        await operations.set_node_status("n1", NodeStatus.LEFT)
+        with pytest.raises(MembershipChangeError, match="has left"):
+            await term.register("n1", last=1, registration="r2")
+
+    run_term(test, state=with_newcomer())
+
+
+def test_drain_that_cannot_move_anything_is_refused_and_leaves_the_node_as_it_is() -> None:
+    async def test(term: Term) -> None:
+        wish = PlanWish(kind=PlanKind.DRAIN, node_id="n1")
+        planned = term.leadership.operations.plan(wish)
+        assert planned.plan.refusals
+        with pytest.raises(MembershipChangeError, match=planned.plan.refusals[0].reason[:10]):
+            await term.leadership.operations.execute(wish, planned.plan.plan_id)
+        assert term.group.proposed == []
+
+    run_term(test, state=bootstrapped([(1, 2, 3)] * 3))
+
+
+def test_replace_gives_every_place_of_a_node_to_another_and_the_old_one_gets_no_more() -> None:
+    async def test(term: Term) -> None:
+        await execute(term, PlanWish(kind=PlanKind.REPLACE, node_id="n2", with_node_id="n4"))
+        await carry_out(term, "n1", "n2", "n3", "n4")
+        assert [row.replicas for row in rows(term)] == [
+            tuple(4 if n == 2 else n for n in replicas) for replicas in THREE
+        ]
+        assert record_of(term.replicated.state, 2).draining
+
+    run_term(test, state=with_newcomer())
+
+
+@pytest.mark.parametrize(("before", "factor"), [([(1,), (2,), (3,)], 3), ([(1, 2, 3)] * 3, 1)])
+def test_replication_factor_is_set_first_and_rows_follow(
+    before: list[tuple[int, ...]], factor: int
+) -> None:
+    async def test(term: Term) -> None:
+        wish = PlanWish(kind=PlanKind.REPLICATION_FACTOR, replication_factor=factor)
+        await execute(term, wish)
+        kinds = [type(c) for c in term.group.proposed]
+        assert kinds[:2] == [SetReplicationFactor, AcceptPlan]
+        await carry_out(term, "n1", "n2", "n3")
+        config = term.replicated.state.config
+        assert config is not None
+        assert (config.replication_factor, config.min_in_sync) == (factor, (factor + 1) // 2)
+        assert all(len(row.replicas) == len(row.in_sync) == factor for row in rows(term))
+
+    run_term(test, state=bootstrapped(before))
+
+
+# --- moves under way ---------------------------------------------------------------------------
+
+
+def test_moves_are_reported_with_progress_and_what_they_wait_for() -> None:
+    async def test(term: Term) -> None:
+        operations = term.leadership.operations
+        await operations.set_moves(moves_per_node=1)
+        plan_id = await execute(term, REBALANCE)
+        await settled()
+        _, views = operations.moves()
+        running = [view for view in views if view.move.running]
+        assert (len(views), len(running)) == (3, 1)
+        assert {view.waits_for for view in views if not view.move.running} == {
+            "waits for the move of n4"
+        }
+        assert all((v.move.plan_id, v.move.plan_moves) == (plan_id, 3) for v in views)
+        p = running[0].move.partition_id
+        copying = Progress(partition_id=p, stage=Stage.SNAPSHOT, records=5, records_total=9)
+        await beat(term, "n4", copying)
+        _, views = operations.moves()
+        view = next(v for v in views if v.move.running)
+        assert (view.waits_for, view.progress) == ("copying to n4", {NodeNumber(4): copying})
+        await beat(term, "n4")  # it says nothing of it any more
+        assert all(not v.progress for v in operations.moves()[1])
+
+    run_term(test, state=with_newcomer())
+
+
+async def beat(term: Term, node_id: str, *progress: Progress) -> None:
+    await term.leadership.heartbeat(
+        cluster_id="",
+        node_id=node_id,
+        node_epoch=1,
+        hosted=[],
+        received_at=term.clock.now,
+        progress=progress,
+    )
+
+
+def test_moves_paused_stand_still_and_go_on_when_resumed() -> None:
+    async def test(term: Term) -> None:
+        operations = term.leadership.operations
+        assert (await operations.set_moves(paused=True)).paused
+        await execute(term, REBALANCE)
+        await term.live(2.0, "n1", "n2", "n3", "n4")
+        assert term.count(StartMoves) == 0
+        assert {view.waits_for for view in operations.moves()[1]} == {"paused"}
+        settings = await operations.set_moves(paused=False, bytes_per_second=9)
+        assert (settings.paused, settings.bytes_per_second) == (False, 9)
+        assert await operations.set_moves() == settings  # nothing given: nothing proposed
+        await carry_out(term, "n1", "n2", "n3", "n4")
+
+    run_term(test, state=with_newcomer())
+
+
+def test_moves_cancelled_are_dropped_or_turned_back_and_counted() -> None:
+    async def test(term: Term) -> None:
+        operations = term.leadership.operations
+        assert await operations.cancel([]) == (0, 0)
+        await operations.set_moves(moves_per_node=1)
+        await execute(term, REBALANCE)
+        await settled()
+        assert await operations.cancel([]) == (2, 1)
+        await carry_out(term, "n1", "n2", "n3", "n4")
+        assert tuple(row.replicas for row in rows(term)) == tuple(THREE)
+
+    run_term(test, state=with_newcomer())
+
+
+def test_moves_have_one_proposal_under_way_at_most() -> None:
+    async def test(term: Term) -> None:
+        under_way, most, propose = 0, 0, term.group.propose
+
+        async def count(command: bytes) -> object:
+            nonlocal under_way, most
+            of_mover = isinstance(command_from_bytes(command), StartMoves | FinishMoves)
+            under_way += of_mover
+            most = max(most, under_way)
+            for _ in range(3 * of_mover):
+                term.replicated.wake()
+                await asyncio.sleep(0)
+            try:
+                return await propose(command)
+            finally:
+                under_way -= of_mover
+
+        term.group.propose = count  # type: ignore[method-assign]
+        await execute(term, REBALANCE)
+        await carry_out(term, "n1", "n2", "n3", "n4")
+        assert most == 1
+
+    run_term(test, state=with_newcomer())
+
+
+def test_moves_whose_command_was_never_appended_go_on_later() -> None:
+    async def test(term: Term) -> None:
+        refused = 0
+
+        def fate(command: object) -> ResourceExhaustedError | None:
+            nonlocal refused
+            if isinstance(command, StartMoves) and refused < 2:
+                refused += 1
+                return ResourceExhaustedError(resource="queue", limit=1)
+            return None
+
+        term.group.fate = fate
+        await execute(term, REBALANCE)
+        await until(lambda: term.count(StartMoves) > 0)
+        assert refused == 2
+
+    run_term(test, state=with_newcomer())
+
+
+def test_moves_command_that_is_refused_is_not_proposed_again_in_the_same_state(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test(term: Term) -> None:
+        apply = term.replicated.apply
+
+        def swallow(index: int, command: bytes) -> object:
+            if type(term.group.proposed[-1]) is StartMoves:
+                term.replicated.wake()
+                return term.replicated.state.apply(StartMoves(partition_ids=()))
+            return apply(index, command)
+
+        term.replicated.apply = swallow  # type: ignore[method-assign, assignment]
+        await execute(term, REBALANCE)
+        for _ in range(10):
+            term.replicated.wake()
+            await settled()
+        assert term.count(StartMoves) == 1
+
+    run_term(test, state=with_newcomer())
+    assert sum("moves refused" in r.message for r in caplog.records) == 1
+
+
+def test_moves_survive_a_defect_of_the_planner(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("koinon_coordinator.mover.FAILURE_PAUSE_S", 0.0)
+    failures = []
+
+    def fails(*_: object) -> None:
+        failures.append(1)
+        raise ConfigurationError(reason="x") if len(failures) > 2 else ValueError("defect")
+
+    async def test(term: Term) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr("koinon_coordinator.mover.next_step", fails)
+            await execute(term, REBALANCE)
+            await until(lambda: len(failures) > 2)
+        await until(lambda: term.count(StartMoves) > 0)
+
+    run_term(test, state=with_newcomer())
+    assert any("moves stand still" in r.message for r in caplog.records)
+
+
+def test_moves_go_on_under_the_next_leader() -> None:
+    async def test(term: Term) -> None:
+        await term.leadership.operations.set_moves(paused=True)
+        await execute(term, REBALANCE)
+        old = term.leadership
+        running = asyncio.ensure_future(term.begin(2).run())
+        await until(lambda: term.leadership.is_open)
+        await term.leadership.operations.set_moves(paused=False)
+        await until(lambda: term.count(StartMoves) > 0)
+        await carry_out(term, "n1", "n2", "n3", "n4")
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        with pytest.raises(NotLeaderError):
+            term.leadership.operations.plan(REBALANCE)
+        term.leadership = old
+
+    run_term(test, state=with_newcomer())
+
+
+def test_operators_request_of_unknown_fate_says_so() -> None:
+    async def test(term: Term) -> None:
+        term.group.fate = lambda _: "lost"
+        with pytest.raises(UnknownFateError):
+            await term.leadership.operations.set_moves(moves_per_node=2)
+
+    run_term(test, state=with_newcomer())
+
+
+# --- nodes that go away ------------------------------------------------------------------------
+
+
+def test_move_to_a_node_that_stays_away_is_turned_back_after_half_a_minute() -> None:
+    async def test(term: Term) -> None:
+        await execute(term, REBALANCE)
+        await settled()
+        await term.live(25, "n1", "n2", "n3")  # n4 is fenced after 1.5 s
+        assert not record_of(term.replicated.state, 4).live
+        assert {v.waits_for for v in term.leadership.operations.moves()[1]} == {"n4 is down"}
+        assert term.count(CancelMoves) == 0
+        await term.live(10, "n1", "n2", "n3")
+        assert term.count(CancelMoves) == 1
+        assert not term.replicated.state.moves
+        assert tuple(row.replicas for row in rows(term)) == tuple(THREE)
+
+    run_term(test, state=with_newcomer())
+
+
+def away(rereplicate_after_ms: int, replicas: Sequence[tuple[int, ...]] = THREE) -> ClusterState:
+    state = bootstrapped(replicas, rereplicate_after_ms=rereplicate_after_ms)
+    state.apply(register("n4"))
+    return state
+
+
+def test_node_that_stays_away_is_replaced_and_finds_nothing_of_its_own_left(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test(term: Term) -> None:
+        others = ("n1", "n2", "n4")
+        await term.live(6, *others)
+        assert term.count(AcceptPlan) == 0
+        await term.live(3, *others)
+        moves = list(term.replicated.state.moves.values())
+        assert {m.partition_id for m in moves} == {1, 2, 3, 5}
+        assert all(m.plan_id.startswith(REPAIR_PREFIX) and "n3" in m.reason for m in moves)
+        await carry_out(term, *others)
+        assert 3 not in counts(term)
+        assert all(len(row.in_sync) == 2 for row in rows(term))
+        await term.live(3, *others)
+
+    term = run_term(test, state=away(5_000))
+    assert term.count(AcceptPlan) == 1
+    assert sum("re-replication begun" in r.message for r in caplog.records) == 1
+
+
+@pytest.mark.parametrize("after_ms", [0, 600_000])
+def test_node_that_is_not_away_for_long_enough_keeps_its_replicas(after_ms: int) -> None:
+    async def test(term: Term) -> None:
+        await term.live(20, "n1", "n2", "n4")
+        assert term.count(AcceptPlan) == 0
+
+    run_term(test, state=away(after_ms))
+
+
+def test_node_that_comes_back_before_its_moves_have_begun_keeps_its_replicas() -> None:
+    async def test(term: Term) -> None:
+        await term.leadership.operations.set_moves(moves_per_node=1)
+        await term.live(8, "n1", "n2", "n4")
+        queued = [m for m in term.replicated.state.moves.values() if not m.running]
+        assert queued
+        await term.register("n3", last=1, registration="r2")
+        await settled()
+        assert all(m.running for m in term.replicated.state.moves.values())
+        await carry_out(term, "n1", "n2", "n3", "n4")
+        assert counts(term)[3] == len(queued)
+
+    run_term(test, state=away(5_000))
+
+
+def test_lost_node_without_anyone_to_replace_it_is_tried_again_when_a_node_comes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test(term: Term) -> None:
+        await term.live(15, "n1", "n2")
+        assert term.count(AcceptPlan) == 0
+        assert sum("re-replication refused" in r.message for r in caplog.records) == 1
+        await term.register("n4")
+        await term.live(1, "n1", "n2", "n4")
+        assert term.count(AcceptPlan) == 1
+        await carry_out(term, "n1", "n2", "n4")
+        assert 3 not in counts(term)
+
+    run_term(test, state=bootstrapped([(1, 2, 3), (2, 3, 1)], rereplicate_after_ms=5_000))
+
+
+def test_leader_that_has_just_begun_counts_from_its_beginning() -> None:
+    async def test(term: Term) -> None:
+        await term.live(4, "n1", "n2", "n4")
+        assert term.count(AcceptPlan) == 0
+        await term.live(3, "n1", "n2", "n4")
+        assert term.count(AcceptPlan) == 1
+
+    state = away(5_000)
+    fence(state, 3)
+    run_term(test, state=state)
+
+
+# --- primaries ---------------------------------------------------------------------------------
+
+
+def test_restore_primaries_asks_for_those_that_can_lead() -> None:
+    async def test(term: Term) -> None:
+        operations = term.leadership.operations
+        assert await operations.restore_primaries() == 0
+        await term.propose(0, to=2)
+        assert await operations.restore_primaries() == 1
+        assert row_of(term.replicated.state).wanted_primary == 1
+
+    run_term(test, state=bootstrapped([(1, 2), (2, 3)]))
+
+
+def test_force_primary_elects_by_name_and_is_logged_as_what_it_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test(term: Term) -> None:
+        state = term.replicated.state
+        await term.propose(0, 1, 2)
+        fence(state, 1)
+        fence(state, 2)
+        before = row_of(state).primary_epoch
+        epoch = await term.leadership.operations.force_primary(0, "n3")
+        assert epoch == row_of(state).primary_epoch == before + 1
+        with pytest.raises(MembershipChangeError, match="nothing has to be forced"):
+            await term.leadership.operations.force_primary(0, "n3")
+
+    run_term(test, state=bootstrapped([(1, 2, 3)]))
+    warning = next(r for r in caplog.records if "primary forced" in r.message)
+    assert warning.levelno == logging.WARNING
+    assert "partition=0 node=n3" in warning.message
+    assert "ForcePrimary" in warning.message
+
+
+def test_force_primary_that_another_operator_was_quicker_with_is_refused() -> None:
+    async def test(term: Term) -> None:
+        state = term.replicated.state
+        await term.propose(0, 1, 2)
+        for number in (1, 2):
+            fence(state, number)
+        proposed, gate = hold_proposals(term)
+        call = asyncio.ensure_future(term.leadership.operations.force_primary(0, "n3"))
+        await proposed.wait()
+        force(state, 3)
+        gate.set()
+        with pytest.raises(MembershipChangeError, match="has changed"):
+            await call
+
+    run_term(test, state=bootstrapped([(1, 2, 3)]))
