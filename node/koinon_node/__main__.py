@@ -23,6 +23,7 @@ from koinon_proto.errors import (
     WrongClusterError,
 )
 from koinon_proto.logs import configure_logging
+from koinon_proto.table import DEFAULT_WEIGHT
 
 EXIT_RUNTIME = 1
 EXIT_CONFIGURATION = 2
@@ -43,6 +44,9 @@ def serve(
     coordinators: Annotated[str, typer.Option(help="HOST:PORT,... of the coordinators")],
     advertise: Annotated[str, typer.Option(help="HOST:PORT for clients; default: --listen")] = "",
     rack: Annotated[str, typer.Option(help="failure zone of this node")] = "",
+    weight: Annotated[
+        int, typer.Option(help="share of partitions, relative to other nodes'")
+    ] = DEFAULT_WEIGHT,
     map_size_bytes: Annotated[
         int, typer.Option(help="how much puts may fill (the file is sparse)")
     ] = DEFAULT_MAP_SIZE_BYTES,
@@ -62,6 +66,7 @@ def serve(
             advertise=advertise or listen,
             coordinators=tuple(part.strip() for part in coordinators.split(",") if part.strip()),
             rack=rack,
+            weight=weight,
             store=StoreConfig(
                 directory=data,
                 map_size_bytes=map_size_bytes,

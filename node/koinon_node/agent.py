@@ -2,9 +2,13 @@
 
 Runs on a thread of its own with blocking gRPC calls, so that a loop busy with bulk writes cannot
 starve heartbeats: the thread needs the GIL for a moment every interval and nothing of the loop.
+It is the only one that changes the table. What others bring (a watched update, an answer of the
+leader, a partition that is ready) waits in its queue and is taken between two heartbeats, at once.
+
 Order within an acknowledged heartbeat: the table in the reply is applied and published, then the
-lease is extended, counted from when the heartbeat was sent. What has to be persisted goes to the
-event loop's writer and is waited for without holding up heartbeats.
+lease is extended, counted from when the heartbeat was sent. A table is published (NodeState.served)
+before the event loop hears of it. What has to be persisted goes to the loop's writer and is waited
+for without holding up heartbeats.
 
 Transitions: unregistered -> (Register answered, epoch durable) -> registered -> (NodeFenced)
 -> unregistered, for ever; WrongCluster and DuplicateNode end the process.
@@ -20,16 +24,18 @@ import secrets
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import grpc
 
 from koinon_node.config import NodeConfig
+from koinon_node.coordinators import Connect, Coordinators, Route, connect
 from koinon_node.core.assignment import Adoption, Assignment, HostCommand
 from koinon_node.core.lease import NO_LEASE
 from koinon_node.state import NodeState
 from koinon_node.storage import CLUSTER_ID, NODE_EPOCH, REGISTRATION_ID, Identity
+from koinon_node.watch import TableWatch
 from koinon_proto import convert
 from koinon_proto.errors import (
     ConfigurationError,
@@ -37,15 +43,13 @@ from koinon_proto.errors import (
     InvalidArgumentError,
     KoinonError,
     NodeFencedError,
-    NotLeaderError,
     RegistrationPendingError,
     UnknownNodeError,
     UnsupportedVersionError,
     WrongClusterError,
 )
-from koinon_proto.rpc import CHANNEL_OPTIONS, error_of
-from koinon_proto.table import NodeId, apply_update
-from koinon_proto.v1 import membership_pb2, membership_pb2_grpc, table_pb2
+from koinon_proto.table import NodeId, NodeNumber, Table, apply_update
+from koinon_proto.v1 import membership_pb2, table_pb2
 
 log = logging.getLogger(__name__)
 
@@ -57,31 +61,28 @@ _FATAL = (
     UnsupportedVersionError,
     InvalidArgumentError,
 )
-_REGISTER_TIMEOUT_S = 5.0
 _BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.05, 1.0
 
-Connect = Callable[[str], Any]
-"""Opens a channel to an address."""
-
-
-def _connect(address: str) -> Any:
-    return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+Event = Callable[[], None]
+"""What the agent's thread is to do next."""
 
 
 class Host(Protocol):
-    """What the agent needs of the event loop's side."""
+    """What the agent needs of the event loop's side. Coroutines and ``on_table`` run on the loop,
+    ``stats`` and ``progress`` on the agent's thread.
+    """
 
-    async def adopt(self, adoptions: Sequence[Adoption]) -> None: ...
+    async def adopt(self, adoptions: Sequence[Adoption]) -> None:
+        """Persist the epochs and take the partitions over; each is reported with
+        ``Agent.on_ready`` when it may be led. Returns or raises once they are persisted.
+        """
+
     async def put_meta(self, values: Mapping[bytes, str]) -> None: ...
+    def on_table(self, table: Table, number: NodeNumber, node_epoch: int) -> None:
+        """A newer table, or another epoch of this node (0: fenced), has been published."""
+
     def stats(self) -> membership_pb2.NodeStats: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Adopted:
-    """An event for the agent's thread: these epochs are durable (or ``error`` says why not)."""
-
-    adoptions: tuple[Adoption, ...]
-    error: BaseException | None
+    def progress(self) -> Sequence[membership_pb2.ReplicaProgress]: ...
 
 
 class Agent:
@@ -95,7 +96,7 @@ class Agent:
         state: NodeState,
         host: Host,
         on_fatal: Callable[[BaseException], None],
-        connect: Connect = _connect,
+        connect: Connect = connect,
     ) -> None:
         self._config = config
         self._identity = identity
@@ -108,8 +109,14 @@ class Agent:
         self._on_fatal = on_fatal
         self._assignment = Assignment(NodeId(config.node_id), seen_epochs)
         self._now = state.now
-        self._coordinators = _Coordinators(config.coordinators, self._now, connect)
-        self._events: queue.SimpleQueue[_Adopted | None] = queue.SimpleQueue()
+        self._coordinators = Coordinators(config.coordinators, self._now, connect)
+        self._watch = TableWatch(
+            lambda: (self._cluster_id, state.served.table_version),
+            lambda: self._coordinators.route.current,
+            lambda update: self._events.put(partial(self._apply_table, update)),
+            connect,
+        )
+        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="agent", daemon=True)
@@ -125,9 +132,45 @@ class Agent:
         """Ask the thread to end; it holds no lease any more when this returns."""
         self._stopping.set()
         self._events.put(None)
+        self._watch.stop()
         self._coordinators.close()  # ends a call that waits for its answer
         self._thread.join(timeout=10.0)
         self._state.lease = NO_LEASE
+
+    # --- from other threads ----------------------------------------------------------------
+
+    def on_ready(self, adoptions: Sequence[Adoption]) -> None:
+        """These partitions have been taken over and may be led."""
+        self._events.put(partial(self._ready, tuple(adoptions)))
+
+    def registration(self) -> tuple[str, int, int] | None:
+        """Return (cluster id, node epoch, table version); None while unregistered."""
+        served = self._state.served
+        if not served.node_epoch:
+            return None
+        return self._cluster_id, served.node_epoch, served.table_version
+
+    def route(self) -> Route:
+        """Return the way to the coordinators as it is known now."""
+        known = self._coordinators.route
+        return Route(known.addresses, known.current)
+
+    async def hand_table(self, update: table_pb2.TableUpdate | None) -> None:
+        """Return once the update, and all that came before it, is applied and the loop's side has
+        seen it. Never returns if the agent has ended.
+        """
+        loop = asyncio.get_running_loop()
+        seen: asyncio.Future[None] = loop.create_future()
+
+        def apply() -> None:
+            if update is not None:
+                self._apply_table(update)
+            loop.call_soon_threadsafe(_resolve, seen)
+
+        self._events.put(apply)
+        await seen
+
+    # --- the thread ------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
@@ -155,11 +198,11 @@ class Agent:
                 raise
             except RegistrationPendingError as error:
                 log.info("registration pending retry_after_ms=%d", error.retry_after_ms)
-                self._stopping.wait(max(error.retry_after_ms, 10) / 1000)
+                self._pause(max(error.retry_after_ms, 10) / 1000)
                 continue
             except (KoinonError, grpc.RpcError) as error:
                 log.info("registration failed error=%s", _describe(error))
-                self._stopping.wait(backoff_s * random.uniform(0.5, 1.0))
+                self._pause(backoff_s * random.uniform(0.5, 1.0))
                 backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
                 continue
             self._on_registered(reply)
@@ -176,6 +219,7 @@ class Agent:
             store_id=self._identity.store_id,
             last_node_epoch=self._last_node_epoch,
             registration_id=self._registration_id,
+            weight=self._config.weight,
         )
 
     def _on_registered(self, reply: membership_pb2.RegisterResponse) -> None:
@@ -208,6 +252,7 @@ class Agent:
             self._apply_table(reply.table)
         else:
             self._publish()
+        self._watch.start()
 
     # --- heartbeats ------------------------------------------------------------------------
 
@@ -230,7 +275,7 @@ class Agent:
                         "lease lost: no coordinator acknowledges error=%s", _describe(error)
                     )
                     last_heard = self._now()
-                self._stopping.wait(random.uniform(0.01, 0.05))
+                self._pause(random.uniform(0.01, 0.05))
                 continue
             last_heard = sent_at
             self._take_events(sent_at + self._heartbeat_interval_s)
@@ -245,6 +290,7 @@ class Agent:
             table_version=table.table_version if table else 0,
             hosted=[_command_to_proto(command) for command in acknowledgements],
             stats=self._host.stats(),
+            progress=self._host.progress(),
         )
         reply, sent_at = self._coordinators.heartbeat(request, timeout_s=self._lease_s / 3)
         self._assignment.on_acknowledged(acknowledgements)
@@ -258,18 +304,34 @@ class Agent:
         self._state.lease = self._state.lease.renewed(self._node_epoch, sent_at, self._lease_s)
         if not held:
             log.info("lease held node_epoch=%d lease_ms=%d", self._node_epoch, reply.lease_ms)
+        self._watch.heard_elsewhere(
+            self._coordinators.route.current, self._state.served.table_version
+        )
 
     def _take_events(self, until: float) -> None:
         """Wait for the next heartbeat's time, or for something that is worth one at once."""
-        while not self._stopping.is_set():
-            if self._assignment.acknowledgements():
+        for _ in range(self._events.qsize()):  # taken even where the time has come already
+            self._take_event(until)
+        while not self._stopping.is_set() and not self._assignment.acknowledgements():
+            if self._now() >= until or not self._take_event(until):
                 return
-            try:
-                event = self._events.get(timeout=max(until - self._now(), 0.0))
-            except queue.Empty:
+
+    def _pause(self, seconds: float) -> None:
+        """Wait, taking events meanwhile."""
+        until = self._now() + seconds
+        while not self._stopping.is_set() and self._now() < until:
+            if not self._take_event(until):
                 return
-            if event is not None:
-                self._on_adopted(event)
+
+    def _take_event(self, until: float) -> bool:
+        """Take the next event; return False if none came in time."""
+        try:
+            event = self._events.get(timeout=max(until - self._now(), 0.0))
+        except queue.Empty:
+            return False
+        if event is not None:
+            event()
+        return True
 
     def _on_fenced(self, error: KoinonError) -> None:
         log.warning("fenced: registers again error=%s", error)
@@ -283,7 +345,7 @@ class Agent:
     def _apply_table(self, message: table_pb2.TableUpdate) -> None:
         before = self._assignment.table
         table = apply_update(before, convert.update_from_proto(message))
-        if table is None or (table is before and self._state.served.node_epoch):
+        if table is None or (table is before and self._state.served.node_epoch == self._node_epoch):
             return
         adoptions = self._assignment.on_table(table)
         for refused in self._assignment.take_refused():
@@ -295,20 +357,27 @@ class Agent:
             log.info(
                 "adopting partitions count=%d table_version=%d", len(adoptions), table.table_version
             )
-            future = self._submit(self._host.adopt(adoptions))
-            future.add_done_callback(
-                lambda done: self._events.put(_Adopted(adoptions, done.exception()))
-            )
+            self._submit(self._host.adopt(adoptions)).add_done_callback(self._on_adopted)
 
-    def _on_adopted(self, event: _Adopted) -> None:
-        if event.error is not None:
-            raise event.error
-        self._assignment.on_adopted(event.adoptions)
+    def _on_adopted(self, done: Future[None]) -> None:
+        if not done.cancelled() and (error := done.exception()) is not None:
+            self._events.put(partial(_raise, error))
+
+    def _ready(self, adoptions: Sequence[Adoption]) -> None:
+        self._assignment.on_adopted(adoptions)
         self._publish()
-        log.info("adopted partitions count=%d", len(event.adoptions))
+        log.info("leads partitions taken_over=%d", len(adoptions))
 
     def _publish(self) -> None:
-        self._state.served = self._assignment.served()
+        before, served = self._state.served, self._assignment.served()
+        self._state.served = served
+        if served.table is None:
+            return
+        if served.table is not before.table or served.node_epoch != before.node_epoch:
+            assert self._loop is not None
+            self._loop.call_soon_threadsafe(
+                self._host.on_table, served.table, served.node_number, served.node_epoch
+            )
 
     # --- between the threads ---------------------------------------------------------------
 
@@ -318,76 +387,6 @@ class Agent:
 
     def _wait(self, coroutine: Coroutine[Any, Any, None]) -> None:
         self._submit(coroutine).result()
-
-
-class _Coordinators:
-    """Finds the leader: follows NotLeader's address, else tries the next one in turn."""
-
-    def __init__(
-        self, addresses: Sequence[str], now: Callable[[], float], connect: Connect
-    ) -> None:
-        self._addresses = list(addresses)
-        self._now = now
-        self._connect = connect
-        self._current = random.choice(self._addresses)
-        self._channels: dict[str, grpc.Channel] = {}
-
-    def register(self, request: membership_pb2.RegisterRequest) -> membership_pb2.RegisterResponse:
-        """Ask once around; raises the last failure if nobody answered."""
-        reply: membership_pb2.RegisterResponse = self._around(
-            lambda stub: stub.Register(request, timeout=_REGISTER_TIMEOUT_S)
-        )
-        return reply
-
-    def heartbeat(
-        self, request: membership_pb2.HeartbeatRequest, timeout_s: float
-    ) -> tuple[membership_pb2.HeartbeatResponse, float]:
-        """Return (reply, when the acknowledged attempt was sent)."""
-
-        def attempt(stub: Any) -> tuple[membership_pb2.HeartbeatResponse, float]:
-            sent_at = self._now()
-            return stub.Heartbeat(request, timeout=timeout_s), sent_at
-
-        reply: tuple[membership_pb2.HeartbeatResponse, float] = self._around(attempt)
-        return reply
-
-    def close(self) -> None:
-        for channel in self._channels.values():
-            channel.close()
-
-    def _around(self, attempt: Callable[[Any], Any]) -> Any:
-        """Try the current coordinator and those that it leads to, each at most once or twice."""
-        failure: Exception | None = None
-        for _ in range(len(self._addresses) + 1):
-            try:
-                return attempt(self._stub(self._current))
-            except grpc.RpcError as error:
-                failure = error_of(error) or error
-            if isinstance(failure, NotLeaderError):
-                self._follow(failure)
-            elif isinstance(failure, KoinonError):
-                raise failure
-            else:
-                self._next()
-        assert failure is not None
-        raise failure
-
-    def _follow(self, error: NotLeaderError) -> None:
-        if error.leader_address and error.leader_address != self._current:
-            self._current = error.leader_address
-            if error.leader_address not in self._addresses:
-                self._addresses.append(error.leader_address)
-        else:
-            self._next()
-
-    def _next(self) -> None:
-        place = self._addresses.index(self._current)
-        self._current = self._addresses[(place + 1) % len(self._addresses)]
-
-    def _stub(self, address: str) -> Any:
-        if address not in self._channels:
-            self._channels[address] = self._connect(address)
-        return membership_pb2_grpc.MembershipStub(self._channels[address])  # type: ignore[no-untyped-call]
 
 
 def _command_to_proto(command: HostCommand) -> membership_pb2.HostCommand:
@@ -402,3 +401,12 @@ def _describe(error: Exception) -> str:
     if isinstance(error, grpc.Call):
         return f"{error.code().name}: {error.details()}"
     return str(error)
+
+
+def _resolve(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
+
+
+def _raise(error: BaseException) -> None:
+    raise error

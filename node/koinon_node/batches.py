@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 from koinon_node.core.records import U32Array, U64Array
 from koinon_proto.errors import KoinonError
+
+
+class Durability(IntEnum):
+    """When a write is acknowledged; numbers are those of the wire."""
+
+    ALL_IN_SYNC = 0
+    PRIMARY = 1
 
 
 @dataclass(kw_only=True, slots=True)
@@ -32,6 +40,7 @@ class WriteBatch:
     deletes: frozenset[int] = frozenset()
     ttl_ms: Sequence[int] | None = None
     conditions: dict[int, int] = field(default_factory=dict)
+    durability: Durability = Durability.ALL_IN_SYNC
 
 
 @dataclass(kw_only=True, slots=True)

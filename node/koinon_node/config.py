@@ -8,11 +8,13 @@ from typing import Literal
 
 from koinon_proto.addresses import check_address
 from koinon_proto.errors import ConfigurationError
+from koinon_proto.table import DEFAULT_WEIGHT
 
 Durability = Literal["commit", "interval"]
 
 MIN_MAP_SIZE_BYTES = 1024 * 1024
 DEFAULT_MAP_SIZE_BYTES = 64 * 1024**3
+MAX_WEIGHT = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +53,9 @@ class StoreConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeConfig:
-    """One node process. Addresses are ``host:port``."""
+    """One node process. Addresses are ``host:port``. ``weight`` is the node's share of partitions,
+    relative to the others'.
+    """
 
     node_id: str
     listen: str
@@ -59,12 +63,15 @@ class NodeConfig:
     coordinators: tuple[str, ...]
     store: StoreConfig
     rack: str = ""
+    weight: int = DEFAULT_WEIGHT
 
     def __post_init__(self) -> None:
         if not self.node_id:
             raise ConfigurationError(reason="id: must not be empty")
         if not self.coordinators:
             raise ConfigurationError(reason="coordinators: at least one address is needed")
+        if not 1 <= self.weight <= MAX_WEIGHT:
+            raise ConfigurationError(reason=f"weight {self.weight}: must be 1 to {MAX_WEIGHT}")
         for name, address in (
             ("listen", self.listen),
             ("advertise", self.advertise),
@@ -87,3 +94,8 @@ class Limits:
     step_bytes: int = 2 * 1024 * 1024
     scan_rows: int = 4_096
     scan_bytes: int = 1024 * 1024
+    write_timeout_ms: int = 5_000  # then a write that is not on all in-sync replicas is unknown
+    stream_bytes: int = 64 * 1024 * 1024  # queued to a follower, or not acknowledged by it
+    page_rows: int = 4_096  # looked at for one page of a pass
+    page_bytes: int = 1024 * 1024  # read for it, unless it asks for less
+    tombstone_ms: int = 600_000  # a tombstone is kept for so long

@@ -3,8 +3,10 @@
 Rules that hold here:
 - Nothing is read or acknowledged without a lease, checked before and again after (rule 10). A write
   that became durable after the lease or the epoch ended is answered as unknown.
-- A read waits for writes in flight of the keys that it reads, once: what it then finds is durable
-  on every in-sync replica, which with one replica means: committed here.
+- A read waits for writes in flight of the keys that it reads, once. What it then finds may still
+  be of a later write that has been committed here and not on every in-sync replica: then it waits
+  for that one and answers what it found, which was the newest complete write in that moment.
+- A write is refused before it is sequenced where its partition has too few replicas.
 - A read that meets an expired record queues its sequenced removal and waits for it (rule 13).
 - Big batches go in steps with a chance for others to run between them.
 """
@@ -15,21 +17,29 @@ import asyncio
 import contextlib
 import itertools
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from koinon_node.batches import ReadAnswer, ScanAnswer, ScanPage, WriteAnswer, WriteBatch
+from koinon_node.batches import (
+    Durability,
+    ReadAnswer,
+    ScanAnswer,
+    ScanPage,
+    WriteAnswer,
+    WriteBatch,
+)
 from koinon_node.config import Limits
 from koinon_node.core import records, replica
-from koinon_node.core.assignment import Adoption, ServedPartitions
-from koinon_node.core.records import PartitionEpochs, Record, U32Array
-from koinon_node.core.replica import Effects, PendingWrites, Primaries, WriteRows
-from koinon_node.state import NodeState, WallClock, refusal_of, refusals_of
-from koinon_node.storage import DATA_DB, EXPIRY_DB, PARTITIONS_DB, Store, values_of
-from koinon_node.writer import Writer, columns
-from koinon_node.writer_process import Writes
+from koinon_node.core.assignment import ServedPartitions
+from koinon_node.core.records import Record, U32Array
+from koinon_node.core.replica import PendingWrites, Primaries, WriteRows
+from koinon_node.reclaim import Reclaimer
+from koinon_node.replication import Replicator, Ticket
+from koinon_node.state import NodeState, WallClock
+from koinon_node.storage import Store, values_of
+from koinon_node.writer import Writer
 from koinon_proto.errors import (
     KoinonError,
     LeaseExpiredError,
@@ -56,6 +66,8 @@ class Engine:
         store: Store,
         writer: Writer,
         pending: PendingWrites,
+        primaries: Primaries,
+        replicator: Replicator,
         limits: Limits,
         clock: WallClock,
     ) -> None:
@@ -63,44 +75,15 @@ class Engine:
         self._store = store
         self._writer = writer
         self._pending = pending
+        self._primaries = primaries
+        self._replicator = replicator
         self._limits = limits
         self._clock = clock
-        self._primaries = Primaries(*store.progress())
-        self._epochs = dict(store.seen_epochs)
-        self._adopting = asyncio.Lock()
+        self._reclaimer = Reclaimer(state, store, writer, pending, primaries, replicator, clock)
         self._reading_rows = 0
         self._reading_bytes = 0
-        self._reclaim_from = b""
         self.rows_read = 0
         self.rows_written = 0
-
-    # --- adoption --------------------------------------------------------------------------
-
-    async def adopt(self, adoptions: Sequence[Adoption]) -> None:
-        """Persist the epochs, then be ready to give sequences in them. One that a later adoption
-        has overtaken is passed over.
-
-        Raises:
-            StorageFullError: there is no room; nothing was adopted.
-        """
-        async with self._adopting:
-            await self._adopt(adoptions)
-
-    async def _adopt(self, adoptions: Sequence[Adoption]) -> None:
-        entries: dict[int, PartitionEpochs] = {}
-        for partition_id, epoch in adoptions:
-            known = self._epochs.get(partition_id, PartitionEpochs(primary_epoch=0))
-            if epoch <= known.primary_epoch:
-                continue
-            previous = int(self._primaries.last_sequences[partition_id])
-            entries[partition_id] = known.adopted(epoch, previous)
-        keys = [records.epochs_key(p) for p in entries]
-        values: list[bytes | None] = [records.encode_epochs(e) for e in entries.values()]
-        await self._writer.submit(((PARTITIONS_DB, keys, values),), len(keys), 0, urgent=True)
-        for partition_id, epochs in entries.items():
-            self._epochs[partition_id] = epochs
-            if epochs.primary_epoch > int(self._primaries.epochs[partition_id]):
-                self._primaries.adopt(partition_id, epochs.primary_epoch)
 
     # --- reads -----------------------------------------------------------------------------
 
@@ -115,7 +98,7 @@ class Engine:
         """Read the rows. Refused partitions are listed; their rows have an empty value."""
         self._state.check_lease()
         view = self._state.served
-        answer = ReadAnswer(refusals=refusals_of(view, partition_ids, table_version))
+        answer = ReadAnswer(refusals=self._state.refusals(view, partition_ids, table_version))
         if self._reading_rows and self._reading_rows + len(keys) > self._limits.reading_rows:
             raise ResourceExhaustedError(
                 resource="rows being read", limit=self._limits.reading_rows
@@ -175,14 +158,15 @@ class Engine:
     ) -> None:
         """Append the rows to ``answer``, in steps bounded by rows and by bytes."""
         if self._writer.pending_rows:
-            group = self._pending.overlapping(data_keys if len(data_keys) == 1 else set(data_keys))
-            if group:
-                await self._writer.group_done(group)
+            wanted = data_keys if len(data_keys) == 1 else set(data_keys)
+            await self._complete(self._pending.overlapping(wanted), data_keys)
+        incomplete: set[int] = set()
         expired: list[bytes] = []
         start, size, step = 0, 0, _FIRST_READ_ROWS
         while start < len(data_keys):
             keys = data_keys[start : start + step]
             read = self._read_step(keys, start, answer, want_versions, expired)
+            incomplete.update(self._pending.incomplete(keys))
             self._hold(answer, read)
             size += read
             if size > MAX_BATCH_BYTES:
@@ -192,8 +176,16 @@ class Engine:
             step = max(1, min(self._limits.step_rows, self._limits.step_bytes // mean))
             if start > self._limits.step_rows or size > self._limits.step_bytes:
                 await asyncio.sleep(0)
+        await self._complete(incomplete, data_keys)
         if expired:
             await self._remove_expired(expired, view)
+
+    async def _complete(self, groups: Collection[int], data_keys: Sequence[bytes]) -> None:
+        """Wait until what these groups write in the keys' partitions is complete."""
+        if groups:
+            partition_ids = np.unique(records.partitions_of_data_keys(data_keys))
+            for group in groups:
+                await self._replicator.group_done(group, partition_ids)
 
     def _hold(self, answer: ReadAnswer, size: int) -> None:
         """Count what an answer under way holds in memory against the bound of all of them."""
@@ -267,13 +259,16 @@ class Engine:
         self, page: ScanPage, view: ServedPartitions, limit: int, answer: ScanAnswer
     ) -> list[int]:
         expired: list[bytes] = []
+        incomplete: set[int] = set()
         visited: list[int] = []
         size, rows_seen, after_key = 0, 0, page.after_key
         for index, partition_id in enumerate(page.partition_ids):
             if index % _PARTITIONS_PER_STEP == _PARTITIONS_PER_STEP - 1:
                 await asyncio.sleep(0)
-            if not view.epochs[partition_id]:
-                answer.refusals[partition_id] = refusal_of(view, partition_id, page.table_version)
+            if not view.epochs[partition_id] or self._state.stopped[partition_id]:
+                answer.refusals[partition_id] = self._state.refusal(
+                    view, partition_id, page.table_version
+                )
                 after_key = b""
                 continue
             visited.append(partition_id)
@@ -284,6 +279,7 @@ class Engine:
                 limit - rows_seen,
                 self._limits.scan_bytes - size,
             )
+            incomplete.update(self._pending.incomplete([key for key, _ in rows]))
             after_key = b""
             rows_seen += len(rows)
             size += self._append_page(rows, partition_id, page.keys_only, answer, expired)
@@ -294,6 +290,8 @@ class Engine:
                 if not more:
                     answer.next_cursor = (page.partition_ids[index + 1], b"")
                 break
+        for group in incomplete:
+            await self._replicator.group_done(group, np.array(visited, np.uint32))
         if expired:
             await self._remove_expired(expired, view)
         return visited
@@ -328,14 +326,16 @@ class Engine:
     # --- writes ----------------------------------------------------------------------------
 
     async def write(self, batch: WriteBatch) -> WriteAnswer:
-        """Write the rows; returns when what was applied is durable."""
+        """Write the rows; returns when what was applied is as durable as asked for."""
         self._state.check_lease()
         view = self._state.served
         count = len(batch.keys)
         answer = WriteAnswer(
             versions=np.zeros(count, np.uint64),
-            refusals=refusals_of(view, batch.partition_ids, batch.table_version),
+            refusals=self._state.refusals(view, batch.partition_ids, batch.table_version),
         )
+        if self._state.any_too_few:
+            self._refuse_too_few(batch.partition_ids, answer)
         rows = np.arange(count)
         if answer.refusals:
             refused = np.fromiter(answer.refusals, np.uint32, len(answer.refusals))
@@ -345,11 +345,19 @@ class Engine:
         sizes = np.fromiter(map(len, batch.keys), np.int64, count)
         sizes += np.fromiter(map(len, batch.values), np.int64, count)
         sizes += _ROW_OVERHEAD_BYTES
-        await self._await_tickets(await self._write_steps(batch, rows, sizes, view, answer), answer)
-        if not self._state.still_serves(view, batch.partition_ids[rows]):
+        tickets = await self._write_steps(batch, rows, sizes, view, answer)
+        await self._await_tickets(tickets, answer, batch.durability)
+        if not self._state.still_leads(view, batch.partition_ids[rows]):
             raise UnknownFateError(reason="the node's lease or epoch ended before the answer")
         self.rows_written += len(rows)
         return answer
+
+    def _refuse_too_few(self, partition_ids: U32Array, answer: WriteAnswer) -> None:
+        """Refuse what has too few replicas for a write, partition by partition."""
+        few = self._state.too_few[partition_ids]
+        if few.any():
+            for partition_id in np.unique(partition_ids[few]).tolist():
+                answer.refusals.setdefault(partition_id, self._replicator.not_enough(partition_id))
 
     async def _write_steps(
         self,
@@ -358,10 +366,10 @@ class Engine:
         sizes: np.ndarray,
         view: ServedPartitions,
         answer: WriteAnswer,
-    ) -> list[tuple[np.ndarray, asyncio.Future[None] | None]]:
+    ) -> list[tuple[np.ndarray, Ticket | None]]:
         """Queue the rows step by step; room for all of them is set aside before the first."""
         count = len(batch.keys)
-        tickets: list[tuple[np.ndarray, asyncio.Future[None] | None]] = []
+        tickets: list[tuple[np.ndarray, Ticket | None]] = []
         rows_left, size_left = len(rows), int(sizes[rows].sum())
         self._writer.promise(rows_left, size_left, size_left if len(batch.deletes) < count else 0)
         try:
@@ -373,13 +381,13 @@ class Engine:
                 self._writer.redeem(len(step), size)
                 rows_left, size_left = rows_left - len(step), size_left - size
                 try:
-                    future = self._write_step(part, step, size, view, answer)
+                    ticket = self._write_step(part, step, size, view, answer)
                 except KoinonError as error:
                     if not index:
                         raise
                     answer.row_errors.update(dict.fromkeys(step.tolist(), error))
                 else:
-                    tickets.append((step, future))
+                    tickets.append((step, ticket))
         finally:
             self._writer.redeem(rows_left, size_left)
         return tickets
@@ -400,10 +408,14 @@ class Engine:
         size: int,
         view: ServedPartitions,
         answer: WriteAnswer,
-    ) -> asyncio.Future[None] | None:
+    ) -> Ticket | None:
         """Decide on these rows and queue what they change, without a pause in between."""
         if not self._state.still_serves(view, batch.partition_ids):
             raise LeaseExpiredError(node_id=self._state.node_id)
+        if self._state.any_too_few:
+            few = self._state.too_few[batch.partition_ids]
+            if few.any():
+                raise self._replicator.not_enough(int(batch.partition_ids[few][0]))
         count = len(batch.keys)
         self._writer.check_room(count, size, size if len(batch.deletes) < count else 0)
         now_ms = self._clock.now_ms()
@@ -428,20 +440,22 @@ class Engine:
         answer.absent += rows[effects.absent].tolist()
         for row, error in effects.failed.items():
             answer.row_errors[int(rows[row])] = error
-        return self._submit(effects, size)
+        return self._replicator.submit(effects, size)
 
     async def _await_tickets(
         self,
-        tickets: list[tuple[np.ndarray, asyncio.Future[None] | None]],
+        tickets: list[tuple[np.ndarray, Ticket | None]],
         answer: WriteAnswer,
+        durability: Durability,
     ) -> None:
         """Wait for all; rows of one that failed get its error (the only one raises it)."""
         failed: KoinonError | None = None
-        for rows, future in tickets:
-            if future is None:
+        all_in_sync = durability is Durability.ALL_IN_SYNC
+        for rows, ticket in tickets:
+            if ticket is None:
                 continue
             try:
-                await future
+                await self._replicator.finish(ticket, all_in_sync=all_in_sync)
             except KoinonError as error:
                 if len(tickets) == 1 and not answer.refusals:
                     failed = error
@@ -456,31 +470,6 @@ class Engine:
     def _stored(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         return dict(self._store.get_many(keys))
 
-    def _submit(
-        self, effects: Effects, size: int, dropped_expiry_keys: Sequence[bytes] = ()
-    ) -> asyncio.Future[None] | None:
-        """Queue what the decision changes; None if it changes nothing and looked at nothing."""
-        writes: Writes = ()
-        if effects.records:
-            touched = effects.touched
-            progress: list[bytes | None] = list(
-                records.encode_progress(
-                    self._primaries.last_sequences[touched], self._primaries.purge_floors[touched]
-                )
-            )
-            writes = (
-                (DATA_DB, list(effects.records), list(effects.records.values())),
-                (PARTITIONS_DB, records.progress_keys(touched), progress),
-            )
-        if effects.expiry_keys:
-            writes += ((EXPIRY_DB, *columns(effects.expiry_keys, b"")),)
-        if dropped_expiry_keys:
-            writes += ((EXPIRY_DB, *columns(dropped_expiry_keys, None)),)
-        if not writes and not effects.observed_group:
-            return None
-        rows = len(effects.records) + len(effects.expiry_keys) + len(dropped_expiry_keys)
-        return self._writer.submit(writes, rows, size, after_group=effects.observed_group)
-
     # --- expiry ----------------------------------------------------------------------------
 
     async def _remove_expired(self, keys: list[bytes], view: ServedPartitions) -> None:
@@ -488,11 +477,11 @@ class Engine:
 
         What is no longer served as in ``view`` is left alone: its sequences are another's to give,
         and the reader is refused anyway. On a disk too full even for a removal, reads go on: this
-        process's clock keeps it expired.
+        process's clock keeps it expired. So they do where too few replicas are left for a write.
         """
         keys = list(dict.fromkeys(keys))
         partition_ids = np.fromiter(map(records.partition_of_data_key, keys), np.uint32, len(keys))
-        served = self._state.served_as(view, partition_ids)
+        served = self._state.served_as(view, partition_ids) & ~self._state.too_few[partition_ids]
         if not served.any():
             return
         effects = replica.decide_expiry(
@@ -502,49 +491,14 @@ class Engine:
             self._stored,
             self._clock.now_ms(),
         )
-        future = self._submit(effects, len(keys) * _ROW_OVERHEAD_BYTES)
-        if future is not None:
-            with contextlib.suppress(StorageFullError):
-                await future
+        ticket = self._replicator.submit(effects, len(keys) * _ROW_OVERHEAD_BYTES)
+        if ticket is not None:
+            with contextlib.suppress(StorageFullError, UnknownFateError):
+                await self._replicator.finish(ticket)
 
     async def reclaim_step(self, rows_max: int) -> bool:
-        """Reclaim some expired records from the index; return whether there may be more now.
-
-        Only partitions that are led, only under a lease. An entry that its record no longer
-        matches (it was rewritten or deleted) is only dropped.
-        """
-        view = self._state.served
-        if not self._state.serving() or not len(view.epochs):
-            return False
-        entries, self._reclaim_from = self._store.expired_entries(
-            self._reclaim_from, self._clock.now_ms(), rows_max
-        )
-        led = [
-            (entry, *records.split_expiry_key(entry))
-            for entry in entries
-            if view.epochs[records.partition_of_data_key(entry[8:])]
-        ]
-        stored = self._stored([key for _, _, key in led])
-        dropped: list[bytes] = []
-        expired: list[bytes] = []
-        for entry, at_ms, key in led:
-            if self._pending.find(key)[0]:
-                continue  # its fate is being decided; the next pass sees it
-            dropped.append(entry)
-            data = stored.get(key)
-            if data is not None and records.decode_record(data).expires_at_ms == at_ms:
-                expired.append(key)
-        if dropped:
-            effects = replica.decide_expiry(
-                expired, self._primaries, self._pending, self._stored, self._clock.now_ms()
-            )
-            future = self._submit(effects, len(dropped) * _ROW_OVERHEAD_BYTES, dropped)
-            if future is not None:
-                try:
-                    await future
-                except StorageFullError:  # what has expired stays, unserved, until there is room
-                    return False
-        return bool(self._reclaim_from)
+        """Reclaim some expired records and old tombstones; return whether there may be more now."""
+        return await self._reclaimer.step(rows_max)
 
 
 def _append_record(

@@ -1,10 +1,15 @@
-"""One node process: the parts, wired, and their orderly start and end."""
+"""One node process: the parts, wired, and their orderly start and end.
+
+The event loop hears of a table once the agent has published it: the primary's side first, so that
+what is led no more is let go before it is followed, then the follower's, then who deletes.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import random
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
@@ -12,28 +17,91 @@ from typing import Any
 import grpc
 
 from koinon_node.agent import Agent
+from koinon_node.checksums import Checksums
 from koinon_node.config import Limits, NodeConfig
+from koinon_node.coordinators import LeaderCalls
 from koinon_node.core.assignment import Adoption
-from koinon_node.core.replica import PendingWrites
+from koinon_node.core.journal import Journal
+from koinon_node.core.replica import PendingWrites, Primaries
+from koinon_node.drops import Drops
 from koinon_node.engine import Engine
+from koinon_node.follower import Follower
+from koinon_node.peers import NODE_SERVER_OPTIONS, GrpcPeers, ReplicationService
+from koinon_node.replication import Replicator
 from koinon_node.service import KeyValueService, NodeTableService
+from koinon_node.sizes import SizeEstimates, SizeScan
 from koinon_node.state import NodeState, WallClock
 from koinon_node.storage import Store
 from koinon_node.writer import Writer
 from koinon_proto import rpc
 from koinon_proto.errors import ConfigurationError, InternalError, StorageFullError
+from koinon_proto.table import NodeNumber, Table
 from koinon_proto.v1 import kv_pb2_grpc, membership_pb2, table_pb2_grpc
 
 log = logging.getLogger(__name__)
 
-SERVICES = ("koinon.v1.KeyValue", "koinon.v1.TableService")
+SERVICES = ("koinon.v1.KeyValue", "koinon.v1.TableService", "koinon.v1.Replication")
 _HEALTH_INTERVAL_S = 0.05
 _RECLAIM_INTERVAL_S = 0.5
 _RECLAIM_ROWS = 256
 _RECLAIM_PAUSE_S = 0.02
+_HAND_OVER_S = 3.0
 _STOP_GRACE_S = 2.0
+_REPLICATE_GRACE_S = 1.0
 _STATS_INTERVAL_S = 1.0
+_PROGRESS_INTERVAL_S = 0.25
 _NO_ROOM_PAUSE_S = 1.0
+
+
+class _Parts:
+    """What a node consists of, over an open store."""
+
+    def __init__(self, config: NodeConfig, limits: Limits, store: Store, node: Node) -> None:
+        state = node.state
+        clock = WallClock()
+        pending = PendingWrites()
+        copies = store.copies()
+        primaries = Primaries(copies.complete_through, copies.purge_floors, limits.tombstone_ms)
+        journal = Journal(copies.journal_floors())
+        self.store = store
+        self.writer = Writer(store, pending, config.node_id, limits, node.on_writer_lost)
+        self.sizes = SizeEstimates()
+        self.peers = GrpcPeers()
+        seen = {p: epochs.primary_epoch for p, epochs in store.seen_epochs.items()}
+        self.agent = Agent(
+            config, store.identity(), seen, state, _Host(self, node), node.end_from_thread
+        )
+        self.leader_calls = LeaderCalls(config.node_id, self.agent)
+        self.replicator = Replicator(
+            state,
+            store,
+            self.writer,
+            pending,
+            primaries,
+            copies,
+            journal,
+            self.leader_calls,
+            limits,
+            time.monotonic,
+            self.agent.on_ready,
+        )
+        self.engine = Engine(
+            state, store, self.writer, pending, primaries, self.replicator, limits, clock
+        )
+        self.follower = Follower(
+            state,
+            store,
+            self.writer,
+            copies,
+            journal,
+            self.peers,
+            limits,
+            time.monotonic,
+            random.Random(),
+            clock,
+        )
+        self.drops = Drops(state, store, self.follower.applier, copies)
+        self.replication = ReplicationService(self.replicator, state, Checksums(store), self.sizes)
 
 
 class Node:
@@ -42,12 +110,13 @@ class Node:
     def __init__(self, config: NodeConfig, limits: Limits | None = None) -> None:
         self._config = config
         self._limits = limits or Limits()
-        self._state = NodeState(config.node_id)
+        self.state = NodeState(config.node_id)
         self._fatal: BaseException | None = None
         self._ended = asyncio.Event()
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stats = membership_pb2.NodeStats()
+        self.stats = membership_pb2.NodeStats()
+        self.progress: Sequence[membership_pb2.ReplicaProgress] = ()
 
     async def run(self) -> None:
         """Serve until ``stop`` is called.
@@ -60,30 +129,23 @@ class Node:
             store = Store(self._config.store)
             opened.callback(lambda: store.close(clean=False) if not self._closed else None)
             store.claim(self._config.node_id)
-            pending = PendingWrites()
-            writer = Writer(
-                store, pending, self._config.node_id, self._limits, self._on_writer_lost
-            )
-            await writer.start()
-            engine = Engine(self._state, store, writer, pending, self._limits, WallClock())
-            server, health = await self._serve(engine)
-            agent = Agent(
-                self._config,
-                store.identity(),
-                {p: epochs.primary_epoch for p, epochs in store.seen_epochs.items()},
-                self._state,
-                _Host(engine, writer, self),
-                self._end_from_thread,
-            )
+            parts = _Parts(self._config, self._limits, store, self)
+            await parts.writer.start()
+            server, health = await self._serve(parts)
             tasks = [
                 asyncio.create_task(self._watched(work))
                 for work in (
                     self._tell_health(health),
-                    self._reclaim(engine, writer),
-                    self._collect_stats(engine, store, writer),
+                    self._reclaim(parts.engine, parts.writer),
+                    self._collect_stats(parts.engine, store, parts.writer),
+                    self._collect_progress(parts.follower),
+                    parts.replicator.run(),
+                    parts.follower.run(),
+                    parts.drops.run(),
+                    SizeScan(store, parts.sizes).run(),
                 )
             ]
-            agent.start(loop)
+            parts.agent.start(loop)
             log.info(
                 "node started node=%s listen=%s data=%s",
                 self._config.node_id,
@@ -91,43 +153,65 @@ class Node:
                 self._config.store.directory,
             )
             await self._ended.wait()
-            await health.enter_graceful_shutdown()
-            await server.stop(_STOP_GRACE_S)
+            await self._leave(parts, server, health)
             for task in tasks:
                 task.cancel()
-            await loop.run_in_executor(None, agent.stop)
-            clean = await writer.stop()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await loop.run_in_executor(None, parts.agent.stop)
+            await parts.peers.close()
+            await parts.leader_calls.close()
+            clean = await parts.writer.stop()
             store.close(clean=clean)
             self._closed = True
         if self._fatal is not None:
             raise self._fatal
         log.info("node stopped node=%s", self._config.node_id)
 
+    async def _leave(self, parts: _Parts, server: grpc.aio.Server, health: Any) -> None:
+        """Hand over what others can lead, then answer what is under way and take nothing more."""
+        if self._fatal is None:
+            hand_over_all = getattr(parts.replicator, "hand_over_all", None)
+            if hand_over_all is not None:
+                await hand_over_all(_HAND_OVER_S)
+        await health.enter_graceful_shutdown()
+        stopping = asyncio.create_task(server.stop(_STOP_GRACE_S))
+        # Writes under way need the followers' streams, which would outlast the server's grace.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_REPLICATE_GRACE_S):
+                while parts.replicator.leading.flights:  # noqa: ASYNC110 (once, at the end)
+                    await asyncio.sleep(0.01)
+        parts.replication.close()
+        await stopping
+
     def stop(self) -> None:
         """End ``run``: stop taking calls, drain writes, close the store."""
         self._ended.set()
 
-    def _end_from_thread(self, error: BaseException) -> None:
+    def end_from_thread(self, error: BaseException) -> None:
+        """End ``run`` with the error, from any thread."""
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._end, error)
+        self._loop.call_soon_threadsafe(self.end, error)
 
-    def _end(self, error: BaseException) -> None:
+    def end(self, error: BaseException) -> None:
+        """End ``run`` with the error."""
         self._fatal = self._fatal or error
         self._ended.set()
 
-    def _on_writer_lost(self, reason: str) -> None:
+    def on_writer_lost(self, reason: str) -> None:
+        """The writer process has ended by itself."""
         # What was in flight has an unknown fate, and nothing may be served on top of it.
         log.critical("store failed: the node stops reason=%s", reason)
-        self._end(InternalError(reason=f"{reason}; see its message above"))
+        self.end(InternalError(reason=f"{reason}; see its message above"))
 
-    async def _serve(self, engine: Engine) -> tuple[grpc.aio.Server, Any]:
+    async def _serve(self, parts: _Parts) -> tuple[grpc.aio.Server, Any]:
         rpc.raise_descriptor_limit()
-        server = grpc.aio.server(options=rpc.SERVER_OPTIONS)
+        server = grpc.aio.server(options=NODE_SERVER_OPTIONS)
         for add, servicer in (
-            (kv_pb2_grpc.add_KeyValueServicer_to_server, KeyValueService(engine, self._state)),
-            (table_pb2_grpc.add_TableServiceServicer_to_server, NodeTableService(self._state)),
+            (kv_pb2_grpc.add_KeyValueServicer_to_server, KeyValueService(parts.engine, self.state)),
+            (table_pb2_grpc.add_TableServiceServicer_to_server, NodeTableService(self.state)),
         ):
             add(servicer, server)  # type: ignore[no-untyped-call]
+        parts.replication.add_to(server)
         health = await rpc.add_health_and_reflection(server, SERVICES)
         try:
             bound = server.add_insecure_port(self._config.listen)
@@ -148,12 +232,12 @@ class Node:
             await work
         except Exception as error:
             log.exception("background work failed")
-            self._end(error)
+            self.end(error)
 
     async def _tell_health(self, health: Any) -> None:
         told = False
         while True:
-            serving = self._state.serving()
+            serving = self.state.serving()
             if serving != told:
                 await self._set_health(health, serving)
                 told = serving
@@ -180,7 +264,7 @@ class Node:
         while True:
             now = time.monotonic()
             elapsed_s = max(now - at, 0.001)
-            self._stats = membership_pb2.NodeStats(
+            self.stats = membership_pb2.NodeStats(
                 records=store.count(),
                 used_bytes=writer.used_bytes,
                 map_bytes=self._config.store.map_size_bytes,
@@ -190,27 +274,44 @@ class Node:
             read, written, at = engine.rows_read, engine.rows_written, now
             await asyncio.sleep(_STATS_INTERVAL_S)
 
-    @property
-    def stats(self) -> membership_pb2.NodeStats:
-        return self._stats
+    async def _collect_progress(self, follower: Follower) -> None:
+        while True:
+            self.progress = [
+                membership_pb2.ReplicaProgress(**progress._asdict())
+                for progress in follower.progress()
+            ]
+            await asyncio.sleep(_PROGRESS_INTERVAL_S)
 
 
 class _Host:
     """The agent's view of the event loop's side."""
 
-    def __init__(self, engine: Engine, writer: Writer, node: Node) -> None:
-        self._engine = engine
-        self._writer = writer
+    def __init__(self, parts: _Parts, node: Node) -> None:
+        self._parts = parts
         self._node = node
 
     async def adopt(self, adoptions: Sequence[Adoption]) -> None:
-        await _when_there_is_room(lambda: self._engine.adopt(adoptions))
+        await _when_there_is_room(lambda: self._parts.replicator.adopt(adoptions))
 
     async def put_meta(self, values: Mapping[bytes, str]) -> None:
-        await _when_there_is_room(lambda: self._writer.put_meta(values))
+        await _when_there_is_room(lambda: self._parts.writer.put_meta(values))
+
+    def on_table(self, table: Table, number: NodeNumber, node_epoch: int) -> None:
+        parts = self._parts
+        try:
+            parts.replicator.on_table(table, number, node_epoch)
+            parts.follower.on_table(table, number, node_epoch)
+            parts.drops.on_table(table, number, node_epoch)
+            parts.peers.on_table(table)
+        except Exception as error:
+            log.exception("a table could not be taken version=%d", table.table_version)
+            self._node.end(error)
 
     def stats(self) -> membership_pb2.NodeStats:
         return self._node.stats
+
+    def progress(self) -> Sequence[membership_pb2.ReplicaProgress]:
+        return self._node.progress
 
 
 async def _when_there_is_room(work: Callable[[], Coroutine[Any, Any, None]]) -> None:

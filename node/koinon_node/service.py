@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from koinon_node.batches import ReadAnswer, ScanPage, WriteAnswer, WriteBatch
+from koinon_node.batches import Durability, ReadAnswer, ScanPage, WriteAnswer, WriteBatch
 from koinon_node.core.records import U32Array
 from koinon_node.engine import Engine
 from koinon_node.state import NodeState, partitioner_of
@@ -85,6 +85,7 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
                 partition_ids=_partition_of(cluster, request.key),
                 ttl_ms=[request.ttl_ms] if request.ttl_ms else None,
                 conditions={0: request.if_version} if request.HasField("if_version") else {},
+                durability=_durability(request.durability),
             )
         )
         _raise_any(answer.refusals, answer.row_errors)
@@ -103,6 +104,7 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
                 partition_ids=_partition_of(cluster, request.key),
                 deletes=frozenset((0,)),
                 conditions={0: request.if_version} if request.HasField("if_version") else {},
+                durability=_durability(request.durability),
             )
         )
         _raise_any(answer.refusals, answer.row_errors)
@@ -308,7 +310,17 @@ def _write_batch(cluster: ClusterConfig, request: kv_pb2.BatchWriteRequest) -> W
         deletes=deletes,
         ttl_ms=_ttl_column(request.ttl_ms, rows),
         conditions=conditions,
+        durability=_durability(request.durability),
     )
+
+
+def _durability(number: int) -> Durability:
+    try:
+        return Durability(number)
+    except ValueError:
+        raise InvalidArgumentError(
+            field="durability", reason="no such level", limit=max(Durability), actual=number
+        ) from None
 
 
 def _ttl_column(ttl_ms: Sequence[int], rows: int) -> list[int] | None:

@@ -11,11 +11,10 @@ from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
 from koinon_node.core.assignment import ServedPartitions
 from koinon_node.core.lease import NO_LEASE, Lease
-from koinon_node.core.records import U32Array
+from koinon_node.core.records import BoolArray, U32Array
 from koinon_proto.clock import boottime
 from koinon_proto.errors import (
     ClusterNotReadyError,
@@ -28,6 +27,7 @@ from koinon_proto.errors import (
 from koinon_proto.partitioner import Partitioner, partitioner
 from koinon_proto.table import NO_NODE, OfflineReason, Table
 
+_ALL_PARTITIONS = 65_536
 _OFFLINE = {
     OfflineReason.NONE: "it has no primary",
     OfflineReason.NO_LIVE_REPLICA: "no live replica holds it",
@@ -59,13 +59,21 @@ def partitioner_of(name: str, partition_count: int) -> Partitioner:
 
 
 class NodeState:
-    """The lease and what is served now. ``now`` is the clock that leases are measured by."""
+    """The lease and what is served now. ``now`` is the clock that leases are measured by.
+
+    The two masks over partitions belong to the event loop: what is ``stopped`` is being handed
+    over, and neither read nor written; what is in ``too_few`` has too few replicas for new writes.
+    Beside each stands whether there is any.
+    """
 
     def __init__(self, node_id: str, now: Callable[[], float] = boottime) -> None:
         self.node_id = node_id
         self.now = now
         self.lease: Lease = NO_LEASE
         self.served = ServedPartitions()
+        self.stopped: BoolArray = np.zeros(_ALL_PARTITIONS, np.bool_)
+        self.too_few: BoolArray = np.zeros(_ALL_PARTITIONS, np.bool_)
+        self.any_stopped = self.any_too_few = False
 
     def serving(self) -> bool:
         """Return whether the lease holds now."""
@@ -91,29 +99,62 @@ class NodeState:
         return table
 
     def still_serves(self, view: ServedPartitions, partition_ids: U32Array) -> bool:
-        """Return whether the lease holds and the partitions are led in the epochs of ``view``."""
-        return self.serving() and (
-            self.served.epochs is view.epochs or bool(self.served_as(view, partition_ids).all())
+        """Return whether the lease holds, the partitions are led in the epochs of ``view``, and
+        none is being handed over: what was read until now was read from their primary.
+        """
+        return (
+            self.serving()
+            and not (self.any_stopped and self.stopped[partition_ids].any())
+            and (
+                self.served.epochs is view.epochs or bool(self.served_as(view, partition_ids).all())
+            )
         )
 
-    def served_as(self, view: ServedPartitions, partition_ids: U32Array) -> npt.NDArray[np.bool_]:
+    def still_leads(self, view: ServedPartitions, partition_ids: U32Array) -> bool:
+        """Return whether the lease holds and the partitions are led in the epochs of ``view``: what
+        all in-sync replicas hold may be acknowledged, also while a partition is being handed over.
+        """
+        now = self.served
+        return self.serving() and (
+            now.epochs is view.epochs
+            or (
+                len(now.epochs) == len(view.epochs)
+                and bool((now.epochs[partition_ids] == view.epochs[partition_ids]).all())
+            )
+        )
+
+    def served_as(self, view: ServedPartitions, partition_ids: U32Array) -> BoolArray:
         """Return which of the partitions are served now, in the epochs of ``view``."""
         now = self.served
         if not self.serving() or len(now.epochs) != len(view.epochs):
             return np.zeros(len(partition_ids), np.bool_)
-        same: npt.NDArray[np.bool_] = now.epochs[partition_ids] == view.epochs[partition_ids]
-        return same
+        epochs = view.epochs[partition_ids]
+        same: BoolArray = (now.epochs[partition_ids] == epochs) & (epochs != 0)
+        return same & ~self.stopped[partition_ids]
 
+    def refusals(
+        self, view: ServedPartitions, partition_ids: U32Array, sender_version: int
+    ) -> dict[int, KoinonError]:
+        """Return why each partition that is not served in ``view`` is refused."""
+        refused: BoolArray = view.epochs[partition_ids] == 0
+        if self.any_stopped:
+            refused = refused | self.stopped[partition_ids]
+        if not refused.any():
+            return {}
+        return {
+            p: self.refusal(view, p, sender_version)
+            for p in np.unique(partition_ids[refused]).tolist()
+        }
 
-def refusals_of(
-    view: ServedPartitions, partition_ids: U32Array, sender_version: int
-) -> dict[int, KoinonError]:
-    """Return why each partition that is not led in ``view`` is refused."""
-    led = view.epochs[partition_ids] != 0
-    if led.all():
-        return {}
-    refused = np.unique(partition_ids[~led]).tolist()
-    return {p: refusal_of(view, p, sender_version) for p in refused}
+    def refusal(
+        self, view: ServedPartitions, partition_id: int, sender_version: int
+    ) -> KoinonError:
+        """Return why the partition is not served here."""
+        if view.epochs[partition_id] and self.stopped[partition_id]:
+            return PartitionOfflineError(
+                partition_id=partition_id, reason="it is being handed over to another replica"
+            )
+        return refusal_of(view, partition_id, sender_version)
 
 
 def refusal_of(view: ServedPartitions, partition_id: int, sender_version: int) -> KoinonError:

@@ -13,9 +13,9 @@ import operator
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import compress, islice
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import lmdb
 import numpy as np
@@ -23,7 +23,8 @@ import numpy as np
 from koinon_node import directory as files
 from koinon_node.config import StoreConfig
 from koinon_node.core import records
-from koinon_node.core.records import PartitionEpochs, U64Array
+from koinon_node.core.copies import Copies, Copy, CopyState
+from koinon_node.core.records import PartitionEpochs
 from koinon_proto.errors import DataDirectoryError, UnsupportedVersionError
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,8 @@ REGISTRATION_ID = b"registration_id"
 RUN_STATE = b"run_state"  # "clean" or "open <durability> <boot id>"
 
 _ALL_PARTITIONS = 65_536
+_NO_BOUND = 2**62
+_SEEN_BYTES = 8 * 1024 * 1024  # looked at in one transaction, wanted or not
 _value_after = {
     False: operator.itemgetter(slice(records.HEADER_BYTES, None)),
     True: operator.itemgetter(slice(records.HEADER_WITH_EXPIRY_BYTES, None)),
@@ -55,6 +58,16 @@ class Identity:
     cluster_id: str
     node_epoch: int
     registration_id: str
+
+
+class Range(NamedTuple):
+    """Records of one partition as one transaction saw them, and what it saw beside them."""
+
+    rows: list[tuple[bytes, bytes]]  # (data key, record)
+    last_key: bytes  # how far it looked
+    end: bool  # and looked to the partition's end
+    complete_through: int
+    purge_floor: int
 
 
 def open_environment(config: StoreConfig, *, sync: bool = True) -> lmdb.Environment:
@@ -104,6 +117,11 @@ class Store:
     def env(self) -> lmdb.Environment:
         assert self._env is not None, "the store is closed"
         return self._env
+
+    @property
+    def databases(self) -> list[Any]:
+        """The handles, in the order of DATABASES."""
+        return self._databases
 
     def _open(self, fresh: bool, store_id: str) -> None:
         path = self.config.directory / files.DATA
@@ -229,15 +247,37 @@ class Store:
             for key, value in self._partition_entries(0)
         }
 
-    def progress(self) -> tuple[U64Array, U64Array]:
-        """Read (complete_through, purge floors) of all partitions, as columns over their ids."""
+    def copies(self) -> Copies:
+        """Read what is held of every partition."""
         complete_through = np.zeros(_ALL_PARTITIONS, np.uint64)
         purge_floors = np.zeros(_ALL_PARTITIONS, np.uint64)
+        states = np.zeros(_ALL_PARTITIONS, np.uint8)
         for key, value in self._partition_entries(1):
             partition_id = int.from_bytes(key[:2], "big")
-            through, floor = records.decode_progress(value)
+            through, floor, state = records.decode_progress(value)
             complete_through[partition_id], purge_floors[partition_id] = through, floor
-        return complete_through, purge_floors
+            states[partition_id] = state
+        for partition_id in self.dropping():
+            states[partition_id] |= CopyState.UNUSABLE
+        return Copies(complete_through, purge_floors, states, self.partition_epochs())
+
+    def read_copies(self, partition_ids: Sequence[int]) -> dict[int, Copy]:
+        """Read what is held of these partitions, in one transaction."""
+        found: dict[int, Copy] = {}
+        with self.env.begin(self._databases[PARTITIONS_DB]) as txn:
+            for partition_id in partition_ids:
+                progress: bytes | None = txn.get(records.progress_key(partition_id))
+                through, floor, state = records.decode_progress(progress) if progress else (0, 0, 0)
+                if txn.get(records.dropping_key(partition_id)) is not None:
+                    state |= CopyState.UNUSABLE
+                data = txn.get(records.epochs_key(partition_id))
+                epochs = records.decode_epochs(data) if data else PartitionEpochs(primary_epoch=0)
+                found[partition_id] = Copy(through, floor, CopyState(state), epochs)
+        return found
+
+    def dropping(self) -> list[int]:
+        """Return the partitions whose data is being deleted."""
+        return [int.from_bytes(key[:2], "big") for key, _ in self._partition_entries(2)]
 
     def _partition_entries(self, kind: int) -> Iterator[tuple[bytes, bytes]]:
         with self.env.begin(self._databases[PARTITIONS_DB]) as txn:
@@ -299,6 +339,95 @@ class Store:
                 step = max(1, min(512, (bytes_max - size) * len(found) // max(size, 1)))
             return found, True
 
+    def read_range(
+        self,
+        partition_id: int,
+        after_key: bytes,
+        after_sequence: int,
+        rows_max: int,
+        bytes_max: int,
+    ) -> Range:
+        """Read the records above ``after_sequence`` of one partition, from ``after_key``, in key
+        order. Looks at no more than ``rows_max`` records, and at none beyond the one that reaches
+        ``bytes_max``.
+        """
+        head = records.prefix_of(partition_id)
+        with self.env.begin() as txn:
+            through, floor = self._progress(txn, partition_id)
+            with txn.cursor(self._databases[DATA_DB]) as cursor:
+                start = head + after_key + b"\x00" if after_key else head
+                rows = cursor.iternext(keys=True, values=True) if cursor.set_range(start) else []
+                found: list[tuple[bytes, bytes]] = []
+                looked, size, seen, last, end = 0, 0, 0, after_key, False
+                step = 4  # small first: each of these values may have a MiB
+                while looked < rows_max and size < bytes_max and seen < _SEEN_BYTES and not end:
+                    asked = min(step, rows_max - looked)
+                    chunk = list(islice(rows, asked))
+                    inside = [row for row in chunk if row[0].startswith(head)]
+                    end = len(inside) < asked
+                    if not inside:
+                        break
+                    last = inside[-1][0][2:]
+                    looked += len(inside)
+                    seen += sum(map(len, map(operator.itemgetter(1), inside)))
+                    above = _above(inside, after_sequence)
+                    found += above
+                    size += sum(map(len, map(operator.itemgetter(1), above)))
+                    left = min(bytes_max - size, _SEEN_BYTES - seen)
+                    step = max(1, min(512, left * looked // max(seen, 1)))
+        return Range(found, last, end, through, floor)
+
+    def read_keys(self, partition_id: int, data_keys: Sequence[bytes], bytes_max: int) -> Range:
+        """Read the records of these keys of one partition, in one transaction. Ends before the
+        last of them with the one that reaches ``bytes_max``.
+        """
+        found: list[tuple[bytes, bytes]] = []
+        done, size = 0, 0
+        with self.env.begin() as txn:
+            through, floor = self._progress(txn, partition_id)
+            with txn.cursor(self._databases[DATA_DB]) as cursor:
+                while done < len(data_keys) and size < bytes_max:
+                    mean = size // done + 1 if done else bytes_max // 4 + 1
+                    step = max(1, min(512, (bytes_max - size) // mean))
+                    rows = cursor.getmulti(data_keys[done : done + step])
+                    done += len(data_keys[done : done + step])
+                    found += rows
+                    size += sum(map(len, map(operator.itemgetter(1), rows)))
+        last = data_keys[done - 1][2:] if done else b""
+        return Range(found, last, done == len(data_keys), through, floor)
+
+    def keys_above(
+        self, partition_id: int, sequence: int, after_key: bytes, limit: int
+    ) -> tuple[list[bytes], bytes | None]:
+        """Return (data keys of records above ``sequence``, the key to go on after or None at the
+        end). Looks at no more than ``limit`` records, from ``after_key``.
+        """
+        page = self.read_range(partition_id, after_key, sequence, limit, _NO_BOUND)
+        return [key for key, _ in page.rows], None if page.end else page.last_key
+
+    def scan_keys(
+        self, partition_id: int, after_key: bytes, until_key: bytes, limit: int
+    ) -> list[bytes]:
+        """Return up to ``limit`` data keys of one partition in (after_key, until_key]; without an
+        ``until_key`` to the partition's end, without an ``after_key`` from its beginning.
+        """
+        head = records.prefix_of(partition_id)
+        start = head + after_key + b"\x00" if after_key else head
+        with self.env.begin(self._databases[DATA_DB]) as txn, txn.cursor() as cursor:
+            if not cursor.set_range(start):
+                return []
+            keys = list(islice(cursor.iternext(keys=True, values=False), limit))
+        until = head + until_key
+        return [k for k in keys if k.startswith(head) and (not until_key or k <= until)]
+
+    def _progress(self, txn: lmdb.Transaction, partition_id: int) -> tuple[int, int]:
+        key = records.progress_key(partition_id)
+        data = txn.get(key, db=self._databases[PARTITIONS_DB])
+        if data is None:
+            return 0, 0
+        through, floor, _ = records.decode_progress(bytes(data))
+        return through, floor
+
     def expired_entries(
         self, start: bytes, before_ms: int, rows_max: int
     ) -> tuple[list[bytes], bytes]:
@@ -336,6 +465,14 @@ def tree_bytes(txn: lmdb.Transaction, databases: Sequence[Any]) -> int:
         pages += stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
         page_bytes = stat["psize"]
     return pages * page_bytes
+
+
+def _above(rows: list[tuple[bytes, bytes]], sequence: int) -> list[tuple[bytes, bytes]]:
+    """Return the rows whose records are above the sequence."""
+    if not sequence:
+        return rows
+    above = records.sequences_of([record for _, record in rows]) > np.uint64(sequence)
+    return list(compress(rows, above.tolist()))
 
 
 def values_of(rows: Sequence[bytes], *, with_expiry: bool) -> list[bytes]:

@@ -18,7 +18,8 @@ batches of 1,000 rows (16 B keys, 100 B values) of writes in flight, and 12 of r
 thread that took it. The mixed reads of the fourth line are from a run with 2 batches in flight.)
 
 Invariant: groups are applied and answered in order. Every queue is bounded: what does not fit is
-refused before it is sequenced.
+refused before it is sequenced. What a group holds of the bounds as a primary's writes (``held``) it
+holds until the listener releases it, which may be long after it was committed here.
 """
 
 from __future__ import annotations
@@ -31,27 +32,74 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from koinon_node.config import Limits
+from koinon_node.core.records import BoolArray, U32Array
 from koinon_node.core.replica import PendingWrites
-from koinon_node.storage import META_DB, Store
-from koinon_node.writer_process import LENGTH, TicketFrame, Writes
-from koinon_proto.errors import ResourceExhaustedError, StorageFullError, UnknownFateError
+from koinon_node.storage import DATA_DB, META_DB, Store
+from koinon_node.writer_process import LENGTH, GroupFrame, TicketFrame, Writes
+from koinon_proto.errors import (
+    KoinonError,
+    ResourceExhaustedError,
+    StorageFullError,
+    UnknownFateError,
+)
 
 log = logging.getLogger(__name__)
 
 _GROUPS_IN_FLIGHT = 1  # 2 and 3 gave no more rows, only smaller groups and more fsyncs
 _STOP_TIMEOUT_S = 30.0
 
+Answer = tuple[int, dict[int, str], int]
+"""(group number, {index of a ticket that found no room: reason}, used bytes)."""
+
+
+class WriterChannel(Protocol):
+    """The way to what applies groups, in order: a process, or a simulated store."""
+
+    async def open(self, on_answer: Callable[[Answer], None], on_lost: Callable[[], None]) -> None:
+        """Begin. Each group sent is answered once, in order, unless the channel is lost."""
+
+    def send(self, group: GroupFrame) -> None: ...
+
+    async def close(self) -> bool:
+        """End, once all has been answered; return whether the other side ended clean."""
+
+
+class GroupListener(Protocol):
+    """Who decides when a group is complete; by default it is when it is committed here."""
+
+    def on_sealed(self, group: int) -> None:
+        """The group has been handed over to be committed; nothing is added to it any more."""
+
+    def on_committed(self, group: int, failed: Sequence[U32Array], *, whole: bool) -> None:
+        """The group is durable here, but for the tickets that found no room; ``failed`` are the
+        partitions that such tickets had ``touched``. ``whole``: no ticket is missing, nor one that
+        was refused before the group was handed over. Waiters are told right after this.
+        """
+
+    def on_lost(self, reason: str) -> None:
+        """What applies groups is gone: nothing will be answered any more."""
+
+
+@dataclass(slots=True)
+class _Ticket:
+    frame: TicketFrame
+    waiter: asyncio.Future[None]
+    sequenced: bool  # a primary's writes; their records are pending ones
+    touched: U32Array | None
+    failed: KoinonError | None = None
+
 
 @dataclass(slots=True)
 class _Group:
-    tickets: list[TicketFrame] = field(default_factory=list)
-    waiters: list[asyncio.Future[None]] = field(default_factory=list)
+    tickets: list[_Ticket] = field(default_factory=list)
     done: asyncio.Future[None] | None = None
     rows: int = 0
     size: int = 0
+    held_rows: int = 0
+    held_size: int = 0
     urgent: bool = False
 
 
@@ -65,46 +113,35 @@ class Writer:
         node_id: str,
         limits: Limits,
         on_failure: Callable[[str], None],
+        channel: WriterChannel | None = None,
     ) -> None:
         self._store = store
         self._pending = pending
         self._node_id = node_id
         self._limits = limits
         self._on_failure = on_failure
+        self._channel = channel or ProcessChannel(store)
+        self.listener: GroupListener = _Alone(self, pending)
         self._groups: dict[int, _Group] = {pending.open_group: _Group()}
+        self._held: dict[int, tuple[int, int]] = {}  # of groups committed and not released
         self._in_flight = 0
-        self._rows = self._size = 0  # queued and in flight
+        self._rows = self._size = 0  # queued, in flight, and held
         self._promised_rows = self._promised_size = 0  # of batches that are being queued
         self._used_bytes = store.used_bytes()
+        self._refused_group = 0  # the last one of which a ticket was refused while it was queued
         self._kick_due = False
         self._failed = ""
-        self._process: subprocess.Popen[bytes] | None = None
-        self._transport: asyncio.Transport | None = None
         self._idle = asyncio.Event()
         self._idle.set()
 
     async def start(self) -> None:
-        """Start the process."""
-        ours, theirs = socket.socketpair()
-        lock = self._store.lock_descriptor
-        self._process = subprocess.Popen(  # noqa: ASYNC220  # at start, nothing is served yet
-            [sys.executable, "-m", "koinon_node.writer_process", str(theirs.fileno())],
-            pass_fds=(theirs.fileno(), lock),
-            stdin=subprocess.DEVNULL,
-        )
-        theirs.close()
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1024 * 1024)
-        loop = asyncio.get_running_loop()
-        protocol = _AnswerProtocol(self._on_answer, self._on_lost)
-        transport, _ = await loop.create_unix_connection(lambda: protocol, sock=ours)
-        self._transport = transport
-        config = self._store.config
-        self._send({**asdict(config), "directory": str(config.directory)})
+        """Start what applies the groups."""
+        await self._channel.open(self._on_answer, self._on_lost)
 
     @property
     def process_id(self) -> int:
-        assert self._process is not None
-        return self._process.pid
+        assert isinstance(self._channel, ProcessChannel)
+        return self._channel.process_id
 
     @property
     def used_bytes(self) -> int:
@@ -113,6 +150,11 @@ class Writer:
     @property
     def pending_rows(self) -> int:
         return self._rows
+
+    @property
+    def open_group(self) -> int:
+        """The number of the group that the next ticket joins."""
+        return self._pending.open_group
 
     def check_room(self, rows: int, size: int, put_size: int) -> None:
         """Check that so many more rows and bytes may be queued, ``put_size`` of them to be stored.
@@ -160,9 +202,24 @@ class Writer:
         self._promised_size -= size
 
     def submit(
-        self, writes: Writes, rows: int, size: int, *, after_group: int = 0, urgent: bool = False
+        self,
+        writes: Writes,
+        rows: int,
+        size: int,
+        *,
+        after_group: int = 0,
+        urgent: bool = False,
+        chained: bool = False,
+        held: bool = False,
+        touched: U32Array | None = None,
     ) -> asyncio.Future[None]:
-        """Queue one ticket: all of it is applied or none. The future ends when it is durable.
+        """Queue one ticket: all of it is applied or none. The future ends when it is durable here.
+
+        ``after_group``: it is refused if a ticket of that group or a later one was. ``chained``: it
+        is refused if a ticket before it in its group was that wrote the metadata of a partition
+        which this one writes too; so nothing of a partition is applied on top of a gap. ``held``:
+        a primary's sequenced writes; its rows and size count until its group is
+        released. ``touched``: see ``refuse_queued``.
 
         The future's errors: StorageFullError (nothing was applied), UnknownFateError (the writer
         is gone).
@@ -171,11 +228,17 @@ class Writer:
         if self._failed:
             future.set_exception(UnknownFateError(reason=self._failed))
             return future
+        if 0 < after_group <= self._refused_group:
+            reason = "a write that this one builds on was refused"
+            future.set_exception(StorageFullError(node_id=self._node_id, reason=reason))
+            return future
         group = self._groups[self._pending.open_group]
-        group.tickets.append((after_group, writes))
-        group.waiters.append(future)
+        group.tickets.append(_Ticket((after_group, chained, writes), future, held, touched))
         group.rows += rows
         group.size += size
+        if held:
+            group.held_rows += rows
+            group.held_size += size
         group.urgent |= urgent
         self._rows += rows
         self._size += size
@@ -187,6 +250,39 @@ class Writer:
             asyncio.get_running_loop().call_soon(self._kick)
         return future
 
+    def release(self, group: int) -> None:
+        """Give back what the committed group held of the bounds."""
+        rows, size = self._held.pop(group)
+        self._rows -= rows
+        self._size -= size
+
+    def refuse_queued(self, partitions: BoolArray, error: KoinonError) -> None:
+        """Refuse what is queued, and not handed over yet, for any of these partitions, and what
+        was decided upon it. Nothing of that will be applied, here or elsewhere.
+        """
+        for place, (number, group) in enumerate(self._groups.items()):
+            if place < self._in_flight:
+                continue
+            for ticket in group.tickets:
+                after = ticket.frame[0]
+                touches = ticket.touched is not None and partitions[ticket.touched].any()
+                if touches or 0 < after <= self._refused_group:
+                    ticket.failed = ticket.failed or error
+                    ticket.frame = (0, False, ())
+                    self._refused_group = max(self._refused_group, number)
+            kept: dict[bytes, bytes | None] = {}
+            for ticket in group.tickets:
+                if ticket.sequenced:
+                    for database, keys, values in ticket.frame[2]:
+                        if database == DATA_DB:
+                            kept.update(zip(keys, values, strict=True))
+            self._pending.replace(number, kept)
+
+    async def barrier(self) -> None:
+        """Wait until all that is queued now has been committed here, or refused."""
+        if not self._idle.is_set():
+            await self.submit((), 0, 0)
+
     async def put_meta(self, values: Mapping[bytes, str]) -> None:
         """Store facts about the node, durably whatever the durability of records is."""
         keys = list(values)
@@ -194,7 +290,7 @@ class Writer:
         await self.submit(((META_DB, keys, encoded),), len(keys), 0, urgent=True)
 
     async def group_done(self, group: int) -> None:
-        """Wait until the pending group is durable (or has failed)."""
+        """Wait until the pending group is durable here (or has failed)."""
         waiting = self._groups.get(group)
         if waiting is None:
             return
@@ -211,17 +307,7 @@ class Writer:
         if not self._failed:
             await self.drain()
         self._failed = self._failed or "the node is stopping"
-        process, transport = self._process, self._transport
-        if process is None or transport is None:
-            return True
-        transport.close()
-        loop = asyncio.get_running_loop()
-        try:
-            code = await loop.run_in_executor(None, process.wait, _STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            code = process.wait()
-        return code == 0
+        return await self._channel.close()
 
     # --- inside --------------------------------------------------------------------------------
 
@@ -249,32 +335,26 @@ class Writer:
             number = next(n for i, n in enumerate(self._groups) if i == self._in_flight)
             group = self._groups[number]
             self._in_flight += 1
-            self._send((number, group.urgent, group.tickets))
-            group.tickets = []
+            self._channel.send((number, group.urgent, [ticket.frame for ticket in group.tickets]))
+            for ticket in group.tickets:
+                ticket.frame = (0, False, ())
+            self.listener.on_sealed(number)
 
-    def _send(self, message: Any) -> None:
-        assert self._transport is not None
-        body = marshal.dumps(message)
-        self._transport.writelines((LENGTH.pack(len(body)), body))
-
-    def _on_answer(self, answer: tuple[int, dict[int, str], int]) -> None:
+    def _on_answer(self, answer: Answer) -> None:
         number, failures, self._used_bytes = answer
         group = self._groups.pop(number)
         self._in_flight -= 1
-        self._rows -= group.rows
-        self._size -= group.size
-        self._pending.resolve(number)
-        for index, waiter in enumerate(group.waiters):
-            if waiter.done():
-                continue
-            if index in failures:
-                waiter.set_exception(
-                    StorageFullError(node_id=self._node_id, reason=failures[index])
-                )
-            else:
-                waiter.set_result(None)
-        if group.done is not None and not group.done.done():
-            group.done.set_result(None)
+        self._rows -= group.rows - group.held_rows
+        self._size -= group.size - group.held_size
+        self._held[number] = (group.held_rows, group.held_size)
+        failed = [group.tickets[index].touched for index in failures]
+        for index, ticket in enumerate(group.tickets):
+            if ticket.failed is not None:
+                failures.setdefault(index, str(ticket.failed))
+        self.listener.on_committed(
+            number, [touched for touched in failed if touched is not None], whole=not failures
+        )
+        self._tell(group, failures)
         if failures:
             log.warning(
                 "store full: writes refused count=%d reason=%s",
@@ -287,18 +367,106 @@ class Writer:
         elif len(self._groups) == 1:
             self._idle.set()
 
+    def _tell(self, group: _Group, failures: Mapping[int, str]) -> None:
+        """End the futures of a group's tickets."""
+        for index, ticket in enumerate(group.tickets):
+            if ticket.waiter.done():
+                continue
+            if index in failures:
+                ticket.waiter.set_exception(
+                    ticket.failed or StorageFullError(node_id=self._node_id, reason=failures[index])
+                )
+            else:
+                ticket.waiter.set_result(None)
+        if group.done is not None and not group.done.done():
+            group.done.set_result(None)
+
     def _on_lost(self) -> None:
         if self._failed:
             return
         self._failed = "the writer process ended"
         for group in self._groups.values():
-            for waiter in group.waiters:
-                if not waiter.done():
-                    waiter.set_exception(UnknownFateError(reason=self._failed))
+            for ticket in group.tickets:
+                if not ticket.waiter.done():
+                    ticket.waiter.set_exception(UnknownFateError(reason=self._failed))
             if group.done is not None and not group.done.done():
                 group.done.set_result(None)
+        self.listener.on_lost(self._failed)
         self._idle.set()
         self._on_failure(self._failed)
+
+
+class _Alone:
+    """A writer's listener where nothing is replicated: what is committed here is complete."""
+
+    def __init__(self, writer: Writer, pending: PendingWrites) -> None:
+        self._writer = writer
+        self._pending = pending
+
+    def on_sealed(self, group: int) -> None:
+        pass
+
+    def on_committed(self, group: int, failed: Sequence[U32Array], *, whole: bool) -> None:
+        self._pending.commit(group)
+        self._pending.complete(group)
+        self._writer.release(group)
+
+    def on_lost(self, reason: str) -> None:
+        pass
+
+
+class ProcessChannel:
+    """A process of its own on the store's environment (writer_process.py)."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._process: subprocess.Popen[bytes] | None = None
+        self._transport: asyncio.Transport | None = None
+
+    @property
+    def process_id(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    async def open(self, on_answer: Callable[[Answer], None], on_lost: Callable[[], None]) -> None:
+        """Start the process."""
+        ours, theirs = socket.socketpair()
+        lock = self._store.lock_descriptor
+        self._process = subprocess.Popen(  # noqa: ASYNC220  # at start, nothing is served yet
+            [sys.executable, "-m", "koinon_node.writer_process", str(theirs.fileno())],
+            pass_fds=(theirs.fileno(), lock),
+            stdin=subprocess.DEVNULL,
+        )
+        theirs.close()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1024 * 1024)
+        loop = asyncio.get_running_loop()
+        protocol = _AnswerProtocol(on_answer, on_lost)
+        transport, _ = await loop.create_unix_connection(lambda: protocol, sock=ours)
+        self._transport = transport
+        config = self._store.config
+        self.send_frame({**asdict(config), "directory": str(config.directory)})
+
+    def send(self, group: GroupFrame) -> None:
+        self.send_frame(group)
+
+    def send_frame(self, message: Any) -> None:
+        assert self._transport is not None
+        body = marshal.dumps(message)
+        self._transport.writelines((LENGTH.pack(len(body)), body))
+
+    async def close(self) -> bool:
+        """End the process; return whether it ended clean."""
+        process, transport = self._process, self._transport
+        if process is None or transport is None:
+            return True
+        transport.close()
+        loop = asyncio.get_running_loop()
+        try:
+            code = await loop.run_in_executor(None, process.wait, _STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = process.wait()
+        return code == 0
 
 
 class _AnswerProtocol(asyncio.Protocol):

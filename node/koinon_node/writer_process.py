@@ -4,10 +4,12 @@ Started by writer.py as ``python -m koinon_node.writer_process SOCKET_FD``, with
 first frame and the descriptor of the directory's lock inherited. Frames are ``u64 length ||
 marshal``; both ends are the same build of one node.
 
-A group is (group number, urgent, tickets). A ticket is (after, writes): ``writes`` holds (database,
-keys, values), a value of None deletes. If a group finds no room, its tickets are tried one by one.
-``after`` is the oldest group whose pending records the ticket's decision looked at (0: none): it is
-refused if a ticket of that group or a later one has failed, because its ground is gone.
+A group is (group number, urgent, tickets). A ticket is (after, chained, writes): ``writes`` holds
+(database, keys, values), a value of None deletes. If a group finds no room, its tickets are tried
+one by one. ``after`` is the oldest group whose pending records the ticket's decision looked at (0:
+none): it is refused if a ticket of that group or a later one has failed, because its ground is
+gone. A ``chained`` ticket is refused if one before it in its group has failed that wrote metadata
+of a partition which it writes too: a replica is complete through a sequence only without gaps.
 
 The answer to a group is (group number, failures {ticket index: reason}, used bytes). Any error but
 a lack of room ends the process, loudly; the node then stops too. It also ends when the node does
@@ -35,7 +37,7 @@ import lmdb
 
 from koinon_node import directory as files
 from koinon_node.config import StoreConfig
-from koinon_node.storage import open_databases, open_environment, tree_bytes
+from koinon_node.storage import PARTITIONS_DB, open_databases, open_environment, tree_bytes
 
 LENGTH = struct.Struct(">Q")
 _PR_SET_PDEATHSIG = 1
@@ -45,7 +47,7 @@ _IO_ERROR = os.strerror(errno.EIO)
 _PROBE_BYTES_MIN = 1024 * 1024
 
 Writes = tuple[tuple[int, list[bytes], list[bytes | None]], ...]
-TicketFrame = tuple[int, Writes]
+TicketFrame = tuple[int, bool, Writes]
 GroupFrame = tuple[int, bool, list[TicketFrame]]
 
 
@@ -97,18 +99,25 @@ class WriterLoop:
         self._connection.sendall(LENGTH.pack(len(frame)) + frame)
 
     def _apply(self, number: int, tickets: list[TicketFrame]) -> dict[int, str]:
-        if all(not after or after > self._failed_group for after, _ in tickets):
-            reason = self._commit([writes for _, writes in tickets])
+        if all(not after or after > self._failed_group for after, _, _ in tickets):
+            reason = self._commit([writes for _, _, writes in tickets])
             if not reason:
                 return {}
         failures: dict[int, str] = {}
-        for index, (after, writes) in enumerate(tickets):
+        gaps: set[bytes] = set()
+        for index, (after, chained, writes) in enumerate(tickets):
+            metadata = {
+                key for database, keys, _ in writes if database == PARTITIONS_DB for key in keys
+            }
             if after and after <= self._failed_group:
                 reason = "a write that this one builds on found no room"
+            elif chained and not gaps.isdisjoint(metadata):
+                reason = "a write before this one in its partition found no room"
             else:
                 reason = self._commit([writes])
             if reason:
                 failures[index] = reason
+                gaps |= metadata
                 self._failed_group = number
         return failures
 

@@ -1,6 +1,6 @@
-"""An engine over a real store, with a writer whose process is the test, and what can come between.
+"""An engine over a real store, with a test for a writer process, and what can come between.
 
-``HeldWriter`` is the real group commit up to its socket: groups are sealed, ordered and answered as
+``HeldChannel`` stands behind the real group commit: groups are sealed, ordered and answered as
 ever, but a group is committed and answered only when the test releases it.
 """
 
@@ -8,27 +8,127 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from koinon_node.batches import ReadAnswer, ScanAnswer, ScanPage, WriteAnswer, WriteBatch
+from koinon_node.batches import (
+    Durability,
+    ReadAnswer,
+    ScanAnswer,
+    ScanPage,
+    WriteAnswer,
+    WriteBatch,
+)
 from koinon_node.config import Limits, StoreConfig
 from koinon_node.core.assignment import Adoption, ServedPartitions
+from koinon_node.core.journal import Journal
 from koinon_node.core.lease import NO_LEASE, Lease
 from koinon_node.core.records import U32Array
-from koinon_node.core.replica import PendingWrites
+from koinon_node.core.replica import PendingWrites, Primaries
 from koinon_node.engine import Engine
+from koinon_node.replication import Replicator
+from koinon_node.seams import RowChange
 from koinon_node.state import NodeState, WallClock
 from koinon_node.storage import Store, open_databases
+from koinon_node.writer import Answer as Answered
 from koinon_node.writer import Writer
+from koinon_node.writer_process import GroupFrame
+from koinon_proto.table import (
+    NO_NODE,
+    ClusterConfig,
+    MoveSettings,
+    NodeId,
+    NodeInfo,
+    NodeNumber,
+    NodeStatus,
+    PartitionId,
+    PartitionRow,
+    PartitionStatus,
+    Table,
+)
 
 WAIT_S = 10.0
 PARTITIONS = 4
 EPOCH = 3
+ME, F2, F3 = NodeNumber(1), NodeNumber(2), NodeNumber(3)
 MIB = 1024 * 1024
 Answer = TypeVar("Answer")
+
+
+def row_of(
+    partition_id: int,
+    replicas: Sequence[int] = (1,),
+    in_sync: Sequence[int] | None = None,
+    *,
+    primary: int = 1,
+    epoch: int = EPOCH,
+    partition_epoch: int = 1,
+    adding: Sequence[int] = (),
+    removing: Sequence[int] = (),
+    wanted: NodeNumber = NO_NODE,
+) -> PartitionRow:
+    """Return a row of nodes by their numbers."""
+    return PartitionRow(
+        partition_id=PartitionId(partition_id),
+        replicas=_nodes(replicas),
+        in_sync=_nodes(replicas if in_sync is None else in_sync),
+        primary=NodeNumber(primary),
+        primary_epoch=epoch,
+        partition_epoch=partition_epoch,
+        adding=_nodes(adding),
+        removing=_nodes(removing),
+        status=PartitionStatus.ONLINE,
+        changed_at=partition_epoch,
+        wanted_primary=wanted,
+    )
+
+
+def table_of(
+    *rows: PartitionRow,
+    version: int = 1,
+    min_in_sync: int = 1,
+    fenced: Sequence[int] = (),
+    paused: bool = False,
+    node_epochs: dict[int, int] | None = None,
+) -> Table:
+    """Return a table of these rows (or of all partitions with this node alone) and three nodes."""
+    rows = rows or tuple(row_of(p) for p in range(PARTITIONS))
+    nodes = {
+        NodeNumber(n): NodeInfo(
+            number=NodeNumber(n),
+            node_id=NodeId(f"n{n}"),
+            address=f"127.0.0.1:{n}",
+            rack="",
+            node_epoch=(node_epochs or {}).get(n, 1),
+            status=NodeStatus.FENCED if n in fenced else NodeStatus.ACTIVE,
+            store_id=f"s{n}",
+            changed_at=version,
+        )
+        for n in (1, 2, 3)
+    }
+    cluster = ClusterConfig(
+        cluster_id="c",
+        partitioner="murmur2",
+        partition_count=len(rows),
+        replication_factor=3,
+        min_in_sync=min_in_sync,
+        bootstrap_nodes=1,
+        max_value_bytes=1024,
+    )
+    return Table(
+        cluster=cluster,
+        table_version=version,
+        nodes=nodes,
+        rows=rows,
+        moves=MoveSettings(paused=paused),
+    )
+
+
+def _nodes(numbers: Sequence[int]) -> tuple[NodeNumber, ...]:
+    return tuple(map(NodeNumber, numbers))
 
 
 class SetClock(WallClock):
@@ -65,63 +165,150 @@ class InterruptedStore(Store):
             interrupt()
 
 
-class HeldWriter(Writer):
-    """The writer without its process. While ``held``, nothing is committed or answered."""
+class HeldChannel:
+    """What applies groups is the test. While ``held``, nothing is committed or answered; tickets
+    whose places are in ``failing`` find no room.
+    """
 
-    def __init__(self, store: Store, pending: PendingWrites, limits: Limits) -> None:
-        self.lost: list[str] = []
-        super().__init__(store, pending, "n1", limits, self.lost.append)
+    def __init__(self, store: Store) -> None:
         self.held = False
         self.waiting: list[Any] = []  # group frames that have been sent and not answered
         self.groups_sent = 0
+        self.failing: dict[int, str] = {}  # of the next group that is committed
         self._env = store.env
         self._databases = open_databases(store.env)
+        self._on_answer: Callable[[Answered], None]
 
-    def _send(self, message: Any) -> None:
-        self.waiting.append(message)
+    async def open(
+        self, on_answer: Callable[[Answered], None], on_lost: Callable[[], None]
+    ) -> None:
+        self._on_answer = on_answer
+
+    def send(self, group: GroupFrame) -> None:
+        self.waiting.append(group)
         self.groups_sent += 1
         if not self.held:
             asyncio.get_running_loop().call_soon(self._commit_first)
+
+    async def close(self) -> bool:
+        return True
 
     def release(self) -> None:
         """Commit and answer what waits, and all that follows."""
         self.held = False
         self._commit_first()
 
+    def commit_one(self) -> None:
+        """Commit and answer the oldest group that waits."""
+        self._commit()
+
     def _commit_first(self) -> None:
-        if self.held or not self.waiting:
-            return
+        if not self.held and self.waiting:
+            self._commit()
+
+    def _commit(self) -> None:
         number, _, tickets = self.waiting.pop(0)
+        failing, self.failing = self.failing, {}
         with self._env.begin(write=True) as txn:
-            for _, writes in tickets:
+            for index, (_, _, writes) in enumerate(tickets):
+                if index in failing:
+                    continue
                 for database, keys, values in writes:
                     for key, value in zip(keys, values, strict=True):
                         if value is None:
                             txn.delete(key, db=self._databases[database])
                         else:
                             txn.put(key, value, db=self._databases[database])
-        self._on_answer((number, {}, 0))
+        self._on_answer((number, failing, 0))
+
+
+class NoCoordinator:
+    """A coordinator that the test answers for: calls wait until it does."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[tuple[RowChange, ...], asyncio.Future[frozenset[int]]]] = []
+
+    async def alter_partitions(self, changes: Sequence[RowChange]) -> frozenset[int]:
+        future: asyncio.Future[frozenset[int]] = asyncio.get_running_loop().create_future()
+        self.calls.append((tuple(changes), future))
+        return await future
 
 
 class Bench:
     """The parts, and their calls with the arguments that most tests need."""
 
     def __init__(self, directory: Path, limits: Limits | None = None) -> None:
-        limits = limits or Limits()
+        self.limits = limits = limits or Limits()
         self.store = InterruptedStore(StoreConfig(directory=directory, map_size_bytes=16 * MIB))
         self.pending = PendingWrites()
-        self.writer = HeldWriter(self.store, self.pending, limits)
+        self.channel = HeldChannel(self.store)
+        self.lost: list[str] = []
+        self.writer = Writer(self.store, self.pending, "n1", limits, self.lost.append, self.channel)
         self.clock = SetClock()
-        self.state = NodeState("n1", now=lambda: 0.0)
-        self.engine = Engine(self.state, self.store, self.writer, self.pending, limits, self.clock)
-
-    async def lead_all(self) -> None:
-        """Lead every partition, under a lease that lasts."""
-        await self.engine.adopt([Adoption(p, EPOCH) for p in range(PARTITIONS)])
-        self.state.served = ServedPartitions(
-            node_epoch=1, epochs=np.full(PARTITIONS, EPOCH, np.uint64)
+        self.now = 0.0
+        self.state = NodeState("n1", now=lambda: self.now)
+        self.copies = self.store.copies()
+        self.primaries = Primaries(
+            self.copies.complete_through, self.copies.purge_floors, limits.tombstone_ms
         )
-        self.state.lease = Lease(node_epoch=1, until_s=1.0)
+        self.journal = Journal(self.copies.journal_floors())
+        self.coordinator = NoCoordinator()
+        self.ready: list[Adoption] = []
+        self.replicator = Replicator(
+            self.state,
+            self.store,
+            self.writer,
+            self.pending,
+            self.primaries,
+            self.copies,
+            self.journal,
+            self.coordinator,
+            limits,
+            lambda: self.now,
+            self.on_ready,
+        )
+        self.engine = Engine(
+            self.state,
+            self.store,
+            self.writer,
+            self.pending,
+            self.primaries,
+            self.replicator,
+            limits,
+            self.clock,
+        )
+
+    def on_ready(self, adoptions: Sequence[Adoption]) -> None:
+        """What the agent does: serve it from now on, if the table still says so."""
+        self.ready += adoptions
+        epochs = self.state.served.epochs.copy()
+        for partition_id, epoch in adoptions:
+            epochs[partition_id] = epoch
+        self.state.served = replace(self.state.served, epochs=epochs)
+
+    def take_table(self, table: Table) -> None:
+        """Take a newer table as the agent does: published first, then the replicator's."""
+        old = self.state.served.epochs
+        epochs = np.array(
+            [
+                row.primary_epoch
+                if row.primary == ME and p < len(old) and row.primary_epoch == old[p]
+                else 0
+                for p, row in enumerate(table.rows)
+            ],
+            np.uint64,
+        )
+        self.state.served = ServedPartitions(
+            table=table, node_number=ME, node_epoch=1, epochs=epochs
+        )
+        self.replicator.on_table(table, ME, 1)
+
+    async def lead_all(self, table: Table | None = None) -> None:
+        """Lead every partition, under a lease that lasts."""
+        self.take_table(table or table_of())
+        rows = self.state.table().rows
+        await self.replicator.adopt([Adoption(p, rows[p].primary_epoch) for p in range(len(rows))])
+        self.state.lease = Lease(node_epoch=1, until_s=1e9)
 
     def lose_lease(self) -> None:
         self.state.lease = NO_LEASE
@@ -129,10 +316,17 @@ class Bench:
     def lose_partition_0(self) -> None:
         epochs = self.state.served.epochs.copy()
         epochs[0] = 0
-        self.state.served = ServedPartitions(node_epoch=1, epochs=epochs)
+        self.state.served = replace(self.state.served, epochs=epochs)
 
     async def put(
-        self, *keys: bytes, value: bytes = b"v", ttl_ms: int = 0, partition_id: int = 0
+        self,
+        *keys: bytes,
+        value: bytes = b"v",
+        ttl_ms: int = 0,
+        partition_id: int = 0,
+        durability: Durability = Durability.ALL_IN_SYNC,
+        if_version: int | None = None,
+        delete: bool = False,
     ) -> WriteAnswer:
         rows = len(keys)
         return await self.engine.write(
@@ -142,6 +336,9 @@ class Bench:
                 values=[value] * rows,
                 partition_ids=in_partition(partition_id, rows),
                 ttl_ms=[ttl_ms] * rows if ttl_ms else None,
+                durability=durability,
+                conditions={} if if_version is None else {0: if_version},
+                deletes=frozenset(range(rows)) if delete else frozenset(),
             )
         )
 
@@ -185,6 +382,7 @@ def with_engine(
 
     async def run() -> Answer:
         bench = Bench(directory, limits)
+        await bench.writer.start()
         try:
             if lead:
                 await bench.lead_all()

@@ -1,22 +1,24 @@
 """A coordinator that does what a test tells it to, over real gRPC: one member, one node.
 
-By default it registers whoever comes, gives it every partition, and acknowledges heartbeats. A test
-changes ``on_register`` and ``on_heartbeat`` (raise a KoinonError to refuse), or the table.
+By default it registers whoever comes, gives it every partition, acknowledges heartbeats, pushes the
+table to who watches it, and does what a primary proposes. A test changes ``on_register``,
+``on_heartbeat``, ``on_watch`` and ``on_alter`` (raise a KoinonError to refuse), or the table.
 """
 
 from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import grpc
 
 from koinon_proto import convert
-from koinon_proto.errors import KoinonError, NodeFencedError
+from koinon_proto.errors import ClusterNotReadyError, KoinonError, NodeFencedError
 from koinon_proto.table import (
     ClusterConfig,
     NodeId,
@@ -27,8 +29,11 @@ from koinon_proto.table import (
     PartitionRow,
     PartitionStatus,
     Table,
+    TableUpdate,
 )
-from koinon_proto.v1 import membership_pb2, membership_pb2_grpc
+from koinon_proto.v1 import membership_pb2, membership_pb2_grpc, table_pb2, table_pb2_grpc
+
+_WATCH_STEP_S = 0.2
 
 
 def free_port() -> int:
@@ -51,24 +56,36 @@ class Script:
     bootstrapped: bool = True
     on_register: Callable[[membership_pb2.RegisterRequest], None] = lambda request: None
     on_heartbeat: Callable[[membership_pb2.HeartbeatRequest], None] = lambda request: None
+    on_watch: Callable[[table_pb2.GetTableRequest], None] = lambda request: None
+    on_alter: Callable[[membership_pb2.AlterPartitionsRequest], None] = lambda request: None
+    heartbeats_bring_tables: bool = True
+    watches_bring_tables: bool = True
+    status: PartitionStatus = PartitionStatus.ONLINE  # of new rows
     primaries: dict[int, int] = field(default_factory=dict)  # partition -> node number; default 1
 
 
-class ScriptedCoordinator(membership_pb2_grpc.MembershipServicer):
+class ScriptedCoordinator(
+    membership_pb2_grpc.MembershipServicer, table_pb2_grpc.TableServiceServicer
+):
     """Start with ``with``; ``address`` is where it listens."""
 
     def __init__(self, script: Script | None = None) -> None:
         self.script = script or Script()
         self.registrations: list[membership_pb2.RegisterRequest] = []
         self.heartbeats: list[membership_pb2.HeartbeatRequest] = []
+        self.alterations: list[membership_pb2.AlterPartitionsRequest] = []
+        self.watches: list[table_pb2.GetTableRequest] = []
+        self.watching = 0
         self.acknowledged: dict[int, int] = {}
         self.table: Table | None = None
         self.node_epoch = 0
         self.primary_epoch = 0
         self._answered: dict[str, int] = {}
         self._lock = threading.RLock()
-        self._server = grpc.server(futures.ThreadPoolExecutor(4))
+        self._changed = threading.Condition(self._lock)
+        self._server = grpc.server(futures.ThreadPoolExecutor(16))
         membership_pb2_grpc.add_MembershipServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
+        table_pb2_grpc.add_TableServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         port = self._server.add_insecure_port("127.0.0.1:0")
         self.address = f"127.0.0.1:{port}"
 
@@ -112,7 +129,10 @@ class ScriptedCoordinator(membership_pb2_grpc.MembershipServicer):
                 return reply
             for command in request.hosted:
                 self.acknowledged[command.partition_id] = command.primary_epoch
-            if request.table_version < self.table.table_version:
+            if (
+                self.script.heartbeats_bring_tables
+                and request.table_version < self.table.table_version
+            ):
                 update = self.table.since(request.table_version)
                 reply.table.CopyFrom(convert.update_to_proto(update))
             for row in self.table.rows:
@@ -127,6 +147,69 @@ class ScriptedCoordinator(membership_pb2_grpc.MembershipServicer):
                     )
             return reply
 
+    def AlterPartitions(  # noqa: N802
+        self, request: Any, context: Any
+    ) -> membership_pb2.AlterPartitionsResponse:
+        with self._lock:
+            self.alterations.append(request)
+            self._refuse(context, self.script.on_alter, request)
+            self._refuse(context, self._check_epoch, request)
+            rejected = [c.partition_id for c in request.changes if not self._alter(c)]
+            assert self.table is not None
+            reply = membership_pb2.AlterPartitionsResponse(rejected=rejected)
+            if request.table_version < self.table.table_version:
+                update = self.table.since(request.table_version)
+                reply.table.CopyFrom(convert.update_to_proto(update))
+            return reply
+
+    def _alter(self, change: membership_pb2.PartitionChange) -> bool:
+        assert self.table is not None
+        row = self.table.rows[change.partition_id]
+        if (row.primary_epoch, row.partition_epoch) != (
+            change.primary_epoch,
+            change.partition_epoch,
+        ):
+            return False
+        self.change_row(
+            row.partition_id,
+            in_sync=tuple(NodeNumber(n) for n in change.in_sync),
+            primary=NodeNumber(change.hand_over_to) or row.primary,
+            primary_epoch=row.primary_epoch + bool(change.hand_over_to),
+            partition_epoch=row.partition_epoch + 1,
+        )
+        return True
+
+    # --- TableService ----------------------------------------------------------------------
+
+    def WatchTable(self, request: Any, context: Any) -> Iterator[table_pb2.TableUpdate]:  # noqa: N802
+        with self._changed:
+            self.watches.append(request)
+            self._refuse(context, self.script.on_watch, request)
+            self._refuse(context, self._check_bootstrapped, request)
+            version = request.known_version
+            self.watching += 1
+        try:
+            while context.is_active():
+                with self._changed:
+                    self._changed.wait_for(partial(self._newer, version), _WATCH_STEP_S)
+                    update = self._update_since(version)
+                if update is not None:
+                    version = update.table_version
+                    yield convert.update_to_proto(update)
+        finally:
+            with self._lock:
+                self.watching -= 1
+
+    def _update_since(self, version: int) -> TableUpdate | None:
+        return self.table.since(version) if self.table and self._newer(version) else None
+
+    def _newer(self, version: int) -> bool:
+        return (
+            self.script.watches_bring_tables
+            and self.table is not None
+            and self.table.table_version > version
+        )
+
     # --- the script's hands ----------------------------------------------------------------
 
     def fence(self) -> None:
@@ -140,6 +223,7 @@ class ScriptedCoordinator(membership_pb2_grpc.MembershipServicer):
             assert self.table is not None
             version = self.table.table_version + 1
             self.table = replace(change(self.table), table_version=version)
+            self._changed.notify_all()
 
     def change_row(self, partition_id: int, **changes: Any) -> None:
         """Change one row, at the next version."""
@@ -167,6 +251,10 @@ class ScriptedCoordinator(membership_pb2_grpc.MembershipServicer):
                 node_epoch=request.node_epoch,
                 current_node_epoch=self.node_epoch,
             )
+
+    def _check_bootstrapped(self, request: table_pb2.GetTableRequest) -> None:
+        if not self.script.bootstrapped:
+            raise ClusterNotReadyError(registered_nodes=1, bootstrap_nodes=2)
 
     def _refuse(self, context: Any, check: Callable[[Any], None], request: Any) -> None:
         try:
@@ -201,7 +289,7 @@ class ScriptedCoordinator(membership_pb2_grpc.MembershipServicer):
                 primary=NodeNumber(script.primaries.get(p, 1)),
                 primary_epoch=self.primary_epoch,
                 partition_epoch=version,
-                status=PartitionStatus.ONLINE,
+                status=script.status,
                 changed_at=version,
             )
             for p in range(script.partition_count)
@@ -216,3 +304,4 @@ class ScriptedCoordinator(membership_pb2_grpc.MembershipServicer):
             max_value_bytes=script.max_value_bytes,
         )
         self.table = Table(cluster=cluster, table_version=version, nodes=nodes, rows=rows)
+        self._changed.notify_all()

@@ -96,6 +96,9 @@ class ScriptedChannel:
     def unary_unary(self, method: str, **_: Any) -> Callable[..., Any]:
         return self._register if method.endswith("Register") else self._heartbeat
 
+    def unary_stream(self, method: str, **_: Any) -> Callable[..., Any]:
+        return lambda request: QuietStream()
+
     def close(self) -> None:
         with self._changed:
             self._closed = True
@@ -122,6 +125,20 @@ class ScriptedChannel:
         return how()
 
 
+class QuietStream:
+    """A watch that brings nothing until it is cancelled."""
+
+    def __init__(self) -> None:
+        self._cancelled = threading.Event()
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+
+    def __iter__(self) -> Iterator[Any]:
+        self._cancelled.wait()
+        return iter(())
+
+
 class RecordingState(NodeState):
     """Records (lease's end, partitions served) after each change of either."""
 
@@ -138,15 +155,24 @@ def led(state: NodeState) -> frozenset[int]:
 
 
 class HeldHost:
-    """The loop's side; an adoption ends when ``durable`` is set."""
+    """The loop's side; what is adopted becomes ready when ``durable`` is set."""
 
     def __init__(self) -> None:
         self.adopting: list[Adoption] = []
+        self.tables: list[tuple[int, int, int]] = []  # (version, number, node epoch)
         self.durable = asyncio.Event()
+        self.on_ready: Callable[[Sequence[Adoption]], None] = lambda adoptions: None
 
     async def adopt(self, adoptions: Sequence[Adoption]) -> None:
         self.adopting += adoptions
         await self.durable.wait()
+        self.on_ready(adoptions)
+
+    def on_table(self, table: Table, number: NodeNumber, node_epoch: int) -> None:
+        self.tables.append((table.table_version, number, node_epoch))
+
+    def progress(self) -> Sequence[membership_pb2.ReplicaProgress]:
+        return [membership_pb2.ReplicaProgress(partition_id=7, records=len(self.adopting))]
 
     async def put_meta(self, values: Mapping[bytes, str]) -> None:
         pass
@@ -163,6 +189,7 @@ class Running:
     loop: asyncio.AbstractEventLoop
     failures: list[BaseException]
     now_s: float = START_S
+    agent: Agent | None = None
 
     def reply(self, table: Table | None = None, took_s: float = 0.0) -> Callable[[], Heartbeat]:
         """A heartbeat that is acknowledged after so long."""
@@ -204,6 +231,8 @@ def running_agent(tmp_path: Path, table: Table) -> Iterator[Running]:
         running.failures.append,
         connect=lambda address: running.channel,
     )
+    running.host.on_ready = agent.on_ready
+    running.agent = agent
     agent.start(loop)
     try:
         wait_for(lambda: running.channel.requests or running.failures, "the first heartbeat")

@@ -203,7 +203,7 @@ def test_partition_metadata_roundtrip_and_unknown_version_is_refused() -> None:
     assert records.decode_epochs(records.encode_epochs(epochs)) == epochs
     assert len(epochs.history) == records.EPOCH_HISTORY_MAX
     (data,) = records.encode_progress(np.array([7], np.uint64), np.array([3], np.uint64))
-    assert records.decode_progress(data) == (7, 3)
+    assert records.decode_progress(data) == (7, 3, 0)
     with pytest.raises(UnsupportedVersionError, match="partition metadata"):
         records.decode_progress(b"\x09" + data[1:])
 

@@ -67,7 +67,7 @@ def test_read_without_a_lease_is_refused_before_the_store_is_read(
 
 def test_scan_of_nothing_under_which_the_lease_ends_is_refused(tmp_path: Path) -> None:
     async def use(bench: Bench) -> None:
-        answers = iter([0.0, 2.0])
+        answers = iter([0.0, 2e9])
         bench.state.now = lambda: next(answers)
         with pytest.raises(LeaseExpiredError):
             await bench.engine.scan(NOTHING)
@@ -80,12 +80,12 @@ def test_write_durable_after_the_lease_or_epoch_ended_is_answered_as_unknown(
     tmp_path: Path, lose: Callable[[Bench], None]
 ) -> None:
     async def use(bench: Bench) -> None:
-        bench.writer.held = True
+        bench.channel.held = True
         write = asyncio.ensure_future(bench.put(b"k"))
         await settle(write)
         assert not write.done()
         lose(bench)
-        bench.writer.release()
+        bench.channel.release()
         with pytest.raises(UnknownFateError):
             await write
         assert bench.store.get(b"\0\0k") is not None
@@ -95,11 +95,11 @@ def test_write_durable_after_the_lease_or_epoch_ended_is_answered_as_unknown(
 
 def test_write_without_a_lease_is_refused_and_writes_nothing(tmp_path: Path) -> None:
     async def use(bench: Bench) -> None:
-        sent = bench.writer.groups_sent
+        sent = bench.channel.groups_sent
         bench.lose_lease()
         with pytest.raises(LeaseExpiredError):
             await bench.put(b"k")
-        assert bench.writer.groups_sent == sent
+        assert bench.channel.groups_sent == sent
         assert bench.writer.pending_rows == 0
 
     with_engine(tmp_path, use)
@@ -107,12 +107,12 @@ def test_write_without_a_lease_is_refused_and_writes_nothing(tmp_path: Path) -> 
 
 def test_write_in_steps_stops_at_the_step_before_which_the_lease_ended(tmp_path: Path) -> None:
     async def use(bench: Bench) -> None:
-        bench.writer.held = True
+        bench.channel.held = True
         write = asyncio.ensure_future(bench.put(b"a", b"b", b"c", b"d"))
         await asyncio.sleep(0)
         assert bench.writer.pending_rows == 2
         bench.lose_lease()
-        bench.writer.release()
+        bench.channel.release()
         with pytest.raises(UnknownFateError):
             await write
         assert [bench.store.get(b"\0\0" + key) is None for key in (b"a", b"c", b"d")] == [
@@ -133,7 +133,7 @@ def test_read_of_a_key_in_flight_waits_until_it_is_durable(
 ) -> None:
     async def use(bench: Bench) -> None:
         await bench.put(b"k", b"other", value=b"old")
-        bench.writer.held = True
+        bench.channel.held = True
         write = asyncio.ensure_future(bench.put(b"k", value=b"new"))
         await settle(write)
         read = asyncio.ensure_future(bench.get(*keys))
@@ -141,7 +141,7 @@ def test_read_of_a_key_in_flight_waits_until_it_is_durable(
         assert beside.values == [b"old"]  # another key does not wait
         await settle(read)
         assert not read.done()
-        bench.writer.release()
+        bench.channel.release()
         assert (await read).values[-1] == b"new"
         await write
 
@@ -191,12 +191,12 @@ def test_read_that_meets_an_expired_record_waits_until_its_removal_is_durable(
     async def use(bench: Bench) -> None:
         await bench.put(b"k", ttl_ms=50)
         bench.clock.ms += 50
-        bench.writer.held = True
+        bench.channel.held = True
         read = asyncio.ensure_future(call(bench))
         await settle(read)
         assert not read.done()
         assert bench.store.get(b"\0\0k") is not None
-        bench.writer.release()
+        bench.channel.release()
         await read
         assert bench.store.get(b"\0\0k") is None
 
@@ -222,11 +222,11 @@ def test_expired_record_of_a_partition_lost_meanwhile_is_not_removed(
     async def use(bench: Bench) -> None:
         await bench.put(b"k", ttl_ms=50)
         bench.clock.ms += 50
-        sent = bench.writer.groups_sent
+        sent = bench.channel.groups_sent
         bench.store.after_read = lambda: lose(bench)
         with pytest.raises(LeaseExpiredError):
             await call(bench)
-        assert (bench.writer.groups_sent, bench.writer.pending_rows) == (sent, 0)
+        assert (bench.channel.groups_sent, bench.writer.pending_rows) == (sent, 0)
         assert bench.store.get(b"\0\0k") is not None
 
     with_engine(tmp_path, use)
@@ -269,10 +269,10 @@ def test_reclaim_without_a_lease_removes_nothing(tmp_path: Path) -> None:
     async def use(bench: Bench) -> None:
         await bench.put(b"k", ttl_ms=50)
         bench.clock.ms += 50
-        sent = bench.writer.groups_sent
+        sent = bench.channel.groups_sent
         bench.lose_lease()
         assert not await bench.engine.reclaim_step(100)
-        assert (bench.writer.groups_sent, bench.writer.pending_rows) == (sent, 0)
+        assert (bench.channel.groups_sent, bench.writer.pending_rows) == (sent, 0)
         assert bench.store.get(b"\0\0k") is not None
 
     with_engine(tmp_path, use)
@@ -283,14 +283,14 @@ def test_reclaim_without_a_lease_removes_nothing(tmp_path: Path) -> None:
 
 def test_adoption_ends_only_when_its_epochs_are_durable(tmp_path: Path) -> None:
     async def use(bench: Bench) -> None:
-        bench.writer.held = True
-        adoption = asyncio.ensure_future(bench.engine.adopt([Adoption(2, 7)]))
+        bench.channel.held = True
+        adoption = asyncio.ensure_future(bench.replicator.adopt([Adoption(2, 7)]))
         await settle(adoption)
         assert not adoption.done()
-        ((_, urgent, _),) = bench.writer.waiting
+        ((_, urgent, _),) = bench.channel.waiting
         assert urgent  # synced whatever the durability of records is
         assert bench.store.partition_epochs() == {}
-        bench.writer.release()
+        bench.channel.release()
         await adoption
         assert bench.store.partition_epochs()[2].primary_epoch == 7
 

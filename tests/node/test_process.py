@@ -133,6 +133,8 @@ def test_node_whose_writer_dies_stops_loudly_with_1(tmp_path: Path) -> None:
         (["--coordinators", ""], "coordinators"),
         (["--durability", "never"], "never"),
         (["--map-size-bytes", "12"], "12"),
+        (["--weight", "0"], "weight 0"),
+        (["--weight", "10001"], "weight 10001"),
         (["--log-format", "xml"], "xml"),
     ],
 )

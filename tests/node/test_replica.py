@@ -76,7 +76,8 @@ class Bench:
                 self.store.pop(key, None)
             else:
                 self.store[key] = record
-        self.pending.resolve(group)
+        self.pending.commit(group)
+        self.pending.complete(group)
 
 
 def test_sequences_rise_by_one_within_each_partition() -> None:

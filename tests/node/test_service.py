@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -23,7 +23,7 @@ from koinon_proto.errors import (
     WrongPartitionError,
 )
 from koinon_proto.table import MAX_BATCH_BYTES, MAX_BATCH_ROWS
-from koinon_proto.v1 import kv_pb2, table_pb2
+from koinon_proto.v1 import kv_pb2, replication_pb2, replication_pb2_grpc, table_pb2
 from tests.node.scripted_coordinator import Script, ScriptedCoordinator
 from tests.node.support import (
     PARTITIONS,
@@ -410,3 +410,55 @@ def test_node_whose_store_is_full_refuses_puts_and_serves_the_rest(tmp_path: Pat
         for key in keys[: stored - 1]:
             assert node.kv.Delete(kv_pb2.DeleteRequest(key=key)).found
         assert node.kv.Put(kv_pb2.PutRequest(key=b"again", value=value)).version
+
+
+@pytest.mark.parametrize("level", [kv_pb2.DURABILITY_ALL_IN_SYNC, kv_pb2.DURABILITY_PRIMARY])
+def test_writes_of_either_durability_are_done(node: NodeProcess, level: Any) -> None:
+    keys = ours(20, f"durable-{level}-")
+    assert node.kv.Put(kv_pb2.PutRequest(key=keys[0], value=b"v", durability=level)).version
+    assert node.kv.Delete(kv_pb2.DeleteRequest(key=keys[0], durability=level)).found
+    node.kv.BatchWrite(write_request(keys, keys, durability=level))
+    assert list(node.kv.BatchGet(read_request(keys)).values) == keys
+
+
+def test_unknown_durability_is_refused_before_anything_is_written(node: NodeProcess) -> None:
+    keys, unknown = ours(2, "undurable-"), cast(Any, 7)
+    for call in (
+        lambda: node.kv.Put(kv_pb2.PutRequest(key=keys[0], value=b"v", durability=unknown)),
+        lambda: node.kv.Delete(kv_pb2.DeleteRequest(key=keys[0], durability=unknown)),
+        lambda: node.kv.BatchWrite(write_request(keys, keys, durability=unknown)),
+    ):
+        error = refusal(call)
+        assert isinstance(error, InvalidArgumentError)
+        assert (error.field, error.actual) == ("durability", 7)
+    assert list(node.kv.BatchGet(read_request(keys)).missing) == [0, 1]
+
+
+def test_checksums_and_sizes_tell_what_is_held(node: NodeProcess) -> None:
+    stub: Any = replication_pb2_grpc.ReplicationStub(node.channel)  # type: ignore[no-untyped-call]
+    keys = keys_in(2, 30, "summed-")
+    node.kv.BatchWrite(write_request(keys, [b"12345"] * 30))
+    asked = replication_pb2.ChecksumsRequest(partition_ids=[2, NOT_OURS])
+    mine, other = stub.Checksums(asked).copies
+    assert (mine.partition_id, mine.usable, other.usable) == (2, True, False)
+    assert mine.records >= 30
+    assert mine.complete_through == max(
+        node.kv.BatchGet(read_request(keys, want_versions=True)).versions
+    )
+    assert stub.Checksums(asked).copies[0] == mine
+
+    def counted() -> bool:
+        sizes = stub.PartitionSizes(replication_pb2.PartitionSizesRequest())
+        found = dict(
+            zip(sizes.partition_ids, zip(sizes.records, sizes.bytes, strict=True), strict=True)
+        )
+        return found.get(2) == (mine.records, mine.bytes)
+
+    wait_for(counted, "the sizes")
+    error = refusal(lambda: stub.Checksums(replication_pb2.ChecksumsRequest(partition_ids=[16])))
+    assert isinstance(error, InvalidArgumentError)
+    for call in (
+        lambda: stub.Checksums(replication_pb2.ChecksumsRequest(cluster_id="cluster-b")),
+        lambda: stub.PartitionSizes(replication_pb2.PartitionSizesRequest(cluster_id="cluster-b")),
+    ):
+        assert isinstance(refusal(call), WrongClusterError)

@@ -20,7 +20,7 @@ from koinon_node import directory as files
 from koinon_node.config import Limits, StoreConfig
 from koinon_node.core.replica import PendingWrites
 from koinon_node.storage import DATA_DB, Store
-from koinon_node.writer import Writer
+from koinon_node.writer import ProcessChannel, Writer
 from koinon_node.writer_process import LENGTH, WriterLoop
 from koinon_proto.errors import (
     DataDirectoryError,
@@ -251,14 +251,16 @@ def test_writer_syncs_data_and_head_at_each_commit_only_under_durability_commit(
 def test_writer_process_is_given_the_settings_of_the_store(tmp_path: Path) -> None:
     sent: list[Any] = []
 
-    class Recorder(Writer):
-        def _send(self, message: Any) -> None:
+    class Recorder(ProcessChannel):
+        def send_frame(self, message: Any) -> None:
             sent.append(message)
-            super()._send(message)
+            super().send_frame(message)
 
     async def run() -> None:
         store = Store(config_of(tmp_path, sync_interval_ms=77))
-        writer = Recorder(store, PendingWrites(), "n1", Limits(), lambda reason: None)
+        writer = Writer(
+            store, PendingWrites(), "n1", Limits(), lambda reason: None, Recorder(store)
+        )
         await writer.start()
         store.close(clean=await writer.stop())
         assert StoreConfig(**{**sent[0], "directory": Path(sent[0]["directory"])}) == store.config
@@ -277,7 +279,7 @@ def test_writer_by_interval_syncs_an_urgent_group_before_it_answers(
     ours, theirs = socket.socketpair()
     with ours, theirs:
         loop = RecordedLoop(theirs, config, events)
-        frame = marshal.dumps((1, urgent, [(0, ((DATA_DB, [b"\0\0k"], [b"v"]),))]))
+        frame = marshal.dumps((1, urgent, [(0, False, ((DATA_DB, [b"\0\0k"], [b"v"]),))]))
         ours.sendall(LENGTH.pack(len(frame)) + frame)
         ours.shutdown(socket.SHUT_WR)
         loop.run()

@@ -1,13 +1,15 @@
 """Which partitions this node leads, at which epochs, from the table and the host commands.
 
 Invariants:
-- A partition is led only while the newest table row names this node as its primary, and only after
-  the row's ``primary_epoch`` was durably adopted by this process.
+- A partition is led only while the newest table row names this node as its primary, and only once
+  this process has durably adopted the row's ``primary_epoch`` and the replicas that it needs follow
+  (rule 4): the driver says when a partition is ready.
 - An epoch that this store had already seen when the process opened it is never adopted again: a
   new process always gets a new epoch by registering, and its counters must not repeat.
 - A fence or a new registration drops all primaries at once.
 
-Pure: the driver persists the adoptions that are returned and reports back with ``on_adopted``.
+Pure: the driver carries out the adoptions that are returned and reports back with ``on_adopted``,
+each on its own time.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from koinon_node.core.records import U64Array
-from koinon_proto.table import NO_NODE, NodeId, NodeNumber, Table
+from koinon_proto.table import NO_NODE, NodeId, NodeNumber, PartitionStatus, Table
 
 
 class HostCommand(NamedTuple):
@@ -31,7 +33,7 @@ class HostCommand(NamedTuple):
 
 
 class Adoption(NamedTuple):
-    """Persist that ``primary_epoch`` of the partition was seen here, then report it back."""
+    """Take the partition over in ``primary_epoch``, persisted first; then report it back."""
 
     partition_id: int
     primary_epoch: int
@@ -85,16 +87,17 @@ class Assignment:
         self._adopted.clear()
 
     def on_table(self, table: Table) -> tuple[Adoption, ...]:
-        """Take the newest table; return what has to be persisted before it can be led."""
+        """Take the newest table; return what has to be taken over before it can be led."""
         self._table = table
         me = table.by_id.get(self._node_id)
         if me is None or me.node_epoch != self._node_epoch or not self._node_epoch:
             # The table is older than our registration (or newer than our fence).
             self._wanted = {}
-            return ()
-        self._wanted = {
-            r.partition_id: r.primary_epoch for r in table.rows if r.primary == me.number
-        }
+        else:
+            self._wanted = {
+                r.partition_id: r.primary_epoch for r in table.rows if r.primary == me.number
+            }
+        self._forget_adoptions()
         adoptions = []
         for partition_id, epoch in self._wanted.items():
             if epoch in (self._adopted.get(partition_id), self._adopting.get(partition_id)):
@@ -107,12 +110,24 @@ class Assignment:
             adoptions.append(Adoption(partition_id, epoch))
         return tuple(adoptions)
 
+    def _forget_adoptions(self) -> None:
+        """Those that the rows ask for no more only count as seen; a later report is ignored."""
+        gone = [p for p, epoch in self._adopting.items() if self._wanted.get(p) != epoch]
+        for partition_id in gone:
+            epoch = self._adopting.pop(partition_id)
+            self._seen[partition_id] = max(epoch, self._seen.get(partition_id, 0))
+
     def on_adopted(self, adoptions: Iterable[Adoption]) -> None:
-        """These epochs are durable; one that was dropped meanwhile only counts as seen."""
+        """These may be led now. One that the rows have left meanwhile is ignored."""
+        assert self._table is not None
         for partition_id, epoch in adoptions:
-            if self._adopting.get(partition_id) == epoch:
-                del self._adopting[partition_id]
-                self._adopted[partition_id] = epoch
+            if self._adopting.get(partition_id) != epoch:
+                continue
+            del self._adopting[partition_id]
+            self._adopted[partition_id] = epoch
+            row = self._table.rows[partition_id]
+            if row.status == PartitionStatus.ASSIGNED:  # told without waiting to be asked
+                self.on_commands([HostCommand(partition_id, epoch, row.partition_epoch)])
 
     def on_commands(self, commands: Iterable[HostCommand]) -> None:
         """Remember what the coordinator wants to be acknowledged."""

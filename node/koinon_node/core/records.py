@@ -3,7 +3,11 @@
 data:       u16 partition_id || user key  ->  u64 sequence || u8 flags || [u64 expiry_ms] || value
 expiry:     u64 expiry_ms || data key     ->  (nothing)
 partitions: u16 partition_id || 0x00      ->  u8 1 || u64 primary_epoch || u16 n || n x (u64, u64)
-            u16 partition_id || 0x01      ->  u8 1 || u64 complete_through || u64 purge_floor
+            u16 partition_id || 0x01      ->  u8 2 || u64 complete_through || u64 purge_floor
+                                              || u8 state (core/copies.py); version 1 has none
+            u16 partition_id || 0x02      ->  (nothing): its data is being deleted
+
+A tombstone carries when it may be purged as its expiry, so that one index serves both.
 
 All numbers are big-endian, so that LMDB's byte order is theirs. What hot paths do to whole columns
 is done in C-level calls, never row by row.
@@ -29,19 +33,30 @@ HEADER_BYTES = 9
 HEADER_WITH_EXPIRY_BYTES = 17
 FLAGS_AT = 8
 METADATA_VERSION = 1
+PROGRESS_VERSION = 2
+NO_SEQUENCE = 2**64 - 1
+"""Above all sequences."""
 EPOCH_HISTORY_MAX = 128
 """Entries kept of a partition's epoch history; a replica older than those takes a snapshot."""
 
 U64Array = npt.NDArray[np.uint64]
 U32Array = npt.NDArray[np.uint32]
+U8Array = npt.NDArray[np.uint8]
+BoolArray = npt.NDArray[np.bool_]
 
+_prefix_of_key = operator.itemgetter(slice(0, 2))
+_sequence_bytes = operator.itemgetter(slice(0, 8))
+_flags_of = operator.itemgetter(FLAGS_AT)
 _HEADER = struct.Struct(">QB")
 _HEADER_WITH_EXPIRY = struct.Struct(">QBQ")
 _U64 = struct.Struct(">Q")
 _U16 = struct.Struct(">H")
 _EPOCHS_HEAD = struct.Struct(">BQH")
-_PROGRESS = struct.Struct(">BQQ")
-_PROGRESS_ROW = np.dtype([("version", "u1"), ("complete_through", ">u8"), ("purge_floor", ">u8")])
+_PROGRESS = struct.Struct(">BQQB")
+_PROGRESS_1 = struct.Struct(">BQQ")
+_PROGRESS_ROW = np.dtype(
+    [("version", "u1"), ("complete_through", ">u8"), ("purge_floor", ">u8"), ("state", "u1")]
+)
 
 # --- data keys ---------------------------------------------------------------------------------
 
@@ -60,6 +75,11 @@ def data_keys(partition_ids: npt.NDArray[Any], keys: Sequence[bytes]) -> list[by
 def partition_of_data_key(data_key: bytes) -> int:
     """Return the partition that a data key belongs to."""
     return int.from_bytes(data_key[:2], "big")
+
+
+def partitions_of_data_keys(keys: Sequence[bytes]) -> U32Array:
+    """Return the partition of each data key."""
+    return np.frombuffer(b"".join(map(_prefix_of_key, keys)), ">u2").astype(np.uint32)
 
 
 # --- records -----------------------------------------------------------------------------------
@@ -98,6 +118,30 @@ def encode_records(
     headers[:, :8] = sequences.astype(">u8").view(np.uint8).reshape(-1, 8)
     unpacked = struct.unpack("9s" * len(values), headers.tobytes())
     return list(map(operator.add, unpacked, values))
+
+
+def encode_tombstone(sequence: int, purge_at_ms: int) -> bytes:
+    """Return the record of a delete, which may be purged from ``purge_at_ms`` on."""
+    return _HEADER_WITH_EXPIRY.pack(sequence, FLAG_TOMBSTONE | FLAG_EXPIRES, purge_at_ms)
+
+
+def sequences_of(rows: Sequence[bytes]) -> U64Array:
+    """Return the sequences of encoded records."""
+    return np.frombuffer(b"".join(map(_sequence_bytes, rows)), ">u8").astype(np.uint64)
+
+
+def expiry_keys_of(keys: Sequence[bytes], rows: Sequence[bytes]) -> list[bytes]:
+    """Return the entries of the expiry index that the encoded records ask for: of records that
+    expire, and of tombstones.
+    """
+    flags = set(map(_flags_of, rows))
+    if not any(flag & FLAG_EXPIRES for flag in flags):
+        return []
+    return [
+        row[HEADER_BYTES:HEADER_WITH_EXPIRY_BYTES] + key
+        for key, row in zip(keys, rows, strict=True)
+        if row[FLAGS_AT] & FLAG_EXPIRES
+    ]
 
 
 def decode_record(record: bytes) -> Record:
@@ -158,6 +202,10 @@ def progress_key(partition_id: int) -> bytes:
     return prefix_of(partition_id) + b"\x01"
 
 
+def dropping_key(partition_id: int) -> bytes:
+    return prefix_of(partition_id) + b"\x02"
+
+
 def encode_epochs(epochs: PartitionEpochs) -> bytes:
     history = epochs.history
     head = _EPOCHS_HEAD.pack(METADATA_VERSION, epochs.primary_epoch, len(history))
@@ -170,20 +218,23 @@ def decode_epochs(data: bytes) -> PartitionEpochs:
     Raises:
         UnsupportedVersionError: its encoding is one that this build does not know.
     """
-    _check_version(data)
+    _check_version(data, METADATA_VERSION)
     _, primary_epoch, count = _EPOCHS_HEAD.unpack_from(data)
     numbers = struct.unpack_from(f">{2 * count}Q", data, _EPOCHS_HEAD.size)
     history = tuple(EpochStart(*pair) for pair in zip(numbers[::2], numbers[1::2], strict=True))
     return PartitionEpochs(primary_epoch=primary_epoch, history=history)
 
 
-def encode_progress(complete_through: U64Array, purge_floor: U64Array) -> list[bytes]:
+def encode_progress(
+    complete_through: U64Array, purge_floor: U64Array, states: U8Array | int = 0
+) -> list[bytes]:
     """Return the progress entries of several partitions."""
     rows = np.empty(len(complete_through), _PROGRESS_ROW)
-    rows["version"] = METADATA_VERSION
+    rows["version"] = PROGRESS_VERSION
     rows["complete_through"] = complete_through
     rows["purge_floor"] = purge_floor
-    return list(struct.unpack("17s" * len(rows), rows.tobytes()))
+    rows["state"] = states
+    return list(struct.unpack("18s" * len(rows), rows.tobytes()))
 
 
 def progress_keys(partition_ids: npt.NDArray[Any]) -> list[bytes]:
@@ -193,19 +244,22 @@ def progress_keys(partition_ids: npt.NDArray[Any]) -> list[bytes]:
     return [quad[1:] for quad in quads]
 
 
-def decode_progress(data: bytes) -> tuple[int, int]:
-    """Return (complete_through, purge_floor).
+def decode_progress(data: bytes) -> tuple[int, int, int]:
+    """Return (complete_through, purge_floor, state).
 
     Raises:
         UnsupportedVersionError: its encoding is one that this build does not know.
     """
-    _check_version(data)
-    _, complete_through, purge_floor = _PROGRESS.unpack(data)
-    return complete_through, purge_floor
+    if data[0] == METADATA_VERSION:
+        _, complete_through, purge_floor = _PROGRESS_1.unpack(data)
+        return complete_through, purge_floor, 0
+    _check_version(data, PROGRESS_VERSION)
+    _, complete_through, purge_floor, state = _PROGRESS.unpack(data)
+    return complete_through, purge_floor, state
 
 
-def _check_version(data: bytes) -> None:
-    if data[0] != METADATA_VERSION:
+def _check_version(data: bytes, supported: int) -> None:
+    if data[0] != supported:
         raise UnsupportedVersionError(
-            what="partition metadata", version=data[0], supported=METADATA_VERSION
+            what="partition metadata", version=data[0], supported=supported
         )

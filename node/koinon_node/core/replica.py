@@ -25,7 +25,9 @@ from koinon_node.core.records import (
     decode_record,
     encode_record,
     encode_records,
+    encode_tombstone,
     expiry_key,
+    partition_of_data_key,
 )
 from koinon_proto.errors import ConditionFailedError
 from koinon_proto.table import first_sequence
@@ -56,18 +58,23 @@ class Effects:
     touched: U32Array = field(default_factory=lambda: np.zeros(0, np.uint32))
     absent: list[int] = field(default_factory=list)  # deletes that found no record
     failed: dict[int, ConditionFailedError] = field(default_factory=dict)
-    observed_group: int = 0  # the oldest group in flight that was looked at; 0: none
+    observed_group: int = 0  # the oldest uncommitted group that was looked at; 0: none
+    observed: dict[int, set[int]] = field(default_factory=dict)
+    """Groups in flight that were looked at, with the partitions that they were for."""
 
 
 class PendingWrites:
-    """The records of the groups that are not durable yet, oldest group first.
+    """The records of the groups that are not complete yet, oldest group first.
 
-    A group is filled until it is sealed (handed to the writer) and forgotten when it is resolved;
-    groups resolve in order. Within a group the last record of a key wins.
+    A group is filled until it is sealed, is committed here in order, and is complete when all
+    replicas that have to hold it do: of two groups that write one partition the older first, others
+    in any order. A condition looks at what is not committed here and else at the store; a read does
+    not see what is not complete. Within a group the last record of a key wins.
     """
 
     def __init__(self) -> None:
-        self._groups: dict[int, dict[bytes, bytes | None]] = {1: {}}
+        self._uncommitted: dict[int, dict[bytes, bytes | None]] = {1: {}}
+        self._committed: dict[int, dict[bytes, bytes | None]] = {}
         self._open = 1
 
     @property
@@ -75,44 +82,78 @@ class PendingWrites:
         return self._open
 
     def add(self, records: Mapping[bytes, bytes | None]) -> None:
-        self._groups[self._open].update(records)
+        self._uncommitted[self._open].update(records)
 
     def seal(self) -> int:
         """Close the open group, open the next, and return the number of the closed one."""
         sealed = self._open
         self._open += 1
-        self._groups[self._open] = {}
+        self._uncommitted[self._open] = {}
         return sealed
 
-    def resolve(self, group: int) -> None:
-        """The group is durable (or has failed)."""
-        del self._groups[group]
+    def records_of(self, group: int) -> Mapping[bytes, bytes | None]:
+        """Return the records of a group that is not committed."""
+        return self._uncommitted[group]
 
-    def overlapping(self, keys: Collection[bytes]) -> int:
-        """Return the newest group that writes one of ``keys``; 0 if none does."""
-        for group, records in reversed(self._groups.items()):
-            if records and not records.keys().isdisjoint(keys):
-                return group
-        return 0
+    def replace(self, group: int, records: dict[bytes, bytes | None]) -> None:
+        """Some of the group's writes were refused; these are left."""
+        self._uncommitted[group] = records
+
+    def commit(self, group: int) -> None:
+        """The group is durable here (or has failed): the store says what it left."""
+        self._committed[group] = self._uncommitted.pop(group)
+
+    def complete(self, group: int) -> None:
+        """The committed group is durable wherever it has to be."""
+        del self._committed[group]
+
+    def forget(self, prefixes: Collection[bytes]) -> None:
+        """What committed groups hold of these partitions counts no more: they are led anew."""
+        for group, records in self._committed.items():
+            kept = {k: r for k, r in records.items() if k[:2] not in prefixes}
+            self._committed[group] = kept
+
+    def overlapping(self, keys: Collection[bytes]) -> list[int]:
+        """Return the groups that write one of ``keys``, newest first."""
+        return [*_overlapping(self._uncommitted, keys), *self.incomplete(keys)]
+
+    def incomplete(self, keys: Collection[bytes]) -> list[int]:
+        """Return the groups that are in the store, not complete, and write one of ``keys``."""
+        return _overlapping(self._committed, keys) if self._committed else []
 
     def find(self, key: bytes) -> tuple[int, bytes | None]:
-        """Return (group, record) of the newest pending write of ``key``; group 0 if none."""
-        for group, records in reversed(self._groups.items()):
+        """Return (group, record) of the newest uncommitted write of ``key``; group 0 if none."""
+        for group, records in reversed(self._uncommitted.items()):
             if key in records:
                 return group, records[key]
         return 0, None
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._groups)
+        yield from self._committed
+        yield from self._uncommitted
+
+
+def _overlapping(
+    groups: dict[int, dict[bytes, bytes | None]], keys: Collection[bytes]
+) -> list[int]:
+    return [
+        group
+        for group, records in reversed(groups.items())
+        if records and not records.keys().isdisjoint(keys)
+    ]
 
 
 class Primaries:
     """The write positions of all partitions. ``epochs[p]`` 0: never led by this process."""
 
-    def __init__(self, complete_through: U64Array, purge_floors: U64Array) -> None:
+    def __init__(
+        self, complete_through: U64Array, purge_floors: U64Array, tombstone_ms: int = 600_000
+    ) -> None:
         self.epochs = np.zeros(len(complete_through), np.uint64)
         self.last_sequences = complete_through.copy()
-        self.purge_floors = purge_floors.copy()
+        self.purge_floors = purge_floors  # shared with what else is known of the copies
+        self.replicated = np.zeros(len(complete_through), np.bool_)
+        self.tombstone_ms = tombstone_ms
 
     def adopt(self, partition_id: int, primary_epoch: int) -> None:
         """Lead the partition in ``primary_epoch``; its counter starts anew."""
@@ -254,10 +295,15 @@ class _Decision:
         if key in self._effects.records:
             return self._effects.records[key]
         if self._in_flight:
+            effects = self._effects
+            partition_id = partition_of_data_key(key)
+            for incomplete in self._pending.incomplete((key,)):
+                effects.observed.setdefault(incomplete, set()).add(partition_id)
             group, data = self._pending.find(key)
             if group:
-                observed = self._effects.observed_group
-                self._effects.observed_group = min(observed, group) if observed else group
+                effects.observed.setdefault(group, set()).add(partition_id)
+                observed = effects.observed_group
+                effects.observed_group = min(observed, group) if observed else group
                 return data
         return self._stored.get(key)
 
@@ -267,6 +313,12 @@ class _Decision:
         return self._primaries.take(partition_id)
 
     def _remove(self, row: int, sequence: int) -> None:
+        key, partition_id = self._rows.keys[row], self._partitions[row]
+        if self._primaries.replicated[partition_id]:
+            purge_at_ms = self._now_ms + self._primaries.tombstone_ms
+            self._effects.records[key] = encode_tombstone(sequence, purge_at_ms)
+            self._effects.expiry_keys.append(expiry_key(purge_at_ms, key))
+            return
         # With one replica nobody needs a tombstone: the purge floor says that one was here.
-        self._effects.records[self._rows.keys[row]] = None
-        self._primaries.purge_floors[self._partitions[row]] = sequence
+        self._effects.records[key] = None
+        self._primaries.purge_floors[partition_id] = sequence

@@ -1,0 +1,66 @@
+"""The keys that were written last, of all partitions, led or followed: a ring of bounded size.
+
+It answers "which keys of this partition were written after this sequence?" without a scan, for a
+follower that was away for a moment and for the tail of a deposed primary. It only ever answers what
+it covers whole: what has been overwritten in the ring, or was there before this process, it does
+not. Keys are entered when their records are queued to be written, or before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from koinon_node.core.records import U32Array, U64Array
+
+_NOBODY = np.uint32(2**32 - 1)
+ROWS_MAX = 200_000
+
+
+class Journal:
+    """``floors[p]``: what is not above it is not covered. At first: what each copy is complete
+    through; above all sequences where a copy has a dirty tail (``Copies.journal_floors``).
+    """
+
+    def __init__(self, floors: U64Array, rows_max: int = ROWS_MAX) -> None:
+        self._floors = floors.copy()
+        self._partitions = np.full(rows_max, _NOBODY, np.uint32)
+        self._sequences = np.zeros(rows_max, np.uint64)
+        self._keys: list[bytes] = [b""] * rows_max
+        self._next = 0
+
+    def append(self, partition_ids: U32Array, sequences: U64Array, keys: Sequence[bytes]) -> None:
+        """Enter data keys that were written at these sequences."""
+        size = len(self._keys)
+        start = 0
+        while start < len(keys):
+            rows = min(len(keys) - start, size - self._next)
+            place, part = slice(self._next, self._next + rows), slice(start, start + rows)
+            self._forget(place)
+            self._partitions[place] = partition_ids[part]
+            self._sequences[place] = sequences[part]
+            self._keys[place] = keys[part]
+            self._next = (self._next + rows) % size
+            start += rows
+
+    def _forget(self, place: slice) -> None:
+        used = self._partitions[place] != _NOBODY
+        if used.any():
+            np.maximum.at(self._floors, self._partitions[place][used], self._sequences[place][used])
+
+    def since(self, partition_id: int, after: int) -> list[bytes] | None:
+        """Return the data keys of the partition that were written above ``after``, each once, in
+        order; None if some of them may not be known.
+        """
+        if after < int(self._floors[partition_id]):
+            return None
+        rows = np.flatnonzero((self._partitions == partition_id) & (self._sequences > after))
+        return sorted({self._keys[row] for row in rows.tolist()})
+
+    def reset(self, partition_id: int, floor: int) -> None:
+        """The partition's content was replaced by other means: nothing up to ``floor`` is covered,
+        and nothing that was entered before counts.
+        """
+        self._partitions[self._partitions == partition_id] = _NOBODY
+        self._floors[partition_id] = floor

@@ -1,0 +1,399 @@
+"""What a primary proposes of its rows: who is in sync, and to whom it hands over.
+
+Rules that hold here:
+- From the moment that a set is proposed its members are required, until a newer row is seen or the
+  proposal was rejected for certain (rule 5). At most one proposal a partition is under way.
+- A follower is added only when it holds all that is complete; a short while before it is required
+  already, so that this moment comes even if it is slower than the others.
+- in_sync never shrinks below the row's minimum: then new writes are refused instead.
+- A planned hand-over stops the partition, waits until nothing is in flight, and then proposes; once
+  it has proposed, only a newer row that names this node lets it serve again (rule 7). If the wanted
+  one has died, a change of nothing is proposed, for the newer row that it makes.
+- A primary that lacks too many of the live replicas, or whose own commit failed after followers had
+  the group, hands over to one of them (rules 6 and 8). In the second case it leaves in_sync, or, if
+  nobody else is in sync, begins a new epoch.
+
+Pure: ``decide`` is called with the time, its answers are proposed and their fates reported back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from koinon_node.core.leading import Leading
+from koinon_node.core.records import BoolArray
+from koinon_proto.table import NO_NODE, NodeNumber, PartitionRow
+
+_AGAIN_S = 0.2  # between two proposals for one partition
+_PAUSE_MIN_S, _PAUSE_MAX_S = 2.0, 60.0  # between two hand-overs for want of a connection
+_NEVER = float("inf")
+
+
+class Proposal(NamedTuple):
+    """A row as it should become, if its epochs still are these."""
+
+    partition_id: int
+    primary_epoch: int
+    partition_epoch: int
+    in_sync: tuple[NodeNumber, ...]
+    hand_over_to: NodeNumber = NO_NODE
+
+
+class Why(Enum):
+    """Why a partition is handed over."""
+
+    WANTED = auto()  # the row says so
+    UNREACHABLE = auto()  # rule 6
+    BROKEN = auto()  # rule 8
+
+
+@dataclass(slots=True)
+class HandOver:
+    """A partition that is stopped for another to lead it."""
+
+    to: NodeNumber
+    why: Why
+    since: float
+    partition_epoch: int
+    proposed: bool = False
+
+
+class Masks(Protocol):
+    """What reads and writes look at, and whether there is anything to see; see state.py."""
+
+    stopped: BoolArray
+    too_few: BoolArray
+    any_stopped: bool
+    any_too_few: bool
+
+
+class Proposals:
+    """Decisions over the columns of ``leading``. The masks are kept here."""
+
+    def __init__(self, leading: Leading, masks: Masks) -> None:
+        self._leading = leading
+        self._masks = masks
+        self.hand_overs: dict[int, HandOver] = {}
+        self._under_way: dict[int, Proposal] = {}
+        self._unknown: dict[int, list[Proposal]] = {}
+        self._again_at: dict[int, float] = {}
+        self._completed_before = leading.completed
+        self._cut_off_since: dict[int, float] = {}
+        self._pauses: dict[int, tuple[float, float]] = {}  # (length, when the next may be)
+
+    # --- what happens ----------------------------------------------------------------------
+
+    def on_rows(self, changed: Iterable[int], lost: Iterable[int]) -> None:
+        """Take newer rows: the fate of what was proposed on older ones is known."""
+        leading = self._leading
+        touched = {*changed, *lost}
+        for p in touched:
+            row = self._row(p)
+            led = bool(leading.epochs[p])
+            hand_over = self.hand_overs.get(p)
+            if hand_over is not None and (
+                not led or row.partition_epoch > hand_over.partition_epoch
+            ):
+                del self.hand_overs[p]
+            kept = [q for q in self._unknown.pop(p, ()) if led and _same_row(q, row)]
+            if kept:
+                self._unknown[p] = kept
+            under_way = self._under_way.get(p)
+            if under_way is not None and not (led and _same_row(under_way, row)):
+                del self._under_way[p]
+            stopped = p in self.hand_overs or bool(leading.broken[p])
+            if stopped or self._masks.any_stopped:
+                self._set_stopped(p, stopped)
+            self._again_at.pop(p, None)
+        self._count(touched)
+        self.check_too_few(())
+
+    def sent(self, proposals: Sequence[Proposal]) -> None:
+        """These are being proposed now."""
+        for proposal in proposals:
+            p = proposal.partition_id
+            self._under_way[p] = proposal
+            if proposal.hand_over_to != NO_NODE and p in self.hand_overs:
+                self.hand_overs[p].proposed = True
+        self._count([proposal.partition_id for proposal in proposals])
+
+    def answered(self, proposals: Sequence[Proposal], now: float) -> None:
+        """Each was committed, and its row has been seen; or it was rejected, or never proposed, and
+        will not be committed.
+        """
+        self._settle(proposals, now, keep=False)
+
+    def unknown(self, proposals: Sequence[Proposal], now: float) -> None:
+        """Each may be committed, now or later."""
+        self._settle(proposals, now, keep=True)
+
+    def _settle(self, proposals: Sequence[Proposal], now: float, *, keep: bool) -> None:
+        for proposal in proposals:
+            p = proposal.partition_id
+            if self._under_way.get(p) is not proposal:
+                continue  # a newer row has come
+            del self._under_way[p]
+            self._again_at[p] = now + _AGAIN_S
+            if keep:
+                known = self._unknown.setdefault(p, [])
+                if proposal not in known:
+                    known.append(proposal)
+        self._count([proposal.partition_id for proposal in proposals])
+
+    def _count(self, partition_ids: Collection[int]) -> None:
+        """Recompute who is in a set whose fate is not known."""
+        leading = self._leading
+        for p in partition_ids:
+            leading.proposed[:, p] = False
+            under_way = self._under_way.get(p)
+            for proposal in (*self._unknown.get(p, ()), *((under_way,) if under_way else ())):
+                for number in proposal.in_sync:
+                    if number != leading.me:
+                        leading.proposed[leading.slot_of(number), p] = True
+        leading.require(list(partition_ids))
+
+    def break_off(self, partition_ids: Iterable[int]) -> None:
+        """An own commit of these failed that followers may have (rule 8): they are stopped, and
+        handed over at the next chance.
+        """
+        for p in partition_ids:
+            if self._leading.epochs[p]:
+                self._leading.broken[p] = True
+                self._set_stopped(p, True)
+
+    # --- decisions -------------------------------------------------------------------------
+
+    def decide(self, now: float, timeout_s: float) -> list[Proposal]:
+        """Return what to propose now, at most one a partition."""
+        leading = self._leading
+        if leading.table is None or not leading.table.rows:
+            return []
+        late = leading.late(now, timeout_s)
+        added = self._choose_added(late)
+        stuck: set[int] = set()
+        wanted: dict[int, Proposal] = {}
+        for p in np.flatnonzero((late | added).any(axis=0)).tolist():
+            in_sync = self._new_in_sync(p, late[:, p], added[:, p])
+            if in_sync is None:
+                stuck.add(p)
+            elif not self._waits(p, now):
+                wanted[p] = self._propose(p, in_sync)
+        self.check_too_few(stuck)
+        for p in self._hand_over_candidates():
+            self._begin_hand_over(p, now)
+        self._notice_cut_off(now, timeout_s)
+        for p, hand_over in list(self.hand_overs.items()):
+            proposal = self._hand_over(p, hand_over, now, timeout_s)
+            if proposal is not None and not self._waits(p, now):
+                wanted[p] = proposal
+        return list(wanted.values())
+
+    def _row(self, p: int) -> PartitionRow:
+        assert self._leading.table is not None
+        return self._leading.table.rows[p]
+
+    def _waits(self, p: int, now: float) -> bool:
+        return p in self._under_way or now < self._again_at.get(p, 0.0)
+
+    def _propose(self, p: int, in_sync: Sequence[NodeNumber], to: NodeNumber = NO_NODE) -> Proposal:
+        row = self._row(p)
+        return Proposal(p, row.primary_epoch, row.partition_epoch, tuple(in_sync), to)
+
+    def _choose_added(self, late: BoolArray) -> BoolArray:
+        """Return by (follower, partition) who may be added to in_sync now, and require those who
+        nearly may.
+        """
+        leading = self._leading
+        outside = (
+            leading.replicas
+            & ~leading.in_sync
+            & leading.positioned
+            & leading.live[:, None]
+            & (leading.led & ~leading.broken)
+        )
+        before = self._completed_before
+        if len(before) != len(leading.completed):
+            before = leading.completed
+        joining = outside & ~late & (leading.acked >= before)
+        changed = np.flatnonzero((joining != leading.joining).any(axis=0))
+        if len(changed):
+            leading.joining = joining
+            leading.require(changed.tolist())
+        self._completed_before = leading.completed.copy()
+        added: BoolArray = joining & (leading.acked >= leading.completed)
+        return added
+
+    def _new_in_sync(self, p: int, late: BoolArray, added: BoolArray) -> list[NodeNumber] | None:
+        """Return the set to propose; None if those who are late cannot be left out.
+
+        Those who are dead by the table leave first, then those who hold least.
+        """
+        leading, row = self._leading, self._row(p)
+        members = [*row.in_sync, *(n for n in leading.members(added) if n not in row.in_sync)]
+        leaving = [n for n in leading.members(late) if n in row.in_sync]
+        leaving.sort(
+            key=lambda n: (
+                bool(leading.live[leading.slots[n]]),
+                int(leading.acked[leading.slots[n], p]),
+            )
+        )
+        kept_late = 0
+        for number in leaving:
+            if len(members) > int(leading.minima[p]):
+                members.remove(number)
+            else:
+                kept_late += 1
+        if kept_late and set(members) == set(row.in_sync):
+            return None
+        return members
+
+    def check_too_few(self, stuck: Collection[int]) -> None:
+        """Say which partitions have too few replicas for new writes: by the table, or because one
+        that is late cannot be left out.
+        """
+        leading = self._leading
+        size = len(leading.epochs)
+        too_few = self._masks.too_few
+        too_few[:size] = leading.led & (leading.live_in_sync() < leading.minima)
+        too_few[list(stuck)] = True
+        self._masks.any_too_few = bool(too_few[:size].any())
+
+    def _set_stopped(self, p: int, stopped: bool) -> None:
+        self._masks.stopped[p] = stopped
+        self._masks.any_stopped = stopped or bool(self._masks.stopped.any())
+
+    # --- hand-overs ------------------------------------------------------------------------
+
+    def _hand_over_candidates(self) -> list[int]:
+        leading = self._leading
+        table = leading.table
+        assert table is not None
+        broken = [p for p in np.flatnonzero(leading.broken).tolist() if p not in self.hand_overs]
+        if table.moves.paused:
+            return broken
+        wanted = [
+            p
+            for p in np.flatnonzero(leading.ready & ~leading.broken).tolist()
+            if p not in self.hand_overs
+            and (table.rows[p].wanted_primary != NO_NODE or table.rows[p].removing)
+        ]
+        return broken + wanted
+
+    def _begin_hand_over(self, p: int, now: float) -> None:
+        leading, row = self._leading, self._row(p)
+        if leading.broken[p]:
+            # With nobody else in sync it leads on itself, under a new epoch: whoever has what this
+            # node could not store has a tail then, and repairs it.
+            to, why = self._successor(p) or leading.me, Why.BROKEN
+        else:
+            to, why = self._wanted(row), Why.WANTED
+            if to == NO_NODE or self._waits(p, now):
+                return
+            slot = leading.slots[to]
+            if not leading.positioned[slot, p] or leading.acked[slot, p] < leading.completed[p]:
+                return
+        if to != NO_NODE:
+            self._stop(p, to, why, now)
+
+    def _stop(self, p: int, to: NodeNumber, why: Why, now: float) -> None:
+        self.hand_overs[p] = HandOver(to, why, now, self._row(p).partition_epoch)
+        self._set_stopped(p, True)
+
+    def _wanted(self, row: PartitionRow) -> NodeNumber:
+        """Return whom the row wants as its primary instead of this node."""
+        me = self._leading.me
+        if row.wanted_primary not in (NO_NODE, me):
+            return row.wanted_primary if self._can_lead(row, row.wanted_primary) else NO_NODE
+        if me in row.removing and all(n in row.in_sync for n in row.adding):
+            return next((n for n in row.target if self._can_lead(row, n)), NO_NODE)
+        return NO_NODE
+
+    def _can_lead(self, row: PartitionRow, number: NodeNumber) -> bool:
+        leading = self._leading
+        return (
+            number != leading.me
+            and number in row.in_sync
+            and bool(leading.live[leading.slots[number]])
+        )
+
+    def _successor(self, p: int) -> NodeNumber:
+        """Return who should lead instead of this node: who holds most of those in sync."""
+        leading, row = self._leading, self._row(p)
+        able = [n for n in row.replicas if self._can_lead(row, n)]
+        return max(able, key=lambda n: int(leading.acked[leading.slots[n], p]), default=NO_NODE)
+
+    def _notice_cut_off(self, now: float, timeout_s: float) -> None:
+        """Rule 6: hand over what this node cannot keep enough live replicas of."""
+        leading = self._leading
+        reached = 1 + (leading.in_sync & leading.positioned).sum(axis=0)
+        cut_off = (
+            leading.led
+            & ~leading.broken
+            & (reached < leading.minima)
+            & (leading.live_in_sync() >= leading.minima)
+        )
+        now_cut_off = set(np.flatnonzero(cut_off).tolist())
+        for p in self._cut_off_since.keys() - now_cut_off:
+            del self._cut_off_since[p]
+            if leading.epochs[p]:
+                self._pauses.pop(p, None)
+        for p in now_cut_off:
+            since = self._cut_off_since.setdefault(p, now)
+            length, not_before = self._pauses.get(p, (0.0, 0.0))
+            if p in self.hand_overs or now - since <= 2 * timeout_s or now < not_before:
+                continue
+            row = self._row(p)
+            to = next(
+                (
+                    n
+                    for n in row.replicas
+                    if self._can_lead(row, n) and not leading.positioned[leading.slots[n], p]
+                ),
+                NO_NODE,
+            )
+            if to != NO_NODE:
+                length = min(max(2 * length, _PAUSE_MIN_S), _PAUSE_MAX_S)
+                self._pauses[p] = (length, now + 2 * timeout_s + length)
+                self._stop(p, to, Why.UNREACHABLE, now)
+
+    def _hand_over(
+        self, p: int, hand_over: HandOver, now: float, timeout_s: float
+    ) -> Proposal | None:
+        """Return what to propose for a partition that is stopped, or nothing yet."""
+        leading, row = self._leading, self._row(p)
+        if not self._can_lead(row, hand_over.to):
+            broken = hand_over.why is Why.BROKEN
+            hand_over.to = self._successor(p) or leading.me if broken else NO_NODE
+        if hand_over.to == NO_NODE:
+            if hand_over.proposed:
+                return self._propose(p, row.in_sync)  # for the newer row that it makes
+            self._serve_again(p, now)
+            return None
+        if hand_over.why is Why.BROKEN:
+            left = [n for n in row.in_sync if n != leading.me]
+            leaves = hand_over.to != leading.me and len(left) >= int(leading.minima[p])
+            return self._propose(p, left if leaves else row.in_sync, hand_over.to)
+        if hand_over.why is Why.WANTED and not hand_over.proposed and not leading.drained(p):
+            if now - hand_over.since > timeout_s:
+                self._serve_again(p, now)
+            return None
+        return self._propose(p, row.in_sync, hand_over.to)
+
+    def _serve_again(self, p: int, now: float) -> None:
+        """Nothing was proposed: nobody else can have been told to lead."""
+        del self.hand_overs[p]
+        self._set_stopped(p, bool(self._leading.broken[p]))
+        self._again_at[p] = now + _AGAIN_S
+
+
+def _same_row(proposal: Proposal, row: PartitionRow) -> bool:
+    """Return whether the proposal's fate is open: it was made of this very row."""
+    return (
+        proposal.primary_epoch == row.primary_epoch
+        and proposal.partition_epoch == row.partition_epoch
+    )

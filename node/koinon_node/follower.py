@@ -1,0 +1,112 @@
+"""The node as a follower: one stream to each primary of which it keeps copies.
+
+Owns which streams there are and what they share; links.py has the life of one, copying.py what a
+copy that is behind pulls, applying.py what is written. Rules that hold here are those of catching
+up (11, 12, 14, 16), and the follower's half of taking over (4): it follows the newest row's primary
+and nobody else, and its own tail is repaired before it says where it stands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import numpy as np
+
+from koinon_node.applying import Applier
+from koinon_node.config import Limits
+from koinon_node.core import following as core
+from koinon_node.core.copies import Copies, CopyState
+from koinon_node.core.following import Progress, Rank
+from koinon_node.core.journal import Journal
+from koinon_node.followed_purge import FollowedPurge
+from koinon_node.hub import Hub
+from koinon_node.links import Link
+from koinon_node.seams import Peers
+from koinon_node.state import NodeState, WallClock
+from koinon_node.storage import Store
+from koinon_node.writer import Writer
+from koinon_proto.table import NodeNumber, Table
+
+
+class Follower:
+    """All methods belong to the event loop's thread."""
+
+    def __init__(
+        self,
+        state: NodeState,
+        store: Store,
+        writer: Writer,
+        copies: Copies,
+        journal: Journal,
+        peers: Peers,
+        limits: Limits,
+        clock: Callable[[], float],
+        random: random.Random,
+        wall: WallClock,
+    ) -> None:
+        self.applier = Applier(writer, copies, journal, limits)
+        dirty = np.flatnonzero(copies.states & np.uint8(CopyState.DIRTY_TAIL))
+        self._hub = Hub(
+            state=state,
+            store=store,
+            applier=self.applier,
+            copies=copies,
+            journal=journal,
+            peers=peers,
+            group_bytes=limits.group_bytes,
+            clock=clock,
+            random=random,
+            uncovered=set(dirty.tolist()),
+        )
+        self._purge = FollowedPurge(self._hub, writer, wall)
+        self._group: asyncio.TaskGroup | None = None
+
+    def on_table(self, table: Table, number: NodeNumber, node_epoch: int) -> None:
+        """Follow the newest table's rows. Work for a row that says something else has ended when
+        this returns.
+        """
+        hub = self._hub
+        if hub.node_epoch != node_epoch or hub.number != number:
+            for link in hub.links.values():  # each stream says for which registration it is
+                link.stop()
+            hub.links.clear()
+        hub.table, hub.number, hub.node_epoch = table, number, node_epoch
+        wants = core.wanted(
+            table, number, node_epoch, lambda p: hub.copies.epochs_of(p).primary_epoch
+        )
+        for primary, link in list(hub.links.items()):
+            node = table.nodes[primary] if primary in wants else None
+            known = link.node
+            if node is None or (node.address, node.node_epoch) != (known.address, known.node_epoch):
+                link.stop()
+                del hub.links[primary]
+        for primary, partitions in wants.items():
+            if primary not in hub.links:
+                hub.links[primary] = Link(hub, table.nodes[primary])
+                if self._group is not None:
+                    hub.links[primary].start(self._group)
+            hub.links[primary].update(partitions)
+        hub.changed.set()
+        hub.wake()
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                for link in self._hub.links.values():
+                    link.start(group)
+                group.create_task(self._purge.run())
+        finally:
+            self._group = None
+
+    def progress(self) -> list[Progress]:
+        """Return how far the replicas have come that are not in sync by the table."""
+        return [
+            core.progress_of(followed)
+            for link in self._hub.links.values()
+            for followed in link.following.partitions.values()
+            if followed.want.rank is not Rank.IN_SYNC
+        ]

@@ -1,0 +1,128 @@
+"""Reclaims what has expired and tombstones that nobody needs, by one index, in small steps.
+
+Invariants:
+- Only partitions that are served here, only under a lease; the removal of an expired record is
+  sequenced like any other delete (rule 13).
+- A tombstone is purged once it has been kept for its time, every required follower holds it, and no
+  pass that began before it is under way. The purge floor rises in the same transaction, and is
+  announced; followers purge no further (rule 14).
+- An entry that its record no longer matches (it was rewritten or deleted) is only dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from koinon_node.core import records, replica
+from koinon_node.core.replica import PendingWrites, Primaries
+from koinon_node.replication import Replicator
+from koinon_node.state import NodeState, WallClock
+from koinon_node.storage import Store
+from koinon_node.writer import Writer
+from koinon_proto.errors import StorageFullError, UnknownFateError
+
+_ENTRY_BYTES = 48
+
+
+@dataclass(slots=True)
+class _Due:
+    """What some entries of the index ask for."""
+
+    dropped: list[bytes] = field(default_factory=list)  # entries
+    expired: list[bytes] = field(default_factory=list)  # data keys
+    tombstones: list[tuple[bytes, bytes, int]] = field(default_factory=list)
+    """(entry, data key, sequence)"""
+
+
+class Reclaimer:
+    """All methods belong to the event loop's thread."""
+
+    def __init__(
+        self,
+        state: NodeState,
+        store: Store,
+        writer: Writer,
+        pending: PendingWrites,
+        primaries: Primaries,
+        replicator: Replicator,
+        clock: WallClock,
+    ) -> None:
+        self._state = state
+        self._store = store
+        self._writer = writer
+        self._pending = pending
+        self._primaries = primaries
+        self._replicator = replicator
+        self._clock = clock
+        self._from = b""
+
+    async def step(self, rows_max: int) -> bool:
+        """Look at some entries of the index; return whether there may be more now."""
+        view = self._state.served
+        if not self._state.serving() or not len(view.epochs):
+            return False
+        entries, self._from = self._store.expired_entries(
+            self._from, self._clock.now_ms(), rows_max
+        )
+        if not entries:
+            return bool(self._from)
+        partition_ids = records.partitions_of_data_keys([entry[8:] for entry in entries])
+        served = self._state.served_as(view, partition_ids) & ~self._state.too_few[partition_ids]
+        due = self._due([e for e, here in zip(entries, served.tolist(), strict=True) if here])
+        purge = self._purge(due.tombstones) if due.tombstones else None
+        ticket = None
+        if due.dropped:
+            effects = replica.decide_expiry(
+                due.expired, self._primaries, self._pending, self._stored, self._clock.now_ms()
+            )
+            ticket = self._replicator.submit(effects, len(due.dropped) * _ENTRY_BYTES, due.dropped)
+        try:
+            if purge is not None:
+                await purge
+            if ticket is not None:
+                await self._replicator.finish(ticket)
+        except (StorageFullError, UnknownFateError):  # what has expired stays, unserved
+            return False
+        return bool(self._from)
+
+    def _due(self, entries: Sequence[bytes]) -> _Due:
+        due = _Due()
+        split = [(entry, *records.split_expiry_key(entry)) for entry in entries]
+        stored = self._stored([key for _, _, key in split])
+        for entry, at_ms, key in split:
+            if self._pending.overlapping((key,)):
+                continue  # its fate is being decided; the next pass sees it
+            data = stored.get(key)
+            record = records.decode_record(data) if data is not None else None
+            if record is None or record.expires_at_ms != at_ms:
+                due.dropped.append(entry)
+            elif record.tombstone:
+                due.tombstones.append((entry, key, record.sequence))
+            else:
+                due.dropped.append(entry)
+                due.expired.append(key)
+        return due
+
+    def _purge(self, tombstones: list[tuple[bytes, bytes, int]]) -> asyncio.Future[None] | None:
+        """Queue the removal of those that may go."""
+        keys = [key for _, key, _ in tombstones]
+        partition_ids = records.partitions_of_data_keys(keys)
+        sequences = np.array([sequence for _, _, sequence in tombstones], np.uint64)
+        bounds = self._replicator.leading.purge_bounds(partition_ids)
+        chosen = np.flatnonzero(sequences <= bounds)
+        if not len(chosen):
+            return None
+        ids = np.unique(partition_ids[chosen])
+        floors = self._primaries.purge_floors
+        np.maximum.at(floors, partition_ids[chosen], sequences[chosen])
+        rows = chosen.tolist()
+        return self._replicator.submit_purge(
+            ids, [keys[row] for row in rows], [tombstones[row][0] for row in rows]
+        )
+
+    def _stored(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        return dict(self._store.get_many(keys))

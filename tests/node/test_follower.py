@@ -1,0 +1,617 @@
+"""A follower on a real store, against a primary that answers by a script."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from koinon_node.core import records
+from koinon_node.core.copies import CopyState
+from koinon_node.core.following import ProgressStage
+from koinon_node.core.records import EpochStart, PartitionEpochs
+from koinon_proto.table import MoveSettings, Table, first_sequence
+from koinon_proto.v1 import replication_pb2 as wire
+from tests.node.scripted_primary import (
+    ME,
+    P1,
+    P2,
+    PARTITIONS,
+    Both,
+    Rig,
+    ScriptedPrimary,
+    a_row,
+    a_table,
+    follow,
+    until,
+)
+
+E4, E5, E6 = first_sequence(4), first_sequence(5), first_sequence(6)
+
+
+def one_row(version: int = 1, **how: Any) -> Table:
+    rows = [a_row(0, **how), *(a_row(p, replicas=(P1, P2)) for p in range(1, PARTITIONS))]
+    return a_table(version, rows)
+
+
+def all_rows(version: int = 1, **how: Any) -> Table:
+    return a_table(version, [a_row(p, **how) for p in range(PARTITIONS)])
+
+
+def value(sequence: int, text: bytes) -> bytes:
+    return records.encode_record(sequence, text)
+
+
+async def live(rig: Rig, primary: ScriptedPrimary, partition_id: int = 0) -> None:
+    await until(lambda: partition_id in primary.positions(), "the copy has a position")
+
+
+# --- the stream ------------------------------------------------------------------------------
+
+
+def test_stream_batches_are_applied_and_acknowledged_when_durable(tmp_path: Path) -> None:
+    primary = ScriptedPrimary()
+    primary.lead(0, 5)
+
+    async def test(rig: Rig) -> None:
+        rig.on_table(one_row())
+        await live(rig, primary)
+        for number in range(20):
+            last = primary.write(0, {b"k%d" % number: b"v", b"same": b"%d" % number})
+        await until(lambda: primary.acknowledged() == 20, "all is acknowledged")
+        assert rig.values(0)[b"same"] == b"19"
+        assert len(rig.values(0)) == 21
+        assert rig.durable(0) == (last, CopyState.USABLE, 0)
+        assert rig.history(0) == (EpochStart(5, 0),)
+        assert primary.count("ack") < 20  # those that are durable together are told together
+
+    follow(tmp_path, primary, test)
+
+
+def test_failover_of_level_copies_is_one_message_each_way_and_one_position(tmp_path: Path) -> None:
+    old, new = ScriptedPrimary(P1), ScriptedPrimary(P2)
+    for p in range(PARTITIONS):
+        old.lead(p, 5)
+
+    async def test(rig: Rig) -> None:
+        rig.on_table(all_rows())
+        await until(lambda: len(old.positions()) == PARTITIONS, "all follow")
+        ends = {p: old.write(p, {b"k": b"v"}) for p in range(PARTITIONS)}
+        await until(lambda: old.acknowledged() == PARTITIONS, "all is acknowledged")
+        for p in range(PARTITIONS):
+            lead = new.lead(p, 6, [(5, 0), (6, ends[p])])
+            lead.rows = dict(old.leads[p].rows)
+        rig.on_table(all_rows(2, primary=P2, epoch=6))
+        await until(lambda: len(new.positions()) == PARTITIONS, "all follow the new primary")
+        assert new.count("open") == new.count("positions") == 1
+        assert not new.page_requests
+        assert not new.keys_requests
+        assert new.positions() == dict.fromkeys(range(PARTITIONS), E6)
+        assert rig.history(0) == (EpochStart(5, 0), EpochStart(6, ends[0]))
+
+    follow(tmp_path, Both(old, new), test)
+
+
+def test_stream_lost_opens_again_and_pulls_only_what_is_missing(tmp_path: Path) -> None:
+    primary = ScriptedPrimary()
+    primary.lead(0, 5)
+
+    async def test(rig: Rig) -> None:
+        rig.on_table(one_row())
+        await live(rig, primary)
+        last = primary.write(0, {b"a": b"1", b"b": b"1"})
+        await until(lambda: primary.acknowledged() == 1, "acknowledged")
+        primary.stream.lose()
+        primary.silent = True
+        primary.write(0, {b"b": b"2", b"c": b"2"})
+        primary.silent = False
+        await until(lambda: primary.positions()[0] == last + 2, "caught up")
+        assert [r.after_sequence for r in primary.page_requests] == [last]
+        assert rig.values(0) == {b"a": b"1", b"b": b"2", b"c": b"2"}
+
+    follow(tmp_path, primary, test)
+
+
+# --- rule 4 ----------------------------------------------------------------------------------
+
+
+def test_rule_4_lower_epoch_than_one_seen_is_not_followed(tmp_path: Path) -> None:
+    primary = ScriptedPrimary()
+    primary.lead(0, 5)
+    primary.lead(1, 5)
+
+    async def test(rig: Rig) -> None:
+        await rig.put(0, {}, through=E6, epochs=PartitionEpochs(primary_epoch=6))
+        rig.on_table(all_rows())
+        await live(rig, primary, 1)
+        opened = [o.partition_id for r in primary.requests for o in r.open.partitions]
+        assert 1 in opened
+        assert 0 not in opened
+
+    follow(tmp_path, primary, test)
+
+
+def test_rule_4_batches_of_a_deposed_primary_are_not_applied(tmp_path: Path) -> None:
+    old, new = ScriptedPrimary(P1), ScriptedPrimary(P2)
+    old.lead(0, 5)
+    old.lead(1, 5)
+
+    async def test(rig: Rig) -> None:
+        rig.on_table(all_rows())
+        await live(rig, old)
+        # The agent has published a newer table; the loop has not been told yet.
+        rows = [a_row(0, P2, 6), *(a_row(p) for p in range(1, PARTITIONS))]
+        rig.publish(a_table(2, rows))
+        old.write(0, {b"k": b"deposed"})
+        await until(lambda: old.acknowledged() == 1, "the batch was seen")
+        closed = [p for r in old.requests for p in r.close.partition_ids]
+        assert closed == [0]
+        assert rig.values(0) == {}
+        assert rig.durable(0)[0] == E5
+
+    follow(tmp_path, Both(old, new), test)
+
+
+def test_rule_4_position_is_told_only_after_the_tail_was_repaired(tmp_path: Path) -> None:
+    old, new = ScriptedPrimary(P1), ScriptedPrimary(P2)
+    old.lead(0, 5)
+
+    async def test(rig: Rig) -> None:
+        rig.on_table(one_row())
+        await live(rig, old)
+        kept = old.write(0, {b"kept": b"1", b"over": b"1"})
+        old.write(0, {b"tail": b"2", b"over": b"2"})
+        await until(lambda: old.acknowledged() == 2, "both are here")
+        new.lead(0, 6, [(5, 0), (6, kept)]).rows = {
+            b"kept": value(kept - 1, b"1"),
+            b"over": value(kept, b"1"),
+        }
+        rig.on_table(one_row(2, primary=P2, epoch=6))
+        await live(rig, new)
+        assert rig.values(0) == {b"kept": b"1", b"over": b"1"}
+        assert rig.history(0) == (EpochStart(5, 0), EpochStart(6, kept))
+        assert sorted(new.keys_requests[0].keys) == [b"over", b"tail"]  # by the journal
+
+    follow(tmp_path, Both(old, new), test)
+
+
+# --- rule 11 ---------------------------------------------------------------------------------
+
+
+def test_rule_11_pass_cut_short_leaves_complete_through_where_it_was(tmp_path: Path) -> None:
+    primary = ScriptedPrimary()
+    lead = primary.lead(0, 5)
+    primary.page_rows = 10
+    for number in range(100):
+        primary.write(0, {b"%03d" % number: b"v"})
+
+    async def test(rig: Rig) -> None:
+        gate = asyncio.Event()
+
+        async def hold(request: wire.ReadPageRequest) -> None:
+            if request.after_key >= b"049":
+                await gate.wait()
+
+        primary.before_page = hold
+        rig.on_table(one_row(in_sync=False))
+        await until(lambda: len(rig.values(0)) == 50, "half of the pass is here")
+        assert rig.durable(0)[:2] == (0, CopyState.DIRTY_TAIL)
+        assert primary.positions() == {}
+        gate.set()
+        await live(rig, primary)
+        assert rig.durable(0)[:2] == (lead.streamed, CopyState.USABLE)
+
+    follow(tmp_path, primary, test)
+
+
+def test_rule_11_batch_after_a_gap_is_refused(tmp_path: Path) -> None:
+    primary = ScriptedPrimary()
+    lead = primary.lead(0, 5)
+
+    async def test(rig: Rig) -> None:
+        rig.on_table(one_row())
+        await live(rig, primary)
+        first = primary.write(0, {b"a": b"1"})
+        await until(lambda: primary.acknowledged() == 1, "acknowledged")
+        primary.refuse_openings = True
+        lead.rows[b"b"] = value(first + 1, b"2")  # this one was never streamed
+        lead.streamed = first + 1
+        primary.write(0, {b"c": b"3"})
+        await until(lambda: primary.count("close") == 1, "the gap was seen")
+        assert rig.durable(0)[0] == first
+        assert rig.values(0) == {b"a": b"1"}
+        primary.refuse_openings = False
+        await until(lambda: primary.positions()[0] == first + 2, "caught up")
+        assert rig.values(0) == {b"a": b"1", b"b": b"2", b"c": b"3"}
+
+    follow(tmp_path, primary, test)
+
+
+def test_rule_11_batches_during_a_pass_wait_for_its_end(tmp_path: Path) -> None:
+    primary = ScriptedPrimary()
+    lead = primary.lead(0, 5)
+    primary.page_rows = 10
+    primary.write(0, {b"%03d" % number: b"old" for number in range(30)})
+
+    async def test(rig: Rig) -> None:
+        async def write_beside(request: wire.ReadPageRequest) -> None:
+            if request.after_key == b"009":
+                primary.write(0, {b"000": b"new", b"015": b"new", b"029": None, b"x": b"new"})
+                primary.write(0, {b"000": b"newer"})
+
+        primary.before_page = write_beside
+        rig.on_table(one_row(in_sync=False))
+        await live(rig, primary)
+        assert primary.positions()[0] == lead.streamed
+        assert rig.durable(0)[:2] == (lead.streamed, CopyState.USABLE)
+        expected = {key: lead.value(key) for key in lead.rows if key != b"029"}
+        assert rig.values(0) == expected
+        assert rig.values(0)[b"000"] == b"newer"
+        assert primary.acknowledged() == 2
+
+    follow(tmp_path, primary, test)
+
+
+def test_rule_11_position_waits_for_the_stream_to_reach_what_was_pulled(tmp_path: Path) -> None:
+    primary = ScriptedPrimary()
+    lead = primary.lead(0, 5)
+    primary.write(0, {b"a": b"1"})
+
+    async def test(rig: Rig) -> None:
+        opened = lead.streamed
+
+        async def write_unheard(request: wire.ReadPageRequest) -> None:
+            primary.before_page = None
+            primary.silent = True
+            primary.write(0, {b"a": b"2"})
+
+        primary.before_page = write_unheard
+        rig.on_table(one_row(in_sync=False))
+        await until(lambda: rig.values(0) == {b"a": b"2"}, "the pass brought the newer record")
+        await asyncio.sleep(0)
+        assert rig.durable(0)[:2] == (0, CopyState.DIRTY_TAIL)
+        assert primary.positions() == {}
+        rows = {b"a": lead.rows[b"a"]}
+        primary.stream_batch(primary.stream, 0, opened, lead.streamed, rows)
+        await live(rig, primary)
+        assert primary.positions()[0] == opened + 1
+
+    follow(tmp_path, primary, test)
+
+
+def test_pass_whose_batches_are_too_many_is_finished_and_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("koinon_node.core.following.BUFFER_PARTITION_BYTES_MAX", 1_000)
+    primary = ScriptedPrimary()
+    lead = primary.lead(0, 5)
+    primary.write(0, {b"%03d" % number: b"old" for number in range(30)})
+    primary.page_rows = 10
+
+    async def test(rig: Rig) -> None:
+        async def write_much(request: wire.ReadPageRequest) -> None:
+            if not request.after_key:
+                return
+            primary.before_page = None
+            for number in range(20):
+                primary.write(0, {b"%03d" % number: b"new" * 30})
+
+        primary.before_page = write_much
+        rig.on_table(one_row(in_sync=False))
+        await live(rig, primary)
+        assert primary.positions()[0] == lead.streamed
+        assert rig.values(0) == {key: lead.value(key) for key in lead.rows}
+        assert primary.count("open") == 2
+        assert primary.page_requests[-1].after_sequence > first_sequence(5)
+        assert not primary.keys_requests  # the tail that the pass left is of the same primary
+
+    follow(tmp_path, primary, test)
+
+
+# --- rule 12 ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("covered", [True, False])
+def test_rule_12_tail_is_replaced_without_comparing_and_before_the_pass(
+    tmp_path: Path, covered: bool
+) -> None:
+    old, new = ScriptedPrimary(P1), ScriptedPrimary(P2)
+    lead = old.lead(0, 4)
+
+    async def test(rig: Rig) -> None:
+        rig.on_table(one_row(epoch=4))
+        await live(rig, old)
+        common = old.write(0, {b"a": b"1", b"b": b"1", b"c": b"1"})
+        old.write(0, {b"a": b"tail", b"b": None, b"d": b"tail"})
+        await until(lambda: old.acknowledged() == 2, "both are here")
+        if not covered:
+            rig.journal.reset(0, records.NO_SEQUENCE)
+            rig.follower._hub.uncovered.add(0)
+        # The new lineage: a keeps its older record, b and c were overwritten, d was never there.
+        follows = new.lead(0, 6, [(4, 0), (6, common)])
+        follows.rows = {b"a": value(common - 2, b"1"), b"b": value(E6 + 1, b"2")}
+        follows.rows[b"c"] = value(E6 + 2, b"2")
+        follows.streamed = E6 + 2
+        order: list[str] = []
+
+        async def note(request: wire.ReadPageRequest) -> None:
+            order.append(f"page from {request.after_sequence} after {len(new.keys_requests)}")
+            assert rig.history(0) == (EpochStart(4, 0),)
+            assert rig.durable(0)[:2] == (common, CopyState.DIRTY_TAIL)
+            assert b"d" not in rig.values(0)
+
+        new.before_page = note
+        rig.on_table(one_row(2, primary=P2, epoch=6))
+        await live(rig, new)
+        assert order == [f"page from {common} after 1"]
+        assert rig.values(0) == {b"a": b"1", b"b": b"2", b"c": b"2"}
+        assert rig.durable(0) == (E6 + 2, CopyState.USABLE, common)  # d left no tombstone
+        assert lead.streamed == common + 3
+        assert rig.journal.since(0, E6 + 2) == []
+
+    follow(tmp_path, Both(old, new), test)
+
+
+def test_rule_12_half_a_repair_is_begun_again_by_a_new_process(tmp_path: Path) -> None:
+    primary = ScriptedPrimary()
+    primary.lead(0, 6, [(4, 0), (6, E4 + 3)]).rows = {b"a": value(E4 + 1, b"1")}
+    tail = {b"a": value(E4 + 4, b"tail"), b"b": value(E4 + 5, b"tail")}
+
+    async def half(rig: Rig) -> None:
+        await rig.put(
+            0,
+            tail,
+            through=E4 + 3,
+            epochs=PartitionEpochs(primary_epoch=6, history=(EpochStart(4, 0),)),
+            state=CopyState.DIRTY_TAIL,
+        )
+
+    async def again(rig: Rig) -> None:
+        assert rig.copies.states[0] == CopyState.DIRTY_TAIL
+        rig.on_table(one_row(epoch=6))
+        await live(rig, primary)
+        assert rig.values(0) == {b"a": b"1"}
+        assert rig.durable(0)[:2] == (E6, CopyState.USABLE)
+
+    follow(tmp_path, primary, half)
+    follow(tmp_path, primary, again)
+
+
+# --- rule 14 ---------------------------------------------------------------------------------
+
+
+def test_rule_14_snapshot_replaces_ranges_and_is_unusable_until_its_end(tmp_path: Path) -> None:
+    primary = ScriptedPrimary()
+    lead = primary.lead(0, 5)
+    primary.write(0, {b"%03d" % number: b"new" for number in range(0, 100, 2)})
+    lead.floor = E5 + 20
+    primary.page_rows = 10
+
+    async def test(rig: Rig) -> None:
+        own = {b"%03d" % number: value(E4 + 1 + number, b"old") for number in range(100)}
+        old = PartitionEpochs(primary_epoch=4, history=(EpochStart(4, 0),))
+        await rig.put(0, own, through=E4 + 100, epochs=old)
+        gate = asyncio.Event()
+
+        at_pages = []
+
+        async def hold(request: wire.ReadPageRequest) -> None:
+            at_pages.append(rig.durable(0)[1])
+            if request.after_key >= b"038":
+                primary.write(0, {b"000": b"newer"})
+                primary.before_page = None
+                await gate.wait()
+
+        primary.before_page = hold
+        rig.on_table(one_row(in_sync=False))
+        await until(lambda: b"037" not in rig.values(0), "some ranges are replaced")
+        assert rig.durable(0)[:2] == (0, CopyState.UNUSABLE)
+        assert rig.history(0) == ()
+        assert rig.values(0)[b"099"] == b"old"
+        assert [p.stage for p in rig.follower.progress()] == [ProgressStage.SNAPSHOT]
+        assert set(at_pages) == {CopyState.UNUSABLE}  # from before the first page
+        gate.set()
+        await live(rig, primary)
+        assert rig.values(0) == {key: lead.value(key) for key in lead.rows}
+        assert rig.values(0)[b"000"] == b"newer"
+        assert rig.durable(0) == (lead.streamed, CopyState.USABLE, E5 + 20)
+
+    follow(tmp_path, primary, test)
+
+
+def test_rule_14_snapshot_cut_short_is_taken_again_by_a_new_process(tmp_path: Path) -> None:
+    primary = ScriptedPrimary()
+    lead = primary.lead(0, 5)
+    primary.write(0, {b"%03d" % number: b"new" for number in range(20)})
+    primary.page_rows = 10
+
+    async def half(rig: Rig) -> None:
+        lead.floor = E5 + 1
+        await rig.put(0, {b"zzz": value(E4 + 1, b"old")}, through=E4 + 1)
+
+        async def hang(request: wire.ReadPageRequest) -> None:
+            if request.after_key:
+                await asyncio.Event().wait()
+
+        primary.before_page = hang
+        rig.on_table(one_row(in_sync=False))
+        await until(lambda: b"005" in rig.values(0), "the first page is here")
+
+    async def again(rig: Rig) -> None:
+        assert rig.copies.states[0] == CopyState.UNUSABLE
+        lead.floor = 0
+        primary.before_page = None
+        rig.on_table(one_row(in_sync=False))
+        await live(rig, primary)
+        opened = [o.needs_snapshot for r in primary.requests for o in r.open.partitions]
+        assert opened[-2:] == [True, False]
+        assert rig.values(0) == {key: lead.value(key) for key in lead.rows}
+
+    follow(tmp_path, primary, half)
+    follow(tmp_path, primary, again)
+
+
+def test_rule_14_no_snapshot_while_the_row_says_in_sync(tmp_path: Path) -> None:
+    primary = ScriptedPrimary()
+    lead = primary.lead(0, 5)
+    primary.write(0, {b"a": b"new"})
+    lead.floor = E5 + 1
+
+    async def test(rig: Rig) -> None:
+        old = PartitionEpochs(primary_epoch=4, history=(EpochStart(4, 0),))
+        await rig.put(0, {b"z": value(E4 + 1, b"old")}, through=E4 + 1, epochs=old)
+        rig.on_table(one_row())
+        await until(lambda: primary.count("open") >= 3, "it asks again")
+        assert rig.durable(0)[:2] == (E4 + 1, CopyState.USABLE)
+        assert not primary.page_requests
+        rig.on_table(one_row(2, in_sync=False, partition_epoch=9))
+        await live(rig, primary)
+        assert rig.values(0) == {b"a": b"new"}
+
+    follow(tmp_path, primary, test)
+
+
+def test_rule_14_pass_is_void_once_the_primary_has_purged_above_its_start(tmp_path: Path) -> None:
+    primary = ScriptedPrimary()
+    lead = primary.lead(0, 5)
+    primary.page_rows = 2
+    primary.write(0, {b"a": b"1", b"b": b"1", b"c": b"1", b"d": b"1"})
+
+    async def test(rig: Rig) -> None:
+        old = PartitionEpochs(primary_epoch=5, history=(EpochStart(5, 0),))
+        rows = {b"a": value(E5 + 1, b"1"), b"b": value(E5 + 2, b"1"), b"c": value(E5 + 3, b"1")}
+        await rig.put(0, rows, through=E5 + 3, epochs=old)
+        primary.write(0, {b"a": b"2", b"aa": b"2", b"b": b"2"})
+
+        async def purge(request: wire.ReadPageRequest) -> None:
+            if request.after_key and not request.snapshot:
+                lead.streamed += 1  # c was deleted, and its tombstone is purged already
+                del lead.rows[b"c"]
+                lead.floor = lead.streamed
+                primary.before_page = None
+
+        primary.before_page = purge
+        rig.on_table(one_row(in_sync=False))
+        await live(rig, primary)
+        assert any(request.snapshot for request in primary.page_requests)
+        assert rig.values(0) == {key: lead.value(key) for key in lead.rows}
+        assert b"c" not in rig.rows(0)
+        assert rig.durable(0)[2] == lead.floor
+
+    follow(tmp_path, primary, test)
+
+
+def test_rule_14_tombstones_are_purged_only_up_to_the_announced_floor(tmp_path: Path) -> None:
+    primary = ScriptedPrimary()
+    primary.lead(0, 5)
+
+    async def test(rig: Rig) -> None:
+        rig.on_table(one_row())
+        await live(rig, primary)
+        primary.write(0, {b"a": b"1", b"b": b"1"})
+        floor = primary.write(0, {b"a": None})
+        last = primary.write(0, {b"b": None})
+        await until(lambda: primary.acknowledged() == 3, "all is here")
+        assert not await rig.follower._purge.step()
+        assert set(rig.rows(0)) == {b"a", b"b"}
+        floors = wire.PurgeFloors(partition_ids=[0], sequences=[floor])
+        primary.stream.respond(wire.FollowResponse(floors=floors))
+        await until(lambda: b"a" not in rig.rows(0), "the first is purged")
+        await rig.follower._purge.step()
+        assert set(rig.rows(0)) == {b"b"}
+        assert rig.durable(0) == (last, CopyState.USABLE, floor)
+
+    follow(tmp_path, primary, test)
+
+
+# --- rule 16 ---------------------------------------------------------------------------------
+
+
+def test_rule_16_batch_with_another_checksum_ends_the_stream(tmp_path: Path) -> None:
+    primary = ScriptedPrimary()
+    lead = primary.lead(0, 5)
+
+    async def test(rig: Rig) -> None:
+        rig.on_table(one_row())
+        await live(rig, primary)
+        bad = {b"a": value(E5 + 1, b"torn")}
+        primary.stream_batch(primary.stream, 0, E5, E5 + 1, bad, crc_off=1)
+        lead.rows, lead.streamed = {b"a": value(E5 + 1, b"whole")}, E5 + 1
+        await until(lambda: primary.positions()[0] == E5 + 1, "it opened again")
+        assert len(primary.streams) == 2
+        assert rig.values(0) == {b"a": b"whole"}
+
+    follow(tmp_path, primary, test)
+
+
+@pytest.mark.parametrize("how", ["checksum", "order"])
+def test_rule_16_damaged_page_is_asked_for_again(tmp_path: Path, how: str) -> None:
+    primary = ScriptedPrimary()
+    primary.lead(0, 5)
+    primary.write(0, {b"a": b"1", b"b": b"1"})
+
+    async def test(rig: Rig) -> None:
+        def spoil(page: wire.RecordPage) -> None:
+            primary.spoil = None
+            if how == "checksum":
+                page.records[0] = page.records[1]
+            else:
+                keys, rows = list(page.keys)[::-1], list(page.records)[::-1]
+                honest = primary._page(primary.leads[0], list(zip(keys, rows, strict=True)))
+                del page.keys[:], page.records[:]
+                page.MergeFrom(honest)
+
+        primary.spoil = spoil
+        rig.on_table(one_row(in_sync=False))
+        await live(rig, primary)
+        assert len(primary.page_requests) == 2
+        assert rig.values(0) == {b"a": b"1", b"b": b"1"}
+
+    follow(tmp_path, primary, test)
+
+
+# --- moves -----------------------------------------------------------------------------------
+
+
+def test_paused_moves_begin_nothing_and_go_on_later(tmp_path: Path) -> None:
+    primary = ScriptedPrimary()
+    primary.lead(0, 5)
+    primary.lead(1, 5)
+
+    async def test(rig: Rig) -> None:
+        rows = [
+            a_row(0, in_sync=False, adding=(ME,)),
+            a_row(1),
+            *(a_row(p, replicas=(P1, P2)) for p in range(2, PARTITIONS)),
+        ]
+        rig.on_table(a_table(1, rows, moves=MoveSettings(paused=True)))
+        await live(rig, primary, 1)
+        assert 0 not in primary.positions()
+        assert [p.stage for p in rig.follower.progress()] == [ProgressStage.WAITING]
+        rig.on_table(a_table(2, rows))
+        await live(rig, primary, 0)
+        assert [p.stage for p in rig.follower.progress()] == [ProgressStage.LIVE]
+
+    follow(tmp_path, primary, test)
+
+
+def test_full_store_gives_up_and_goes_on_without_a_gap(tmp_path: Path) -> None:
+    primary = ScriptedPrimary()
+    lead = primary.lead(0, 5)
+
+    async def test(rig: Rig) -> None:
+        rig.on_table(one_row())
+        await live(rig, primary)
+        primary.write(0, {b"a": b"1"})
+        await until(lambda: primary.acknowledged() == 1, "acknowledged")
+        primary.write(0, {b"big": bytes(900_000)})
+        await until(lambda: primary.count("close") == 1, "there is no room")
+        assert rig.durable(0)[0] == E5 + 1
+        lead.rows = {b"a": lead.rows[b"a"], b"big": value(E5 + 3, b"small")}
+        lead.streamed = E5 + 3
+        await until(lambda: primary.positions()[0] == E5 + 3, "it goes on")
+        assert rig.values(0) == {b"a": b"1", b"big": b"small"}
+
+    follow(tmp_path, primary, test, map_size_bytes=1024 * 1024)

@@ -1,0 +1,393 @@
+"""Streams and pages between two nodes, over real gRPC on the loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from koinon_node.checksums import Checksums
+from koinon_node.config import StoreConfig
+from koinon_node.core.assignment import ServedPartitions
+from koinon_node.peers import NODE_SERVER_OPTIONS, GrpcPeers, ReplicationService
+from koinon_node.seams import FollowerEnd, PeerLostError, PrimaryEnd
+from koinon_node.sizes import SizeEstimates
+from koinon_node.state import NodeState
+from koinon_node.storage import Store
+from koinon_proto.errors import (
+    InternalError,
+    InvalidArgumentError,
+    KoinonError,
+    NotPrimaryError,
+    ResourceExhaustedError,
+    TableBehindError,
+    UnavailableError,
+    UnsupportedVersionError,
+    WrongClusterError,
+)
+from koinon_proto.table import NodeInfo, NodeNumber
+from koinon_proto.v1 import replication_pb2
+from tests.node.scripted_coordinator import free_port
+from tests.node.test_agent_lease import table_of
+
+WAIT_S = 15.0
+Request = replication_pb2.FollowRequest
+Response = replication_pb2.FollowResponse
+
+
+class Primary:
+    """What serves followers; a test says how by ``how``."""
+
+    def __init__(self) -> None:
+        self.how: Callable[[PrimaryEnd], Awaitable[None]] = echo
+        self.ends: list[PrimaryEnd] = []
+        self.outcomes: list[BaseException | None] = []
+        self.page: replication_pb2.RecordPage | KoinonError = replication_pb2.RecordPage()
+
+    async def serve(self, stream: PrimaryEnd) -> None:
+        self.ends.append(stream)
+        try:
+            await self.how(stream)
+        except BaseException as error:
+            self.outcomes.append(error)
+            raise
+        self.outcomes.append(None)
+
+    async def read_page(
+        self, request: replication_pb2.ReadPageRequest
+    ) -> replication_pb2.RecordPage:
+        if isinstance(self.page, KoinonError):
+            raise self.page
+        return self.page
+
+    async def read_keys(
+        self, request: replication_pb2.ReadKeysRequest
+    ) -> replication_pb2.RecordPage:
+        return replication_pb2.RecordPage(keys=request.keys)
+
+
+async def echo(stream: PrimaryEnd) -> None:
+    """Answer every acknowledgement with a batch of its number."""
+    assert (await stream.receive()).WhichOneof("kind") == "hello"
+    while True:
+        stream.send(batch((await stream.receive()).ack.number))
+
+
+def batch(number: int, size: int = 0) -> Response:
+    return Response(batch=replication_pb2.Batch(number=number, records=[bytes(size)]))
+
+
+def ack(number: int) -> Request:
+    return Request(ack=replication_pb2.BatchAck(number=number))
+
+
+def hello(**changes: Any) -> Request:
+    fields = {"protocol_version": 1, "cluster_id": "cluster-a", "node_number": 2, **changes}
+    return Request(hello=replication_pb2.FollowHello(**fields))
+
+
+def node_at(address: str) -> NodeInfo:
+    return replace(table_of(1, [1]).nodes[NodeNumber(1)], address=address)
+
+
+class Pair:
+    """A primary's server and a follower's way to it."""
+
+    def __init__(self, server: grpc.aio.Server, service: ReplicationService, port: int) -> None:
+        self.server = server
+        self.service = service
+        self.primary = Primary()
+        self.peers = GrpcPeers()
+        self.node = node_at(f"127.0.0.1:{port}")
+
+    def follow(self) -> FollowerEnd:
+        stream = self.peers.follow(self.node)
+        stream.send(hello())
+        return stream
+
+
+@contextlib.asynccontextmanager
+async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
+    state = NodeState("n1")
+    state.served = ServedPartitions(table=table_of(1, [1, 2]), node_number=NodeNumber(1))
+    primary = Primary()
+    with Store(StoreConfig(directory=tmp_path / "n1")) as store:
+        service = ReplicationService(primary, state, Checksums(store), SizeEstimates())
+        server = grpc.aio.server(options=NODE_SERVER_OPTIONS)
+        service.add_to(server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        both = Pair(server, service, port)
+        both.primary = primary
+        try:
+            yield both
+        finally:
+            service.close()
+            await both.peers.close()
+            await server.stop(0)
+
+
+def with_pair(tmp_path: Path, use: Callable[[Pair], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(60), pair(tmp_path) as both:
+            await use(both)
+
+    asyncio.run(run())
+
+
+async def until(condition: Callable[[], Any], what: str) -> None:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + WAIT_S
+    while not condition():
+        assert loop.time() < deadline, f"not in time: {what}"
+        await asyncio.sleep(0.005)
+
+
+async def error_on(stream: FollowerEnd) -> KoinonError:
+    """Return what ends the stream."""
+    while True:
+        try:
+            await stream.receive()
+        except KoinonError as error:
+            return error
+
+
+def test_stream_carries_messages_both_ways_in_order(tmp_path: Path) -> None:
+    async def use(both: Pair) -> None:
+        stream = both.follow()
+        for number in range(1, 501):
+            stream.send(ack(number))
+        numbers = [(await stream.receive()).batch.number for _ in range(500)]
+        assert numbers == list(range(1, 501))
+        await until(lambda: stream.queued_bytes == 0, "all is with the network")
+
+    with_pair(tmp_path, use)
+
+
+def test_stream_closed_by_the_primary_ends_with_its_typed_error_for_ever(tmp_path: Path) -> None:
+    error = NotPrimaryError(
+        partition_id=3, primary="n2", primary_address="h:1", primary_epoch=4, table_version=5
+    )
+
+    async def refuse(stream: PrimaryEnd) -> None:
+        await stream.receive()
+        stream.close(error)
+        with pytest.raises(PeerLostError):
+            stream.send(batch(1))
+        with pytest.raises(PeerLostError):
+            await stream.receive()
+
+    async def use(both: Pair) -> None:
+        both.primary.how = refuse
+        stream = both.follow()
+        for _ in range(2):
+            found = await error_on(stream)
+            assert isinstance(found, NotPrimaryError)
+            assert (found.partition_id, found.primary_address) == (3, "h:1")
+        with pytest.raises(PeerLostError):
+            stream.send(ack(1))
+        await until(lambda: both.primary.outcomes == [None], "the server's side ends")
+
+    with_pair(tmp_path, use)
+
+
+@pytest.mark.parametrize(
+    ("raised", "seen"),
+    [
+        (None, PeerLostError),
+        (PeerLostError(reason="enough"), PeerLostError),
+        (ResourceExhaustedError(resource="bytes", limit=1), ResourceExhaustedError),
+        (ZeroDivisionError("oops"), InternalError),
+    ],
+)
+def test_stream_ends_when_who_serves_it_ends(
+    tmp_path: Path, raised: Exception | None, seen: type[KoinonError]
+) -> None:
+    async def end(stream: PrimaryEnd) -> None:
+        if raised is not None:
+            raise raised
+
+    async def use(both: Pair) -> None:
+        both.primary.how = end
+        assert type(await error_on(both.follow())) is seen
+
+    with_pair(tmp_path, use)
+
+
+def close(stream: Any) -> None:
+    stream.close()
+
+
+def cut(stream: Any) -> None:
+    stream._call.cancel()
+
+
+@pytest.mark.parametrize("end", [close, cut])
+def test_stream_closed_or_cut_by_the_follower_is_lost_for_the_primary(
+    tmp_path: Path, end: Callable[[Any], None]
+) -> None:
+    async def use(both: Pair) -> None:
+        stream = both.follow()
+        stream.send(ack(1))
+        assert (await stream.receive()).batch.number == 1
+        end(stream)
+        await until(lambda: both.primary.outcomes, "the primary hears of it")
+        assert isinstance(both.primary.outcomes[0], PeerLostError)
+        assert isinstance(await error_on(stream), PeerLostError)
+        with pytest.raises(PeerLostError):
+            both.primary.ends[-1].send(batch(2))
+
+    with_pair(tmp_path, use)
+
+
+def test_receive_given_up_loses_no_message(tmp_path: Path) -> None:
+    async def use(both: Pair) -> None:
+        stream = both.follow()
+        for number in range(1, 50):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.001):
+                    await stream.receive()
+                    raise AssertionError("nothing was sent")
+            stream.send(ack(number))
+            assert (await stream.receive()).batch.number == number
+
+    with_pair(tmp_path, use)
+
+
+def test_stream_of_a_server_that_stops_or_never_was_is_lost(tmp_path: Path) -> None:
+    async def use(both: Pair) -> None:
+        stream = both.follow()
+        stream.send(ack(1))
+        await stream.receive()
+        both.service.close()
+        assert isinstance(await error_on(stream), UnavailableError)
+        stream = both.follow()
+        assert isinstance(await error_on(stream), UnavailableError)
+        await both.server.stop(0)
+        for node in (both.node, node_at(f"127.0.0.1:{free_port()}")):
+            assert isinstance(await error_on(both.peers.follow(node)), PeerLostError)
+            with pytest.raises(PeerLostError):
+                await both.peers.read_page(node, replication_pb2.ReadPageRequest())
+
+    with_pair(tmp_path, use)
+
+
+@pytest.mark.parametrize(
+    ("first", "refusal"),
+    [
+        (hello(cluster_id="cluster-b"), WrongClusterError),
+        (hello(protocol_version=2), UnsupportedVersionError),
+        (ack(1), InvalidArgumentError),
+    ],
+)
+def test_stream_with_a_bad_hello_is_refused(
+    tmp_path: Path, first: Request, refusal: type[KoinonError]
+) -> None:
+    async def use(both: Pair) -> None:
+        stream = both.peers.follow(both.node)
+        stream.send(first)
+        assert type(await error_on(stream)) is refusal
+        assert both.primary.ends == []
+
+    with_pair(tmp_path, use)
+
+
+def test_slow_follower_shows_in_queued_bytes_and_gets_everything(tmp_path: Path) -> None:
+    sizes: list[int] = []
+
+    async def flood(stream: PrimaryEnd) -> None:
+        await stream.receive()
+        for number in range(1, 41):
+            stream.send(batch(number, size=1024 * 1024))
+        sizes.append(stream.queued_bytes)
+        assert (await stream.receive()).ack.number == 40
+        sizes.append(stream.queued_bytes)
+
+    async def use(both: Pair) -> None:
+        both.primary.how = flood
+        stream = both.follow()
+        await until(lambda: sizes, "all is queued")
+        assert sizes[0] > 40 * 1024 * 1024
+        for number in range(1, 41):
+            assert (await stream.receive()).batch.number == number
+        stream.send(ack(40))
+        await error_on(stream)
+        assert sizes[1] == 0
+
+    with_pair(tmp_path, use)
+
+
+def test_pages_come_with_typed_errors_and_only_within_the_cluster(tmp_path: Path) -> None:
+    async def use(both: Pair) -> None:
+        both.primary.page = replication_pb2.RecordPage(keys=[b"a"], records=[b"r"], bound=7)
+        request = replication_pb2.ReadPageRequest(cluster_id="cluster-a")
+        assert await both.peers.read_page(both.node, request) == both.primary.page
+        both.primary.page = TableBehindError(table_version=1, required_version=2)
+        with pytest.raises(TableBehindError):
+            await both.peers.read_page(both.node, request)
+        keys = await both.peers.read_keys(
+            both.node, replication_pb2.ReadKeysRequest(cluster_id="cluster-a", keys=[b"x"])
+        )
+        assert list(keys.keys) == [b"x"]
+        with pytest.raises(WrongClusterError):
+            await both.peers.read_page(
+                both.node, replication_pb2.ReadPageRequest(cluster_id="cluster-b")
+            )
+
+    with_pair(tmp_path, use)
+
+
+def test_channel_to_an_address_that_left_the_table_is_closed(tmp_path: Path) -> None:
+    async def use(both: Pair) -> None:
+        stream = both.follow()
+        stream.send(ack(1))
+        await stream.receive()
+        table = table_of(1, [1, 2])
+        nodes = {NodeNumber(1): both.node, NodeNumber(2): table.nodes[NodeNumber(2)]}
+        both.peers.on_table(replace(table, nodes=nodes))
+        stream.send(ack(2))
+        assert (await stream.receive()).batch.number == 2
+        both.peers.on_table(table)
+        assert isinstance(await error_on(stream), PeerLostError)
+
+    with_pair(tmp_path, use)
+
+
+def test_stream_over_a_connection_that_went_silent_is_lost_in_seconds(tmp_path: Path) -> None:
+    """As after a cable was pulled: nothing is refused, nothing arrives."""
+
+    async def use(both: Pair) -> None:
+        open_way = asyncio.Event()
+        open_way.set()
+        port = int(both.node.address.rpartition(":")[2])
+
+        async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while data := await reader.read(65536):
+                await open_way.wait()
+                writer.write(data)
+
+        async def proxy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            there, back = await asyncio.open_connection("127.0.0.1", port)
+            with contextlib.suppress(ConnectionError):
+                await asyncio.gather(carry(reader, back), carry(there, writer))
+
+        server = await asyncio.start_server(proxy, "127.0.0.1", 0)
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        stream = both.peers.follow(node_at(address))
+        stream.send(hello())
+        stream.send(ack(1))
+        await stream.receive()
+        open_way.clear()
+        began = asyncio.get_running_loop().time()
+        assert isinstance(await error_on(stream), PeerLostError)
+        assert asyncio.get_running_loop().time() - began < 10
+        open_way.set()
+        server.close()
+
+    with_pair(tmp_path, use)
