@@ -18,7 +18,7 @@ from koinon import aio
 from koinon.aio import AsyncClient
 from koinon.client import Client, connect
 from koinon.options import ClientOptions
-from koinon.types import Entry, RowFailure, WriteResult
+from koinon.types import Durability, Entry, RowFailure, WriteResult
 from koinon_proto.errors import (
     ClusterNotReadyError,
     ConditionFailedError,
@@ -54,6 +54,7 @@ __all__ = [
     "aio",
     "AsyncClient",
     "ClientOptions",
+    "Durability",
     "Entry",
     "RowFailure",
     "WriteResult",

@@ -1,8 +1,9 @@
-"""What an operator asks of the coordinators: the cluster's status, and changes of its coordinators.
+"""What an operator asks of the coordinators: the cluster's status, changes of its coordinators, of
+its nodes, and of where replicas are.
 
 ``Admin`` asks every known coordinator at once and prefers the leader's answer; a coordinator that
-is down or paused costs nothing while the leader answers. ``problems`` and ``ready`` judge a status
-and are pure.
+is down or paused costs nothing while the leader answers. What may be asked twice without harm is
+asked again when the leader goes; what may not ends as ``UnknownFateError``.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import grpc
 
+from koinon.moves import MovesView, Plan, PlanRequest, moves_from_proto, plan_from_proto
 from koinon_proto import convert, rpc
 from koinon_proto.errors import KoinonError, NotLeaderError, UnavailableError, UnknownFateError
-from koinon_proto.table import NodeStatus, PartitionStatus, Table, apply_update
+from koinon_proto.table import MoveSettings, NodeStatus, PartitionStatus, Table, apply_update
 from koinon_proto.v1 import admin_pb2, admin_pb2_grpc
 
 ATTEMPT_TIMEOUT_S = 2.0
@@ -129,45 +131,6 @@ def status_from_proto(message: admin_pb2.ClusterStatus) -> ClusterStatus:
     )
 
 
-def problems(status: ClusterStatus) -> list[str]:
-    """Return what is wrong and what to do about it, most urgent first; [] if all is well."""
-    found = []
-    if not status.leader_id:
-        known = "" if status.table is None else "; the table shown is the last known one"
-        found.append(
-            "no coordinator leads: a majority of them must run and reach one another. Until then "
-            f"nodes cannot hold leases, and nothing is served{known}"
-        )
-    found += _table_problems(status)
-    if status.is_leader:
-        silent = [c.member_id for c in status.coordinators if not c.active and not c.leader]
-        if silent:
-            found.append(f"coordinator {', '.join(silent)} does not answer: start it again")
-    return found
-
-
-def _table_problems(status: ClusterStatus) -> list[str]:
-    table = status.table
-    if table is None:
-        return ["the cluster has no table yet: it waits for its coordinators to agree"]
-    if not table.bootstrapped:
-        need, have = table.cluster.bootstrap_nodes, len(table.nodes)
-        return [f"waiting for the first {need} nodes ({have} registered): start more nodes"]
-    found = []
-    down = [n for n in table.nodes.values() if n.status is NodeStatus.FENCED]
-    unserved = [row for row in table.rows if row.status is not PartitionStatus.ONLINE]
-    if unserved:
-        offline = sum(row.status is PartitionStatus.OFFLINE for row in unserved)
-        starting = len(unserved) - offline
-        parts = [f"{offline} offline"] * bool(offline) + [f"{starting} starting"] * bool(starting)
-        wait = "start its nodes again" if offline else "this takes a moment"
-        found.append(f"partitions: {', '.join(parts)} of {len(table.rows)}: {wait}")
-    for node in down:
-        led = sum(node.number in row.replicas for row in table.rows)
-        found.append(f"node {node.node_id} at {node.address} is down ({led} partitions): start it")
-    return found
-
-
 class Admin:
     """A blocking connection to the coordinators for an operator's calls. Thread-safe."""
 
@@ -222,6 +185,93 @@ class Admin:
         reply = self._at_leader(lambda stub, t: stub.TransferLeadership(request, timeout=t))
         return str(reply.leader_id)
 
+    # --- where replicas are -----------------------------------------------------------------------
+
+    def plan(self, request: PlanRequest) -> Plan:
+        """Return which replicas would move, and why. Changes nothing.
+
+        Raises:
+            UnknownNodeError, InvalidArgumentError, ClusterNotReadyError, MembershipChangeError
+            UnavailableError: no leader could be reached inside the deadline.
+        """
+        message = request.to_proto()
+        reply = self._at_leader(lambda stub, t: stub.PlanMoves(message, timeout=t), again=True)
+        return plan_from_proto(reply)
+
+    def execute(self, request: PlanRequest, plan_id: str) -> None:
+        """Queue the moves of a plan that ``plan`` has returned.
+
+        Raises:
+            PlanStaleError: planning now gives another plan; nothing was queued.
+            UnknownFateError: the leader went away; ``moves`` shows whether they are queued.
+        """
+        message = admin_pb2.ExecutePlanRequest(plan=request.to_proto(), plan_id=plan_id)
+        self._at_leader(lambda stub, t: stub.ExecutePlan(message, timeout=t))
+
+    def moves(self) -> MovesView:
+        """Return the moves that are queued or under way, and how they go on."""
+        message = admin_pb2.GetMovesRequest()
+        reply = self._at_leader(
+            lambda stub, t: stub.GetMoves(message, timeout=min(t, ATTEMPT_TIMEOUT_S)), again=True
+        )
+        return moves_from_proto(reply)
+
+    def cancel_moves(self, partition_ids: Sequence[int] = ()) -> tuple[int, int]:
+        """Drop queued moves and turn back those under way (none named: all); return how many of
+        either.
+        """
+        message = admin_pb2.CancelMovesRequest(partition_ids=partition_ids)
+        reply = self._at_leader(lambda stub, t: stub.CancelMoves(message, timeout=t))
+        return reply.dropped, reply.turned_back
+
+    def set_moves(
+        self,
+        *,
+        paused: bool | None = None,
+        bytes_per_second: int | None = None,
+        moves_per_node: int | None = None,
+    ) -> MoveSettings:
+        """Change how moves go on (None: stays as it is); return the settings then."""
+        given: dict[str, Any] = {
+            "paused": paused,
+            "bytes_per_second": bytes_per_second,
+            "moves_per_node": moves_per_node,
+        }
+        message = admin_pb2.SetMovesRequest(
+            **{name: value for name, value in given.items() if value is not None}
+        )
+        reply = self._at_leader(lambda stub, t: stub.SetMoves(message, timeout=t), again=True)
+        return convert.settings_from_proto(reply)
+
+    def set_node_status(self, node_id: str, status: NodeStatus) -> None:
+        """Let a node drain, take that back (ACTIVE), or remove it for good (LEFT).
+
+        Raises:
+            UnknownNodeError
+            MembershipChangeError: it is still a replica of something, or has left.
+        """
+        message = admin_pb2.SetNodeStatusRequest(node_id=node_id, status=cast(Any, int(status)))
+        self._at_leader(lambda stub, t: stub.SetNodeStatus(message, timeout=t), again=True)
+
+    def restore_primaries(self) -> int:
+        """Give partitions back to their preferred primaries; return how many are to change."""
+        message = admin_pb2.RestorePrimariesRequest()
+        reply = self._at_leader(
+            lambda stub, t: stub.RestorePrimaries(message, timeout=t), again=True
+        )
+        return int(reply.wanted)
+
+    def force_primary(self, partition_id: int, node_id: str) -> int:
+        """Elect a replica that may lack acknowledged writes; return the new primary epoch.
+
+        Raises:
+            UnknownNodeError, InvalidArgumentError
+            MembershipChangeError: the partition is not offline, or the node cannot lead it.
+        """
+        message = admin_pb2.ForcePrimaryRequest(partition_id=partition_id, node_id=node_id)
+        reply = self._at_leader(lambda stub, t: stub.ForcePrimary(message, timeout=t))
+        return int(reply.primary_epoch)
+
     def _stub(self, address: str) -> Any:
         if address not in self._channels:
             self._channels[address] = grpc.insecure_channel(address, rpc.CHANNEL_OPTIONS)
@@ -251,7 +301,7 @@ class Admin:
             try:
                 answer = status_from_proto(future.result())
             except grpc.RpcError as failure:
-                reasons.append(f"{address}: {_why(failure)}")
+                reasons.append(f"{address}: {why(failure)}")
                 continue
             answers.append(answer)
             if answer.leader_address and answer.leader_address not in asked:
@@ -261,7 +311,8 @@ class Admin:
             raise UnavailableError(reason=f"no coordinator answers ({'; '.join(sorted(reasons))})")
         return answers
 
-    def _at_leader(self, call: Callable[[Any, float], Reply]) -> Reply:
+    def _at_leader(self, call: Callable[[Any, float], Reply], *, again: bool = False) -> Reply:
+        """Call the leader, whoever it is by then. ``again``: the call may be made twice."""
         deadline = time.monotonic() + self._timeout_s
         reason = "no coordinator leads"
         while (left := deadline - time.monotonic()) > 0:
@@ -270,17 +321,17 @@ class Admin:
                 try:
                     return call(self._stub(status.leader_address), left)
                 except grpc.RpcError as failure:
-                    error = rpc.error_of(failure)
-                    if error is None:
-                        raise UnknownFateError(reason=_why(failure)) from failure
-                    if not isinstance(error, NotLeaderError):
+                    error = rpc.error_of(failure) or UnknownFateError(reason=why(failure))
+                    repeated = again and (error.maybe_applied or error.retriable)
+                    if not repeated and not isinstance(error, NotLeaderError):
                         raise error from failure
                     reason = str(error)
             time.sleep(RETRY_PAUSE_S)
         raise UnavailableError(reason=reason)
 
 
-def _why(failure: grpc.RpcError) -> str:
+def why(failure: grpc.RpcError) -> str:
+    """Return in words how a call failed."""
     error: KoinonError | None = rpc.error_of(failure)
     if error is not None:
         return str(error)
@@ -299,17 +350,3 @@ def count_by_primary(table: Table) -> dict[int, int]:
     for row in table.rows:
         counts[row.primary] = counts.get(row.primary, 0) + 1
     return counts
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """Return sorted numbers as ranges for people: ``0-3, 7``."""
-    parts: list[str] = []
-    start = previous = None
-    for number in [*numbers, None]:
-        if previous is not None and number == previous + 1:
-            previous = number
-            continue
-        if previous is not None:
-            parts.append(f"{start}" if start == previous else f"{start}-{previous}")
-        start = previous = number
-    return ", ".join(parts)

@@ -13,7 +13,7 @@ from koinon.engine import Engine
 from koinon.loads import Load
 from koinon.options import ClientOptions, parse_addresses
 from koinon.scans import Pages
-from koinon.types import Entry, WriteResult
+from koinon.types import Durability, Entry, WriteResult
 
 if TYPE_CHECKING:
     from koinon_proto.table import Table
@@ -71,6 +71,7 @@ class AsyncClient:
         ttl_ms: int | None = None,
         if_version: int | None = None,
         retry_unknown: bool | None = None,
+        durability: Durability = "all_in_sync",
         timeout_ms: int | None = None,
     ) -> int:
         """Write a record and return its version; see :meth:`koinon.Client.put`."""
@@ -81,6 +82,7 @@ class AsyncClient:
             ttl_ms=ttl_ms,
             if_version=if_version,
             retry_unknown=retry_unknown,
+            durability=durability,
             timeout_ms=timeout_ms,
         )
         version: int = await self._run(single)
@@ -92,6 +94,7 @@ class AsyncClient:
         *,
         if_version: int | None = None,
         retry_unknown: bool | None = None,
+        durability: Durability = "all_in_sync",
         timeout_ms: int | None = None,
     ) -> bool:
         """Delete a record; return whether there was one. See :meth:`koinon.Client.delete`."""
@@ -100,6 +103,7 @@ class AsyncClient:
             key,
             if_version=if_version,
             retry_unknown=retry_unknown,
+            durability=durability,
             timeout_ms=timeout_ms,
         )
         found: bool = await self._run(single)
@@ -127,11 +131,18 @@ class AsyncClient:
         *,
         ttl_ms: int | None = None,
         retry_unknown: bool | None = None,
+        durability: Durability = "all_in_sync",
         timeout_ms: int | None = None,
     ) -> WriteResult:
         """Write any number of records; see :meth:`koinon.Client.put_many`."""
         engine = self._engine
-        load = Load(engine, ttl_ms=ttl_ms, timeout_ms=timeout_ms, retry_unknown=retry_unknown)
+        load = Load(
+            engine,
+            ttl_ms=ttl_ms,
+            timeout_ms=timeout_ms,
+            retry_unknown=retry_unknown,
+            durability=durability,
+        )
         return await self._load(load, engine.put_chunks(items))
 
     async def delete_many(
@@ -139,11 +150,18 @@ class AsyncClient:
         keys: Iterable[bytes],
         *,
         retry_unknown: bool | None = None,
+        durability: Durability = "all_in_sync",
         timeout_ms: int | None = None,
     ) -> WriteResult:
         """Delete any number of records; see :meth:`koinon.Client.delete_many`."""
         engine = self._engine
-        load = Load(engine, ttl_ms=None, timeout_ms=timeout_ms, retry_unknown=retry_unknown)
+        load = Load(
+            engine,
+            ttl_ms=None,
+            timeout_ms=timeout_ms,
+            retry_unknown=retry_unknown,
+            durability=durability,
+        )
         return await self._load(load, engine.delete_chunks(keys))
 
     async def _load(self, load: Load, chunks: Iterable[Chunk]) -> WriteResult:

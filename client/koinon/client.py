@@ -25,7 +25,7 @@ from koinon.engine import Engine, closed_error
 from koinon.loads import Load
 from koinon.options import ClientOptions, parse_addresses
 from koinon.scans import Pages
-from koinon.types import Entry, WriteResult
+from koinon.types import Durability, Entry, WriteResult
 from koinon_proto.errors import KoinonError
 
 if TYPE_CHECKING:
@@ -110,6 +110,7 @@ class Client:
         ttl_ms: int | None = None,
         if_version: int | None = None,
         retry_unknown: bool | None = None,
+        durability: Durability = "all_in_sync",
         timeout_ms: int | None = None,
     ) -> int:
         """Write a record and return its version.
@@ -121,6 +122,9 @@ class Client:
                 at ``connect``). The record may then be written twice, and the second may overwrite
                 what another client wrote in between; the version returned is that of the last. A
                 conditional write is never repeated: its second attempt would meet its first.
+            durability: ``"all_in_sync"``: answered once the record is durable on every in-sync
+                replica. ``"primary"``: once it is durable on the primary, which is sooner, but
+                OUTSIDE the promise that no acknowledged write is lost: a failover may lose it.
 
         Raises:
             ConditionFailedError: the record has another version; nothing was written.
@@ -135,6 +139,7 @@ class Client:
                 ttl_ms=ttl_ms,
                 if_version=if_version,
                 retry_unknown=retry_unknown,
+                durability=durability,
                 timeout_ms=timeout_ms,
             )
         )
@@ -146,6 +151,7 @@ class Client:
         *,
         if_version: int | None = None,
         retry_unknown: bool | None = None,
+        durability: Durability = "all_in_sync",
         timeout_ms: int | None = None,
     ) -> bool:
         """Delete a record; return whether there was one.
@@ -159,6 +165,7 @@ class Client:
                 key,
                 if_version=if_version,
                 retry_unknown=retry_unknown,
+                durability=durability,
                 timeout_ms=timeout_ms,
             )
         )
@@ -186,19 +193,26 @@ class Client:
         *,
         ttl_ms: int | None = None,
         retry_unknown: bool | None = None,
+        durability: Durability = "all_in_sync",
         timeout_ms: int | None = None,
     ) -> WriteResult:
         """Write any number of records; return what became of each.
 
         The input may be a generator of millions of rows: it is read as fast as the nodes take it,
         and only failed rows are remembered. Of rows with the same key the last wins. ``timeout_ms``
-        bounds each batch, not the whole.
+        bounds each batch, not the whole. ``durability`` is that of :meth:`put`.
 
         Raises:
             InvalidArgumentError, TypeError: a row is bad; the error names it. Nothing is sent if
                 the input has a length; of an iterator, rows before it may have been written.
         """
-        load = Load(self._engine, ttl_ms=ttl_ms, timeout_ms=timeout_ms, retry_unknown=retry_unknown)
+        load = Load(
+            self._engine,
+            ttl_ms=ttl_ms,
+            timeout_ms=timeout_ms,
+            retry_unknown=retry_unknown,
+            durability=durability,
+        )
         return self._load(load, self._engine.put_chunks(items))
 
     def delete_many(
@@ -206,10 +220,17 @@ class Client:
         keys: Iterable[bytes],
         *,
         retry_unknown: bool | None = None,
+        durability: Durability = "all_in_sync",
         timeout_ms: int | None = None,
     ) -> WriteResult:
         """Delete any number of records; as :meth:`put_many`. ``absent`` counts those not found."""
-        load = Load(self._engine, ttl_ms=None, timeout_ms=timeout_ms, retry_unknown=retry_unknown)
+        load = Load(
+            self._engine,
+            ttl_ms=None,
+            timeout_ms=timeout_ms,
+            retry_unknown=retry_unknown,
+            durability=durability,
+        )
         return self._load(load, self._engine.delete_chunks(keys))
 
     def scan(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from koinon.core.retry import Again, NotSentError, final_error
-from koinon.core.routing import RefreshSchedule, Router
+from koinon.core.routing import PartitionIds, RefreshSchedule, Router
 from koinon.links import Link
 from koinon_proto import convert
 from koinon_proto.errors import ClusterNotReadyError, KoinonError, UnavailableError
@@ -37,19 +37,28 @@ class Discovery:
         self._link = link
         self._loop = asyncio.get_running_loop()
         self._schedule = RefreshSchedule()
-        self._waiters: dict[object, Callable[[], None]] = {}
+        self._waiters: dict[
+            object, tuple[Callable[[], None], PartitionIds | Sequence[int], int]
+        ] = {}
         self._refreshing: asyncio.Task[None] | None = None
         self._turn = 0
 
     # --- waiting for news -----------------------------------------------------------------------
 
-    def on_news(self, resume: Callable[[], None], again: Again, revision: int) -> Cancel:
-        """Call ``resume`` when the routing is newer than ``revision``, at the latest after the
-        delay; return what cancels that.
+    def on_news(
+        self,
+        resume: Callable[[], None],
+        again: Again,
+        revision: int,
+        partition_ids: PartitionIds | Sequence[int],
+    ) -> Cancel:
+        """Call ``resume`` when one of the partitions has changed since ``revision``, at the latest
+        after the delay; return what cancels that.
         """
         if again.refresh:
-            self._refresh_soon()
-        if not again.delay_s or self._router.revision > revision:
+            self.refresh_soon()
+        routing = self._router.routing
+        if not again.delay_s or (routing and routing.changed_since(partition_ids, revision)):
             return self._loop.call_soon(resume).cancel
         token = object()
 
@@ -62,22 +71,27 @@ class Discovery:
             resume()
 
         timer = self._loop.call_later(again.delay_s, wake)
-        self._waiters[token] = wake
+        self._waiters[token] = wake, partition_ids, revision
         return cancel
 
     def close(self) -> None:
         """End the refresh; everyone who waits goes on, to find the client closed."""
         if self._refreshing is not None:
             self._refreshing.cancel()
-        self._wake_all()
-
-    def _wake_all(self) -> None:
-        for wake in list(self._waiters.values()):
+        for wake, _, _ in list(self._waiters.values()):
             wake()
+
+    def wake(self) -> None:
+        """The routing has changed: those whose partitions did go on."""
+        routing = self._router.routing
+        for wake, partition_ids, revision in list(self._waiters.values()):
+            if routing is not None and routing.changed_since(partition_ids, revision):
+                wake()
 
     # --- the refresh ----------------------------------------------------------------------------
 
-    def _refresh_soon(self) -> None:
+    def refresh_soon(self) -> None:
+        """Ask for the table unless that is under way; those who wait for news hear of it."""
         if self._refreshing is None:
             self._refreshing = self._loop.create_task(self._refresh_when_due())
 
@@ -92,7 +106,7 @@ class Discovery:
             self._refreshing = None
             self._schedule.on_end(news, self._loop.time())
         if news:
-            self._wake_all()
+            self.wake()
 
     async def first_table(self, timeout_ms: int) -> None:
         """Fetch the first table.

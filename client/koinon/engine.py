@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from koinon.core import limits
-from koinon.core.batching import Kind, Lane, Single, settle_singles
+from koinon.core.batching import Kind, Lane, Parked, Single, settle_singles
 from koinon.core.loading import Chunk, delete_chunks, put_chunks
 from koinon.core.operations import (
     Call,
@@ -25,10 +25,11 @@ from koinon.core.operations import (
     attempt_timeout_s,
 )
 from koinon.core.retry import Again, NotSentError, RetryPolicy
-from koinon.core.routing import Router, Routing
+from koinon.core.routing import PartitionIds, Router, Routing
 from koinon.discovery import Discovery
 from koinon.links import Link
 from koinon.options import ClientOptions
+from koinon.types import Durability
 from koinon_proto.errors import (
     KoinonError,
     ReplyTooLargeError,
@@ -40,6 +41,11 @@ from koinon_proto.table import MAX_BATCH_ROWS
 from koinon_proto.v1 import kv_pb2
 
 _LANE_ROWS = 1_000
+_SLOW_S = 0.5
+_DURABILITIES: dict[Durability, Any] = {
+    "all_in_sync": kv_pb2.DURABILITY_ALL_IN_SYNC,
+    "primary": kv_pb2.DURABILITY_PRIMARY,
+}
 
 
 class Engine:
@@ -54,7 +60,7 @@ class Engine:
         self._loop = asyncio.get_running_loop()
         self.now = self._loop.time
         self._links: dict[str, Link] = {}
-        self._lanes: dict[tuple[str, bool], Lane] = {}
+        self._lanes: dict[tuple[str, bool, Durability], Lane] = {}
         self._live: set[Single] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self.discovery = Discovery(seeds, self.router, self.link)
@@ -118,6 +124,7 @@ class Engine:
         ttl_ms: int | None = None,
         if_version: int | None = None,
         retry_unknown: bool | None = None,
+        durability: Durability = "all_in_sync",
     ) -> Single:
         """Check the arguments and return the operation, ready for ``submit``. From any thread."""
         routing = self.routing()
@@ -126,6 +133,7 @@ class Engine:
             limits.check_value(value, routing.table.cluster.max_value_bytes)
             limits.check_ttl(ttl_ms)
         limits.check_version(if_version)
+        limits.check_durability(durability)
         if timeout_ms is None:
             timeout_ms = self.options.timeout_ms
         else:
@@ -140,6 +148,7 @@ class Engine:
             ttl_ms=ttl_ms,
             if_version=if_version,
             retry_unknown=self.options.retry_unknown if retry_unknown is None else retry_unknown,
+            durability=durability,
         )
 
     def submit(self, single: Single, waiter: Callable[[Single], None]) -> None:
@@ -179,11 +188,12 @@ class Engine:
             error = routing.offline(single.partition_id)
             self._settle([single], error, routing.revision)
             return
-        lane = self._lanes.get((address, single.write))
+        lane = self._lanes.get((address, single.write, single.durability))
         if lane is None:
-            lane = self._lanes[address, single.write] = Lane(
+            lane = self._lanes[address, single.write, single.durability] = Lane(
                 address,
                 write=single.write,
+                durability=single.durability,
                 rows_max=_LANE_ROWS,
                 bytes_max=self.options.batch_bytes,
             )
@@ -222,6 +232,8 @@ class Engine:
         left_s = max([single.deadline for single in batch]) - self.now()
         timeout_s = attempt_timeout_s(left_s, write=lane.write)
         outcome: ReadReply | WriteReply | KoinonError
+        if lane.watch is None:
+            self._watch(lane)
         try:
             if lane.write:
                 outcome = await link.write(_single_writes(batch, routing), timeout_s)
@@ -231,8 +243,26 @@ class Engine:
                 lane.on_reply_size(len(batch), too_large)
         finally:
             lane.in_flight -= 1
+            self._watch(lane)
         self._settle(batch, outcome, routing.revision)
         self._flush_soon(lane)
+
+    def _watch(self, lane: Lane) -> None:
+        if lane.watch is not None:
+            lane.watch.cancel()
+        waits = lane.in_flight and not self.closed
+        lane.watch = self._loop.call_later(_SLOW_S, self._suspect, lane) if waits else None
+
+    def _suspect(self, lane: Lane) -> None:
+        """Its node has not answered for long, and may hang: ask who serves its partitions now, and
+        let what is still queued go there.
+        """
+        if self.closed:
+            return
+        self.discovery.refresh_soon()
+        self._watch(lane)
+        for single in lane.drain():
+            self._enqueue(single)
 
     def _settle(
         self,
@@ -248,17 +278,32 @@ class Engine:
             policy=self.policy,
             random=self.random,
         )
+        self._wake_on_news(revision)
         if parked is not None:
             self.discovery.on_news(
-                lambda: self._resume(parked.singles), parked.again, parked.revision
+                lambda: self._resume(parked),
+                parked.again,
+                parked.revision,
+                [single.partition_id for single in parked.singles],
             )
 
-    def _resume(self, singles: Sequence[Single]) -> None:
-        """Send operations on their way again."""
-        if not self.closed:
-            for single in singles:
-                if not single.done:
-                    self._enqueue(single)
+    def _resume(self, parked: Parked) -> None:
+        """Send operations on their way again; where the partition has changed, back-off begins
+        anew.
+        """
+        if self.closed:
+            return
+        routing = self.routing()
+        for single in parked.singles:
+            if not single.done:
+                if routing.changed_since([single.partition_id], parked.revision):
+                    single.attempt = 0
+                self._enqueue(single)
+
+    def _wake_on_news(self, revision: int) -> None:
+        """What a refusal taught one operation concerns the others that wait as well."""
+        if self.router.revision > revision:
+            self.discovery.wake()
 
     # --- operations over many rows --------------------------------------------------------------
 
@@ -277,12 +322,17 @@ class Engine:
                 return
             outcome = await self._attempt(operation, calls[0], deadline)
             leftover = operation.settle(calls[0], outcome, self.router)
+            self._wake_on_news(calls[0].revision)
             if leftover is None:
                 return
-            if not await self.wait_for_news(leftover.again, leftover.revision, deadline):
+            again, revision = leftover.again, leftover.revision
+            partition_ids = operation.partition_ids[leftover.rows]
+            if not await self.wait_for_news(again, revision, deadline, partition_ids):
                 operation.fail(leftover.rows, leftover.error, timed_out_ms=timeout_ms)
                 return
-            calls = operation.route(self.routing(), leftover.rows, leftover.attempt)
+            changed = self.routing().changed_since(partition_ids, revision)
+            attempt = 0 if changed else leftover.attempt
+            calls = operation.route(self.routing(), leftover.rows, attempt)
 
     async def _attempt(self, operation: RowsOperation[Any], call: Call, deadline: float) -> Any:
         """Send one call; return the reply or the error."""
@@ -313,12 +363,18 @@ class Engine:
         )
         return await link.read(request, timeout_s)
 
-    async def wait_for_news(self, again: Again, revision: int, deadline: float) -> bool:
-        """Wait for a routing newer than ``revision``, at the latest for the delay; return False if
-        the deadline passed.
+    async def wait_for_news(
+        self,
+        again: Again,
+        revision: int,
+        deadline: float,
+        partition_ids: PartitionIds | Sequence[int],
+    ) -> bool:
+        """Wait until one of the partitions has changed since ``revision``, at the latest for the
+        delay; return False if the deadline passed.
         """
         event = asyncio.Event()
-        cancel = self.discovery.on_news(event.set, again, revision)
+        cancel = self.discovery.on_news(event.set, again, revision, partition_ids)
         try:
             async with asyncio.timeout_at(deadline):
                 await event.wait()
@@ -425,6 +481,7 @@ def _single_writes(batch: Sequence[Single], routing: Routing) -> kv_pb2.BatchWri
             if single.if_version is not None
         ],
         want_versions=True,
+        durability=_DURABILITIES[batch[0].durability],
     )
 
 
@@ -438,6 +495,7 @@ def _write_request(operation: WriteRows, call: Call, cluster_id: str) -> kv_pb2.
         partition_ids=call.partition_ids.tolist(),
         deletes=range(rows) if operation.deletes else (),
         ttl_ms=() if operation.ttl_ms is None else (operation.ttl_ms,),
+        durability=_DURABILITIES[operation.durability],
     )
 
 

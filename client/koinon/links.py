@@ -26,12 +26,16 @@ CONNECT_S_MAX = 1.0
 """A connection that takes longer counts as failed: meanwhile another node may have taken over."""
 
 
+_OPTIONS = tuple({**dict(rpc.CHANNEL_OPTIONS), "grpc.max_reconnect_backoff_ms": 200}.items())
+"""A node that comes back is served from again soon."""
+
+
 class Link:
     """The channel to one address. Belongs to one event loop."""
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._channel = grpc.aio.insecure_channel(address, options=rpc.CHANNEL_OPTIONS)
+        self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
         kv = cast(Any, kv_pb2_grpc.KeyValueStub)(self._channel)
         self._batch_get, self._batch_write, self._scan = kv.BatchGet, kv.BatchWrite, kv.Scan
         self._get_table = cast(Any, table_pb2_grpc.TableServiceStub)(self._channel).GetTable

@@ -10,7 +10,7 @@ from koinon.core import limits
 from koinon.core.loading import Chunk, LoadProgress
 from koinon.core.operations import WriteRows
 from koinon.engine import Engine
-from koinon.types import WriteResult
+from koinon.types import Durability, WriteResult
 from koinon_proto.errors import KoinonError, UnavailableError, UnknownFateError
 
 
@@ -28,8 +28,10 @@ class Load:
         ttl_ms: int | None,
         timeout_ms: int | None,
         retry_unknown: bool | None,
+        durability: Durability,
     ) -> None:
         limits.check_ttl(ttl_ms)
+        limits.check_durability(durability)
         self.progress = LoadProgress(in_flight_max=engine.options.batches_in_flight)
         self._engine = engine
         self._ttl_ms = ttl_ms
@@ -37,6 +39,7 @@ class Load:
         self._retry_unknown = (
             engine.options.retry_unknown if retry_unknown is None else retry_unknown
         )
+        self._durability = durability
         self._ended_one = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._input_left = False
@@ -106,6 +109,7 @@ class Load:
                 engine.routing().partitioner.partitions_of(chunk.keys),
                 ttl_ms=self._ttl_ms,
                 retry_unknown=self._retry_unknown,
+                durability=self._durability,
                 policy=engine.policy,
                 random=engine.random,
             )

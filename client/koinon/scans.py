@@ -85,7 +85,7 @@ class Pages:
             if again is None:  # the deadline is that of a step forward
                 deadline = engine.now() + self._timeout_ms / 1000
                 continue
-            if not await engine.wait_for_news(again, call.revision, deadline):
+            if not await engine.wait_for_news(again, call.revision, deadline, call.partition_ids):
                 raise final_error(
                     self._progress.last_error or NotSentError(reason="the deadline passed"),
                     write=False,

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from koinon_proto.errors import KoinonError, UnknownFateError
+
+Durability = Literal["all_in_sync", "primary"]
+"""When a write is acknowledged: once it is durable on every in-sync replica of its partition, or
+once it is on the primary. The second is outside the promise that no acknowledged write is lost.
+"""
 
 
 class Entry(NamedTuple):
@@ -36,7 +41,7 @@ class WriteResult:
     rows: int = 0
     """Rows that were sent or refused here; all of the input if ``complete``."""
     applied: int = 0
-    """Rows whose write is durable (or was superseded by a later row with the same key)."""
+    """Rows that were acknowledged (or superseded by a later row with the same key)."""
     absent: int = 0
     """Of the applied rows of ``delete_many``: how many found no record."""
     refused: list[RowFailure] = field(default_factory=list)

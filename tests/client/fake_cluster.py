@@ -87,7 +87,9 @@ class Gate:
         self._thread.loop.call_soon_threadsafe(self._open.set)
 
 
-class FakeNode(kv_pb2_grpc.KeyValueServicer, admin_pb2_grpc.AdminServicer):
+class FakeNode(
+    kv_pb2_grpc.KeyValueServicer, admin_pb2_grpc.AdminServicer, table_pb2_grpc.TableServiceServicer
+):
     """One node's servicer: ``calls`` counts them by method, ``rows`` the rows they carried."""
 
     def __init__(self, cluster: FakeCluster, number: int) -> None:
@@ -159,6 +161,8 @@ class FakeNode(kv_pb2_grpc.KeyValueServicer, admin_pb2_grpc.AdminServicer):
         self, request: kv_pb2.BatchWriteRequest, context: Any
     ) -> Any:
         await self._enter("BatchWrite", request, len(request.keys), context)
+        told = self.cluster.durabilities
+        told[request.durability] = told.get(request.durability, 0) + len(request.keys)
         refused = self._refusals(request.partition_ids)
         reply = kv_pb2.BatchWriteResponse(refusals=_to_proto(refused))
         deletes = set(request.deletes)
@@ -241,6 +245,8 @@ class FakeCluster:
         self.partitioner: Partitioner = partitioner("murmur2", partitions)
         self.store: dict[bytes, tuple[bytes, int, int]] = {}
         self.applied: list[tuple[bytes, bytes]] = []
+        self.durabilities: dict[int, int] = {}
+        """Rows by the durability of their batch."""
         self.exhausted_replies: set[str] = set()
         """Methods whose replies gRPC itself finds too large: it answers so, without a type."""
         self._versions = first_sequence(1)

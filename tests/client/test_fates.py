@@ -184,6 +184,8 @@ def test_never_sent_at_the_deadline_is_unavailable_and_names_the_node(
 ) -> None:
     key = keys_of(cluster, cluster.nodes[0])[0]
     cluster.kill(cluster.nodes[0])
+    with pytest.raises(koinon.UnavailableError):  # a write could still meet the old connection
+        client.get(key, timeout_ms=300)
     calls: list[Callable[[], Any]] = [
         lambda: client.put(key, b"v", timeout_ms=300),
         lambda: client.put(key, b"v", if_version=0, timeout_ms=300),

@@ -27,6 +27,7 @@ LEASE = errors.LeaseExpiredError(node_id="n1")
 BEHIND = errors.TableBehindError(table_version=1, required_version=2)
 BUSY = errors.ResourceExhaustedError(resource="writer queue", limit=9)
 NOT_READY = errors.ClusterNotReadyError(registered_nodes=1, bootstrap_nodes=3)
+TOO_FEW = errors.NotEnoughReplicasError(partition_id=1, in_sync=1, min_in_sync=2)
 NOT_SENT = NotSentError(reason="no connection")
 CONDITION = errors.ConditionFailedError(expected_version=1, current_version=2)
 
@@ -69,6 +70,20 @@ def test_backoff_any_attempt_is_bounded_and_jittered(attempt: int, seed: int) ->
     delay = policy.backoff_s(attempt, Random(seed))
     ceiling = min(0.5, 0.02 * 2 ** min(attempt, 16))
     assert ceiling / 2 <= delay <= ceiling
+
+
+@pytest.mark.parametrize("error", [not_primary(1), OFFLINE, LEASE, BEHIND, NOT_SENT])
+def test_decide_partition_that_changes_hands_is_asked_for_often(error: KoinonError) -> None:
+    again = decided(error, attempt=20)
+    assert again is not None
+    assert 0.05 <= again.delay_s <= 0.1
+
+
+@pytest.mark.parametrize("error", [BUSY, TOO_FEW])
+def test_decide_lack_that_may_last_is_asked_for_rarely(error: KoinonError) -> None:
+    again = decided(error, attempt=20)
+    assert again is not None
+    assert again.delay_s >= 0.25
 
 
 @pytest.mark.parametrize("last", [UNKNOWN, FULL, OFFLINE, NOT_SENT])

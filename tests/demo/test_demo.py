@@ -15,7 +15,7 @@ def test_demo_with_few_rows_shows_every_act_and_ends_well() -> None:
         timeout=180,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "5,000 rows, 16 checks, all of them hold" in ended.stdout
+    assert "5,000 rows, 25 checks, all of them hold" in ended.stdout
     assert "kill -9" in ended.stdout
     assert "\x1b" not in ended.stdout
     assert "Traceback" not in ended.stderr

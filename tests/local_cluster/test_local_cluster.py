@@ -100,6 +100,36 @@ def test_impossible_counts_are_refused(
         make_cluster(**counts)
 
 
+def test_replication_factor_above_the_nodes_is_refused(make_cluster: ClusterFactory) -> None:
+    with pytest.raises(LocalClusterError, match="3 copies"):
+        make_cluster(**SMALL, replication_factor=3)
+
+
+def test_replication_factor_of_a_cluster_that_exists_is_not_changed_here(
+    make_cluster: ClusterFactory, tmp_path: Path
+) -> None:
+    with make_cluster(tmp_path, **SMALL, replication_factor=1) as cluster:
+        table = cluster.status().table
+        assert table is not None
+        assert table.cluster.replication_factor == 1
+    make_cluster(tmp_path, replication_factor=1).close()
+    with pytest.raises(LocalClusterError, match="set-replication-factor 2"):
+        make_cluster(tmp_path, replication_factor=2)
+
+
+def test_racks_and_weights_reach_the_table(make_cluster: ClusterFactory) -> None:
+    with make_cluster(nodes=2, coordinators=1, racks=["a", "b"]) as cluster:
+        cluster.add_node(rack="c", weight=50)
+        table = cluster.wait_ready().table
+    assert table is not None
+    assert {str(n.node_id): n.rack for n in table.nodes.values()} == {
+        "n1": "a",
+        "n2": "b",
+        "n3": "c",
+    }
+    assert [n.weight for n in table.nodes.values()] == [100, 100, 50]
+
+
 def test_damaged_cluster_file_is_refused_by_name(
     make_cluster: ClusterFactory, tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""admin: status, nodes, partitions, coordinators."""
+"""admin: status, nodes, partitions, coordinators; and the list of all that an operator can do."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ from collections import Counter
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
-from koinon.admin import ClusterStatus, count_by_primary, problems
-from koinon.cli import output
+from koinon.admin import ClusterStatus, count_by_primary
+from koinon.cli import operate, output, plans, verify
 from koinon.cli.session import NOT_FOUND, Session, command, default_command
+from koinon.health import is_short, notes, problems, replicas_by_node
 from koinon_proto.table import NodeInfo, NodeStatus, PartitionRow, PartitionStatus, Table
 
-app = typer.Typer(help="Look at the cluster, and change its coordinators.", no_args_is_help=True)
+app = typer.Typer(
+    help="Look at the cluster; change its coordinators, its nodes, and where replicas are.",
+    no_args_is_help=True,
+)
 coordinators_app = typer.Typer()
+REPLICAS_PANEL = "Nodes and replicas"
 
 NODE_COLORS = {
     NodeStatus.ACTIVE: "green",
@@ -21,7 +27,7 @@ NODE_COLORS = {
     NodeStatus.DRAINING: "yellow",
     NodeStatus.LEFT: "dim",
 }
-NODE_WORDS = {NodeStatus.FENCED: "down"}
+NODE_WORDS = {NodeStatus.FENCED: "down", NodeStatus.ACTIVE: "active"}
 NODE_COLUMNS_EXPENDABLE = ("HEARD", "RACK", "READS/S", "WRITES/S", "USED", "ADDRESS")
 """What a narrow terminal does without, in this order."""
 PARTITION_COLORS = {
@@ -40,7 +46,9 @@ def print_status(status: ClusterStatus) -> None:
         printer.print(f"[bold green]All is well.[/] {_headline(status)}")
     for index, problem in enumerate(found):
         lead = "[bold red]Attention:[/] " if index == 0 else "           "
-        printer.print(f"{lead}{problem}")
+        printer.print(f"{lead}{escape(problem)}")
+    for note in notes(status):
+        printer.print(f"[dim]Note:[/] {escape(note)}")
     printer.print()
     _print_facts(status)
     printer.print()
@@ -100,14 +108,15 @@ def coordinators_table(status: ClusterStatus) -> Any:
 def nodes_table(status: ClusterStatus, table: Table) -> Any:
     """The nodes, with what they hold and do."""
     racks = any(node.rack for node in table.nodes.values())
-    columns = ["NODE", "ADDRESS", *["RACK"] * racks, "STATE", ">PRIMARIES", ">RECORDS", ">USED"]
-    shown = output.table(*columns, ">READS/S", ">WRITES/S", ">HEARD")
-    primaries = count_by_primary(table)
+    columns = ["NODE", "ADDRESS", *["RACK"] * racks, "STATE", ">PRIMARIES", ">REPLICAS"]
+    shown = output.table(*columns, ">RECORDS", ">USED", ">READS/S", ">WRITES/S", ">HEARD")
+    primaries, replicas = count_by_primary(table), replicas_by_node(table)
     for node in _by_name(table):
         word = NODE_WORDS.get(node.status, node.status.name.lower())
         state = f"[{NODE_COLORS[node.status]}]{word}[/]"
         count = f"{primaries[node.number]:,}"
         cells = [node.node_id, node.address, *[node.rack] * racks, state, count]
+        cells.append(f"{replicas[node.number]:,}")
         session = status.session_of(node.number)
         if session is not None and session.live:
             cells += [
@@ -135,15 +144,19 @@ def status_json(status: ClusterStatus) -> dict[str, Any]:
     return {
         "ok": not problems(status),
         "problems": problems(status),
+        "notes": notes(status),
         "cluster_id": table.cluster.cluster_id if table else None,
         "table_version": table.table_version if table else 0,
         "partitioner": table.cluster.partitioner if table else None,
         "partition_count": table.cluster.partition_count if table else 0,
         "replication_factor": table.cluster.replication_factor if table else 0,
+        "min_in_sync": table.cluster.min_in_sync if table else 0,
         "partitions": {
             "online": counts[PartitionStatus.ONLINE],
             "assigned": counts[PartitionStatus.ASSIGNED],
             "offline": counts[PartitionStatus.OFFLINE],
+            "under_replicated": sum(map(is_short, table.rows)) if table else 0,
+            "moving": sum(bool(r.adding or r.removing) for r in table.rows) if table else 0,
         },
         "answered_by": status.member_id,
         "leader_id": status.leader_id or None,
@@ -174,7 +187,7 @@ def nodes_json(status: ClusterStatus) -> list[dict[str, Any]]:
     table = status.table
     if table is None:
         return []
-    primaries = count_by_primary(table)
+    primaries, replicas = count_by_primary(table), replicas_by_node(table)
     return [
         {
             "id": node.node_id,
@@ -184,6 +197,8 @@ def nodes_json(status: ClusterStatus) -> list[dict[str, Any]]:
             "status": node.status.name.lower(),
             "node_epoch": node.node_epoch,
             "primaries": primaries[node.number],
+            "replicas": replicas[node.number],
+            "weight": node.weight,
             "stats": _stats_json(status, node),
         }
         for node in _by_name(table)
@@ -214,6 +229,9 @@ def _partition_json(row: PartitionRow, table: Table) -> dict[str, Any]:
         "partition_epoch": row.partition_epoch,
         "replicas": [_name(number, table) for number in row.replicas],
         "in_sync": [_name(number, table) for number in row.in_sync],
+        "adding": [_name(number, table) for number in row.adding],
+        "removing": [_name(number, table) for number in row.removing],
+        "wanted_primary": _name(row.wanted_primary, table),
     }
 
 
@@ -258,6 +276,9 @@ def partitions(
         typer.Option(help="Only those with a replica on this node.", show_default=False),
     ] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Only those not served now.")] = False,
+    short: Annotated[
+        bool, typer.Option("--under-replicated", help="Only those that lack a copy in sync.")
+    ] = False,
 ) -> int | None:
     """The partitions: who leads each, where its replicas are; --json: one object per line."""
     table = _status(session).table
@@ -277,6 +298,8 @@ def partitions(
         rows = [row for row in rows if numbers[node] in row.replicas]  # type: ignore[index]
     if offline:
         rows = [row for row in rows if row.status is not PartitionStatus.ONLINE]
+    if short:
+        rows = [row for row in rows if is_short(row)]
     if session.json:
         for row in rows:
             output.print_json(_partition_json(row, table))
@@ -286,7 +309,8 @@ def partitions(
 
 
 def _print_partitions(rows: list[PartitionRow], table: Table) -> None:
-    shown = output.table(">PARTITION", "STATE", "PRIMARY", ">EPOCH", "REPLICAS", "IN SYNC", "")
+    columns = (">PARTITION", "STATE", "PRIMARY", ">EPOCH", "REPLICAS", "IN SYNC", "MOVE", "")
+    shown = output.table(*columns)
     for row in rows:
         word = PARTITION_WORDS.get(row.status, row.status.name.lower())
         shown.add_row(
@@ -296,19 +320,27 @@ def _print_partitions(rows: list[PartitionRow], table: Table) -> None:
             str(row.primary_epoch),
             " ".join(_name(n, table) or "?" for n in row.replicas),
             " ".join(_name(n, table) or "?" for n in row.in_sync),
+            _changes(row, table),
             row.offline_reason.name.lower().replace("_", " ") if row.offline_reason else "",
         )
     printer = output.console()
     if not rows:
         printer.print("[dim]none[/]")
         return
-    output.show(shown, expendable=("EPOCH", "", "IN SYNC"))
+    output.show(shown, expendable=("EPOCH", "", "MOVE", "IN SYNC"))
     counts = Counter(row.status for row in rows)
     words = [
         f"{number:,} {PARTITION_WORDS.get(status, status.name.lower())}"
         for status, number in counts.items()
     ]
     printer.print(f"[dim]{output.count(len(rows), 'partition')}: {', '.join(words)}[/]")
+
+
+def _changes(row: PartitionRow, table: Table) -> str:
+    """What is being added (+) to a partition's replicas, and removed (-)."""
+    added = [f"+{_name(number, table)}" for number in row.adding]
+    removed = [f"-{_name(number, table)}" for number in row.removing]
+    return " ".join(added + removed)
 
 
 def list_coordinators(session: Session) -> None:
@@ -369,6 +401,32 @@ command(
     "partitions",
     examples=["koinon admin partitions --offline", "koinon admin partitions --node n2"],
 )(partitions)
+for _name_of, _function, _examples in (
+    ("rebalance", plans.rebalance, ["rebalance --dry-run", "rebalance --wait"]),
+    ("drain", plans.drain, ["drain n2 --wait", "drain n2 --undo"]),
+    ("remove", operate.remove, ["remove n2"]),
+    ("replace", plans.replace, ["replace n2 n5 --wait"]),
+    (
+        "set-replication-factor",
+        plans.set_replication_factor,
+        ["set-replication-factor 3 --dry-run"],
+    ),
+    ("moves", operate.moves, ["moves --watch"]),
+    ("pause", operate.pause, []),
+    ("resume", operate.resume, []),
+    ("cancel", operate.cancel, ["cancel", "cancel 3 16-31"]),
+    ("throttle", operate.throttle, ["throttle 50MB", "throttle off"]),
+    ("moves-per-node", operate.moves_per_node, ["moves-per-node 8"]),
+    ("primaries", operate.primaries, []),
+    ("verify", verify.verify_copies, ["verify", "verify --partition 0-15"]),
+    ("force-primary", operate.force_primary, ["force-primary 17 n2"]),
+):
+    command(
+        app,
+        _name_of,
+        examples=[f"koinon admin {example}" for example in _examples],
+        panel=REPLICAS_PANEL,
+    )(_function)
 default_command(coordinators_app, list_coordinators)
 command(
     coordinators_app,

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from koinon.cli import admin, bench, data, load, local, session
-from koinon.local.cluster import missing_for_servers
+from koinon.local.servers import missing_for_servers
 
 PASSED_THROUGH = {"coordinator": "koinon_coordinator", "node": "koinon_node"}
 

@@ -20,6 +20,7 @@ from koinon.cli.session import INTERRUPTED, NOT_FOUND, Session, command, default
 from koinon.local.cluster import LocalCluster, running_cluster, stop_owner
 from koinon.local.files import LocalClusterError
 from koinon.local.processes import ProcessState, state_of
+from koinon_proto.table import NodeStatus
 
 PANEL = "Local cluster"
 FIRST_COORDINATOR_PORT = 7400
@@ -27,6 +28,7 @@ FIRST_NODE_PORT = 7500
 READY_TIMEOUT_S = 60.0
 OWNER_STOP_TIMEOUT_S = 20.0
 WATCH_S = 0.5
+FEW_NODES = 3
 
 DataDir = Annotated[
     Path | None,
@@ -54,6 +56,14 @@ def up(
             show_default=False,
         ),
     ] = None,
+    replication_factor: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Copies of each partition of a new cluster (default 3, or as many as nodes).",
+            show_default=False,
+        ),
+    ] = None,
     data: DataDir = None,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Let it run on; 'koinon down' stops it.")
@@ -69,6 +79,7 @@ def up(
         directory,
         nodes=nodes,
         coordinators=coordinators,
+        replication_factor=replication_factor,
         detached=detach,
         coordinator_port=FIRST_COORDINATOR_PORT,
         node_port=FIRST_NODE_PORT,
@@ -122,6 +133,7 @@ def _start(cluster: LocalCluster, *, quiet: bool) -> ClusterStatus:
 
 def _welcome(cluster: LocalCluster, status: ClusterStatus, *, detach: bool) -> None:
     print_status(status)
+    _warn_of_few_nodes(status)
     printer = output.console()
     printer.print()
     hints = output.table("", "")
@@ -136,6 +148,24 @@ def _welcome(cluster: LocalCluster, status: ClusterStatus, *, detach: bool) -> N
     hints.add_row("[dim]python[/]", f'koinon.connect("{cluster.coordinators}")')
     hints.add_row("[dim]stop[/]", f"koinon down{suffix}" if detach else "Ctrl-C")
     output.show(hints)
+
+
+def _warn_of_few_nodes(status: ClusterStatus) -> None:
+    table = status.table
+    assert table is not None, "the cluster is ready"
+    nodes = sum(node.status is not NodeStatus.LEFT for node in table.nodes.values())
+    copies = table.cluster.replication_factor
+    if nodes >= FEW_NODES:
+        return
+    each = output.count(copies, "copy").replace("copys", "copies")
+    lost = "a node that is down takes its partitions along until it returns"
+    if copies > 1:
+        lost = "while one is down, a second failure may lose what was written meanwhile"
+    output.console(stderr=True).print(
+        f"[yellow]Few nodes:[/] {output.count(nodes, 'node')}, {each} of each partition: {lost}. "
+        "Three nodes keep three copies, and survive any one failure.",
+        soft_wrap=True,
+    )
 
 
 def _up_json(cluster: LocalCluster, status: ClusterStatus) -> dict[str, Any]:

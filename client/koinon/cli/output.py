@@ -26,6 +26,11 @@ def console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, highlight=False, width=width, soft_wrap=not stream.isatty())
 
 
+def somebody_is_there() -> bool:
+    """Whether a question would reach a person."""
+    return sys.stdin.isatty()
+
+
 def problem(message: str) -> None:
     """One line on standard error (further lines hold advice)."""
     head, _, rest = message.partition("\n")

@@ -76,11 +76,11 @@ class Session:
 
         return koinon.connect(self.coordinators, timeout_ms=self.timeout_ms)
 
-    def admin(self) -> Admin:
+    def admin(self, default_timeout_ms: int = DEFAULT_TIMEOUT_MS) -> Admin:
         """Connect to the coordinators for an operator's calls."""
         from koinon.admin import Admin
 
-        return Admin(self.coordinators, timeout_ms=self.timeout_ms)
+        return Admin(self.coordinators, timeout_ms=self.timeout_or(default_timeout_ms))
 
 
 def duration_ms(text: str) -> int:

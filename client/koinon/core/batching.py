@@ -24,7 +24,7 @@ from koinon.core.retry import (
     final_error,
 )
 from koinon.core.routing import Router
-from koinon.types import Entry
+from koinon.types import Durability, Entry
 from koinon_proto.errors import KoinonError, ReplyTooLargeError, UnknownFateError
 
 
@@ -46,6 +46,7 @@ class Single:
         "attempt",
         "deadline",
         "done",
+        "durability",
         "error",
         "idempotent",
         "if_version",
@@ -77,12 +78,14 @@ class Single:
         ttl_ms: int | None = None,
         if_version: int | None = None,
         retry_unknown: bool = False,
+        durability: Durability = "all_in_sync",
     ) -> None:
         self.kind = kind
         self.key = key
         self.value = value
         self.ttl_ms = ttl_ms
         self.if_version = if_version
+        self.durability = durability
         self.partition_id = partition_id
         self.deadline = deadline
         self.timeout_ms = timeout_ms
@@ -135,17 +138,38 @@ class Single:
 
 
 class Lane:
-    """The single reads or the single writes for one node."""
+    """The single reads for one node, or its single writes of one durability: a batch has one."""
 
-    __slots__ = ("_options", "_queue", "address", "flush_due", "in_flight", "rows_max", "write")
+    __slots__ = (
+        "_options",
+        "_queue",
+        "address",
+        "durability",
+        "flush_due",
+        "in_flight",
+        "rows_max",
+        "watch",
+        "write",
+    )
 
-    def __init__(self, address: str, *, write: bool, rows_max: int, bytes_max: int) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        write: bool,
+        rows_max: int,
+        bytes_max: int,
+        durability: Durability = "all_in_sync",
+    ) -> None:
         self.address = address
         self.write = write
+        self.durability = durability
         self.in_flight = 0
         self.rows_max = rows_max
         self.flush_due = False
         """The driver has scheduled a flush."""
+        self.watch: Any = None
+        """The driver's timer while batches are in flight."""
         self._queue: deque[Single] = deque()
         self._options = (rows_max, bytes_max)
 

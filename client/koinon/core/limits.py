@@ -11,6 +11,8 @@ from typing import NoReturn
 from koinon_proto.errors import InvalidArgumentError
 from koinon_proto.table import MAX_KEY_BYTES, MAX_TTL_MS
 
+DURABILITIES = ("all_in_sync", "primary")
+
 _ONLY_BYTES = frozenset((bytes,))
 
 
@@ -81,6 +83,17 @@ def check_version(if_version: object) -> None:
     if if_version < 0:
         raise InvalidArgumentError(field="if_version", reason=f"cannot be {if_version}")
     _check_most("if_version", if_version, (1 << 64) - 1)
+
+
+def check_durability(durability: object) -> None:
+    """Raise unless ``durability`` is the name of one."""
+    if not isinstance(durability, str):
+        raise TypeError(f"durability must be a str, not {type(durability).__name__}")
+    if durability not in DURABILITIES:
+        names = " or ".join(repr(name) for name in DURABILITIES)
+        raise InvalidArgumentError(
+            field="durability", reason=f"must be {names}, not {durability!r}"
+        )
 
 
 def _check_most(name: str, number: object, limit: int) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from koinon.core.retry import AT_ONCE, Again, RetryPolicy, decide, final_error
 from koinon.core.routing import PartitionIds, Router, Routing, Rows
-from koinon.types import Entry
+from koinon.types import Durability, Entry
 from koinon_proto.errors import KoinonError, ReplyTooLargeError, UnknownFateError
 
 Failed = list[tuple[Rows, KoinonError]]
@@ -256,6 +256,7 @@ class WriteRows(RowsOperation[WriteReply]):
         *,
         ttl_ms: int | None = None,
         retry_unknown: bool = False,
+        durability: Durability = "all_in_sync",
         policy: RetryPolicy,
         random: Random,
     ) -> None:
@@ -263,6 +264,7 @@ class WriteRows(RowsOperation[WriteReply]):
         self.values = values
         self.ttl_ms = ttl_ms
         self.idempotent = retry_unknown
+        self.durability = durability
         self.absent = 0
         self.failures: dict[int, KoinonError] = {}
         self._maybe_applied: set[int] = set()

@@ -19,7 +19,11 @@ from koinon_proto.errors import (
     ClusterNotReadyError,
     InternalError,
     KoinonError,
+    LeaseExpiredError,
+    NotPrimaryError,
+    PartitionOfflineError,
     ResourceExhaustedError,
+    TableBehindError,
     UnavailableError,
     UnknownFateError,
     WrongClusterError,
@@ -44,14 +48,27 @@ AT_ONCE = Again(delay_s=0.0, refresh=False)
 
 @dataclass(frozen=True, kw_only=True)
 class RetryPolicy:
-    """Backoff doubles from ``first_s`` to ``max_s``, each delay jittered down to its half."""
+    """Backoff doubles from ``first_s`` to ``max_s``, each delay jittered down to its half. Where
+    the partition is about to be served, here or elsewhere, it stays below ``changing_hands_s_max``.
+    """
 
     first_s: float = 0.02
     max_s: float = 0.5
+    changing_hands_s_max: float = 0.1
 
-    def backoff_s(self, attempt: int, random: Random) -> float:
-        ceiling = min(self.max_s, self.first_s * (1 << min(attempt, 16)))
+    def backoff_s(self, attempt: int, random: Random, *, changing_hands: bool = False) -> float:
+        most_s = min(self.max_s, self.changing_hands_s_max) if changing_hands else self.max_s
+        ceiling = min(most_s, self.first_s * (1 << min(attempt, 16)))
         return ceiling * random.uniform(0.5, 1.0)
+
+
+_CHANGING_HANDS = (
+    LeaseExpiredError,
+    NotPrimaryError,
+    NotSentError,
+    PartitionOfflineError,
+    TableBehindError,
+)
 
 
 def decide(
@@ -72,7 +89,8 @@ def decide(
     if not error.retriable and not moved and not (unknown and idempotent):
         return None
     lost = unknown or moved or isinstance(error, NotSentError)
-    return Again(policy.backoff_s(attempt, random), refresh=error.stale_table or lost)
+    delay_s = policy.backoff_s(attempt, random, changing_hands=isinstance(error, _CHANGING_HANDS))
+    return Again(delay_s, refresh=error.stale_table or lost)
 
 
 def final_error(

@@ -3,13 +3,14 @@
 A ``Routing`` is an immutable snapshot: operations in flight keep theirs, whatever is learned
 meanwhile. The ``Router`` replaces it when a newer table arrives, or when a refusal names a primary
 of a higher epoch than the snapshot knows: epochs only rise, so that two nodes that contradict each
-other cannot send a client to and fro. ``revision`` counts the replacements; an operation that was
-refused under revision r has news as soon as the router's is above r.
+other cannot send a client to and fro. ``revision`` counts the replacements, and ``changed`` says at
+which of them each partition last changed: an operation that was refused under revision r has news
+as soon as one of its own partitions has changed since. While others move, it keeps its back-off.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -38,6 +39,8 @@ class Routing:
     """The distinct owners; index 0 is ''."""
     owner_index: NDArray[np.intp]
     """``owner_of`` as indices into ``addresses``."""
+    changed: NDArray[np.int64]
+    """The revision at which each partition's owner, epoch or status last changed."""
     learned: dict[int, NotPrimaryError] = field(default_factory=dict)
     """Partitions whose owner comes from a refusal, newer than the table."""
 
@@ -55,6 +58,10 @@ class Routing:
         if len(present) == 1:
             return [(self.addresses[present[0]], None)]
         return [(self.addresses[i], np.flatnonzero(owners == i)) for i in present.tolist()]
+
+    def changed_since(self, partition_ids: PartitionIds | Sequence[int], revision: int) -> bool:
+        """Whether there is news of any of these partitions since ``revision``."""
+        return self.revision > revision and bool((self.changed[partition_ids] > revision).any())
 
     def offline(self, partition_id: int) -> PartitionOfflineError:
         """Return why the partition has no owner."""
@@ -100,7 +107,7 @@ class Router:
             for p, error in (old.learned if old else {}).items()
             if error.primary_epoch > table.rows[p].primary_epoch
         }
-        self.routing = _build(table, chosen, self.revision + 1, learned)
+        self.routing = _build(table, chosen, old, learned)
         return True
 
     def learn(self, errors: Iterable[KoinonError]) -> bool:
@@ -117,7 +124,7 @@ class Router:
         if not fresh:
             return False
         learned = {**routing.learned, **fresh}
-        self.routing = _build(routing.table, routing.partitioner, self.revision + 1, learned)
+        self.routing = _build(routing.table, routing.partitioner, routing, learned)
         return True
 
     @staticmethod
@@ -129,8 +136,9 @@ class Router:
 
 
 def _build(
-    table: Table, chosen: Partitioner, revision: int, learned: dict[int, NotPrimaryError]
+    table: Table, chosen: Partitioner, old: Routing | None, learned: dict[int, NotPrimaryError]
 ) -> Routing:
+    revision = old.revision + 1 if old else 1
     address_of = {number: node.address for number, node in table.nodes.items()}
     owner_of = [address_of.get(row.primary, "") for row in table.rows]
     for partition_id, error in learned.items():
@@ -144,18 +152,41 @@ def _build(
         owner_of=owner_of,
         addresses=addresses,
         owner_index=np.array([index[a] for a in owner_of], np.intp),
+        changed=_changed(old, table, owner_of, revision),
         learned=learned,
     )
 
 
+def _changed(
+    old: Routing | None, table: Table, owner_of: list[str], revision: int
+) -> NDArray[np.int64]:
+    if old is None:
+        return np.full(len(owner_of), revision, np.int64)
+    changed = old.changed.copy()
+    before, after = (
+        zip(old.owner_of, old.table.rows, strict=True),
+        zip(owner_of, table.rows, strict=True),
+    )
+    for p, ((old_owner, old_row), (owner, row)) in enumerate(zip(before, after, strict=True)):
+        if owner != old_owner or not (
+            row is old_row
+            or (row.primary_epoch == old_row.primary_epoch and row.status == old_row.status)
+        ):
+            changed[p] = revision
+    return changed
+
+
 class RefreshSchedule:
-    """When the table may be asked for again: at once after news, else at growing intervals.
+    """When the table may be asked for again: soon after news, else at growing intervals.
 
     The driver runs one refresh at a time and asks here how long to hold it back, so that callers
     who all wait for the same news cost one request, and a long wait costs few.
     """
 
-    def __init__(self, *, first_s: float = 0.02, max_s: float = 0.5) -> None:
+    def __init__(
+        self, *, after_news_s: float = 0.005, first_s: float = 0.02, max_s: float = 0.1
+    ) -> None:
+        self._after_news_s = after_news_s
         self._first_s = first_s
         self._max_s = max_s
         self._interval_s = 0.0
@@ -169,6 +200,6 @@ class RefreshSchedule:
         """Note how a refresh ended."""
         self._ended_at = now
         if news:
-            self._interval_s = 0.0
+            self._interval_s = self._after_news_s
         else:
             self._interval_s = min(self._max_s, max(self._first_s, 2 * self._interval_s))

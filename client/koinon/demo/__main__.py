@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from koinon.local.cluster import is_importable, missing_for_servers
+from koinon.local.servers import is_importable, missing_for_servers
 
 
 def run() -> int:

@@ -11,19 +11,26 @@ from pathlib import Path
 
 import koinon.demo
 from koinon.cli.output import count, duration_text
-from koinon.demo import acts
+from koinon.demo import acts, replicas
 from koinon.demo.cities import NoDataError, load_cities
+from koinon.demo.play import Play
 from koinon.demo.stage import MismatchError, Stage
 from koinon.local import LocalCluster
 from koinon_proto.errors import KoinonError
 
+PARTITIONS = 256
+"""Fewer than usual: moving a node's share is to take seconds."""
 PROGRAMME = (
     acts.load_and_kill_leader,
     acts.read_everything,
     acts.single_records,
     acts.coordinator_returns,
-    acts.node_dies,
-    acts.show_state,
+    replicas.node_dies,
+    replicas.node_returns,
+    replicas.node_joins,
+    replicas.node_leaves,
+    replicas.everything_is_there,
+    replicas.show_state,
 )
 
 
@@ -45,11 +52,17 @@ def play(stage: Stage, rows_max: int | None) -> None:
     stage.console.print("[bold]Koinon: a key-value store cluster, on this machine, in a minute.[/]")
     stage.act("Three coordinators and three nodes, each a process of its own")
     began = time.monotonic()
-    with LocalCluster() as cluster:
+    flags = ["--partitions", str(PARTITIONS)]
+    with LocalCluster(coordinator_flags=flags) as cluster:
         stage.check(True, f"up and serving after {duration_text(time.monotonic() - began)}")
         for name in cluster.names:
             kind = "coordinator" if name in cluster.coordinator_names else "node"
             stage.say(f"{name}  {kind:<11}  {cluster.address(name)}  pid {cluster.pid(name)}")
+        with cluster.client() as client:
+            copies = client.table().cluster.replication_factor
+        stage.say(
+            f"Each partition has {copies} copies; a write is on disk in each before its answer."
+        )
         began = time.monotonic()
         rows = load_cities(rows_max)
         size = sum(len(key) + len(value) for key, value in rows.items())
@@ -58,7 +71,7 @@ def play(stage: Stage, rows_max: int | None) -> None:
             f"{size / 1e6:.1f} MB (parsed in {duration_text(time.monotonic() - began)})."
         )
         with cluster.client() as client:
-            shared = acts.Play(stage=stage, cluster=cluster, client=client, rows=rows)
+            shared = Play(stage=stage, cluster=cluster, client=client, rows=rows)
             for act in PROGRAMME:
                 act(shared)
     stage.console.print(

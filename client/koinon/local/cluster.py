@@ -8,7 +8,6 @@ outlive the program: a guardian process ends them even after ``kill -9``.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import shlex
 import signal
@@ -20,7 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from koinon.admin import Admin, ClusterStatus, problems
+from koinon.admin import Admin, ClusterStatus
+from koinon.health import problems
 from koinon.local import files
 from koinon.local.files import ClusterFile, DirectoryLock, LocalClusterError, Member
 from koinon.local.processes import (
@@ -33,6 +33,8 @@ from koinon.local.processes import (
     state_of,
     wait_stopped,
 )
+from koinon.local.servers import MODULES as MODULES
+from koinon.local.servers import environment, require_servers
 from koinon_proto.errors import UnavailableError
 from koinon_proto.table import NodeStatus
 
@@ -43,10 +45,7 @@ STOP_TIMEOUT_S = 8.0
 KILL_TIMEOUT_S = 5.0
 POLL_S = 0.05
 STATUS_TIMEOUT_MS = 1000
-MODULES = {"coordinator": "koinon_coordinator", "node": "koinon_node"}
-SERVER_NEEDS = ("typer", "lmdb", "uvloop", "grpc_health", "grpc_reflection")
-"""What the servers import beyond the client; it comes with the ``[server]`` extra."""
-PACKAGES = (*MODULES.values(), "koinon", "koinon_proto")
+SERVING = (NodeStatus.ACTIVE, NodeStatus.DRAINING)
 
 
 class LocalCluster:
@@ -56,8 +55,11 @@ class LocalCluster:
     kept, and starting on it again brings back the same members, addresses and data. Members are
     named ``c1, c2, …`` (coordinators) and ``n1, n2, …`` (nodes). ``nodes`` and ``coordinators``
     default to 3, or to what the directory remembers; more nodes than it remembers are added.
-    Ports are free ones, or count up from ``coordinator_port`` and ``node_port`` where those are
-    free. The flags are further arguments of ``koinon coordinator`` and ``koinon node``.
+    ``replication_factor`` is how many copies of each partition a new cluster begins with (None: as
+    the coordinators choose, three where there are three nodes); ``racks`` are given to the first
+    nodes in turn. Ports are free ones, or count up from ``coordinator_port`` and ``node_port``
+    where those are free. The flags are further arguments of ``koinon coordinator`` and
+    ``koinon node``.
     """
 
     def __init__(
@@ -66,6 +68,8 @@ class LocalCluster:
         *,
         nodes: int | None = None,
         coordinators: int | None = None,
+        replication_factor: int | None = None,
+        racks: Sequence[str] = (),
         detached: bool = False,
         coordinator_port: int = 0,
         node_port: int = 0,
@@ -93,13 +97,16 @@ class LocalCluster:
                         3 if nodes is None else nodes,
                         coordinator_port,
                         node_port,
+                        racks,
                     ),
                     bootstrap_nodes=3 if nodes is None else nodes,
+                    replication_factor=replication_factor,
                     coordinator_flags=list(coordinator_flags),
                     node_flags=list(node_flags),
                 )
             self._file = remembered
             self._check_counts(nodes, coordinators)
+            self._check_factor(replication_factor)
             self._processes = {name: self._process(name) for name in self._file.members}
             while nodes is not None and len(self._file.names("node")) < nodes:
                 self._new_member("node")
@@ -124,7 +131,7 @@ class LocalCluster:
 
     def start(self) -> list[str]:
         """Start every member that does not run; return their names. Does not wait for readiness."""
-        _require_servers()
+        require_servers()
         if self._lock is None:
             self._lock = DirectoryLock(self.data_dir)
         self._end_leftovers()
@@ -303,6 +310,8 @@ class LocalCluster:
 
         status = self.wait_for(self._is_ready, timeout_s=timeout_s, what="the cluster is ready")
         self._raise_if_died()
+        for name in self._left(status):
+            self.remove_node(name)
         return status
 
     # --- one member -----------------------------------------------------------------------------
@@ -340,11 +349,19 @@ class LocalCluster:
             self.terminate(name)
         self._spawn(name)
 
-    def add_node(self) -> str:
-        """Start one more node; return its name."""
-        name = self._new_member("node")
+    def add_node(self, *, rack: str = "", weight: int | None = None) -> str:
+        """Start one more node; return its name. It holds nothing before a rebalance."""
+        name = self._new_member("node", rack=rack, weight=weight)
         self._spawn(name)
         return name
+
+    def remove_node(self, name: str) -> None:
+        """Stop a node that has left the cluster, and do not start it again. Its data stays."""
+        if self._member(name).kind != "node":
+            raise LocalClusterError(reason=f"{name} is a coordinator, not a node")
+        self.terminate(name)
+        del self._file.members[name], self._processes[name]
+        self._save()
 
     def add_coordinator(self) -> str:
         """Start one more coordinator, which waits to be added to the group; return its name."""
@@ -362,6 +379,20 @@ class LocalCluster:
         if nodes is not None and nodes < have:
             raise self._refuse_count("nodes", nodes, have)
 
+    def _check_factor(self, replication_factor: int | None) -> None:
+        if replication_factor is None:
+            return
+        if replication_factor != self._file.replication_factor:
+            raise LocalClusterError(
+                reason=f"the cluster on {self.data_dir} exists: once it runs, 'koinon admin "
+                f"set-replication-factor {replication_factor}' changes its copies"
+            )
+        if replication_factor > self._file.bootstrap_nodes:
+            raise LocalClusterError(
+                reason=f"{replication_factor} copies of each partition need as many nodes, "
+                f"not {self._file.bootstrap_nodes}"
+            )
+
     def _refuse_count(self, what: str, asked: int, have: int) -> LocalClusterError:
         return LocalClusterError(
             reason=f"the cluster on {self.data_dir} has {have} {what}, not {asked}: "
@@ -377,14 +408,17 @@ class LocalCluster:
         self._member(name)
         return self._processes[name]
 
-    def _new_member(self, kind: str) -> str:
+    def _new_member(self, kind: str, *, rack: str = "", weight: int | None = None) -> str:
         taken = [int(name[1:]) for name in self._file.names(kind)]
         name = f"{kind[0]}{max(taken, default=0) + 1}"
         first_port = 0
         if kind == "node" and self._node_port:
             first_port = self._node_port + len(taken)
         address = files.choose_addresses(1, first_port)[0]
-        self._file.members[name] = Member(kind=kind, address=address, joins=kind == "coordinator")
+        joins = kind == "coordinator"
+        self._file.members[name] = Member(
+            kind=kind, address=address, joins=joins, rack=rack, weight=weight
+        )
         self._processes[name] = self._process(name)
         return name
 
@@ -393,7 +427,10 @@ class LocalCluster:
         argv = [sys.executable, "-m", MODULES[member.kind], "--id", name]
         argv += ["--listen", member.address, "--data", str(self.data_dir / name)]
         if member.kind == "node":
-            argv += ["--coordinators", self.coordinators, *self._file.node_flags]
+            argv += ["--coordinators", self.coordinators]
+            argv += ["--rack", member.rack] if member.rack else []
+            argv += ["--weight", str(member.weight)] if member.weight is not None else []
+            argv += self._file.node_flags
         else:
             founders = [
                 n for n in self._file.names("coordinator") if not self._file.members[n].joins
@@ -401,13 +438,15 @@ class LocalCluster:
             members = ",".join(f"{n}={self._file.members[n].address}" for n in founders)
             argv += ["--join"] if member.joins else ["--members", members]
             argv += ["--bootstrap-nodes", str(self._file.bootstrap_nodes)]
+            if self._file.replication_factor is not None:
+                argv += ["--replication-factor", str(self._file.replication_factor)]
             argv += self._file.coordinator_flags
         log_path = self.data_dir / "logs" / f"{name}.log"
         return ManagedProcess(name, argv, log_path, self._file.processes.get(name))
 
     def _spawn(self, name: str) -> None:
         process = self._processes[name] = self._process(name)
-        identity = process.start(_environment())
+        identity = process.start(environment())
         if identity is not None:
             self._file.processes[name] = identity
             if self._guardian is not None:
@@ -464,16 +503,30 @@ class LocalCluster:
             session = status.session_of(node.number)
             told = session is not None and session.live and session.map_bytes > 0
             new = node.node_epoch > self._fresh.get(node.node_id, 0)
-            if node.status is NodeStatus.ACTIVE and told and new:
+            if node.status in SERVING and told and new:
                 heard.add(node.node_id)
         nodes = {name for name in self.node_names if self._processes[name].alive}
         fresh = {name for name in self._fresh if not self._member(name).joins}
-        return nodes | fresh <= heard
+        return nodes | fresh <= heard | set(self._left(status))
+
+    def _left(self, status: ClusterStatus) -> list[str]:
+        """The members that an operator has removed from the cluster."""
+        nodes = status.table.nodes.values() if status.table else ()
+        gone = {str(node.node_id) for node in nodes if node.status is NodeStatus.LEFT}
+        return [name for name in self.node_names if name in gone]
+
+    def _has_left(self, name: str) -> bool:
+        try:
+            return name in self._left(self.status())
+        except UnavailableError:
+            return False
 
     def _raise_if_died(self) -> None:
         for name, process in self._processes.items():
             expected = self._file.processes.get(name)
             if (expected is None and name not in self._fresh) or process.alive:
+                continue
+            if self._has_left(name):
                 continue
             code = "" if process.exit_code is None else f" with code {process.exit_code}"
             tail = process.log_tail() or "(its log is empty)"
@@ -504,7 +557,7 @@ def stop_owner(owner: ProcessIdentity, timeout_s: float) -> bool:
 
 
 def _first_members(
-    coordinators: int, nodes: int, coordinator_port: int, node_port: int
+    coordinators: int, nodes: int, coordinator_port: int, node_port: int, racks: Sequence[str]
 ) -> dict[str, Member]:
     if coordinators < 1 or nodes < 1:
         raise LocalClusterError(
@@ -524,40 +577,12 @@ def _first_members(
     }
     addresses = files.choose_addresses(nodes, node_port)
     members |= {
-        f"n{index}": Member(kind="node", address=address)
-        for index, address in enumerate(addresses, start=1)
+        f"n{index + 1}": Member(
+            kind="node", address=address, rack=racks[index % len(racks)] if racks else ""
+        )
+        for index, address in enumerate(addresses)
     }
     return members
-
-
-def _environment() -> dict[str, str]:
-    """Our own environment, with the way to our packages where they are not installed."""
-    roots = [str(Path(p).parent) for m in PACKAGES for p in _search_path(m)]
-    roots = [root for root in roots if not root.endswith("-packages")]
-    paths = [*roots, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, paths)))}
-
-
-def is_importable(module: str) -> bool:
-    """Whether a top-level module could be imported, without doing so."""
-    return importlib.util.find_spec(module) is not None
-
-
-def _search_path(package: str) -> list[str]:
-    spec = importlib.util.find_spec(package)
-    return list(spec.submodule_search_locations or ()) if spec else []
-
-
-def missing_for_servers() -> list[str]:
-    """The modules that coordinator and node need and that cannot be imported here."""
-    return [name for name in (*MODULES.values(), *SERVER_NEEDS) if not is_importable(name)]
-
-
-def _require_servers() -> None:
-    if missing := missing_for_servers():
-        raise LocalClusterError(
-            reason=f"the servers need {', '.join(missing)}: pip install 'koinon[server]'"
-        )
 
 
 def _describe(status: ClusterStatus) -> str:

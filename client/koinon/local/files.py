@@ -40,11 +40,15 @@ class LocalClusterError(KoinonError):
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """One member's place. ``joins``: a coordinator that was added to an existing group."""
+    """One member's place. ``joins``: a coordinator that was added to an existing group. ``rack``
+    and ``weight`` are a node's; '' and None: as nodes choose.
+    """
 
     kind: str  # "coordinator" | "node"
     address: str
     joins: bool = False
+    rack: str = ""
+    weight: int | None = None
 
 
 @dataclass(kw_only=True)
@@ -53,6 +57,7 @@ class ClusterFile:
 
     members: dict[str, Member]
     bootstrap_nodes: int
+    replication_factor: int | None = None
     coordinator_flags: list[str] = field(default_factory=list)
     node_flags: list[str] = field(default_factory=list)
     detached: bool = False

@@ -1,0 +1,39 @@
+"""Numbers with units, as operators type them."""
+
+from __future__ import annotations
+
+import re
+
+import typer
+
+MAX_PARTITION = (1 << 16) - 1
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?(?:/s)?", re.IGNORECASE)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def bytes_per_second(text: str) -> int:
+    """Return what ``50MB``, ``1GiB`` or ``800k`` mean; 0 for ``0`` and ``off``."""
+    text = text.strip()
+    if text.lower() in ("off", "none", "unlimited"):
+        return 0
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is no rate: write 50MB, 1GiB, 800kB, or off")
+    unit = 1024 if match[3] else 1000
+    value = int(float(match[1]) * unit ** _POWERS[match[2].lower()])
+    if not value and float(match[1]):
+        raise typer.BadParameter(f"{text!r} is less than a byte a second")
+    return value
+
+
+def partition_ids(text: str) -> list[int]:
+    """Return the partitions that ``3``, ``3,7`` or ``0-15,40`` name, ascending."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise typer.BadParameter(f"{text!r} names no partitions: write 3 or 0-15,40")
+        if int(last or first) > MAX_PARTITION:
+            raise typer.BadParameter(f"{text!r}: there are not so many partitions")
+        found.update(range(int(first), int(last or first) + 1))
+    return sorted(found)

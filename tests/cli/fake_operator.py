@@ -1,0 +1,337 @@
+"""A coordinator and nodes in this process that answer an operator's calls, over real gRPC.
+
+The coordinator follows the comments of admin.proto: the same cluster gives the same plan and id, a
+plan of another id is stale, moves are queued and go on when ``step`` is called. Nodes answer for
+sizes and checksums of their copies, which tests set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import grpc
+
+from koinon_proto import convert, rpc
+from koinon_proto.errors import (
+    MembershipChangeError,
+    NotLeaderError,
+    PlanStaleError,
+    UnknownNodeError,
+)
+from koinon_proto.table import (
+    ClusterConfig,
+    MoveSettings,
+    NodeId,
+    NodeInfo,
+    NodeNumber,
+    NodeStatus,
+    OfflineReason,
+    PartitionId,
+    PartitionRow,
+    PartitionStatus,
+    Table,
+    first_sequence,
+)
+from koinon_proto.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    membership_pb2,
+    replication_pb2,
+    replication_pb2_grpc,
+)
+from tests.client.fake_cluster import LoopThread
+
+PARTITIONS = 8
+Progress = membership_pb2.ReplicaProgress
+
+
+class FakeCopies(replication_pb2_grpc.ReplicationServicer):
+    """What one node says of its copies: (complete_through, records, digest) by partition."""
+
+    def __init__(self, partitions: int) -> None:
+        through = first_sequence(1)
+        self.copies = {p: (through + p, 10 + p, 1000 + p) for p in range(partitions)}
+        self.not_usable: set[int] = set()
+        self.on_checksums: Callable[[], None] = lambda: None
+
+    @rpc.typed_errors
+    async def Checksums(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.on_checksums()
+        reply = replication_pb2.ChecksumsResponse()
+        for p in request.partition_ids:
+            through, records, digest = self.copies.get(p, (0, 0, 0))
+            reply.copies.add(
+                partition_id=p,
+                usable=p in self.copies and p not in self.not_usable,
+                complete_through=through,
+                records=records,
+                bytes=records * 100,
+                digest=digest,
+            )
+        return reply
+
+    @rpc.typed_errors
+    async def PartitionSizes(self, request: Any, context: Any) -> Any:  # noqa: N802
+        held = sorted(self.copies)
+        records = [self.copies[p][1] for p in held]
+        return replication_pb2.PartitionSizesResponse(
+            partition_ids=held, records=records, bytes=[1_000_000 * n for n in records]
+        )
+
+
+class FakeOperator(admin_pb2_grpc.AdminServicer):
+    """The coordinator. ``planned`` is what any plan comes to; ``calls`` what was asked of it."""
+
+    def __init__(self, nodes: int = 3, partitions: int = PARTITIONS) -> None:
+        self.thread = LoopThread()
+        self.copies = {n: FakeCopies(partitions) for n in range(1, nodes + 1)}
+        self._servers = [
+            self._serve(replication_pb2_grpc.add_ReplicationServicer_to_server, c)
+            for c in self.copies.values()
+        ]
+        own = self._serve(admin_pb2_grpc.add_AdminServicer_to_server, self)
+        self._servers.append(own)
+        self.address = own[1]
+        addresses = [address for _, address in self._servers[:-1]]
+        self.table = _table(addresses, partitions)
+        self.planned: list[tuple[int, Sequence[int], Sequence[int]]] = []
+        self.refusals: list[admin_pb2.PlanRefusal] = []
+        self.generation = 1
+        self.stale_after_plan = 0
+        self.moves: list[admin_pb2.MoveStatus] = []
+        self.settings = MoveSettings()
+        self.requests: list[Any] = []
+        self.not_leading = 0
+        self.steps_a_poll = 0
+
+    def _serve(self, add: Any, servicer: Any) -> tuple[Any, str]:
+        async def start() -> tuple[Any, str]:
+            server = grpc.aio.server(options=rpc.SERVER_OPTIONS)
+            cast(Any, add)(servicer, server)
+            port = server.add_insecure_port("127.0.0.1:0")
+            await server.start()
+            return server, f"127.0.0.1:{port}"
+
+        return self.thread.run(start())
+
+    def close(self) -> None:
+        for server, _ in self._servers:
+            self.thread.run(server.stop(None))
+        self.thread.stop()
+
+    def stop_node(self, number: int) -> None:
+        """Its server is gone; the table does not know yet."""
+        self.thread.run(self._servers[number - 1][0].stop(None))
+
+    def change_row(self, partition_id: int, **fields: Any) -> None:
+        rows = list(self.table.rows)
+        rows[partition_id] = replace(rows[partition_id], **fields)
+        self.table = replace(
+            self.table, table_version=self.table.table_version + 1, rows=tuple(rows)
+        )
+
+    def change_node(self, number: int, **fields: Any) -> None:
+        nodes = dict(self.table.nodes)
+        nodes[NodeNumber(number)] = replace(nodes[NodeNumber(number)], **fields)
+        self.table = replace(self.table, table_version=self.table.table_version + 1, nodes=nodes)
+
+    def step(self) -> None:
+        """Finish a running move, else begin a queued one."""
+        running = [move for move in self.moves if move.running]
+        if running:
+            self.moves.remove(running[0])
+        elif self.moves:
+            move = self.moves[0]
+            move.running = True
+            for number in set(move.move.target) - set(move.move.origin):
+                move.progress_nodes.append(number)
+                move.progress.add(
+                    partition_id=move.move.partition_id,
+                    stage=Progress.STAGE_SNAPSHOT,
+                    bytes=4_000_000,
+                    bytes_total=10_000_000,
+                )
+
+    # --- the service ----------------------------------------------------------------------------
+
+    @property
+    def plan_id(self) -> str:
+        return f"plan{self.generation}"
+
+    def _node(self, node_id: str) -> NodeInfo:
+        if NodeId(node_id) not in self.table.by_id:
+            raise UnknownNodeError(node_id=node_id)
+        return self.table.by_id[NodeId(node_id)]
+
+    def _enter(self, request: Any) -> None:
+        if self.not_leading:
+            self.not_leading -= 1
+            raise NotLeaderError(leader_id="", leader_address="", term=1)
+        self.requests.append(request)
+
+    @rpc.typed_errors
+    async def GetStatus(self, request: Any, context: Any) -> Any:  # noqa: N802
+        table = replace(self.table, moves=self.settings)
+        status = admin_pb2.ClusterStatus(
+            member_id="c1",
+            is_leader=True,
+            leader_id="c1",
+            leader_address=self.address,
+            term=1,
+            table=convert.update_to_proto(table.since(0)),
+        )
+        status.coordinators.add(
+            member_id="c1", address=self.address, voter=True, leader=True, active=True
+        )
+        for number, copies in self.copies.items():
+            session = status.sessions.add(node_number=number, live=True)
+            session.stats.records = 100 * len(copies.copies)
+            session.stats.used_bytes = session.stats.map_bytes = 8_000_000
+        return status
+
+    @rpc.typed_errors
+    async def PlanMoves(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self._enter(request)
+        if request.node_id:
+            self._node(request.node_id)
+        plan = admin_pb2.Plan(plan_id=self.plan_id, table_version=self.table.table_version)
+        for p, origin, target in self.planned:
+            plan.moves.add(partition_id=p, origin=origin, target=target, reason="because")
+        for number in self.table.nodes:
+            before = sum(number in row.replicas for row in self.table.rows)
+            plan.before.add(node_number=number, replicas=before, primaries=2)
+            gains = sum((number in t) - (number in o) for _, o, t in self.planned)
+            plan.after.add(node_number=number, replicas=before + gains, primaries=2)
+        plan.refusals.extend(self.refusals)
+        if self.stale_after_plan:
+            self.stale_after_plan -= 1
+            self.generation += 1
+        return plan
+
+    @rpc.typed_errors
+    async def ExecutePlan(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self._enter(request)
+        if request.plan_id != self.plan_id:
+            raise PlanStaleError(plan_id=request.plan_id, current_plan_id=self.plan_id)
+        for p, origin, target in self.planned:
+            move = admin_pb2.PlannedMove(
+                partition_id=p, origin=origin, target=target, reason="because"
+            )
+            self.moves.append(
+                admin_pb2.MoveStatus(move=move, plan_id=self.plan_id, plan_moves=len(self.planned))
+            )
+        return admin_pb2.ExecutePlanResponse()
+
+    @rpc.typed_errors
+    async def GetMoves(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self._enter(request)
+        status = admin_pb2.MovesStatus(
+            settings=convert.settings_to_proto(self.settings), moves=self.moves
+        )
+        for _ in range(self.steps_a_poll):
+            self.step()
+        return status
+
+    @rpc.typed_errors
+    async def CancelMoves(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self._enter(request)
+        chosen = [
+            move
+            for move in self.moves
+            if not request.partition_ids or move.move.partition_id in request.partition_ids
+        ]
+        for move in chosen:
+            if move.running:
+                move.cancelled = True
+            else:
+                self.moves.remove(move)
+        turned_back = sum(move.running for move in chosen)
+        return admin_pb2.CancelMovesResponse(
+            dropped=len(chosen) - turned_back, turned_back=turned_back
+        )
+
+    @rpc.typed_errors
+    async def SetMoves(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self._enter(request)
+        for name in ("paused", "bytes_per_second", "moves_per_node"):
+            if request.HasField(name):
+                self.settings = replace(self.settings, **{name: getattr(request, name)})
+        return convert.settings_to_proto(self.settings)
+
+    @rpc.typed_errors
+    async def SetNodeStatus(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self._enter(request)
+        node = self._node(request.node_id)
+        if request.status == NodeStatus.LEFT and any(
+            node.number in row.replicas for row in self.table.rows
+        ):
+            raise MembershipChangeError(reason=f"{request.node_id} is still a replica: drain it")
+        self.change_node(node.number, status=NodeStatus(request.status))
+        return admin_pb2.SetNodeStatusResponse()
+
+    @rpc.typed_errors
+    async def RestorePrimaries(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self._enter(request)
+        return admin_pb2.RestorePrimariesResponse(wanted=3)
+
+    @rpc.typed_errors
+    async def ForcePrimary(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self._enter(request)
+        self._node(request.node_id)
+        row = self.table.rows[request.partition_id]
+        if row.status is not PartitionStatus.OFFLINE:
+            raise MembershipChangeError(reason="nothing has to be forced")
+        return admin_pb2.ForcePrimaryResponse(primary_epoch=row.primary_epoch + 1)
+
+
+def _table(addresses: Sequence[str], partitions: int) -> Table:
+    numbers = [NodeNumber(n) for n in range(1, len(addresses) + 1)]
+    nodes = {
+        n: NodeInfo(
+            number=n,
+            node_id=NodeId(f"n{n}"),
+            address=addresses[n - 1],
+            rack="",
+            node_epoch=1,
+            status=NodeStatus.ACTIVE,
+            store_id=f"s{n}",
+            changed_at=1,
+        )
+        for n in numbers
+    }
+    rows = []
+    for p in range(partitions):
+        held = tuple(numbers[(p + i) % len(numbers)] for i in range(min(3, len(numbers))))
+        rows.append(
+            PartitionRow(
+                partition_id=PartitionId(p),
+                replicas=held,
+                in_sync=held,
+                primary=held[0],
+                primary_epoch=1,
+                partition_epoch=1,
+                status=PartitionStatus.ONLINE,
+                changed_at=1,
+            )
+        )
+    config = ClusterConfig(
+        cluster_id="fake",
+        partitioner="murmur2",
+        partition_count=partitions,
+        replication_factor=3,
+        min_in_sync=2,
+        bootstrap_nodes=3,
+        max_value_bytes=1 << 20,
+    )
+    return Table(cluster=config, table_version=1, nodes=nodes, rows=tuple(rows))
+
+
+LOST: dict[str, Any] = {
+    "status": PartitionStatus.OFFLINE,
+    "offline_reason": OfflineReason.STORE_LOST,
+    "primary": NodeNumber(0),
+    "in_sync": (),
+}
+"""A row whose in-sync copies are all gone."""

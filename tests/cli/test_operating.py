@@ -1,0 +1,380 @@
+"""Plans, moves, nodes and verify from the command line, against a coordinator of this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from koinon.cli import following, output, verify
+from koinon.cli.app import app
+from koinon.cli.units import bytes_per_second, partition_ids
+from koinon_proto.table import NodeNumber, NodeStatus, first_sequence
+from koinon_proto.v1 import admin_pb2
+from tests.cli.fake_operator import LOST, FakeOperator
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def operator(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeOperator]:
+    made = FakeOperator(nodes=4)
+    for p in range(8):  # the fourth node has just joined
+        made.change_row(p, **dict.fromkeys(("replicas", "in_sync"), _three(p)))
+        made.change_row(p, primary=_three(p)[0])
+    made.planned = [(0, (1, 2, 3), (4, 2, 3)), (1, (2, 3, 1), (2, 3, 4)), (2, (3, 1, 2), (1, 3, 2))]
+    monkeypatch.setattr(following, "POLL_S", 0.01)
+    monkeypatch.setattr(verify, "PAUSE_S", 0.0)
+    yield made
+    made.close()
+
+
+def _three(p: int) -> tuple[NodeNumber, ...]:
+    return tuple(NodeNumber((p + i) % 3 + 1) for i in range(3))
+
+
+@pytest.fixture
+def koinon(operator: FakeOperator, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs ``koinon admin ARGS``; ``typed`` is what a person types."""
+
+    def run(*arguments: str, typed: str | None = None) -> Any:
+        monkeypatch.setattr(output, "somebody_is_there", lambda: typed is not None)
+        where = ["--coordinators", operator.address]
+        return CliRunner().invoke(app, ["admin", *arguments, *where], input=typed)
+
+    return run
+
+
+def kinds(operator: FakeOperator) -> list[str]:
+    return [type(request).__name__ for request in operator.requests]
+
+
+# --- plans --------------------------------------------------------------------------------------
+
+
+def test_rebalance_dry_run_shows_plan_sizes_and_balance_and_changes_nothing(
+    operator: FakeOperator, koinon: Run
+) -> None:
+    operator.refusals = [
+        admin_pb2.PlanRefusal(code="node_down", reason="n3 is down", partition_ids=[5, 6, 7])
+    ]
+    ended = koinon("rebalance", "--dry-run")
+    assert ended.exit_code == 0, ended.output
+    lines = [line.split() for line in ended.stdout.splitlines()]
+    assert ["n1", "n4", "copy", "2", "21", "21.0", "MB", "because"] in lines
+    assert any(line[:3] == ["n3", "n1", "lead"] for line in lines)
+    assert "3 moves, 2 new replicas, 21.0 MB to copy" in ended.stdout
+    assert "30.0 MB/s a node, assumed" in ended.stdout
+    assert "Left undone: n3 is down (partitions 5-7)" in ended.stdout
+    assert "ExecutePlanRequest" not in kinds(operator)
+
+
+def test_plan_json_has_every_move_and_no_question_is_asked(
+    operator: FakeOperator, koinon: Run
+) -> None:
+    answer = json.loads(koinon("rebalance", "--dry-run", "--json").stdout)
+    assert answer["executed"] is False
+    assert answer["plan_id"] == "plan1"
+    assert [m["partition_id"] for m in answer["moves"]] == [0, 1, 2]
+    assert answer["moves"][0] == {
+        "partition_id": 0,
+        "from": ["n1", "n2", "n3"],
+        "to": ["n4", "n2", "n3"],
+        "reason": "because",
+        "records": 10,
+        "bytes": 10_000_000,
+        "guessed": False,
+    }
+    assert answer["bytes"] == 21_000_000
+    refused = koinon("rebalance", "--json")
+    assert refused.exit_code == 2
+    assert json.loads(refused.stdout) == {"error": "not carried out: --yes is missing"}
+    assert "ExecutePlanRequest" not in kinds(operator)
+
+
+def test_plan_all_shows_each_partition(koinon: Run) -> None:
+    lines = koinon("rebalance", "--dry-run", "--all").stdout.splitlines()
+    assert lines[1].split()[:7] == ["0", "n1", "n2", "n3", "n4", "n2", "n3"]
+
+
+def test_plan_without_a_terminal_is_refused_and_says_why(
+    operator: FakeOperator, koinon: Run
+) -> None:
+    ended = koinon("rebalance")
+    assert ended.exit_code == 2
+    assert "nobody is there to ask" in ended.stderr
+    assert "--yes" in ended.stderr
+    assert not operator.moves
+
+
+@pytest.mark.parametrize(("typed", "moves"), [("y\n", 3), ("n\n", 0)])
+def test_plan_is_carried_out_as_a_person_says(
+    operator: FakeOperator, koinon: Run, typed: str, moves: int
+) -> None:
+    ended = koinon("rebalance", typed=typed)
+    assert len(operator.moves) == moves
+    assert ended.exit_code == (0 if moves else 2)
+    assert ("moves --watch" in ended.stderr) == bool(moves)
+
+
+def test_plan_that_went_stale_is_shown_anew_and_asked_again(
+    operator: FakeOperator, koinon: Run
+) -> None:
+    operator.stale_after_plan = 1
+    ended = koinon("rebalance", typed="y\ny\n")
+    assert ended.exit_code == 0, ended.output
+    assert "The cluster has changed since this plan was made" in ended.stderr
+    assert ended.stderr.count("Carry this out?") == 2
+    executed = [r for r in operator.requests if isinstance(r, admin_pb2.ExecutePlanRequest)]
+    assert [request.plan_id for request in executed] == ["plan1", "plan2"]
+    assert len(operator.moves) == 3
+
+
+def test_plan_that_goes_stale_for_ever_ends(operator: FakeOperator, koinon: Run) -> None:
+    operator.stale_after_plan = 100
+    ended = koinon("rebalance", "--yes")
+    assert ended.exit_code == 2
+    assert "nothing was moved" in ended.stderr
+
+
+def test_nothing_to_move_is_said(operator: FakeOperator, koinon: Run) -> None:
+    operator.planned = []
+    ended = koinon("rebalance")
+    assert ended.exit_code == 0
+    assert "Nothing to move." in ended.stdout
+
+
+def test_sizes_of_a_silent_primary_are_guessed_and_marked(
+    operator: FakeOperator, koinon: Run
+) -> None:
+    operator.stop_node(1)
+    operator.planned = operator.planned[:1]
+    ended = koinon("rebalance", "--dry-run")
+    assert "~" in ended.stdout
+    assert "about" in ended.stdout
+
+
+def test_throttle_gives_the_estimate(operator: FakeOperator, koinon: Run) -> None:
+    assert koinon("throttle", "1MB").exit_code == 0
+    ended = koinon("rebalance", "--dry-run")
+    assert "at least 21.0 s (1.0 MB/s a node, the throttle)" in ended.stdout
+
+
+def test_wait_follows_to_the_end_and_over_a_change_of_leader(
+    operator: FakeOperator, koinon: Run
+) -> None:
+    operator.steps_a_poll = 1
+    ended = koinon("rebalance", "--wait", "--yes")
+    assert ended.exit_code == 0, ended.output
+    assert "3 of 3 moves done, 21.0 MB copied" in ended.stdout
+    operator.not_leading = 3
+    operator.planned = operator.planned[:1]
+    assert koinon("rebalance", "--wait", "--yes").exit_code == 0
+
+
+def test_wait_tells_moves_that_were_turned_back(operator: FakeOperator, koinon: Run) -> None:
+    koinon("rebalance", "--yes")
+    operator.step()
+    assert koinon("cancel", "0").stdout.startswith("0 queued moves dropped, 1 under way")
+    operator.steps_a_poll = 1
+    ended = koinon("moves", "--watch")
+    assert ended.exit_code == 1
+    assert "2 of 3 moves done" in ended.stdout
+    assert "1 turned back" in ended.stdout
+
+
+# --- nodes --------------------------------------------------------------------------------------
+
+
+def test_drain_moves_marks_and_can_be_undone(operator: FakeOperator, koinon: Run) -> None:
+    ended = koinon("drain", "n2", "--yes")
+    assert ended.exit_code == 0, ended.output
+    assert operator.requests[0].kind == admin_pb2.PLAN_KIND_DRAIN
+    assert operator.table.nodes[NodeNumber(2)].status is NodeStatus.DRAINING
+    assert "koinon admin remove n2" in ended.stderr
+    assert koinon("drain", "n2", "--undo").exit_code == 0
+    assert operator.table.nodes[NodeNumber(2)].status is NodeStatus.ACTIVE
+
+
+def test_remove_of_a_node_that_holds_something_is_refused(
+    operator: FakeOperator, koinon: Run
+) -> None:
+    refused = koinon("remove", "n1", "--yes")
+    assert refused.exit_code == 2
+    assert "8 replicas" in refused.stderr
+    assert koinon("remove", "n9", "--yes").exit_code == 1
+    assert koinon("remove", "n4").exit_code == 2
+    assert koinon("remove", "n4", "--yes").exit_code == 0
+    assert operator.table.nodes[NodeNumber(4)].status is NodeStatus.LEFT
+
+
+def test_replace_and_factor_send_what_was_asked(operator: FakeOperator, koinon: Run) -> None:
+    assert koinon("replace", "n1", "n4", "--yes").exit_code == 0
+    assert koinon("set-replication-factor", "2", "--yes").exit_code == 0
+    asked = [r.plan for r in operator.requests if isinstance(r, admin_pb2.ExecutePlanRequest)]
+    assert (asked[0].node_id, asked[0].with_node_id) == ("n1", "n4")
+    assert asked[1].replication_factor == 2
+    assert koinon("replace", "n1", "n9", "--yes").exit_code in (0, 1)
+
+
+def test_settings_of_moves_are_changed_one_by_one(operator: FakeOperator, koinon: Run) -> None:
+    koinon("pause")
+    koinon("throttle", "50MB")
+    koinon("moves-per-node", "8")
+    answer = json.loads(koinon("moves", "--json").stdout)
+    assert answer == {
+        "paused": True,
+        "bytes_per_second": 50_000_000,
+        "moves_per_node": 8,
+        "moves": [],
+    }
+    assert koinon("resume").stdout == "Moves: 8 moves a node at once, 50.0 MB/s a node.\n"
+    assert "3 partitions" in koinon("primaries").stdout
+
+
+def test_moves_lists_what_is_under_way(operator: FakeOperator, koinon: Run) -> None:
+    assert "Nothing moves." in koinon("moves").stdout
+    koinon("rebalance", "--yes")
+    operator.step()
+    operator.moves[0].waits_for = "a replica on n4 is down"
+    shown = koinon("moves").stdout
+    assert "copying" in shown
+    assert "a replica on n4 is down" in shown
+    assert "3 moves: 1 under way, 2 queued" in shown
+    copies = json.loads(koinon("moves", "--json").stdout)["moves"][0]["copies"]
+    assert copies[0]["stage"] == "snapshot"
+    answer = json.loads(koinon("cancel", "--json").stdout)
+    assert answer == {"dropped": 2, "turned_back": 1}
+
+
+# --- force-primary ------------------------------------------------------------------------------
+
+
+def test_force_primary_shows_copies_and_asks_for_the_number(
+    operator: FakeOperator, koinon: Run
+) -> None:
+    operator.change_row(5, **LOST)
+    operator.stop_node(2)
+    refused = koinon("force-primary", "5", "n1")
+    assert refused.exit_code == 2
+    assert "--yes-i-may-lose-writes" in refused.stderr
+    wrong = koinon("force-primary", "5", "n1", typed="4\n")
+    assert wrong.exit_code == 1
+    shown = koinon("force-primary", "5", "n1", typed="5\n")
+    assert shown.exit_code == 0, shown.output
+    assert "Partition 5 is offline (store_lost)" in shown.stdout
+    assert "not reachable" in shown.stdout
+    assert "epoch 1, 5" in shown.stdout
+    assert kinds(operator).count("ForcePrimaryRequest") == 1
+    assert koinon("force-primary", "0", "n1", "--yes-i-may-lose-writes").exit_code == 2
+    assert koinon("force-primary", "99", "n1").exit_code == 2
+
+
+# --- verify -------------------------------------------------------------------------------------
+
+
+def test_verify_identical_copies(operator: FakeOperator, koinon: Run) -> None:
+    ended = koinon("verify")
+    assert ended.exit_code == 0, ended.output
+    assert ended.stdout == (
+        "8 partitions identical in 24 copies, 108 records each; 0 different, 0 not comparable.\n"
+    )
+
+
+def test_verify_names_the_copy_that_differs_and_fails(operator: FakeOperator, koinon: Run) -> None:
+    through = first_sequence(1)
+    operator.copies[2].copies[3] = (through + 3, 12, 1)
+    ended = koinon("verify")
+    assert ended.exit_code == 1
+    assert "Different: partition 3 on n2: 12 records where the primary has 13 (n1)" in ended.stdout
+    answer = json.loads(koinon("verify", "--json", "--partition", "0-3").stdout)
+    assert (answer["identical"], answer["different"]) == (3, 1)
+    assert answer["partitions"][0]["partition_id"] == 3
+    assert koinon("verify", "--partition", "0-2").exit_code == 0
+    assert koinon("verify", "--partition", "0-99").exit_code == 2
+
+
+def test_verify_waits_for_positions_to_meet(operator: FakeOperator, koinon: Run) -> None:
+    """The follower is behind, twice; then it has what the primary has."""
+    looks = 0
+    now = operator.copies[2].copies[0]
+
+    def catch_up() -> None:
+        nonlocal looks
+        looks += 1
+        operator.copies[2].copies[0] = now if looks > 2 else (now[0] - 1, 9, 5)
+
+    operator.copies[2].on_checksums = catch_up
+    ended = koinon("verify", "--partition", "0")
+    assert ended.exit_code == 0
+    assert "1 partition identical" in ended.stdout
+
+
+def test_verify_says_what_cannot_be_compared(operator: FakeOperator, koinon: Run) -> None:
+    operator.copies[1].not_usable = {1}
+    operator.change_row(4, **LOST)
+    operator.change_node(2, status=NodeStatus.FENCED)
+    operator.copies[3].copies[0] = (5, 1, 1)
+    ended = koinon("verify")
+    assert ended.exit_code == 0
+    assert "its node is down" in ended.stdout
+    assert "it has no primary now" in ended.stdout
+    assert "0 different, 8 not comparable" in ended.stdout
+
+
+# --- status -------------------------------------------------------------------------------------
+
+
+def test_status_says_what_is_wrong_and_what_to_do(operator: FakeOperator, koinon: Run) -> None:
+    well = koinon("status")
+    assert well.stdout.startswith("All is well.")
+    assert "n4 holds nothing yet: 'koinon admin rebalance'" in well.stdout
+    operator.change_row(1, in_sync=_three(1)[:1])
+    operator.change_row(2, **LOST)
+    operator.change_node(3, status=NodeStatus.FENCED)
+    operator.change_node(4, status=NodeStatus.DRAINING)
+    said = " ".join(koinon("status").stdout.split())
+    assert "1 offline of 8" in said
+    assert "force-primary 2 NODE" in said
+    assert "node n3" in said
+    assert "After 10 min others are given its replicas" in said
+    assert "1 partition is read-only" in said
+    assert "fewer copies in sync than wanted" in said
+    assert "koinon admin remove n4" in said
+    answer = json.loads(koinon("status", "--json").stdout)
+    assert not answer["ok"]
+    assert answer["partitions"]["under_replicated"] == 1
+
+
+def test_partitions_show_what_is_added_and_removed(operator: FakeOperator, koinon: Run) -> None:
+    replicas = (NodeNumber(4), *_three(0))
+    operator.change_row(0, replicas=replicas, adding=(NodeNumber(4),), removing=(NodeNumber(1),))
+    assert "+n4 -n1" in koinon("partitions").stdout
+    row = json.loads(koinon("partitions", "--json").stdout.splitlines()[0])
+    assert (row["adding"], row["removing"]) == (["n4"], ["n1"])
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [("50MB", 50_000_000), ("1GiB", 1 << 30), ("0", 0), ("off", 0), ("1.5k", 1500), ("7", 7)],
+)
+def test_rates_are_read_as_people_write_them(text: str, rate: int) -> None:
+    assert bytes_per_second(text) == rate
+
+
+@pytest.mark.parametrize("text", ["", "fast", "-1", "5XB", "0.1"])
+def test_rates_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(typer.BadParameter):
+        bytes_per_second(text)
+
+
+def test_partition_lists_are_read() -> None:
+    assert partition_ids("3") == [3]
+    assert partition_ids("7,0-2") == [0, 1, 2, 7]
+    for text in ("", "a", "1-", "-1", "1-x", "0-99999999"):
+        with pytest.raises(typer.BadParameter):
+            partition_ids(text)
