@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-NAMES = ("partitioner_bench", "raft_bench", "node_bench", "cluster_bench")
+NAMES = ("partitioner_bench", "planner_bench", "raft_bench", "node_bench", "cluster_bench")
 
 
 def main() -> int:

@@ -1,0 +1,51 @@
+"""Whether the replicas of a running cluster hold the same."""
+
+from __future__ import annotations
+
+import time
+
+import grpc
+
+from koinon.admin import ClusterStatus
+from koinon_proto.rpc import CHANNEL_OPTIONS
+from koinon_proto.table import NodeNumber, Table
+from koinon_proto.v1 import replication_pb2, replication_pb2_grpc
+
+TIMEOUT_S = 30.0
+POLL_S = 0.1
+
+
+def checksums(table: Table) -> dict[int, dict[NodeNumber, replication_pb2.CopyChecksum]]:
+    """Return, by partition and node, what each replica of each partition holds."""
+    found: dict[int, dict[NodeNumber, replication_pb2.CopyChecksum]] = {}
+    for number, node in table.nodes.items():
+        held = [row.partition_id for row in table.rows if number in row.replicas]
+        if not held:
+            continue
+        with grpc.insecure_channel(node.address, options=CHANNEL_OPTIONS) as channel:
+            stub = replication_pb2_grpc.ReplicationStub(channel)  # type: ignore[no-untyped-call]
+            request = replication_pb2.ChecksumsRequest(partition_ids=held)
+            for copy in stub.Checksums(request, timeout=TIMEOUT_S).copies:
+                found.setdefault(copy.partition_id, {})[number] = copy
+    return found
+
+
+def differing(table: Table) -> list[int]:
+    """Return the partitions of which two replicas are not the same."""
+    return [
+        partition_id
+        for partition_id, copies in checksums(table).items()
+        if len({(c.usable, c.complete_through, c.records, c.digest) for c in copies.values()}) > 1
+    ]
+
+
+def assert_copies_are_identical(status: ClusterStatus, timeout_s: float = TIMEOUT_S) -> None:
+    """Wait until nothing is under way any more and all replicas are the same; fail if never."""
+    assert status.table is not None
+    deadline = time.monotonic() + timeout_s
+    while True:
+        left = differing(status.table)
+        if not left:
+            return
+        assert time.monotonic() < deadline, f"{len(left)} partitions differ: {left[:10]}"
+        time.sleep(POLL_S)

@@ -1,0 +1,83 @@
+"""The way back after a majority of the coordinators is lost for good."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from koinon.admin import Admin
+from koinon.local import LocalCluster
+from tests.conftest import ClusterFactory
+
+ROWS = {b"recovery/%d" % n: b"value %d" % n for n in range(300)}
+
+
+def recover(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "koinon_coordinator.recover", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def lose_majority(cluster: LocalCluster) -> None:
+    """End all coordinators; the directories of two of them are gone."""
+    for name in cluster.coordinator_names:
+        cluster.kill(name)
+    for name in cluster.coordinator_names[1:]:
+        shutil.rmtree(cluster.member_dir(name))
+
+
+@pytest.mark.parametrize("source", ["member", "nodes"])
+def test_lost_majority_of_coordinators_is_recovered_with_all_data(
+    make_cluster: ClusterFactory, tmp_path: Path, source: str
+) -> None:
+    cluster = make_cluster(nodes=3, coordinators=3)
+    cluster.start()
+    before = cluster.wait_ready()
+    assert before.table is not None
+    with cluster.client() as client:
+        assert not client.put_many(ROWS).refused
+    lose_majority(cluster)
+
+    survivor = cluster.member_dir("c1")
+    arguments = ["--id", "c1", "--advertise", cluster.address("c1"), "--data", str(tmp_path / "c1")]
+    if source == "member":
+        arguments += ["--from-member", f"c1={survivor}"]
+    else:
+        arguments += ["--nodes", cluster.address("n1")]
+    refused = recover(*arguments)
+    assert refused.returncode == 2
+    assert "--yes" in refused.stderr
+    made = recover(*arguments, "--yes")
+    assert made.returncode == 0, made.stderr
+    assert before.table.cluster.cluster_id in made.stdout
+    assert "nodes reached  3 of 3" in made.stdout
+
+    shutil.rmtree(survivor)
+    shutil.move(tmp_path / "c1", survivor)
+    cluster.restart("c1")
+    after = cluster.wait_for(lambda s: s.ready, timeout_s=30, what="the nodes are back")
+    assert after.table is not None
+    assert after.table.cluster.cluster_id == before.table.cluster.cluster_id
+    assert after.table.table_version > before.table.table_version
+    name = cluster.add_coordinator()
+    with Admin(cluster.coordinators, timeout_ms=20_000) as admin:
+        admin.add_coordinator(name, cluster.address(name))
+    with cluster.client() as client:
+        found = dict(zip(ROWS, client.get_many(ROWS), strict=True))
+        client.put(b"recovery/after", b"1")
+    assert found == ROWS
+
+
+def test_recovery_into_a_used_directory_or_from_nothing_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "file").touch()
+    common = ["--id", "c1", "--advertise", "127.0.0.1:7400", "--yes"]
+    nothing = recover(*common, "--data", str(tmp_path / "new"))
+    assert nothing.returncode == 2
+    assert "--from-member" in nothing.stderr
+    silent = recover(*common, "--data", str(tmp_path / "new"), "--nodes", "127.0.0.1:1")
+    assert silent.returncode == 2
+    assert not (tmp_path / "new").exists()
