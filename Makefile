@@ -18,7 +18,7 @@ $(VENV)/.installed: pyproject.toml
 
 env: $(VENV)/.installed  ## make the environment (.venv) with everything in it
 
-demo: env       ## a local cluster, real data, a coordinator killed: watch it go on
+demo: env       ## a local cluster, real data, processes killed, nodes added: watch it go on
 	$(BIN)/python -m koinon.demo
 
 test: env       ## the whole test suite

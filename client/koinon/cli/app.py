@@ -11,7 +11,15 @@ import typer
 from koinon.cli import admin, bench, data, load, local, session
 from koinon.local.servers import missing_for_servers
 
-PASSED_THROUGH = {"coordinator": "koinon_coordinator", "node": "koinon_node"}
+# Commands of the other packages, which this one does not import: name -> (module, help)
+PASSED_THROUGH = {
+    "coordinator": ("koinon_coordinator", "Run one coordinator in the foreground"),
+    "node": ("koinon_node", "Run one storage node in the foreground"),
+    "recover-coordinators": (
+        "koinon_coordinator.recover",
+        "Make a new coordinator group after a majority of the old one is lost for good",
+    ),
+}
 
 app = typer.Typer(
     name="koinon",
@@ -56,7 +64,7 @@ def root(
 
 
 def _never_reached() -> None:
-    """The servers are in the list of commands only: ``run`` hands them over unparsed."""
+    """These are in the list of commands only: ``run`` hands them over unparsed."""
 
 
 data.add_to(app)
@@ -64,10 +72,10 @@ load.add_to(app)
 local.add_to(app)
 app.add_typer(admin.app, name="admin", rich_help_panel="The cluster")
 bench.add_to(app)
-for _name, _what in (("coordinator", "one coordinator"), ("node", "one storage node")):
+for _name, (_, _what) in PASSED_THROUGH.items():
     app.command(
         _name,
-        help=f"Run {_what} in the foreground (all options: koinon {_name} --help).",
+        help=f"{_what} (all options: koinon {_name} --help).",
         rich_help_panel="Servers",
         add_help_option=False,
         context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
@@ -78,12 +86,12 @@ def run() -> None:
     """Run the command line of this process."""
     arguments = sys.argv[1:]
     if arguments and arguments[0] in PASSED_THROUGH:
-        _become_server(PASSED_THROUGH[arguments[0]], arguments[1:])
+        _become(PASSED_THROUGH[arguments[0]][0], arguments[1:])
     app(prog_name="koinon")
 
 
-def _become_server(module: str, arguments: list[str]) -> None:
-    """Replace this process by the server, so that signals and exit codes are its own."""
+def _become(module: str, arguments: list[str]) -> None:
+    """Replace this process by the other package's, so that signals and exit codes are its own."""
     if missing := missing_for_servers():
         sys.exit(f"koinon: the servers need {', '.join(missing)}: pip install 'koinon[server]'")
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
