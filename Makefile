@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROTOS := $(wildcard proto/koinon_proto/v1/*.proto)
 WORKERS ?= 2
+SEEDS ?= 5000
 
-.PHONY: help env demo test check proto bench clean
+.PHONY: help env demo test soak check proto bench clean
 
 help:           ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## ?/\t/'
@@ -23,6 +24,9 @@ demo: env       ## a local cluster, real data, processes killed, nodes added: wa
 
 test: env       ## the whole test suite
 	$(BIN)/python -m pytest -n $(WORKERS)
+
+soak: env       ## thousands of new seeds of the simulation (SEEDS=5000)
+	$(BIN)/python -m tests.simulation --count $(SEEDS) --workers $(WORKERS)
 
 check: env      ## style, types, import rules, generated code
 	$(BIN)/ruff check .

@@ -1,7 +1,8 @@
-"""Clusters of real processes for the tests that need one."""
+"""Clusters of real processes for the tests that need one; what the simulation covered."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -41,3 +42,18 @@ def make_cluster() -> Iterator[ClusterFactory]:
     yield make
     for one in made:
         one.close()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say how much the simulation covered, however many processes it ran in."""
+    totals: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if getattr(report, "when", "") == "call":
+                totals.update(dict(report.user_properties).get("simulated", {}))
+    if totals:
+        terminalreporter.write_line(
+            f"simulation: {totals['seeds']} seeds, {totals['events']:,} events, "
+            f"{totals['virtual seconds'] / 3600:.2f} hours simulated, "
+            f"{totals['operations']:,} operations checked for linearizability"
+        )

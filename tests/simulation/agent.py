@@ -1,0 +1,401 @@
+"""A node's agent in virtual time: agent.py's order of events, as tasks of the simulated process.
+
+The table in a reply is applied before the lease is extended, which counts from when the heartbeat
+was sent. Only the agent changes the table: what others bring are events, which it takes in the
+order in which they came, while it does not wait for an answer itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from koinon_coordinator.core.commands import HostedPartition, PartitionChange, Registered
+from koinon_coordinator.core.decisions import Registration
+from koinon_node.core.assignment import Adoption, Assignment, HostCommand
+from koinon_node.core.lease import NO_LEASE
+from koinon_node.seams import PeerLostError, RowChange
+from koinon_node.state import NodeState
+from koinon_node.storage import CLUSTER_ID, NODE_EPOCH, REGISTRATION_ID, Store
+from koinon_proto.errors import (
+    KoinonError,
+    NodeFencedError,
+    NotLeaderError,
+    RegistrationPendingError,
+    StorageFullError,
+    UnavailableError,
+    UnknownFateError,
+    UnknownNodeError,
+)
+from koinon_proto.table import (
+    ClusterConfig,
+    NodeId,
+    NodeNumber,
+    PartitionId,
+    Table,
+    TableUpdate,
+    apply_update,
+)
+from tests.simulation.network import NOT_SENT, Network
+
+Answer = TypeVar("Answer")
+HEARTBEAT_S = 0.2
+ALTER_TIMEOUT_S = 2.0
+HAND_TABLE_TIMEOUT_S = 5.0
+
+
+class Host(Protocol):
+    """What the agent needs of the node's side; as in agent.py."""
+
+    async def adopt(self, adoptions: Sequence[Adoption]) -> None: ...
+    async def put_meta(self, values: dict[bytes, str]) -> None: ...
+    def on_table(self, table: Table, number: NodeNumber, node_epoch: int) -> None: ...
+
+
+class SimulatedAgent:
+    """One life's agent."""
+
+    def __init__(
+        self,
+        name: str,
+        rack: str,
+        store: Store,
+        state: NodeState,
+        host: Host,
+        network: Network,
+        coordinators: Sequence[str],
+        rng: random.Random,
+    ) -> None:
+        identity = store.identity()
+        self._name = name
+        self._rack = rack
+        self._store_id = identity.store_id
+        self._cluster_id = identity.cluster_id
+        self._last_node_epoch = identity.node_epoch
+        self._registration_id = identity.registration_id
+        self._node_epoch = 0
+        self._state = state
+        self._host = host
+        self._network = network
+        self._coordinators = list(coordinators)
+        self._leader = rng.choice(self._coordinators)
+        self._rng = rng
+        seen = {p: epochs.primary_epoch for p, epochs in store.seen_epochs.items()}
+        self._assignment = Assignment(NodeId(name), seen)
+        self._lease_s = 1.0
+        self._events: deque[Callable[[], None]] = deque()
+        self._came = asyncio.Event()
+        self._watching: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def run(self) -> None:
+        """Register, heartbeat until fenced, again and again."""
+        while True:
+            await self._register()
+            await self._heartbeat_until_fenced()
+
+    # --- events ------------------------------------------------------------------------------
+
+    def _put(self, event: Callable[[], None]) -> None:
+        self._events.append(event)
+        self._came.set()
+
+    async def _take_events(self, until: float) -> None:
+        """Wait for the next heartbeat's time, or for something that is worth one at once."""
+        for _ in range(len(self._events)):
+            await self._take_event(until)
+        while not self._assignment.acknowledgements():
+            if self._state.now() >= until or not await self._take_event(until):
+                return
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait, taking events meanwhile."""
+        until = self._state.now() + seconds
+        while self._state.now() < until and await self._take_event(until):
+            pass
+
+    async def _take_event(self, until: float) -> bool:
+        """Take the next event; return False if none came in time."""
+        while not self._events:
+            left_s = until - self._state.now()
+            if left_s <= 0:
+                return False
+            self._came.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._came.wait()
+        self._events.popleft()()
+        return True
+
+    # --- calls -------------------------------------------------------------------------------
+
+    async def _ask(
+        self, service: str, request: Callable[[], dict[str, Any]], timeout_s: float
+    ) -> Any:
+        """Ask once around; ``request`` is made anew for each attempt."""
+        failure: KoinonError = UnavailableError(reason="nobody was asked")
+        for _ in range(len(self._coordinators) + 1):
+            try:
+                return await self._network.call(
+                    self._name,
+                    self._leader,
+                    service,
+                    timeout_s=timeout_s,
+                    may_double=True,
+                    **request(),
+                )
+            except NotLeaderError as error:
+                failure = error
+                self._follow(error)
+            except PeerLostError as error:
+                failure = error
+                self._pass_over()
+        raise failure
+
+    def _follow(self, error: NotLeaderError) -> None:
+        if error.leader_address and error.leader_address != self._leader:
+            self._leader = error.leader_address
+        else:
+            self._pass_over()
+
+    def _pass_over(self) -> None:
+        place = self._coordinators.index(self._leader)
+        self._leader = self._coordinators[(place + 1) % len(self._coordinators)]
+
+    # --- registration ------------------------------------------------------------------------
+
+    async def _register(self) -> None:
+        if not self._registration_id:
+            self._registration_id = f"{self._rng.getrandbits(64):016x}"
+            await self._host.put_meta({REGISTRATION_ID: self._registration_id})
+        registration = Registration(
+            node_id=self._name,
+            address=f"{self._name}:1",
+            rack=self._rack,
+            store_id=self._store_id,
+            last_node_epoch=self._last_node_epoch,
+            registration_id=self._registration_id,
+        )
+
+        def request() -> dict[str, Any]:
+            return {"request": registration, "cluster_id": self._cluster_id}
+
+        while True:
+            try:
+                answer = await self._ask("register", request, timeout_s=1.5)
+            except RegistrationPendingError as error:
+                await self._pause(max(error.retry_after_ms, 10) / 1000)
+            except (NotLeaderError, PeerLostError, UnavailableError):
+                await self._pause(self._rng.uniform(0.02, 0.2))
+            else:
+                await self._on_registered(*answer)
+                return
+
+    async def _on_registered(
+        self, registered: Registered, cluster: ClusterConfig, update: TableUpdate | None
+    ) -> None:
+        node_epoch = registered.node_epoch
+        await self._host.put_meta(
+            {CLUSTER_ID: cluster.cluster_id, NODE_EPOCH: str(node_epoch), REGISTRATION_ID: ""}
+        )
+        self._registration_id = ""
+        self._cluster_id = cluster.cluster_id
+        self._node_epoch = self._last_node_epoch = node_epoch
+        self._assignment.on_registered(node_epoch)
+        if update is not None:
+            self._apply(update)
+        else:
+            self._publish()
+        if self._watching is None:
+            self._watching = asyncio.ensure_future(self._watch())
+
+    # --- heartbeats --------------------------------------------------------------------------
+
+    async def _heartbeat_until_fenced(self) -> None:
+        while True:
+            sent_at = self._state.now()
+            try:
+                await self._heartbeat()
+            except (NodeFencedError, UnknownNodeError):
+                self._state.lease = NO_LEASE
+                self._node_epoch = 0
+                self._assignment.on_fenced()
+                self._publish()
+                return
+            except KoinonError:
+                await self._pause(self._rng.uniform(0.01, 0.05))
+                continue
+            await self._take_events(sent_at + HEARTBEAT_S)
+
+    async def _heartbeat(self) -> None:
+        acknowledgements = self._assignment.acknowledgements()
+        hosted = [HostedPartition(**command._asdict()) for command in acknowledgements]
+        node_epoch = self._node_epoch
+        sent_at = 0.0
+
+        def request() -> dict[str, Any]:
+            nonlocal sent_at
+            sent_at = self._state.now()
+            return {
+                "version": self._version(),
+                "cluster_id": self._cluster_id,
+                "node_id": self._name,
+                "node_epoch": node_epoch,
+                "hosted": hosted,
+            }
+
+        commands, update, lease_ms = await self._ask(
+            "heartbeat", request, timeout_s=self._lease_s / 3
+        )
+        self._assignment.on_acknowledged(acknowledgements)
+        if update is not None:
+            self._apply(update)
+        self._assignment.on_commands(
+            HostCommand(c.partition_id, c.primary_epoch, c.partition_epoch) for c in commands
+        )
+        self._lease_s = lease_ms / 1000
+        confirmed = self._state.confirmed(node_epoch)
+        self._state.lease = self._state.lease.renewed(node_epoch, sent_at, self._lease_s)
+        if not confirmed:
+            self._tell()
+
+    # --- the table ---------------------------------------------------------------------------
+
+    def _version(self) -> int:
+        table = self._assignment.table
+        return table.table_version if table else 0
+
+    async def _watch(self) -> None:
+        """Hear of new tables at once, from whichever coordinator answers."""
+        at = self._leader
+        version = 0
+        while True:
+            version = max(version, self._version())
+            try:
+                update = await self._network.call(self._name, at, "watch", version, timeout_s=2.0)
+            except KoinonError:
+                at = self._rng.choice([self._leader, *self._coordinators])
+                version = 0
+                await asyncio.sleep(0.05)
+                continue
+            if update is not None:
+                version = update.table_version
+                self._put(partial(self._apply, update))
+
+    def _apply(self, update: TableUpdate) -> None:
+        before = self._assignment.table
+        table = apply_update(before, update)
+        if table is None or (table is before and self._state.served.node_epoch == self._node_epoch):
+            return
+        adoptions = self._assignment.on_table(table)
+        self._assignment.take_refused()
+        self._publish()
+        if adoptions:
+            task = asyncio.ensure_future(self._host.adopt(adoptions))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def on_ready(self, adoptions: Sequence[Adoption]) -> None:
+        """These partitions have been taken over and may be led."""
+        self._put(partial(self._ready, tuple(adoptions)))
+
+    def _ready(self, adoptions: Sequence[Adoption]) -> None:
+        self._assignment.on_adopted(adoptions)
+        self._publish()
+
+    def _publish(self) -> None:
+        before, served = self._state.served, self._assignment.served()
+        self._state.served = served
+        if served.table is not before.table or served.node_epoch != before.node_epoch:
+            self._tell()
+
+    def _tell(self) -> None:
+        served = self._state.served
+        if served.table is not None:
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self._host.on_table, served.table, served.node_number, served.node_epoch)
+
+    # --- a primary's proposals (seams.CoordinatorCalls) --------------------------------------
+
+    async def alter_partitions(self, changes: Sequence[RowChange]) -> frozenset[int]:
+        """See seams.CoordinatorCalls; as coordinators.LeaderCalls."""
+        if not self._state.served.node_epoch:
+            await asyncio.sleep(0.05)
+            raise UnavailableError(reason="the node is not registered")
+        request = {
+            "cluster_id": self._cluster_id,
+            "node_id": self._name,
+            "node_epoch": self._state.served.node_epoch,
+            "changes": [_change(change) for change in changes],
+        }
+        version = self._state.served.table_version
+        leader = self._leader
+        failure: KoinonError = UnavailableError(reason="no coordinator can be reached")
+        for _ in range(len(self._coordinators) + 1):
+            try:
+                rejected, update = await self._network.call(
+                    self._name,
+                    leader,
+                    "alter",
+                    version,
+                    timeout_s=ALTER_TIMEOUT_S,
+                    may_double=True,
+                    **request,
+                )
+                await self._hand_table(update)
+                return frozenset(rejected)
+            except NotLeaderError as error:
+                failure = error
+                leader = error.leader_address or self._rng.choice(self._coordinators)
+            except PeerLostError as error:
+                if not error.reason.startswith(NOT_SENT):
+                    raise UnknownFateError(reason=error.reason) from None
+                failure = UnavailableError(reason=error.reason)
+                leader = self._rng.choice(self._coordinators)
+        await asyncio.sleep(self._rng.uniform(0.05, 0.1))
+        raise failure
+
+    async def _hand_table(self, update: TableUpdate | None) -> None:
+        """Return once the update, and all that came before it, is applied and has been seen."""
+        loop = asyncio.get_running_loop()
+        seen: asyncio.Future[None] = loop.create_future()
+
+        def see() -> None:
+            if not seen.done():
+                seen.set_result(None)
+
+        def apply() -> None:
+            if update is not None:
+                self._apply(update)
+            loop.call_soon(see)
+
+        self._put(apply)
+        try:
+            async with asyncio.timeout(HAND_TABLE_TIMEOUT_S):
+                await seen
+        except TimeoutError:
+            raise UnknownFateError(reason="the table in the answer is not applied yet") from None
+
+
+def _change(change: RowChange) -> PartitionChange:
+    return PartitionChange(
+        partition_id=PartitionId(change.partition_id),
+        primary_epoch=change.primary_epoch,
+        partition_epoch=change.partition_epoch,
+        in_sync=change.in_sync,
+        hand_over_to=change.hand_over_to,
+    )
+
+
+async def while_no_room(work: Callable[[], Awaitable[Answer]]) -> Answer:
+    """Do it, again and again while the disk is full."""
+    while True:
+        try:
+            return await work()
+        except StorageFullError:
+            await asyncio.sleep(0.2)

@@ -1,0 +1,224 @@
+"""Clients that write, read, delete and compare a few keys, and note what they were told."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from koinon_node.batches import ReadAnswer, WriteAnswer, WriteBatch
+from koinon_node.seams import PeerLostError
+from koinon_proto.errors import ConditionFailedError, KoinonError
+from koinon_proto.partitioner import partitioner
+from koinon_proto.table import Table, apply_update
+from tests.checkers.history import History, Kind
+from tests.simulation.loop import Process
+from tests.simulation.network import NOT_SENT, Network
+
+CALL_TIMEOUT_S = 2.0
+BATCH_ROWS_MAX = 6
+BACKOFF_S_MAX = 0.1  # after a call that brought nothing
+
+
+class Client:
+    """One caller: one thing at a time, over a table that may be old."""
+
+    def __init__(
+        self,
+        name: str,
+        process: Process,
+        network: Network,
+        coordinators: Sequence[str],
+        history: History,
+        keys: Sequence[bytes],
+        rng: random.Random,
+        stats: Counter[str],
+    ) -> None:
+        self._name = name
+        self._network = network
+        self._coordinators = coordinators
+        self._history = history
+        self._keys = keys
+        self._rng = rng
+        self._stats = stats
+        self._table: Table | None = None
+        self._versions: dict[bytes, int] = {}
+        self._written = 0
+        self._stale = True
+        self.process = process
+        self.stopping = self.busy = False
+
+    async def run(self, pause_s: float) -> None:
+        """Go on until told to stop."""
+        while not self.stopping:
+            self.busy = False
+            backoff_s = self._rng.uniform(0.0, BACKOFF_S_MAX) if self._stale else 0.0
+            await asyncio.sleep(self._rng.expovariate(1 / pause_s) + backoff_s)
+            self.busy = True
+            if self._stale or self._rng.random() < 0.02:
+                await self._refresh()
+            if self._table is not None:
+                await self._one()
+        self.busy = False
+
+    async def _refresh(self) -> None:
+        version = self._table.table_version if self._table is not None else 0
+        try:
+            update = await self._network.call(
+                self._name, self._rng.choice(self._coordinators), "table", version, timeout_s=0.5
+            )
+        except KoinonError:
+            return
+        if update is not None:
+            self._table = apply_update(self._table, update)
+        self._stale = False
+
+    def _partitions_of(self, keys: Sequence[bytes]) -> Any:
+        assert self._table is not None
+        cluster = self._table.cluster
+        return partitioner(cluster.partitioner, cluster.partition_count).partitions_of(list(keys))
+
+    async def _one(self) -> None:
+        rng = self._rng
+        key = self._keys[min(rng.randrange(len(self._keys)), rng.randrange(len(self._keys)))]
+        fate = rng.random()
+        if fate < 0.4:
+            await self._read(key)
+        elif fate < 0.5:
+            await self._write([(key, Kind.DELETE, None)])
+        elif fate < 0.6:
+            known = self._versions.get(key, 0)
+            await self._write([(key, Kind.PUT, rng.choice([known, known, 0]))])
+        elif fate < 0.7:
+            known = self._versions.get(key, 0)
+            await self._write([(key, Kind.DELETE, known)] if known else [(key, Kind.PUT, 0)])
+        else:
+            rows = rng.choice([1, 1, 1, BATCH_ROWS_MAX])
+            chosen = {key, *rng.choices(self._keys, k=rows - 1)}
+            await self._write([(k, Kind.PUT, None) for k in sorted(chosen)])
+
+    async def read_now(self, key: bytes) -> bool:
+        """Read once, with the newest table that can be had; return whether it was answered."""
+        self._stale = True
+        await self._refresh()
+        return self._table is not None and await self._read(key)
+
+    def _address(self, partition_id: int) -> str:
+        assert self._table is not None
+        primary = self._table.primary_of(partition_id)
+        return primary.node_id if primary is not None else ""
+
+    # --- reads -------------------------------------------------------------------------------
+
+    async def _read(self, key: bytes) -> bool:
+        partitions = self._partitions_of([key])
+        address = self._address(int(partitions[0]))
+        if not address:
+            self._stale = True
+            return False
+        assert self._table is not None
+        number = self._history.invoke(self._name, Kind.GET, key)
+        try:
+            answer: ReadAnswer = await self._network.call(
+                self._name,
+                address,
+                "read",
+                [key],
+                partitions.astype(np.uint32),
+                self._table.table_version,
+                timeout_s=CALL_TIMEOUT_S,
+            )
+        except KoinonError as error:
+            self._stale = True
+            self._history.failed(number)
+            self._stats[f"read: {type(error).__name__}"] += 1
+            return False
+        if answer.refusals:
+            self._stale = True
+            self._history.failed(number)
+            self._count_refusals("read", answer.refusals)
+            return False
+        found = not answer.missing
+        version = answer.versions[0] if found else 0
+        value = answer.values[0] if found else None
+        self._history.ok(number, version=version, value=value)
+        self._versions[key] = version
+        self._stats["reads"] += 1
+        return True
+
+    # --- writes ------------------------------------------------------------------------------
+
+    async def _write(self, rows: list[tuple[bytes, Kind, int | None]]) -> None:
+        """Write all rows of the first one's node in one call."""
+        partitions = self._partitions_of([key for key, _, _ in rows]).astype(np.uint32)
+        addresses = [self._address(int(p)) for p in partitions]
+        address = addresses[0]
+        if not address:
+            self._stale = True
+            return
+        mine = [index for index, other in enumerate(addresses) if other == address]
+        rows, partitions = [rows[index] for index in mine], partitions[mine]
+        values = [self._value() if kind is Kind.PUT else None for _, kind, _ in rows]
+        assert self._table is not None
+        batch = WriteBatch(
+            table_version=self._table.table_version,
+            keys=[key for key, _, _ in rows],
+            values=[value or b"" for value in values],
+            partition_ids=partitions,
+            deletes=frozenset(i for i, (_, kind, _) in enumerate(rows) if kind is Kind.DELETE),
+            conditions={i: c for i, (_, _, c) in enumerate(rows) if c is not None},
+        )
+        numbers = [
+            self._history.invoke(self._name, kind, key, value, condition=condition)
+            for (key, kind, condition), value in zip(rows, values, strict=True)
+        ]
+        try:
+            answer: WriteAnswer = await self._network.call(
+                self._name, address, "write", batch, timeout_s=CALL_TIMEOUT_S
+            )
+        except KoinonError as error:
+            self._stale = True
+            for number in numbers:
+                self._fail(number, error)
+            return
+        self._note(batch, numbers, answer)
+
+    def _note(self, batch: WriteBatch, numbers: list[int], answer: WriteAnswer) -> None:
+        if answer.refusals:
+            self._stale = True
+            self._count_refusals("write", answer.refusals)
+        for row, number in enumerate(numbers):
+            if int(batch.partition_ids[row]) in answer.refusals:
+                self._history.failed(number)
+            elif row in answer.row_errors:
+                self._fail(number, answer.row_errors[row])
+            elif row in answer.absent:
+                self._history.ok(number, version=0)
+            else:
+                self._stats["writes"] += 1
+                version = int(answer.versions[row])
+                self._history.ok(number, version=version)
+                self._versions[batch.keys[row]] = 0 if row in batch.deletes else version
+
+    def _fail(self, number: int, error: KoinonError) -> None:
+        self._stats[f"write: {type(error).__name__}"] += 1
+        if isinstance(error, ConditionFailedError):
+            self._history.refused(number, current_version=error.current_version)
+        elif error.maybe_applied or (
+            isinstance(error, PeerLostError) and not error.reason.startswith(NOT_SENT)
+        ):
+            self._history.unknown(number)
+        else:
+            self._history.failed(number)
+
+    def _count_refusals(self, what: str, refusals: dict[int, KoinonError]) -> None:
+        for error in refusals.values():
+            self._stats[f"{what}: {type(error).__name__}"] += 1
+
+    def _value(self) -> bytes:
+        self._written += 1
+        return f"{self._name}.{self._written}".encode()

@@ -1,0 +1,421 @@
+"""A whole cluster in one thread, driven by one seed through faults, then healed.
+
+    python -m tests.simulation --help
+
+What runs is the real code of coordinators and nodes (leadership, membership, mover and
+operations; engine, replicator, follower, drops, reclaimer, the writer's and LMDB's transactions),
+on virtual time, a simulated network and simulated disks. ``checkers`` looks on after every event.
+Clients read, write, delete and compare all the while. Then all faults end: within
+``HEALED_S_MAX`` every move must be finished and every partition online with all its replicas in
+sync and alike, and what clients were told must be linearizable.
+
+Covered, in random mixtures, and also right when it hurts (as soon as a change of a row is
+committed):
+
+- nodes: killed (one, or many at once) and started again soon or late, paused, stopped as an
+  operator does, added, given an empty disk once their copies are spare;
+- the network: nodes and coordinators cut off, both ways or one way, as groups, pairwise, or from
+  all but the clients; streams that break, or stall and go on; calls that are lost on the way
+  there or back, answered late, carried out twice; slow links;
+- disks: slow, full; a commit under way when its process is killed, done or not done;
+- coordinators: the leader or another one killed, paused, cut off; a leader that does not know
+  that it is one no longer; proposals of unknown fate that the next leader commits;
+- operators meanwhile: rebalance, drain, replace, replication factor 1, 2 and 3 and changes of it,
+  moves cancelled, paused, slowed down, wanted primaries, nodes that stay away and are replaced;
+- small journals and pages, and tombstones that are soon purged, so that snapshots, passes cut
+  short and floors are frequent.
+
+Not covered: Raft itself (``coordinators.py`` gives what it promises; tests/raft simulates it),
+gRPC, the agent's threads (``agent.py`` is a twin of the node's), expiry, scans, ``durability =
+interval``, disks that lie or decay, clocks that run at different speeds, forced elections, more
+than 16 partitions or 6 nodes. Streams lose and reorder nothing, as TCP does not: gaps have
+directed tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import gc
+import logging
+import random
+import sys
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from koinon_coordinator.config import BootstrapConfig, TimingConfig
+from koinon_coordinator.core.commands import Command
+from koinon_node.config import Limits
+from koinon_proto.errors import KoinonError
+from koinon_proto.table import NodeStatus, PartitionStatus, Table
+from tests.checkers.history import History
+from tests.checkers.linearizability import check
+from tests.simulation.checkers import ClusterChecker, ViolationError
+from tests.simulation.clients import Client
+from tests.simulation.coordinators import RaftGroup
+from tests.simulation.disks import Disk
+from tests.simulation.faults import Faults
+from tests.simulation.loop import Process, VirtualLoop
+from tests.simulation.network import Network, Weather
+from tests.simulation.node import SimulatedNode
+
+START_S_MAX = 30.0
+FAULTS_S = 18.0
+HEALED_S_MAX = 60.0
+POLL_S = 0.1
+LAST_READS_MAX = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """What is drawn per seed."""
+
+    nodes: int
+    partitions: int
+    replicas: int
+    clients: int
+    keys: int
+    client_pause_s: float
+    commit_s: float
+    fault_interval_s: float
+    operator_interval_s: float
+    reaction: float  # how probable it is that something goes wrong right when it hurts
+    journal_rows: int
+    page_rows: int
+    tombstone_ms: int
+    rereplicate_after_ms: int
+    weather: Weather
+
+    @classmethod
+    def draw(cls, rng: random.Random) -> Scenario:
+        nodes = rng.choice([3, 3, 4, 5])
+        return cls(
+            nodes=nodes,
+            partitions=rng.choice([4, 8, 16]),
+            replicas=rng.choice([1, 2, 2, 3, 3, 3]),
+            clients=rng.choice([2, 4, 6]),
+            keys=rng.choice([3, 12, 40]),
+            client_pause_s=rng.choice([0.01, 0.03, 0.1]),
+            commit_s=rng.choice([0.001, 0.004, 0.02]),
+            fault_interval_s=rng.choice([0.3, 0.8, 2.0, 4.0]),
+            operator_interval_s=rng.choice([0.3, 1.0, 3.0]),
+            reaction=rng.choice([0.0, 0.02, 0.1]),
+            journal_rows=rng.choice([8, 64, 1_000]),
+            page_rows=rng.choice([2, 5, 1_000]),
+            tombstone_ms=rng.choice([50, 1_000, 5_000, 600_000]),
+            rereplicate_after_ms=rng.choice([2_000, 600_000, 600_000]),
+            weather=Weather.draw(rng),
+        )
+
+
+class Simulation:
+    """One seed's run."""
+
+    def __init__(self, seed: int, root: Path, trace: Callable[[str], None] | None = None) -> None:
+        self.seed = seed
+        self.rng = random.Random(seed)
+        random.seed(seed)
+        self.scenario = Scenario.draw(self.rng)
+        self.limits = Limits(
+            page_rows=self.scenario.page_rows,
+            tombstone_ms=self.scenario.tombstone_ms,
+            write_timeout_ms=self.rng.choice([500, 5_000]),
+        )
+        self.loop = VirtualLoop()
+        self.stats: Counter[str] = Counter()
+        self.trace_lines: list[str] = []
+        self._trace = trace
+        self._root = root
+        self.network = Network(self.loop, self.rng)
+        self.history = History(self.loop.time)
+        self.group = RaftGroup(
+            self.loop,
+            self.rng,
+            self.network,
+            BootstrapConfig(
+                bootstrap_nodes=self.scenario.nodes,
+                replication_factor=self.scenario.replicas,
+                partition_count=self.scenario.partitions,
+            ),
+            TimingConfig(rereplicate_after_ms=self.scenario.rereplicate_after_ms),
+            self.stats,
+        )
+        self.group.trace = self.trace
+        self.nodes: dict[str, SimulatedNode] = {}
+        self.checker = ClusterChecker(self.nodes, self.table)
+        self.group.on_committed = self._on_committed
+        self.clients: list[Client] = []
+        self.faults = Faults(self)
+        for _ in range(self.scenario.nodes):
+            self.add_node()
+        self.loop.after_event = self._after_event
+
+    def trace(self, text: str) -> None:
+        """Note an event; the last ones are shown with a violation."""
+        line = f"{self.loop.now - 1000.0:9.4f} {text}"
+        self.trace_lines.append(line)
+        if self._trace is not None:
+            self._trace(line)
+
+    def table(self) -> Table | None:
+        """The table after all that is committed."""
+        return self.group.newest_state().state.table()
+
+    def add_node(self) -> SimulatedNode:
+        name = f"n{len(self.nodes) + 1}"
+        node = SimulatedNode(self, name, Disk(self._root, name))
+        self.nodes[name] = node
+        node.boot()
+        return node
+
+    def _on_committed(self, command: Command) -> None:
+        self.checker.on_committed(command)
+        self.faults.on_committed(command)
+
+    def _after_event(self, process: Process | None) -> None:
+        if process is not None and process.name in self.nodes:
+            self.checker.after_event(process.name)
+        if self.loop.failures:
+            raise ViolationError(_describe(self.loop.failures[0]))
+
+    # --- the run -----------------------------------------------------------------------------
+
+    def run(self) -> Counter[str]:
+        try:
+            self.loop.run_until_complete(self._main())
+            for process in self.loop.processes:
+                process.forget_tasks()
+            self._after_event(None)
+        finally:
+            self.stats["events"] = self.loop.events
+            self.stats["virtual seconds"] = int(self.loop.now - 1000.0)
+            self.stats["checks"] = self.checker.checks
+            self._close()
+        return self.stats
+
+    def _close(self) -> None:
+        with _no_complaints():
+            self.loop.end()
+            for node in self.nodes.values():
+                node.close()
+            self.loop.close()
+
+    async def _main(self) -> None:
+        await self._until(self._is_started, START_S_MAX, "the cluster did not start")
+        self.trace(f"started {self.scenario}")
+        self._start_clients()
+        self.network.weather = self.scenario.weather
+        await self.faults.run(FAULTS_S)
+        self.trace("healed")
+        await self._until(self._has_converged, HEALED_S_MAX, "no convergence")
+        await self._until_quiet()
+        await self._read_all()
+        await self._until(self._has_converged, HEALED_S_MAX, "no convergence in the end")
+        self._check_copies()
+        self._check_history()
+
+    async def _until(self, condition: Callable[[], str], seconds: float, what: str) -> None:
+        """Wait until the condition says that nothing is missing."""
+        deadline = self.loop.now + seconds
+        while missing := condition():
+            if self.loop.now > deadline:
+                raise ViolationError(f"{what} within {seconds} s: {missing}")
+            await asyncio.sleep(POLL_S)
+
+    def _is_started(self) -> str:
+        table = self.table()
+        if table is None or not table.bootstrapped:
+            return "there is no table"
+        return self._what_is_missing(table)
+
+    def _has_converged(self) -> str:
+        state = self.group.newest_state().state
+        if state.moves:
+            return f"moves {list(state.moves.values())}"
+        table = self.table()
+        assert table is not None
+        return self._what_is_missing(table)
+
+    def _what_is_missing(self, table: Table) -> str:
+        for info in table.nodes.values():
+            if info.status not in (NodeStatus.ACTIVE, NodeStatus.DRAINING):
+                return f"node {info}"
+        for row in table.rows:
+            if row.status is not PartitionStatus.ONLINE or set(row.in_sync) != set(row.replicas):
+                return f"row {row}"
+            life = self.nodes[table.nodes[row.primary].node_id].life
+            if life is None or not life.serves(row.partition_id):
+                return f"nobody serves {row}"
+        return ""
+
+    def _start_clients(self) -> None:
+        keys = [f"key {number}".encode() for number in range(self.scenario.keys)]
+        for number in range(self.scenario.clients):
+            name = f"client{number + 1}"
+            machine = self.network.add(name)
+            process = machine.process = Process(self.loop, name)
+            client = Client(
+                name,
+                process,
+                self.network,
+                [member.name for member in self.group.members],
+                self.history,
+                keys,
+                self.rng,
+                self.stats,
+            )
+            self.clients.append(client)
+            process.spawn(client.run(self.scenario.client_pause_s))
+        self.keys = keys
+
+    async def _until_quiet(self) -> None:
+        """Let clients finish what they have begun, and replicas all that is left."""
+        for client in self.clients:
+            client.stopping = True
+        await self._until(
+            lambda: "clients" if any(c.busy for c in self.clients) else "", 10.0, "clients go on"
+        )
+        await asyncio.sleep(1.0)
+
+    async def _read_all(self) -> None:
+        """Every key can be read, and what is found is part of the history."""
+        client = self.clients[0]
+        for key in self.keys:
+            for _ in range(LAST_READS_MAX):
+                if await client.read_now(key):
+                    break
+                await asyncio.sleep(POLL_S)
+            else:
+                raise ViolationError(f"key {key!r} cannot be read")
+
+    # --- at the end --------------------------------------------------------------------------
+
+    def _check_copies(self) -> None:
+        table = self.table()
+        assert table is not None
+        for row in table.rows:
+            copies = {}
+            for number in row.replicas:
+                node = self.nodes[table.nodes[number].node_id]
+                assert node.life is not None
+                copies[node.name] = node.life.records_of(row.partition_id)
+            first, *others = copies.values()
+            if any(other != first for other in others):
+                different = {
+                    name: {k: v for k, v in copy.items() if first.get(k) != v or k not in first}
+                    for name, copy in copies.items()
+                }
+                raise ViolationError(
+                    f"copies of partition {row.partition_id} differ: {different} "
+                    f"sizes { {name: len(copy) for name, copy in copies.items()} } {row}"
+                )
+            self.checker.check_copies(row)
+
+    def _check_history(self) -> None:
+        operations = self.history.operations()
+        self.stats["operations"] = len(operations)
+        violations = check(operations)
+        if violations:
+            raise ViolationError("not linearizable:\n" + "\n".join(map(str, violations)))
+
+
+def _describe(context: dict[str, Any]) -> str:
+    error = context.get("exception")
+    if error is None:
+        return f"in the loop: {context}"
+    if isinstance(error, ViolationError):
+        return str(error)
+    return "a task failed:\n" + "".join(traceback.format_exception(error))
+
+
+@contextlib.contextmanager
+def _no_complaints() -> Iterator[None]:
+    """What dead coroutines do while they are closed is nobody's concern."""
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        yield
+    finally:
+        sys.unraisablehook = hook
+
+
+class _Errors(logging.Handler):
+    """An exception that the code did not expect, and logs, is a failure of the seed."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        super().__init__(logging.ERROR)
+        self._simulation = simulation
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._simulation.trace(f"log: {record.getMessage()}")
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None and not isinstance(error, KoinonError):
+            context = {"message": record.getMessage(), "exception": error}
+            self._simulation.loop.failures.append(context)
+
+
+class SeedFailedError(AssertionError):
+    """A seed's run broke a rule: which, and what happened last."""
+
+    def __init__(self, text: str, stats: Counter[str]) -> None:
+        super().__init__(text)
+        self.stats = stats
+
+
+def run_seed(
+    seed: int, trace: Callable[[str], None] | None = None, lines_max: int = 25
+) -> Counter[str]:
+    """Run one seed; return counts of what has happened.
+
+    Raises:
+        SeedFailedError: something broke; the last events are named.
+    """
+    memory = Path("/dev/shm")
+    _freeze_once()
+    gc.disable()  # it would close a dead process's coroutines in the middle of a run
+    try:
+        with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as root:
+            stats, failure = _run(seed, Path(root), trace, lines_max)
+    finally:
+        with _no_complaints():
+            gc.collect()
+        gc.enable()
+    if failure:
+        raise SeedFailedError(f"seed {seed}: {failure}", stats)
+    return stats
+
+
+@functools.cache
+def _freeze_once() -> None:
+    """What there is before the first seed need not be looked at after each."""
+    gc.collect()
+    gc.freeze()
+
+
+def _run(
+    seed: int, root: Path, trace: Callable[[str], None] | None, lines_max: int
+) -> tuple[Counter[str], str]:
+    """Return (counts, what broke). Nothing of the simulation is left in what is returned."""
+    simulation = Simulation(seed, root, trace)
+    handler = _Errors(simulation)
+    loggers = logging.getLogger("koinon_node"), logging.getLogger("koinon_coordinator")
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.propagate = False
+    try:
+        return simulation.run(), ""
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        if not isinstance(error, ViolationError):
+            what += "\n" + "".join(traceback.format_tb(error.__traceback__))
+        lines = "\n".join(simulation.trace_lines[-lines_max:])
+        return simulation.stats, f"{what}\nlast events:\n{lines}"
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
+            logger.propagate = True

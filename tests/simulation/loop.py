@@ -1,0 +1,232 @@
+"""Virtual time for asyncio: nothing waits, nothing is read from outside, one order of events.
+
+The loop runs one handle at a time; when nothing is ready, its clock jumps to the next timer. Every
+handle belongs to a simulated process, or to none (the network, the disks, the faults): the process
+is found in the handle's context, which tasks and futures' callbacks inherit. The handles of a
+paused process are held back until it goes on; those of a dead one are dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import heapq
+import random
+import warnings
+from collections.abc import Callable, Coroutine
+from typing import Any, NoReturn, TypeVar
+
+T = TypeVar("T")
+
+EVENTS_AT_ONCE_MAX = 200_000
+TASKS_KEPT_MAX = 2_000
+EVENT_S = 1e-7  # what each takes: who waits for the least moment does not wait for ever
+
+_PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+
+
+class StuckError(Exception):
+    """The simulation cannot go on: nothing is due any more, or time stands still."""
+
+
+class Process:
+    """One life of a simulated process: its gate."""
+
+    def __init__(self, loop: VirtualLoop, name: str) -> None:
+        self.name = name
+        self.alive = True
+        self.paused = False
+        self.held: list[asyncio.Handle] = []
+        self.tasks: list[asyncio.Task[Any]] = []
+        self._loop = loop
+        context = contextvars.Context()
+        context.run(_PROCESS.set, self)
+        self.context = context
+        loop.processes.append(self)
+
+    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run the coroutine in this process. It must not fail."""
+        task = self._loop.create_task(work, context=self.context.copy())
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._loop.failures.append({"message": f"{self.name} failed", "exception": error})
+
+    def forget_tasks(self) -> None:
+        """Forget the tasks that have ended. One whose error nobody has looked at is a failure."""
+        for task in self.tasks:
+            if task.done() and task._log_traceback:
+                self._ended(task)
+        self.tasks = [task for task in self.tasks if not task.done()]
+
+    def call_soon(self, callback: Callable[..., object], *arguments: Any) -> None:
+        self._loop.call_soon(callback, *arguments, context=self.context)
+
+    def call_later(
+        self, delay_s: float, callback: Callable[..., object], *arguments: Any
+    ) -> asyncio.TimerHandle:
+        timer: asyncio.TimerHandle = self._loop.call_later(
+            delay_s, callback, *arguments, context=self.context
+        )
+        return timer
+
+    def kill(self) -> None:
+        """Nothing of it runs any more, not even what cleans up."""
+        self.alive = False
+        self.held.clear()
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def resume(self, rng: random.Random) -> None:
+        """Go on; what came in from outside may be seen before the timers that were due."""
+        self.paused = False
+        held, self.held = self.held, []
+        if rng.random() < 0.5:
+            held.sort(key=lambda handle: isinstance(handle, asyncio.TimerHandle))
+        self._loop.ready.extend(held)
+
+
+def current_process() -> Process | None:
+    """Return the process that runs now; None between them."""
+    return _PROCESS.get()
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """See the module's text. ``after_event`` is called after every handle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 1000.0
+        self.events = 0
+        self.after_event: Callable[[Process | None], None] = lambda _: None
+        self.failures: list[dict[str, Any]] = []
+        self.processes: list[Process] = []  # dead ones too: see _make_task
+        self.ready: Any = self._ready  # type: ignore[attr-defined]
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers_made = 0
+        self._at_once = 0
+        self._over = False
+        self.set_exception_handler(lambda _, context: self.failures.append(context))
+        self.set_task_factory(_make_task)
+
+    @property
+    def is_over(self) -> bool:
+        return self._over
+
+    def time(self) -> float:
+        return self.now
+
+    def run_in_executor(self, *_: Any, **__: Any) -> NoReturn:  # type: ignore[override]
+        raise AssertionError("a simulated process has no threads")
+
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Any, *args: Any, context: Any = None
+    ) -> Any:
+        return self.call_soon(callback, *args, context=context)
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Any, *args: Any, context: Any = None
+    ) -> Any:
+        handle = asyncio.Handle(callback, args, self, context)
+        if not self._over:
+            self.ready.append(handle)
+        return handle
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Any, *args: Any, context: Any = None
+    ) -> Any:
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        if not self._over:
+            self._timers_made += 1
+            heapq.heappush(self._timers, (when, self._timers_made, timer))
+        return timer
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Any, *args: Any, context: Any = None
+    ) -> Any:
+        return self.call_at(self.now + delay, callback, *args, context=context)
+
+    def _run_once(self) -> None:
+        if self._over:
+            return
+        timers, ready = self._timers, self.ready
+        if not ready:
+            self._jump()
+        while timers and timers[0][0] <= self.now:
+            ready.append(heapq.heappop(timers)[2])
+        handle = ready.popleft()
+        if handle.cancelled():
+            return
+        process = handle._context.get(_PROCESS)
+        if process is not None:
+            if not process.alive:
+                return
+            if process.paused:
+                process.held.append(handle)
+                return
+        self.events += 1
+        self.now += EVENT_S
+        self._at_once += 1
+        if self._at_once > EVENTS_AT_ONCE_MAX:
+            raise StuckError(f"{EVENTS_AT_ONCE_MAX} events at one instant: {handle}")
+        handle._run()
+        self.after_event(process)
+
+    def _jump(self) -> None:
+        """Set the clock to the next timer."""
+        timers = self._timers
+        while timers and timers[0][2].cancelled():
+            heapq.heappop(timers)
+        if not timers:
+            raise StuckError("nothing is due any more")
+        when = timers[0][0]
+        if when > self.now:
+            if when > self.now + 1000 * EVENT_S:
+                self._at_once = 0
+            self.now = when
+
+    def end(self) -> None:
+        """Let nothing run any more; coroutines are closed without an effect on anything."""
+        self._over = True
+        self.after_event = lambda _: None
+        self.set_exception_handler(lambda *_: None)
+        for task in asyncio.all_tasks(self):
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            with contextlib.suppress(BaseException), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of what was never awaited
+                task.get_coro().close()
+        self.ready.clear()
+        self._timers.clear()
+
+    def _write_to_self(self) -> None:
+        """Nobody sleeps who had to be woken."""
+
+
+def _make_task(
+    loop: asyncio.AbstractEventLoop,
+    work: Any,
+    *,
+    context: contextvars.Context | None = None,
+    name: str | None = None,
+) -> asyncio.Task[Any]:
+    if isinstance(loop, VirtualLoop) and loop.is_over:
+        work.close()
+        work = _nothing()
+    task = asyncio.Task(work, loop=loop, context=context, name=name)
+    process = context.get(_PROCESS) if context is not None else _PROCESS.get()
+    if process is not None:
+        # Kept for as long as it may be needed: a dead process's coroutines must not be closed, and
+        # so cleaned up, in the middle of somebody else's work.
+        process.tasks.append(task)
+        if len(process.tasks) > TASKS_KEPT_MAX:
+            process.forget_tasks()
+    return task
+
+
+async def _nothing() -> None:
+    pass

@@ -1,0 +1,333 @@
+"""Defects to plant in the real code, each one rule left out; the simulation must catch them all.
+
+    python -m tests.simulation 0-60 --mutant NAME --failures-max 1
+
+A method of the product is replaced before the first seed runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from koinon_coordinator import membership
+from koinon_coordinator.core import election, members, moves, moving, state
+from koinon_coordinator.core.commands import AlterPartitions, Move
+from koinon_coordinator.core.sessions import Sessions
+from koinon_node import links
+from koinon_node.applying import Applier
+from koinon_node.copying import Puller
+from koinon_node.core import following, leading
+from koinon_node.core.copies import CopyState
+from koinon_node.core.following import Following, Step
+from koinon_node.core.leading import Leading
+from koinon_node.core.proposals import Proposals, Why
+from koinon_node.core.records import NO_SEQUENCE, PartitionEpochs
+from koinon_node.core.replica import PendingWrites
+from koinon_node.drops import Drops
+from koinon_node.reclaim import Reclaimer
+from koinon_node.state import NodeState
+from koinon_proto.table import NO_NODE, NodeNumber, PartitionRow
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    plant: Callable[[], None]
+
+
+MUTANTS: list[Mutant] = []
+
+
+def mutant(plant: Callable[[], None]) -> Callable[[], None]:
+    MUTANTS.append(Mutant(plant.__name__.replace("_", "-"), plant))
+    return plant
+
+
+def replace_method(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    """Put ``make(original)`` in the place of ``owner.name``, which must be there."""
+    setattr(owner, name, make(getattr(owner, name)))
+
+
+# --- the primary ------------------------------------------------------------------------------
+
+
+@mutant
+def acknowledges_without_its_followers() -> None:
+    replace_method(Leading, "covers", lambda _: lambda *_: True)
+
+
+@mutant
+def waits_only_for_followers_that_are_connected() -> None:
+    def make(missing: Any) -> Any:
+        def connected(self: Leading, touched: Any, lasts: Any) -> Any:
+            return missing(self, touched, lasts) & self.positioned[:, touched]
+
+        return connected
+
+    replace_method(Leading, "missing", make)
+
+
+@mutant
+def forgets_sets_whose_fate_is_unknown() -> None:
+    def make(_: Any) -> Any:
+        def count(self: Proposals, partition_ids: Any) -> None:
+            self._leading.require(list(partition_ids))
+
+        return count
+
+    replace_method(Proposals, "_count", make)
+
+
+@mutant
+def widens_in_sync_before_catch_up() -> None:
+    def make(_: Any) -> Any:
+        def choose(self: Proposals, late: Any) -> Any:
+            view = self._leading
+            return view.replicas & ~view.in_sync & view.live[:, None] & view.led
+
+        return choose
+
+    replace_method(Proposals, "_choose_added", make)
+
+
+@mutant
+def serves_before_takeover_is_complete() -> None:
+    def make(_: Any) -> Any:
+        def take_ready(self: Leading) -> list[int]:
+            waiting = np.flatnonzero(self.led & ~self.ready)
+            self.ready[waiting] = True
+            return waiting.tolist()
+
+        return take_ready
+
+    replace_method(Leading, "take_ready", make)
+
+
+@mutant
+def hands_over_without_stopping() -> None:
+    def make(stop: Any) -> Any:
+        def go_on(self: Proposals, p: int, *rest: Any) -> None:
+            stop(self, p, *rest)
+            self._set_stopped(p, False)
+
+        return go_on
+
+    replace_method(Proposals, "_stop", make)
+
+
+@mutant
+def hands_over_without_draining() -> None:
+    replace_method(Leading, "drained", lambda _: lambda *_: True)
+
+
+@mutant
+def cuts_over_before_catch_up() -> None:
+    """The wanted primary leads, and counts as in sync, as soon as it lives."""
+
+    def can_lead(self: Proposals, row: PartitionRow, number: NodeNumber) -> bool:
+        leading = self._leading
+        return (
+            number != leading.me
+            and number in row.replicas
+            and bool(leading.live[leading.slots[number]])
+        )
+
+    def begin(self: Proposals, p: int, now: float) -> None:
+        to = self._wanted(self._row(p))
+        if to != NO_NODE and not self._waits(p, now):
+            self._stop(p, to, Why.WANTED, now)
+
+    def make(propose: Any) -> Any:
+        def widened(self: Proposals, p: int, in_sync: Any, to: NodeNumber = NO_NODE) -> Any:
+            wider = in_sync if to in (NO_NODE, *in_sync) else (*in_sync, to)
+            return propose(self, p, wider, to)
+
+        return widened
+
+    replace_method(Proposals, "_can_lead", lambda _: can_lead)
+    replace_method(Proposals, "_begin_hand_over", lambda _: begin)
+    replace_method(Proposals, "_propose", make)
+
+
+@mutant
+def acknowledges_for_an_epoch_that_is_over() -> None:
+    replace_method(NodeState, "still_leads", lambda _: lambda self, *_: self.serving())
+
+
+@mutant
+def serves_without_a_lease() -> None:
+    replace_method(NodeState, "serving", lambda _: lambda self: self.lease.node_epoch != 0)
+
+
+@mutant
+def reads_what_is_not_complete() -> None:
+    replace_method(PendingWrites, "incomplete", lambda _: lambda *_: [])
+
+
+@mutant
+def purges_tombstones_that_followers_lack() -> None:
+    def bounds(self: Leading, partition_ids: Any) -> Any:
+        return np.full(len(partition_ids), NO_SEQUENCE, np.uint64)
+
+    def make(purge: Any) -> Any:
+        def forgetful(self: Reclaimer, tombstones: Any) -> Any:
+            floors = self._primaries.purge_floors
+            before = floors.copy()
+            future = purge(self, tombstones)
+            floors[:] = before
+            return future
+
+        return forgetful
+
+    replace_method(Leading, "purge_bounds", lambda _: bounds)
+    replace_method(Reclaimer, "_purge", make)
+
+
+# --- the follower -----------------------------------------------------------------------------
+
+
+@mutant
+def follower_acknowledges_before_it_is_durable() -> None:
+    def make(apply: Any) -> Any:
+        def early(self: Any, entry: Any, *rest: Any) -> None:
+            apply(self, entry, *rest)
+            self._on_durable(entry)
+
+        return early
+
+    replace_method(links.Link, "_apply", make)
+
+
+@mutant
+def joins_before_catch_up() -> None:
+    replace_method(following, "step_after_repair", lambda _: lambda opened: Step.JOIN)
+
+
+@mutant
+def ignores_its_own_tail() -> None:
+    def first_step(followed: Any, _: int) -> Step:
+        return following.step_after_repair(followed.opened)
+
+    replace_method(following, "first_step", lambda _: first_step)
+
+
+@mutant
+def counts_a_pass_before_its_end() -> None:
+    def make(push: Any) -> Any:
+        async def counted(self: Puller, page: Any, through: int, state: CopyState) -> None:
+            if state is CopyState.DIRTY_TAIL:
+                through, state = page.bound, CopyState.USABLE
+                history = self._followed.opened.history
+                epochs = PartitionEpochs(primary_epoch=self._epoch, history=history)
+                await self._push(through, state, epochs=epochs)
+            await push(self, page, through, state)
+
+        return counted
+
+    replace_method(Puller, "_push_page", make)
+
+
+@mutant
+def snapshot_keeps_what_the_primary_lacks() -> None:
+    async def nothing(*_: Any) -> None:
+        pass
+
+    replace_method(Puller, "_clear_range", lambda _: nothing)
+
+
+@mutant
+def drops_batches_that_come_too_early() -> None:
+    replace_method(Following, "keep_back", lambda _: lambda *_: None)
+
+
+@mutant
+def takes_any_two_lineages_for_alike() -> None:
+    def shorter(mine: Any, theirs: Any) -> int:
+        point: int = min(mine.complete_through, theirs.complete_through)
+        return point
+
+    replace_method(leading, "common_point", lambda _: shorter)
+
+
+@mutant
+def drops_data_before_its_metadata() -> None:
+    async def erase(self: Drops, partition_id: int) -> None:
+        pass
+
+    def make(submit: Any) -> Any:
+        def untold(self: Applier, change: Any, *rest: Any) -> Any:
+            if change.removed and change.state is CopyState.UNUSABLE and not change.keys:
+                through = self._copies.complete_through[change.partition_ids]
+                change = replace(change, complete_through=through, state=CopyState.USABLE)
+            return submit(self, change, *rest)
+
+        return untold
+
+    replace_method(Drops, "_erase", lambda _: erase)
+    replace_method(Applier, "submit", make)
+
+
+# --- the coordinators -------------------------------------------------------------------------
+
+
+@mutant
+def elects_a_replica_that_is_not_in_sync() -> None:
+    def elect(row: Any, live: Any) -> Any:
+        return next((n for n in row.replicas if n in live), NO_NODE)
+
+    replace_method(election, "elect", lambda _: elect)
+
+
+@mutant
+def takes_an_empty_disk_for_the_known_one() -> None:
+    replace_method(members, "is_known_store", lambda _: lambda *_: True)
+
+
+@mutant
+def leader_gives_no_full_session() -> None:
+    def make(init: Any) -> Any:
+        def shorter(self: Sessions, times: Any, now: float, **rest: Any) -> None:
+            init(self, times, now, **rest)
+            for session in self._sessions.values():
+                session.ends_at = now
+
+        return shorter
+
+    replace_method(Sessions, "__init__", make)
+
+
+@mutant
+def leader_acknowledges_without_a_quorum() -> None:
+    replace_method(membership, "may_acknowledge", lambda _: lambda *_: True)
+
+
+@mutant
+def forgets_to_fence_by_epoch() -> None:
+    """A proposal counts for whatever the row is by then; a deposed primary acknowledges."""
+    acknowledges_for_an_epoch_that_is_over()
+
+    def make(alter: Any) -> Any:
+        def careless(self: Any, command: AlterPartitions) -> Any:
+            changes = tuple(
+                replace(c, partition_epoch=row.partition_epoch, primary_epoch=row.primary_epoch)
+                for c in command.changes
+                if (row := self.row(c.partition_id)) is not None
+            )
+            return alter(self, replace(command, changes=changes))
+
+        return careless
+
+    state._APPLY[AlterPartitions] = make(state._APPLY[AlterPartitions])
+
+
+@mutant
+def finishes_moves_before_catch_up() -> None:
+    def can_finish(cluster: Any, row: PartitionRow, move: Move) -> bool:
+        return move.running and row.primary in move.target
+
+    replace_method(moves, "can_finish", lambda _: can_finish)
+    replace_method(moving, "can_finish", lambda _: can_finish)

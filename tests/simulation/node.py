@@ -1,0 +1,267 @@
+"""A simulated storage node: a disk, and lives of the real parts on it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from koinon_node.batches import Durability, ReadAnswer, WriteAnswer, WriteBatch
+from koinon_node.core import records
+from koinon_node.core.assignment import Adoption
+from koinon_node.core.journal import Journal
+from koinon_node.core.records import U32Array
+from koinon_node.core.replica import PendingWrites, Primaries
+from koinon_node.drops import Drops
+from koinon_node.engine import Engine
+from koinon_node.follower import Follower
+from koinon_node.replication import Replicator
+from koinon_node.seams import FollowerEnd, PeerLostError
+from koinon_node.sizes import SizeEstimates
+from koinon_node.state import NodeState, WallClock
+from koinon_node.writer import Writer
+from koinon_proto.errors import KoinonError
+from koinon_proto.table import NodeInfo, NodeNumber, Table
+from koinon_proto.v1 import replication_pb2
+from tests.simulation.agent import SimulatedAgent, while_no_room
+from tests.simulation.disks import Disk, SimulatedChannel
+from tests.simulation.loop import Process, VirtualLoop
+from tests.simulation.network import Network, StreamEnd
+
+if TYPE_CHECKING:
+    from tests.simulation.cluster import Simulation
+
+RECLAIM_ROWS = 8
+EPOCH_MS = 1_700_000_000_000
+
+
+class VirtualWallClock(WallClock):
+    """A node's wall clock: not quite another node's."""
+
+    def __init__(self, loop: VirtualLoop, offset_ms: int) -> None:
+        super().__init__()
+        self._loop = loop
+        self._offset_ms = offset_ms
+
+    def now_ms(self) -> int:
+        return EPOCH_MS + self._offset_ms + int(self._loop.now * 1000)
+
+
+class SimulatedPeers:
+    """seams.Peers over the simulated network."""
+
+    def __init__(
+        self, network: Network, process: Process, on_page: Callable[[str, str], None]
+    ) -> None:
+        self._network = network
+        self._process = process
+        self._on_page = on_page  # is told who has pulled a page, and of whom
+
+    def follow(self, node: NodeInfo) -> FollowerEnd:
+        return self._network.connect(self._process, self._process.name, node.node_id)
+
+    async def read_page(
+        self, node: NodeInfo, request: replication_pb2.ReadPageRequest
+    ) -> replication_pb2.RecordPage:
+        page: replication_pb2.RecordPage = await self._call(node, "read_page", request)
+        self._on_page(self._process.name, node.node_id)
+        return page
+
+    async def read_keys(
+        self, node: NodeInfo, request: replication_pb2.ReadKeysRequest
+    ) -> replication_pb2.RecordPage:
+        page: replication_pb2.RecordPage = await self._call(node, "read_keys", request)
+        return page
+
+    async def _call(self, node: NodeInfo, service: str, request: Any) -> Any:
+        return await self._network.call(self._process.name, node.node_id, service, request)
+
+
+class Life:
+    """One process of a node: what node.py wires, but for what is outside."""
+
+    def __init__(self, node: SimulatedNode) -> None:
+        simulation = node.simulation
+        loop, rng = simulation.loop, simulation.rng
+        self.node = node
+        self.process = Process(loop, node.name)
+        self.store = node.disk.open()
+        self.state = NodeState(node.name, now=lambda: loop.now + node.offset_s)
+        self._channel = SimulatedChannel(
+            loop, rng, self.process, self.store, node.disk, simulation.scenario.commit_s
+        )
+        self.started = self.leaving = False
+        self.process.spawn(self._run())
+
+    async def _run(self) -> None:
+        node, simulation, limits = self.node, self.node.simulation, self.node.simulation.limits
+        state, store, now = self.state, self.store, self.state.now
+        pending, copies = PendingWrites(), store.copies()
+        wall = VirtualWallClock(simulation.loop, node.offset_ms)
+        primaries = Primaries(copies.complete_through, copies.purge_floors, limits.tombstone_ms)
+        journal = Journal(copies.journal_floors(), simulation.scenario.journal_rows)
+        self._writer = writer = Writer(
+            store, pending, node.name, limits, self._on_writer_lost, self._channel
+        )
+        await writer.start()
+        self.agent = agent = SimulatedAgent(
+            node.name,
+            node.rack,
+            store,
+            state,
+            self,
+            simulation.network,
+            [member.name for member in simulation.group.members],
+            simulation.rng,
+        )
+        self.replicator = Replicator(
+            state,
+            store,
+            writer,
+            pending,
+            primaries,
+            copies,
+            journal,
+            agent,
+            limits,
+            now,
+            agent.on_ready,
+            SizeEstimates(),
+        )
+        self.engine = Engine(
+            state, store, writer, pending, primaries, self.replicator, limits, wall
+        )
+        peers = SimulatedPeers(simulation.network, self.process, simulation.faults.on_page)
+        seeded = random.Random(simulation.rng.random())
+        self.follower = Follower(
+            state, store, writer, copies, journal, peers, limits, now, seeded, wall
+        )
+        self.drops = Drops(state, store, self.follower.applier, copies)
+        node.machine.services = {
+            "read": self._read,
+            "write": self._write,
+            "read_page": self.replicator.read_page,
+            "read_keys": self.replicator.read_keys,
+        }
+        node.machine.accept = self._accept
+        self.started = True
+        async with asyncio.TaskGroup() as group:
+            for work in (
+                self.replicator.run(),
+                self.follower.run(),
+                self.drops.run(),
+                self._reclaim(),
+                agent.run(),
+            ):
+                group.create_task(work)
+
+    def _on_writer_lost(self, reason: str) -> None:
+        raise AssertionError(reason)
+
+    async def _reclaim(self) -> None:
+        while True:
+            more = True
+            while more and not self._writer.pending_rows:
+                more = await self.engine.reclaim_step(RECLAIM_ROWS)
+                await asyncio.sleep(0.02)
+            await asyncio.sleep(0.5)
+
+    # --- services ----------------------------------------------------------------------------
+
+    async def _read(
+        self, keys: list[bytes], partition_ids: U32Array, table_version: int
+    ) -> ReadAnswer:
+        return await self.engine.read(keys, partition_ids, table_version, want_versions=True)
+
+    async def _write(self, batch: WriteBatch) -> WriteAnswer:
+        answer = await self.engine.write(batch)
+        if batch.durability is Durability.ALL_IN_SYNC:
+            written = np.flatnonzero(answer.versions).tolist()
+            self.node.simulation.checker.on_acknowledged(
+                [
+                    (int(batch.partition_ids[r]), batch.keys[r], int(answer.versions[r]))
+                    for r in written
+                    if r not in answer.row_errors
+                ]
+            )
+        return answer
+
+    async def _accept(self, end: StreamEnd) -> None:
+        """Serve a follower; it is told why if that ends by an error (as in peers.py)."""
+        try:
+            await self.replicator.serve(end)
+        except PeerLostError:
+            end.close()
+        except KoinonError as error:
+            end.close(error)
+        else:
+            end.close()
+
+    # --- the agent's host --------------------------------------------------------------------
+
+    async def adopt(self, adoptions: Sequence[Adoption]) -> None:
+        await while_no_room(lambda: self.replicator.adopt(adoptions))
+
+    async def put_meta(self, values: dict[bytes, str]) -> None:
+        await while_no_room(lambda: self._writer.put_meta(values))
+
+    def on_table(self, table: Table, number: NodeNumber, node_epoch: int) -> None:
+        self.follower.on_table(table, number, node_epoch)
+        self.replicator.on_table(table, number, node_epoch)
+        self.drops.on_table(table, number, node_epoch)
+
+    # --- what is asked of it -----------------------------------------------------------------
+
+    def serves(self, partition_id: int) -> bool:
+        served = self.state.served
+        return (
+            self.state.serving()
+            and bool(served.epochs[partition_id])
+            and not self.state.stopped[partition_id]
+        )
+
+    def records_of(self, partition_id: int) -> dict[bytes, tuple[int, bytes]]:
+        """Return what the store holds: {key: (sequence, value)}, tombstones left out."""
+        rows, _ = self.store.scan(partition_id, b"", b"", 1_000_000, 1 << 40)
+        decoded = ((key, records.decode_record(data)) for key, data in rows)
+        return {key[2:]: (r.sequence, r.value) for key, r in decoded if not r.tombstone}
+
+    def kill(self) -> None:
+        self.process.kill()
+        self._channel.kill()
+        self.store.close(clean=False)
+
+
+class SimulatedNode:
+    """One node. ``life`` is None while it is down."""
+
+    def __init__(self, simulation: Simulation, name: str, disk: Disk) -> None:
+        rng = simulation.rng
+        self.simulation = simulation
+        self.name = name
+        self.rack = rng.choice(["", "a", "b"])
+        self.disk = disk
+        self.offset_s = rng.uniform(0, 1000)
+        self.offset_ms = rng.randrange(-20, 20)
+        self.machine = simulation.network.add(name)
+        self.life: Life | None = None
+
+    def boot(self) -> None:
+        self.life = Life(self)
+        self.machine.process = self.life.process
+
+    def kill(self) -> None:
+        if self.life is not None:
+            self.machine.process = None
+            self.life.kill()
+            self.simulation.network.on_killed(self.life.process)
+            self.life = None
+
+    def close(self) -> None:
+        """The simulation is over."""
+        if self.life is not None:
+            self.life.store.close(clean=False)
+            self.life = None

@@ -1,0 +1,75 @@
+"""Whole clusters through faults for over an hour of virtual time; every planted defect caught."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.mutants import MUTANTS
+
+pytestmark = pytest.mark.timeout(900)  # not of one seed: of ten, on a machine that does much else
+
+ROOT = Path(__file__).parents[2]
+SEEDS = 240
+CHUNK = 10
+VIRTUAL_S_MIN = 15  # of one seed
+SEEDS_PER_MUTANT_MAX = 60  # of those that pass without the defect
+
+
+def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run in a process of its own: the order of sets is part of what happens in a seed."""
+    return subprocess.run(
+        [sys.executable, "-m", "tests.simulation", *arguments],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONHASHSEED": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+def test_clusters_survive_faults(
+    first: int, record_property: Callable[[str, object], None]
+) -> None:
+    done = simulate(f"{first}-{first + CHUNK}", "--json")
+    assert done.returncode == 0, done.stderr[-8_000:]
+    counts = json.loads(done.stdout)
+    record_property("simulated", counts)  # for the summary, see tests/conftest.py
+    assert counts["seeds"] == CHUNK
+    assert counts["virtual seconds"] >= VIRTUAL_S_MIN * CHUNK
+
+
+def test_seeds_are_more_than_an_hour() -> None:
+    assert SEEDS * VIRTUAL_S_MIN >= 3600
+    assert SEEDS_PER_MUTANT_MAX <= SEEDS
+
+
+def test_seed_is_repeatable() -> None:
+    runs = [simulate("3").stdout for _ in range(2)]
+    assert runs[0] == runs[1]
+    assert "operations" in runs[0]
+
+
+@pytest.mark.parametrize("name", [mutant.name for mutant in MUTANTS])
+def test_planted_defect_is_caught(name: str) -> None:
+    seeds = f"0-{SEEDS_PER_MUTANT_MAX}"
+    done = simulate(seeds, "--mutant", name, "--failures-max", "1", "--json")
+    assert done.returncode == 1, f"{name} passed {SEEDS_PER_MUTANT_MAX} seeds: {done.stderr}"
+    assert "Violation" in done.stderr or "last events" in done.stderr, done.stderr[-2_000:]
+
+
+def test_seed_that_fails_says_how_to_run_it_again() -> None:
+    name = "acknowledges-without-its-followers"
+    done = simulate("0-20", "--mutant", name, "--failures-max", "1")
+    assert done.returncode == 1
+    again = rf"again, with all events: python -m tests.simulation \d+ --mutant {name}\n"
+    assert re.search(again, done.stderr)
+    assert "last events:" in done.stderr
