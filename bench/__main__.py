@@ -1,17 +1,26 @@
-"""Every benchmark in turn: ``python -m bench``, or ``make bench``. Some five minutes."""
+"""The benchmarks in turn: ``python -m bench``, or ``make bench``. Some five minutes.
+
+With ``--long`` also those of moves and failover, ten minutes more: ``move_bench`` stores 1 GB three
+times and moves it (some 10 GB of disk, given back at the end), ``failover_bench`` kills ten nodes.
+"""
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 
 NAMES = ("partitioner_bench", "planner_bench", "raft_bench", "node_bench", "cluster_bench")
+LONG_NAMES = ("move_bench", "failover_bench")
 
 
 def main() -> int:
     """Run each as a process of its own; return how many failed."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--long", action="store_true", help="also " + " and ".join(LONG_NAMES))
+    options = parser.parse_args()
     failed = 0
-    for name in NAMES:
+    for name in (*NAMES, *(LONG_NAMES if options.long else ())):
         print(f"--- {name}", flush=True)
         command = [sys.executable, "-m", f"bench.{name}"]
         failed += subprocess.run(command, check=False).returncode != 0

@@ -93,7 +93,11 @@ async def all_runs(cluster: LocalCluster, runs: int, report: Report) -> None:
             await asyncio.sleep(BEFORE_KILL_S)
             run = await one_run(cluster, client, cluster.node_names[index % 3])
             report.runs.append(run)
-            print(f"  {run.victim} (led {run.led}): all partitions write after {run.last_s:.2f} s")
+            print(
+                f"  {run.victim} (led {run.led}): all partitions write after {run.last_s:.2f} s",
+                file=sys.stderr,
+                flush=True,
+            )
             await asyncio.sleep(AFTER_RECOVERY_S)
             cluster.restart(run.victim)
             await asyncio.to_thread(wait_in_sync, cluster)
@@ -146,7 +150,8 @@ def main() -> int:
             f"{report.acknowledged:,} acknowledged writes: {report.lost} lost; "
             f"{report.operations:,} recorded operations: {len(report.violations)} violations"
         )
-        print("\n".join(report.violations[:5]))
+        for violation in report.violations[:5]:
+            print(violation)
     return 1 if report.lost or report.violations else 0
 
 

@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import json
 import random
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -30,10 +31,10 @@ from koinon.moves import Plan, PlanKind, PlanRequest
 from koinon_proto.partitioner import partitioner
 
 REBALANCE = PlanRequest(kind=PlanKind.REBALANCE)
-LOAD_BATCH = 2_000
+LOAD_BATCH = 20_000  # rows; a commit's price is by the pages that it touches
 TASKS = 8
 PAUSE_S = 0.01
-POLL_S = 0.1
+POLL_S = 0.25
 TIMEOUT_S = 900.0
 BARE_BYTES = 300_000_000
 
@@ -58,6 +59,11 @@ class Report:
         return self.moved_bytes / self.moved_s
 
 
+def tell(text: str) -> None:
+    """Say how far it has come."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def key_of(number: int) -> bytes:
     return b"move/%011d" % number
 
@@ -69,11 +75,12 @@ def load(cluster: LocalCluster, rows: int, value_bytes: int) -> None:
         began = time.monotonic()
         for start in range(0, rows, LOAD_BATCH):
             numbers = range(start, min(start + LOAD_BATCH, rows))
-            result = client.put_many({key_of(n): b"%08d" % n + fill[8:] for n in numbers})
+            batch = {key_of(n): b"%08d" % n + fill[8:] for n in numbers}
+            result = client.put_many(batch, retry_unknown=True)
             assert not result.refused
             assert not result.unknown
         rate = rows / (time.monotonic() - began)
-    print(f"loaded {rows:,} rows of {value_bytes + 16} bytes at {rate:,.0f} rows/s", flush=True)
+    tell(f"loaded {rows:,} rows of {value_bytes + 16} bytes at {rate:,.0f} rows/s")
 
 
 def bytes_by_partition(cluster: LocalCluster, rows: int, row_bytes: int) -> dict[int, int]:
@@ -151,7 +158,7 @@ def measure(megabytes: int, value_bytes: int, seconds: float) -> Report:
     rows = megabytes * 1024 * 1024 // row_bytes
     with tempfile.TemporaryDirectory(prefix="koinon-bench-") as scratch:
         bare = copy_rate(Path(scratch), BARE_BYTES // row_bytes, value_bytes)
-    print(f"bare loop: {bare / 1e6:,.0f} MB/s", flush=True)
+    tell(f"bare loop: {bare / 1e6:,.0f} MB/s")
     with LocalCluster(nodes=3, coordinators=1) as cluster:
         load(cluster, rows, value_bytes)
         sizes = bytes_by_partition(cluster, rows, row_bytes)
@@ -163,7 +170,7 @@ def measure(megabytes: int, value_bytes: int, seconds: float) -> Report:
             wait_moved(admin)
             took = time.monotonic() - began
             moved = moved_bytes(plan, sizes)
-            print(f"{len(plan.moves)} moves, {moved / 1e6:,.0f} MB in {took:.1f} s", flush=True)
+            tell(f"{len(plan.moves)} moves, {moved / 1e6:,.0f} MB in {took:.1f} s")
             join(cluster)
             throttle = int(moved / took / 4)
             admin.set_moves(bytes_per_second=throttle)

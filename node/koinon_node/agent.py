@@ -31,7 +31,7 @@ import grpc
 
 from koinon_node.config import NodeConfig
 from koinon_node.coordinators import Connect, Coordinators, Route, connect
-from koinon_node.core.assignment import Adoption, Assignment, HostCommand
+from koinon_node.core.assignment import Adoption, Assignment, HostCommand, ServedPartitions
 from koinon_node.core.lease import NO_LEASE
 from koinon_node.state import NodeState
 from koinon_node.storage import CLUSTER_ID, NODE_EPOCH, REGISTRATION_ID, Identity
@@ -79,7 +79,9 @@ class Host(Protocol):
 
     async def put_meta(self, values: Mapping[bytes, str]) -> None: ...
     def on_table(self, table: Table, number: NodeNumber, node_epoch: int) -> None:
-        """A newer table, or another epoch of this node (0: fenced), has been published."""
+        """A newer table, or another epoch of this node (0: fenced), has been published; or this
+        epoch's first heartbeat has been acknowledged.
+        """
 
     def stats(self) -> membership_pb2.NodeStats: ...
     def progress(self) -> Sequence[membership_pb2.ReplicaProgress]: ...
@@ -119,6 +121,7 @@ class Agent:
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._untold = False  # the loop's side is about to look at what is published
         self._thread = threading.Thread(target=self._run, name="agent", daemon=True)
         self._heartbeat_interval_s = 0.2
         self._lease_s = 1.0
@@ -300,10 +303,12 @@ class Agent:
             HostCommand(c.partition_id, c.primary_epoch, c.partition_epoch) for c in reply.commands
         )
         self._lease_s = reply.lease_ms / 1000
-        held = self._state.serving()
+        held, confirmed = self._state.serving(), self._state.confirmed(self._node_epoch)
         self._state.lease = self._state.lease.renewed(self._node_epoch, sent_at, self._lease_s)
         if not held:
             log.info("lease held node_epoch=%d lease_ms=%d", self._node_epoch, reply.lease_ms)
+        if not confirmed:
+            self._tell(self._state.served)
         self._watch.heard_elsewhere(
             self._coordinators.route.current, self._state.served.table_version
         )
@@ -371,13 +376,23 @@ class Agent:
     def _publish(self) -> None:
         before, served = self._state.served, self._assignment.served()
         self._state.served = served
-        if served.table is None:
-            return
         if served.table is not before.table or served.node_epoch != before.node_epoch:
+            self._tell(served)
+
+    def _tell(self, served: ServedPartitions) -> None:
+        """Have the loop's side look at what is published. It looks at the newest, once for all that
+        came while it was busy.
+        """
+        if served.table is not None and not self._untold:
             assert self._loop is not None
-            self._loop.call_soon_threadsafe(
-                self._host.on_table, served.table, served.node_number, served.node_epoch
-            )
+            self._untold = True
+            self._loop.call_soon_threadsafe(self._tell_newest)
+
+    def _tell_newest(self) -> None:
+        self._untold = False  # what is published from here on is told again
+        served = self._state.served
+        if served.table is not None:
+            self._host.on_table(served.table, served.node_number, served.node_epoch)
 
     # --- between the threads ---------------------------------------------------------------
 

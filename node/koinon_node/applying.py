@@ -143,7 +143,8 @@ class Applier:
 
     def submit(self, change: Change, on_done: Done | None = None) -> asyncio.Future[None]:
         """Queue the change. ``on_done`` is called right after ``Copies`` has changed, in the order
-        of the tickets that were applied, with why nothing was applied (None: it was).
+        of the tickets that were applied, with why nothing was applied (None: it was). Who waits and
+        is cancelled ends nothing: the change is counted when its own end is known.
         """
         ids = change.partition_ids
         if change.journalled and change.keys:
@@ -180,7 +181,9 @@ class Applier:
                 on_done(error)
 
         future.add_done_callback(ended)
-        return future
+        told = asyncio.shield(future)
+        told.add_done_callback(_retrieved)
+        return told
 
     def _writes(self, change: Change) -> Writes:
         ids = change.partition_ids
@@ -224,6 +227,11 @@ class Applier:
             copies.states[partition_id] = int(change.state)
             if epochs is not None:
                 copies.epochs[partition_id] = epochs
+
+
+def _retrieved(done: asyncio.Future[None]) -> None:
+    if not done.cancelled():
+        done.exception()
 
 
 def _error_of(done: asyncio.Future[None]) -> KoinonError | None:

@@ -38,7 +38,6 @@ from koinon_proto.v1 import replication_pb2
 log = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 5.0
-PAGE_BYTES = 1024 * 1024
 REPAIR_KEYS = 1_000
 _OWN_KEYS = 4_096
 _PAGES_IN_FLIGHT = 2
@@ -134,7 +133,13 @@ class Source:
         self._primary_epoch = primary_epoch
 
     async def page(
-        self, after_key: bytes, *, after_sequence: int = 0, reach: int = 0, snapshot: bool = False
+        self,
+        after_key: bytes,
+        bytes_max: int,
+        *,
+        after_sequence: int = 0,
+        reach: int = 0,
+        snapshot: bool = False,
     ) -> Page:
         """Return the next page of a pass. One that arrives damaged is asked for again."""
         request = replication_pb2.ReadPageRequest(
@@ -144,7 +149,7 @@ class Source:
             after_sequence=after_sequence,
             after_key=after_key,
             reach=reach,
-            bytes_max=PAGE_BYTES,
+            bytes_max=bytes_max,
             snapshot=snapshot,
         )
 
@@ -196,8 +201,9 @@ class Source:
 class Puller:
     """The work of one opening. ``guard`` raises once this node is not to follow the partition in
     this epoch any more; it is asked right before anything is written. ``leave`` waits for leave to
-    ask for the next page, ``spend`` counts what came. ``uncovered``: the partitions of which the
-    journal is to answer nothing.
+    ask for the next page, and counts and returns how large it may be; ``spend`` counts what came
+    beyond that (below 0: less). ``uncovered``: the partitions of which the journal is to answer
+    nothing.
     """
 
     def __init__(
@@ -211,7 +217,7 @@ class Puller:
         uncovered: set[int],
         *,
         guard: Callable[[], None],
-        leave: Callable[[], Awaitable[None]],
+        leave: Callable[[], Awaitable[int]],
         spend: Callable[[int], None],
     ) -> None:
         self._followed = followed
@@ -255,7 +261,7 @@ class Puller:
                 )
                 await self._replace(keys, base)
                 await asyncio.sleep(0)
-        await self._written()
+        await self.written()
         log.info(
             "tail repaired partition=%d common_point=%d scanned=%s",
             self._partition_id,
@@ -295,14 +301,17 @@ class Puller:
     # --- passes ----------------------------------------------------------------------------
 
     async def catch_up(self) -> None:
-        """Pull what is above the common point. What it brings is not complete yet."""
+        """Pull what is above the common point. What it brings is not complete yet, and not durable
+        before ``written`` returns: meanwhile another pass may pull.
+        """
         followed = self._followed
         start, reach = followed.opened.common_point, followed.opened.stream_from
         through = int(self._copies.complete_through[self._partition_id])
         bound, after_key = 0, b""
         while True:
-            await self._leave()
-            page = await self._source.page(after_key, after_sequence=start, reach=reach)
+            leave = await self._leave()
+            page = await self._source.page(after_key, leave, after_sequence=start, reach=reach)
+            self._spend(page.size - leave)
             if page.purge_floor > start:
                 raise _purged(page.purge_floor, start)
             if not bound:
@@ -316,7 +325,6 @@ class Puller:
             if page.end:
                 break
             after_key = page.last_key
-        await self._written()  # or a page that found no room would go unnoticed
         followed.bound = bound
 
     async def snapshot(self) -> None:
@@ -335,8 +343,9 @@ class Puller:
         bound = floor = 0
         after_key = b""
         while True:
-            await self._leave()
-            page = await self._source.page(after_key, snapshot=True)
+            leave = await self._leave()
+            page = await self._source.page(after_key, leave, snapshot=True)
+            self._spend(page.size - leave)
             bound, floor = bound or page.bound, max(floor, page.purge_floor)
             if not empty:
                 await self._clear_range(page, after_key)
@@ -389,7 +398,6 @@ class Puller:
             through, state, keys=[prefix + key for key in page.keys], rows=page.records
         )
         self._followed.pulled(page.newest, len(page.keys), size)
-        self._spend(size)
 
     # --- writing ---------------------------------------------------------------------------
 
@@ -404,7 +412,7 @@ class Puller:
 
     async def _write(self, through: int, state: CopyState, **more: Any) -> None:
         await self._push(through, state, **more)
-        await self._written()
+        await self.written()
 
     async def _push(
         self,
@@ -441,7 +449,7 @@ class Puller:
         self._guard()
         self._writing.append(self._applier.submit(change))
 
-    async def _written(self) -> None:
+    async def written(self) -> None:
         """Wait until all that was queued is durable."""
         while self._writing:
             await self._writing.popleft()

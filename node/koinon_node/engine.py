@@ -4,8 +4,9 @@ Rules that hold here:
 - Nothing is read or acknowledged without a lease, checked before and again after (rule 10). A write
   that became durable after the lease or the epoch ended is answered as unknown.
 - A read waits for writes in flight of the keys that it reads, once. What it then finds may still
-  be of a later write that has been committed here and not on every in-sync replica: then it waits
-  for that one and answers what it found, which was the newest complete write in that moment.
+  be of a later write that is in the store and not on every in-sync replica: then it waits for that
+  one and answers what it found, which was the newest complete write in that moment. The store shows
+  a write a moment before the writer's answer says that it is there.
 - A write is refused before it is sequenced where its partition has too few replicas.
 - A read that meets an expired record queues its sequenced removal and waits for it (rule 13).
 - Big batches go in steps with a chance for others to run between them.
@@ -165,8 +166,7 @@ class Engine:
         start, size, step = 0, 0, _FIRST_READ_ROWS
         while start < len(data_keys):
             keys = data_keys[start : start + step]
-            read = self._read_step(keys, start, answer, want_versions, expired)
-            incomplete.update(self._pending.incomplete(keys))
+            read = self._read_step(keys, start, answer, want_versions, expired, incomplete)
             self._hold(answer, read)
             size += read
             if size > MAX_BATCH_BYTES:
@@ -204,9 +204,13 @@ class Engine:
         answer: ReadAnswer,
         want_versions: bool,
         expired: list[bytes],
+        incomplete: set[int],
     ) -> int:
-        """Read some rows, append them to ``answer``, and return the bytes of their records."""
+        """Read some rows, append them to ``answer``, and return the bytes of their records.
+        ``incomplete`` gets the groups that have to be complete before they may be shown.
+        """
         rows = self._store.get_many(keys)
+        incomplete.update(self._pending.seen(keys, rows))
         found = list(map(_second, rows))
         flags = set(map(_flags_of, found))
         if len(rows) == len(keys) and flags == {0} and not want_versions:
@@ -279,7 +283,7 @@ class Engine:
                 limit - rows_seen,
                 self._limits.scan_bytes - size,
             )
-            incomplete.update(self._pending.incomplete([key for key, _ in rows]))
+            incomplete.update(self._pending.seen([key for key, _ in rows], rows))
             after_key = b""
             rows_seen += len(rows)
             size += self._append_page(rows, partition_id, page.keys_only, answer, expired)
@@ -346,9 +350,9 @@ class Engine:
         sizes += np.fromiter(map(len, batch.values), np.int64, count)
         sizes += _ROW_OVERHEAD_BYTES
         tickets = await self._write_steps(batch, rows, sizes, view, answer)
-        await self._await_tickets(tickets, answer, batch.durability)
-        if not self._state.still_leads(view, batch.partition_ids[rows]):
-            raise UnknownFateError(reason="the node's lease or epoch ended before the answer")
+        await self._await_tickets(tickets, batch, view, answer)
+        if not self._state.serving():
+            raise UnknownFateError(reason="the node's lease ended before the answer")
         self.rows_written += len(rows)
         return answer
 
@@ -445,27 +449,40 @@ class Engine:
     async def _await_tickets(
         self,
         tickets: list[tuple[np.ndarray, Ticket | None]],
+        batch: WriteBatch,
+        view: ServedPartitions,
         answer: WriteAnswer,
-        durability: Durability,
     ) -> None:
-        """Wait for all; rows of one that failed get its error (the only one raises it)."""
-        failed: KoinonError | None = None
-        all_in_sync = durability is Durability.ALL_IN_SYNC
+        """Wait for all; rows that failed get their error (all of the batch's raise it).
+
+        What was written to a partition that this node has ceased to lead meanwhile is of unknown
+        fate, and only that: moves go on under batches that write many partitions.
+        """
+        whole: KoinonError | None = None
+        all_in_sync = batch.durability is Durability.ALL_IN_SYNC
         for rows, ticket in tickets:
-            if ticket is None:
-                continue
+            failed, error = rows[:0], None
             try:
-                await self._replicator.finish(ticket, all_in_sync=all_in_sync)
-            except KoinonError as error:
-                if len(tickets) == 1 and not answer.refusals:
-                    failed = error
-                    continue
-                answer.versions[rows] = 0
-                lost = set(rows.tolist())
-                answer.absent = [row for row in answer.absent if row not in lost]
-                answer.row_errors.update(dict.fromkeys(lost, error))
-        if failed is not None:
-            raise failed
+                if ticket is not None:
+                    await self._replicator.finish(ticket, all_in_sync=all_in_sync)
+            except KoinonError as failure:
+                failed, error = rows, failure
+            else:
+                partition_ids = batch.partition_ids[rows]
+                if not self._state.still_leads(view, partition_ids):
+                    failed = rows[~self._state.led_as(view, partition_ids)]
+                    error = UnknownFateError(reason="its partition was handed on before the answer")
+            if error is None or not len(failed):
+                continue
+            if len(failed) == len(batch.keys):
+                whole = error
+                continue
+            answer.versions[failed] = 0
+            lost = set(failed.tolist())
+            answer.absent = [row for row in answer.absent if row not in lost]
+            answer.row_errors.update(dict.fromkeys(lost, error))
+        if whole is not None:
+            raise whole
 
     def _stored(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         return dict(self._store.get_many(keys))

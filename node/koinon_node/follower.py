@@ -62,19 +62,25 @@ class Follower:
         )
         self._purge = FollowedPurge(self._hub, writer, wall)
         self._group: asyncio.TaskGroup | None = None
+        self._wanted = core.Wanted()
+        self._leaves = False
 
     def on_table(self, table: Table, number: NodeNumber, node_epoch: int) -> None:
         """Follow the newest table's rows. Work for a row that says something else has ended when
-        this returns.
+        this returns. Nobody is followed under a registration that is not confirmed: what this node
+        said that it holds would not be missed if its disk were set back.
         """
         hub = self._hub
+        if self._leaves:  # the streams stand until the end, or what was said would not arrive
+            return
         if hub.node_epoch != node_epoch or hub.number != number:
             for link in hub.links.values():  # each stream says for which registration it is
                 link.stop()
             hub.links.clear()
         hub.table, hub.number, hub.node_epoch = table, number, node_epoch
-        wants = core.wanted(
-            table, number, node_epoch, lambda p: hub.copies.epochs_of(p).primary_epoch
+        confirmed = node_epoch if hub.state.confirmed(node_epoch) else 0
+        wants = self._wanted.of(
+            table, number, confirmed, lambda p: hub.copies.epochs_of(p).primary_epoch
         )
         for primary, link in list(hub.links.items()):
             node = table.nodes[primary] if primary in wants else None
@@ -90,6 +96,14 @@ class Follower:
             hub.links[primary].update(partitions)
         hub.changed.set()
         hub.wake()
+
+    def leave(self) -> None:
+        """This node is about to stop: tell all primaries, so that no write waits for it, and follow
+        nobody any more.
+        """
+        self._leaves = True
+        for link in self._hub.links.values():
+            link.leave()
 
     async def run(self) -> None:
         """Follow until cancelled."""

@@ -19,7 +19,7 @@ from koinon_node.core.journal import Journal
 from koinon_node.core.leading import Answer, Asked, Leading, Opening
 from koinon_node.core.records import BoolArray, EpochStart, U32Array, U64Array
 from koinon_node.seams import PeerLostError, PrimaryEnd
-from koinon_node.storage import Store
+from koinon_node.sizes import SizeEstimates
 from koinon_node.streams import Batches, FollowerStream, GroupRows
 from koinon_proto import convert
 from koinon_proto.errors import (
@@ -47,7 +47,7 @@ class Followers:
 
     def __init__(
         self,
-        store: Store,
+        sizes: SizeEstimates,
         copies: Copies,
         journal: Journal,
         leading: Leading,
@@ -55,7 +55,7 @@ class Followers:
         advance: Callable[[], None],
         kick: Callable[[], None],
     ) -> None:
-        self._store = store
+        self._sizes = sizes
         self._copies = copies
         self._journal = journal
         self._leading = leading
@@ -208,14 +208,18 @@ class Followers:
         elif kind == "open":
             self._open(follower, request.open)
         elif kind == "close":
-            leading.close(slot, np.array(request.close.partition_ids, np.uint32))
+            partition_ids = np.array(request.close.partition_ids, np.uint32)
+            if request.close.leaves:
+                leading.leave(slot, partition_ids)
+                self._kick()
+            else:
+                leading.close(slot, partition_ids)
         else:
             raise InvalidArgumentError(field="kind", reason=f"{kind}: not expected here")
 
     def _open(self, follower: FollowerStream, request: replication_pb2.OpenPartitions) -> None:
         """Answer all in one message; nothing is streamed between the answers and their points."""
         answers = replication_pb2.OpenedPartitions()
-        mean_records, mean_bytes = self._means()
         for message in request.partitions:
             asked = Asked(
                 message.partition_id,
@@ -233,7 +237,7 @@ class Followers:
                 continue
             answer.take_snapshot = opening.answer is Answer.TAKE_SNAPSHOT
             answer.common_point, answer.stream_from = opening.common_point, opening.stream_from
-            answer.records, answer.bytes = mean_records, mean_bytes
+            answer.records, answer.bytes = self._sizes.of(asked.partition_id)
             for entry in self._copies.epochs_of(asked.partition_id).history:
                 answer.history.add(
                     primary_epoch=entry.primary_epoch, previous_sequence=entry.previous_sequence
@@ -262,11 +266,6 @@ class Followers:
             primary_epoch=row.primary_epoch,
             table_version=table.table_version,
         )
-
-    def _means(self) -> tuple[int, int]:
-        """Return how many records and bytes a partition here has on average."""
-        held = max(int(np.count_nonzero(self._copies.complete_through)), 1)
-        return self._store.count() // held, self._store.used_bytes() // held
 
 
 def _fenced(node_id: str, node_epoch: int, current: int) -> NodeFencedError:

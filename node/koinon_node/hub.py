@@ -14,7 +14,7 @@ from koinon_node.core import following as core
 from koinon_node.core.copies import Copies
 from koinon_node.core.following import Followed, Rank
 from koinon_node.core.journal import Journal
-from koinon_node.core.pacing import TokenBucket
+from koinon_node.core.pacing import TokenBucket, page_bytes
 from koinon_node.seams import Peers
 from koinon_node.state import NodeState
 from koinon_node.storage import Store
@@ -23,8 +23,9 @@ from koinon_proto.table import NO_NODE, NodeNumber, Table
 if TYPE_CHECKING:
     from koinon_node.links import Link
 
+PAGE_BYTES = 1024 * 1024
 _PACE_STEP_S = 0.25
-_PASSES = {Rank.IN_SYNC: 16, Rank.SETTLED: 4, Rank.ADDING: 4}
+_PASSES = {Rank.IN_SYNC: 16, Rank.SETTLED: 4, Rank.ADDING: 8}
 
 
 class SupersededError(Exception):
@@ -63,13 +64,17 @@ class Hub:
 
     def openings(self, link: Link) -> list[Followed]:
         """Return what the link may open now."""
+        waiting = link.following.waiting()
+        if not waiting:
+            return []
         counts: Counter[Rank] = Counter()
         for other in self.links.values():
             for followed in other.following.partitions.values():
-                if followed.stage in core.ON_THE_WAY:
-                    counts[followed.want.rank] += 1
+                rank = followed.want.rank
+                if followed.stage in (core.PULLING if rank is Rank.ADDING else core.ON_THE_WAY):
+                    counts[rank] += 1
         paused = self.table is not None and self.table.moves.paused
-        return core.choose_openings(link.following.waiting(), counts, self.clock(), paused=paused)
+        return core.choose_openings(waiting, counts, self.clock(), paused=paused)
 
     def wake(self) -> None:
         """Something may be opened now that could not before."""
@@ -87,8 +92,10 @@ class Hub:
         row = table.rows[partition_id]
         return row.primary == primary and row.primary_epoch == primary_epoch
 
-    async def leave(self, followed: Followed) -> None:
-        """Wait for leave to pull the next page: what a move adds is paced, and may be paused."""
+    async def leave(self, followed: Followed) -> int:
+        """Wait for leave to pull the next page, and return its bytes: what a move adds is paced,
+        and may be paused.
+        """
         while followed.want.rank is Rank.ADDING and self.table is not None:
             moves = self.table.moves
             if moves.paused:
@@ -97,8 +104,11 @@ class Hub:
                 continue
             wait_s = self.bucket.wait_s(moves.bytes_per_second, self.clock())
             if not wait_s:
-                return
+                size = page_bytes(moves.bytes_per_second, PAGE_BYTES)
+                self.bucket.spend(size)
+                return size
             await asyncio.sleep(min(wait_s, _PACE_STEP_S))
+        return PAGE_BYTES
 
     def spend(self, followed: Followed, size: int) -> None:
         if followed.want.rank is Rank.ADDING:

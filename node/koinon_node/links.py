@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,8 +50,6 @@ _BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.05, 1.0
 _RETRY_MIN_S, _RETRY_MAX_S = 0.02, 1.0
 _ANSWER_TIMEOUT_S = 10.0
 _OPENINGS_PER_MESSAGE = 1_024
-_PACE_STEP_S = 0.25
-_PASSES = {Rank.IN_SYNC: 16, Rank.SETTLED: 4, Rank.ADDING: 4}
 
 
 @dataclass(slots=True)
@@ -102,6 +100,11 @@ class Link:
             self._send_close([f.partition_id for f in (*ended, *changed)])
         self.wake()
 
+    def leave(self) -> None:
+        """This node is about to stop: end all work, and tell the primary not to wait for it."""
+        self._send_close(list(self.following.partitions), leaves=True)
+        self.update({})
+
     def wake(self) -> None:
         self._opening_due.set()
 
@@ -111,11 +114,23 @@ class Link:
         backoff_s = _BACKOFF_MIN_S
         while True:
             self._answered = False
-            error = await self._follow_once()
+            error = await self._in_a_task(self._follow_once())
             log.info("stream to primary ended node=%s reason=%s", self.node.node_id, error)
             backoff_s = _BACKOFF_MIN_S if self._answered else backoff_s
             await asyncio.sleep(backoff_s * self._hub.random.uniform(0.5, 1.0))
             backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
+
+    async def _in_a_task(self, work: Coroutine[None, None, KoinonError]) -> KoinonError:
+        """Do the work so that to be cancelled always ends the caller: a task group that ends by an
+        error at that moment keeps the cancellation to itself.
+        """
+        task = asyncio.create_task(work)
+        try:
+            await asyncio.wait({task})
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+        return task.result()
 
     async def _follow_once(self) -> KoinonError:
         """Follow until the stream ends; return why it did."""
@@ -162,8 +177,9 @@ class Link:
             with contextlib.suppress(PeerLostError):
                 self._stream.send(request)
 
-    def _send_close(self, partition_ids: Sequence[int]) -> None:
-        self._send(wire.FollowRequest(close=wire.ClosePartitions(partition_ids=partition_ids)))
+    def _send_close(self, partition_ids: Sequence[int], *, leaves: bool = False) -> None:
+        close = wire.ClosePartitions(partition_ids=partition_ids, leaves=leaves)
+        self._send(wire.FollowRequest(close=close))
 
     # --- opening ---------------------------------------------------------------------------
 
@@ -501,12 +517,19 @@ class Link:
         try:
             async with hub.passes[followed.want.rank]:
                 await self._pull_stages(followed, puller)
+            if followed.stage is Stage.CATCH_UP:
+                await puller.written()  # or a page that found no room would go unnoticed
+                followed.take(Step.JOIN)
+            if followed.stage is Stage.JOINING:
+                self._jobs.pop(partition_id, None)
+                self._joining_due.set()
         except SupersededError:
             pass  # the table that says so is on its way here
         except KoinonError as error:
             self._give_up([followed], error)
 
     async def _pull_stages(self, followed: Followed, puller: Puller) -> None:
+        """Pull all that there is to be pulled. Of a catch-up, the last pages may not be durable."""
         hub, partition_id = self._hub, followed.partition_id
         epoch = followed.want.primary_epoch
         if followed.stage is Stage.SNAPSHOT:
@@ -526,9 +549,6 @@ class Link:
         if followed.stage is Stage.CATCH_UP:
             hub.tail_epochs[partition_id] = epoch
             await puller.catch_up()
-            followed.take(Step.JOIN)
-        self._jobs.pop(partition_id, None)
-        self._joining_due.set()
 
     # --- ending ----------------------------------------------------------------------------
 

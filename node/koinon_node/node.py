@@ -46,6 +46,7 @@ _RECLAIM_INTERVAL_S = 0.5
 _RECLAIM_ROWS = 256
 _RECLAIM_PAUSE_S = 0.02
 _HAND_OVER_S = 3.0
+_FAREWELL_S = 0.3
 _STOP_GRACE_S = 2.0
 _REPLICATE_GRACE_S = 1.0
 _STATS_INTERVAL_S = 1.0
@@ -84,6 +85,7 @@ class _Parts:
             limits,
             time.monotonic,
             self.agent.on_ready,
+            self.sizes,
         )
         self.engine = Engine(
             state, store, self.writer, pending, primaries, self.replicator, limits, clock
@@ -170,9 +172,11 @@ class Node:
     async def _leave(self, parts: _Parts, server: grpc.aio.Server, health: Any) -> None:
         """Hand over what others can lead, then answer what is under way and take nothing more."""
         if self._fatal is None:
-            hand_over_all = getattr(parts.replicator, "hand_over_all", None)
-            if hand_over_all is not None:
-                await hand_over_all(_HAND_OVER_S)
+            await parts.replicator.hand_over_all(_HAND_OVER_S)
+            parts.follower.leave()
+            # A call that arrives while the server ends is cut off: until then, whoever goes by an
+            # older table is refused by name, and learns of the newer one.
+            await asyncio.sleep(_FAREWELL_S if parts.replicator.leading.any_replicated else 0.0)
         await health.enter_graceful_shutdown()
         stopping = asyncio.create_task(server.stop(_STOP_GRACE_S))
         # Writes under way need the followers' streams, which would outlast the server's grace.

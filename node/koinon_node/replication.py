@@ -14,6 +14,7 @@ All methods belong to the event loop's thread.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -32,6 +33,7 @@ from koinon_node.core.replica import Effects, PendingWrites, Primaries
 from koinon_node.followers import Followers
 from koinon_node.pages import Pages
 from koinon_node.seams import CoordinatorCalls, PrimaryEnd, RowChange
+from koinon_node.sizes import SizeEstimates
 from koinon_node.state import NodeState
 from koinon_node.storage import DATA_DB, EXPIRY_DB, PARTITIONS_DB, Store
 from koinon_node.writer import Writer, columns
@@ -48,6 +50,7 @@ from koinon_proto.v1 import replication_pb2
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.05
+_HANDING_OVER_S = 0.01  # between two looks at how far it is
 
 
 class Ticket:
@@ -86,6 +89,7 @@ class Replicator:
         limits: Limits,
         clock: Callable[[], float],
         on_ready: Callable[[Sequence[Adoption]], None],
+        sizes: SizeEstimates,
     ) -> None:
         self._state = state
         self._store = store
@@ -103,7 +107,7 @@ class Replicator:
         self._pages = Pages(self.leading, store, writer, copies, journal, limits)
         self._kick = asyncio.Event()
         self._followers = Followers(
-            store, copies, journal, self.leading, limits, self.advance, self._kick.set
+            sizes, copies, journal, self.leading, limits, self.advance, self._kick.set
         )
         self._tickets: defaultdict[int, list[Ticket]] = defaultdict(list)
         self._spills: dict[int, U32Array] = {}  # group -> partitions that followers have of it
@@ -449,6 +453,18 @@ class Replicator:
         finally:
             if self._call is not None:
                 self._call.cancel()
+
+    async def hand_over_all(self, timeout_s: float) -> None:
+        """Hand over what this node leads to others that are in sync, all at once, because it is
+        about to stop; return when they serve it. What nobody else can lead stays. Returns after the
+        time-out, or when the lease is lost, at the latest; ``run`` has to be under way.
+        """
+        self._proposals.leave()
+        self._kick.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._state.serving() and self._proposals.handing_over():  # noqa: ASYNC110
+                    await asyncio.sleep(_HANDING_OVER_S)
 
     def tick(self) -> None:
         """Do what is due now; ``run`` calls it."""

@@ -77,9 +77,9 @@ class SizeScan:
     async def run(self) -> None:
         """Count, for ever."""
         while True:
-            began = time.thread_time()
+            began = time.perf_counter()
             more = self.step(_STEP_S)
-            took_s = time.thread_time() - began
+            took_s = time.perf_counter() - began
             await asyncio.sleep(max(took_s * (1 / _DUTY - 1), 0.0 if more else _PASS_PAUSE_S))
 
     def step(self, seconds: float) -> bool:

@@ -79,6 +79,13 @@ class NodeState:
         """Return whether the lease holds now."""
         return self.lease.valid(self.now())
 
+    def confirmed(self, node_epoch: int) -> bool:
+        """Return whether a heartbeat of this registration has been acknowledged. Until then the
+        coordinators count its epoch as unused: a store that comes back without it is taken for one
+        that never heard of it, not for a copy of an earlier day.
+        """
+        return self.lease.node_epoch == node_epoch
+
     def check_lease(self) -> None:
         """Raise LeaseExpiredError unless the lease holds now."""
         if not self.serving():
@@ -114,14 +121,17 @@ class NodeState:
         """Return whether the lease holds and the partitions are led in the epochs of ``view``: what
         all in-sync replicas hold may be acknowledged, also while a partition is being handed over.
         """
-        now = self.served
         return self.serving() and (
-            now.epochs is view.epochs
-            or (
-                len(now.epochs) == len(view.epochs)
-                and bool((now.epochs[partition_ids] == view.epochs[partition_ids]).all())
-            )
+            self.served.epochs is view.epochs or bool(self.led_as(view, partition_ids).all())
         )
+
+    def led_as(self, view: ServedPartitions, partition_ids: U32Array) -> BoolArray:
+        """Return which of the partitions are led in the epochs of ``view``."""
+        now = self.served
+        if len(now.epochs) != len(view.epochs):
+            return np.zeros(len(partition_ids), np.bool_)
+        led: BoolArray = now.epochs[partition_ids] == view.epochs[partition_ids]
+        return led
 
     def served_as(self, view: ServedPartitions, partition_ids: U32Array) -> BoolArray:
         """Return which of the partitions are served now, in the epochs of ``view``."""

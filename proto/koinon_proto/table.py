@@ -92,7 +92,7 @@ class MoveSettings:
 
     paused: bool = False
     bytes_per_second: int = 0
-    moves_per_node: int = 4
+    moves_per_node: int = 64
 
 
 DEFAULT_WEIGHT = 100

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from koinon.aio import AsyncClient
+from koinon.client import Client
 from koinon.core.operations import (
     Call,
     ReadReply,
@@ -253,3 +257,11 @@ def test_attempt_timeout_of_a_read_leaves_time_for_another() -> None:
     assert attempt_timeout_s(8.0, write=False) == 4.0
     assert attempt_timeout_s(0.4, write=False) == 0.4
     assert attempt_timeout_s(8.0, write=True) == 8.0
+
+
+@pytest.mark.parametrize("face", [Client, AsyncClient])
+def test_rule_18_documentation_says_what_durability_primary_does_not_promise(face: Any) -> None:
+    said = " ".join(str(Client.put.__doc__).split())
+    assert "OUTSIDE the promise that no acknowledged write is lost" in said
+    for name in ("put", "delete", "put_many", "delete_many"):
+        assert "durability" in inspect.signature(getattr(face, name)).parameters

@@ -223,6 +223,7 @@ class Term:
             timing=TIMING,
             clock=self.clock,
         )
+        self.leadership.mover.batch_pause_s = 0.0  # a real clock's
         return self.leadership
 
     async def pass_time(self, seconds: float) -> None:

@@ -15,6 +15,28 @@ TIMEOUT_S = 30.0
 POLL_S = 0.1
 
 
+def table_of(status: ClusterStatus) -> Table:
+    assert status.table is not None
+    return status.table
+
+
+def number_of(table: Table, name: str) -> NodeNumber:
+    """Return the number of the node with this id."""
+    return next(n.number for n in table.nodes.values() if n.node_id == name)
+
+
+def is_settled(status: ClusterStatus) -> bool:
+    """Whether every partition is served, all its replicas are in sync, and none is to move."""
+    return (
+        status.is_leader
+        and status.ready
+        and all(
+            set(row.in_sync) == set(row.replicas) and not row.adding and not row.removing
+            for row in table_of(status).rows
+        )
+    )
+
+
 def checksums(table: Table) -> dict[int, dict[NodeNumber, replication_pb2.CopyChecksum]]:
     """Return, by partition and node, what each replica of each partition holds."""
     found: dict[int, dict[NodeNumber, replication_pb2.CopyChecksum]] = {}

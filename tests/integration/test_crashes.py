@@ -1,9 +1,14 @@
-"""kill -9 and SIGSTOP of every kind of process, under load: nothing acknowledged is ever lost."""
+"""kill -9 and SIGSTOP of every kind of process, under load: nothing acknowledged is ever lost.
+
+The shared cluster keeps three replicas: when a node goes, others take over. What is different with
+one replica, where a partition waits for its node, is tested on clusters of their own.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -14,12 +19,20 @@ from koinon.client import Client
 from koinon.local import LocalCluster
 from koinon_proto import errors, rpc
 from koinon_proto.partitioner import partitioner
-from koinon_proto.table import PartitionStatus, Table
+from koinon_proto.table import NO_NODE, NodeStatus, PartitionStatus, Table
 from koinon_proto.v1 import kv_pb2, kv_pb2_grpc
 from tests.client.helpers import wait_until
+from tests.conftest import ClusterFactory
+from tests.integration.copies import (
+    assert_copies_are_identical,
+    is_settled,
+    number_of,
+    table_of,
+)
 from tests.integration.workload import Workload
 
 RIDE_TIMEOUT_S = 30.0
+SETTLE_TIMEOUT_S = 120.0
 SILENT_S = 5.0
 
 
@@ -32,27 +45,35 @@ def whole(cluster: LocalCluster) -> Iterator[None]:
         if cluster.pid(name) is None:
             cluster.restart(name)
     cluster.wait_ready()
+    wait_settled(cluster)
+
+
+def wait_settled(cluster: LocalCluster) -> ClusterStatus:
+    return cluster.wait_for(is_settled, timeout_s=SETTLE_TIMEOUT_S, what="all are in sync")
 
 
 def partitions_of(table: Table, node_id: str) -> dict[int, int]:
     """The partitions whose primary the node is, each with its epoch."""
-    number = next(n.number for n in table.nodes.values() if n.node_id == node_id)
+    number = number_of(table, node_id)
     return {r.partition_id: r.primary_epoch for r in table.rows if r.primary == number}
 
 
 def wait_for_fence(cluster: LocalCluster, name: str, partitions: Iterable[int]) -> None:
+    """Wait until the node is fenced, and others serve these partitions (or nobody can)."""
+
     def is_fenced(status: ClusterStatus) -> bool:
-        rows = table_of(status).rows
-        return all(rows[p].status is PartitionStatus.OFFLINE for p in partitions)
+        table = table_of(status)
+        number = number_of(table, name)
+        return table.nodes[number].status is NodeStatus.FENCED and all(
+            row.status is PartitionStatus.ONLINE
+            if set(row.replicas) != {number}
+            else row.status is PartitionStatus.OFFLINE and row.primary == NO_NODE
+            for row in (table.rows[p] for p in partitions)
+        )
 
     cluster.wait_for(
         lambda s: s.is_leader and is_fenced(s), timeout_s=RIDE_TIMEOUT_S, what=f"{name} is fenced"
     )
-
-
-def table_of(status: ClusterStatus) -> Table:
-    assert status.table is not None
-    return status.table
 
 
 def node_epochs(status: ClusterStatus) -> dict[str, int]:
@@ -144,12 +165,29 @@ def test_node_killed_under_load_rides_through_its_restart(
         cluster.kill("n2")
         if fenced:
             wait_for_fence(cluster, "n2", mine)
+            load.wait_for_progress()  # without it
         cluster.restart("n2")
         cluster.wait_ready()
         load.wait_for_progress()
     assert load.refused == {}
     assert len(load.unknown) < 10 * 200, "only what was in flight may be unknown"
     load.check(client)
+    assert_copies_are_identical(wait_settled(cluster))
+
+
+def test_node_with_the_only_replicas_is_waited_for(make_cluster: ClusterFactory) -> None:
+    with make_cluster(nodes=2, coordinators=1, replication_factor=1) as cluster:
+        mine = partitions_of(table_of(cluster.status()), "n2")
+        with Workload(cluster, "one-replica") as load:
+            load.wait_for_progress()
+            cluster.kill("n2")
+            wait_for_fence(cluster, "n2", mine)
+            cluster.restart("n2")
+            cluster.wait_ready()
+            load.wait_for_progress()
+        assert load.refused == {}
+        with cluster.client() as client:
+            load.check(client)
 
 
 def test_everything_killed_at_once_has_every_acknowledged_write_afterwards(
@@ -175,28 +213,57 @@ def test_everything_killed_at_once_has_every_acknowledged_write_afterwards(
 def test_frozen_node_resumed_serves_nothing_under_its_old_lease(
     cluster: LocalCluster, client: Client
 ) -> None:
-    mine = partitions_of(client.table(), "n3")
+    """Others lead what it led, and have newer values, while it still believes that it leads."""
+    with frozen(cluster, client, "n3") as (keys, calls):
+        with cluster.client(timeout_ms=20_000) as newcomer:  # who knows only who leads now
+            newcomer.put_many([(key, b"new") for key in keys]).raise_for_errors()
+        cluster.resume("n3")
+        for call in calls:
+            assert isinstance(_refusal(call), errors.LeaseExpiredError | errors.NotPrimaryError)
+    assert client.get_many(keys) == [b"new"] * len(keys)
+    assert_copies_are_identical(wait_settled(cluster))
+
+
+def test_frozen_node_with_the_only_replicas_serves_only_in_new_epochs(
+    make_cluster: ClusterFactory,
+) -> None:
+    with (
+        make_cluster(nodes=2, coordinators=1, replication_factor=1) as cluster,
+        cluster.client() as client,
+    ):
+        before = partitions_of(client.table(), "n2")
+        with frozen(cluster, client, "n2") as (keys, calls):
+            with pytest.raises(errors.UnavailableError):
+                client.get(keys[0], timeout_ms=500)
+            cluster.resume("n2")
+            refusal = _refusal(calls[0])
+        assert isinstance(refusal, errors.LeaseExpiredError | errors.PartitionOfflineError)
+        rows = table_of(cluster.wait_ready()).rows
+        assert all(rows[partition].primary_epoch > epoch for partition, epoch in before.items())
+        assert client.get_many(keys) == [b"old"] * len(keys)
+
+
+@contextmanager
+def frozen(
+    cluster: LocalCluster, client: Client, name: str
+) -> Iterator[tuple[list[bytes], list[Any]]]:
+    """Freeze the node until it is fenced; yields keys that it led, and reads of them that wait in
+    its socket.
+    """
+    mine = partitions_of(client.table(), name)
     keys = [b"frozen/%d" % n for n in range(60)]
     client.put_many([(key, b"old") for key in keys]).raise_for_errors()
-    channel = grpc.insecure_channel(cluster.address("n3"), rpc.CHANNEL_OPTIONS)
-    stub: Any = kv_pb2_grpc.KeyValueStub(channel)  # type: ignore[no-untyped-call]
-    owned = [key for key in keys if _serves(stub, key)]
-    assert owned
-    cluster.pause("n3")
-    wait_for_fence(cluster, "n3", mine)
-    with pytest.raises(errors.UnavailableError):
-        client.get(owned[0], timeout_ms=500)
-    calls = [stub.Get.future(kv_pb2.GetRequest(key=key), timeout=30) for key in owned]
-    with pytest.raises(grpc.RpcError) as unanswered:  # sent after the others: they are there, too
-        stub.Get(kv_pb2.GetRequest(key=owned[0]), timeout=SILENT_S)
-    assert unanswered.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    cluster.resume("n3")
-    assert isinstance(_refusal(calls[0]), errors.LeaseExpiredError | errors.PartitionOfflineError)
-    status = cluster.wait_ready()
-    rows = table_of(status).rows
-    assert all(rows[partition].primary_epoch > epoch for partition, epoch in mine.items())
-    assert client.get_many(keys) == [b"old"] * len(keys)
-    channel.close()
+    with grpc.insecure_channel(cluster.address(name), rpc.CHANNEL_OPTIONS) as channel:
+        stub: Any = kv_pb2_grpc.KeyValueStub(channel)  # type: ignore[no-untyped-call]
+        owned = [key for key in keys if _serves(stub, key)]
+        assert owned
+        cluster.pause(name)
+        wait_for_fence(cluster, name, mine)
+        calls = [stub.Get.future(kv_pb2.GetRequest(key=key), timeout=30) for key in owned]
+        with pytest.raises(grpc.RpcError) as unanswered:  # sent after the others: they are there
+            stub.Get(kv_pb2.GetRequest(key=owned[0]), timeout=SILENT_S)
+        assert unanswered.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        yield owned, calls
 
 
 def _serves(stub: Any, key: bytes) -> bool:

@@ -102,6 +102,23 @@ def test_two_nodes_that_do_not_reach_one_another_both_go_on(hosts: HostCluster) 
     judge(hosts, load)
 
 
+def test_node_that_reaches_only_the_coordinators_hands_over_what_it_leads(
+    hosts: HostCluster,
+) -> None:
+    """Its sessions go on, so that nobody fences it: it has to give up its partitions itself."""
+    with RecordedLoad(hosts.client) as load:
+        load.wait_for_progress()
+        for other in ("n2", "n3"):
+            hosts.hosts.cut("n1", other)
+        status = hosts.wait_for(lambda s: leaderless(s, "n1"), "the others lead", timeout_s=60)
+        assert not is_fenced(status, "n1")
+        load.wait_for_progress()
+        for other in ("n2", "n3"):
+            hosts.hosts.mend("n1", other)
+        load.wait_for_progress()
+    judge(hosts, load)
+
+
 def test_isolated_leader_of_coordinators_is_replaced(hosts: HostCluster) -> None:
     with RecordedLoad(hosts.client) as load:
         load.wait_for_progress()

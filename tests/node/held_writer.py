@@ -7,7 +7,7 @@ ever, but a group is committed and answered only when the test releases it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Container, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,11 +31,12 @@ from koinon_node.core.replica import PendingWrites, Primaries
 from koinon_node.engine import Engine
 from koinon_node.replication import Replicator
 from koinon_node.seams import RowChange
+from koinon_node.sizes import SizeEstimates
 from koinon_node.state import NodeState, WallClock
 from koinon_node.storage import Store, open_databases
 from koinon_node.writer import Answer as Answered
 from koinon_node.writer import Writer
-from koinon_node.writer_process import GroupFrame
+from koinon_node.writer_process import GroupFrame, TicketFrame
 from koinon_proto.table import (
     NO_NODE,
     ClusterConfig,
@@ -206,9 +207,17 @@ class HeldChannel:
         if not self.held and self.waiting:
             self._commit()
 
+    def store_one(self) -> None:
+        """Store the oldest group that waits; it is answered when it is committed."""
+        self._store(self.waiting[0][2], {})
+
     def _commit(self) -> None:
         number, _, tickets = self.waiting.pop(0)
         failing, self.failing = self.failing, {}
+        self._store(tickets, failing)
+        self._on_answer((number, failing, 0))
+
+    def _store(self, tickets: Sequence[TicketFrame], failing: Container[int]) -> None:
         with self._env.begin(write=True) as txn:
             for index, (_, _, writes) in enumerate(tickets):
                 if index in failing:
@@ -219,7 +228,6 @@ class HeldChannel:
                             txn.delete(key, db=self._databases[database])
                         else:
                             txn.put(key, value, db=self._databases[database])
-        self._on_answer((number, failing, 0))
 
 
 class NoCoordinator:
@@ -254,6 +262,7 @@ class Bench:
         self.journal = Journal(self.copies.journal_floors())
         self.coordinator = NoCoordinator()
         self.ready: list[Adoption] = []
+        self.sizes = SizeEstimates()
         self.replicator = Replicator(
             self.state,
             self.store,
@@ -266,6 +275,7 @@ class Bench:
             limits,
             lambda: self.now,
             self.on_ready,
+            self.sizes,
         )
         self.engine = Engine(
             self.state,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 
 from koinon_node.core import records
 from koinon_node.core.assignment import Adoption, Assignment, HostCommand
-from koinon_node.core.lease import NO_LEASE
+from koinon_node.core.lease import NO_LEASE, Lease
+from koinon_node.state import NodeState
 from koinon_proto.errors import UnsupportedVersionError
 from koinon_proto.table import (
     ClusterConfig,
@@ -69,6 +71,22 @@ def table_of(*primaries: tuple[NodeNumber, int], version: int = 1, node_epoch: i
 def led(assignment: Assignment) -> list[int]:
     epochs: list[int] = assignment.served().epochs.tolist()
     return epochs
+
+
+def test_rule_10_leases_are_measured_by_a_clock_that_runs_through_suspend(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+
+    def clock_gettime(clock: int) -> float:
+        asked.append(clock)
+        return 5.0
+
+    monkeypatch.setattr(time, "clock_gettime", clock_gettime)
+    state = NodeState("n1")
+    state.lease = Lease(node_epoch=1, until_s=5.5)
+    assert state.serving()
+    assert asked == [time.CLOCK_BOOTTIME]
 
 
 def test_lease_counts_from_send_time_and_ends_at_its_length() -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from koinon_node.applying import Change, one
 from koinon_node.core import records
 from koinon_node.core.copies import CopyState
 from koinon_node.core.lease import NO_LEASE
@@ -123,6 +126,46 @@ def test_rule_15_row_that_names_this_node_again_ends_the_drop_and_gets_a_snapsho
         assert rig.store.dropping() == []
 
     follow(tmp_path, primary, test)
+
+
+def test_rule_15_drop_ends_at_the_step_before_which_the_row_named_this_node_again(
+    tmp_path: Path,
+) -> None:
+    async def test(rig: Rig) -> None:
+        await held(rig, 2_500)
+        rig.on_table(without_me())
+        steps: list[int] = []
+
+        def look() -> None:
+            steps.append(1)
+            if len(steps) == 2:
+                rig.publish(with_me())
+
+        rig.before_scan(look)
+        await rig.drops._drop([0])
+        assert (len(steps), len(rig.rows(0))) == (2, 500)
+        assert rig.store.dropping() == [0]
+
+    follow(tmp_path, ScriptedPrimary(), test)
+
+
+def test_rule_15_drop_that_had_to_wait_looks_at_the_row_before_it_begins(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        await held(rig, 10)
+        rig.on_table(without_me())
+        os.kill(rig.writer.process_id, signal.SIGSTOP)
+        try:
+            ids, through = one(0, E4 + 10)
+            rig.follower.applier.submit(Change(partition_ids=ids, complete_through=through))
+            drop = asyncio.create_task(rig.drops._drop([0]))
+            await asyncio.sleep(0)
+            rig.publish(with_me())
+        finally:
+            os.kill(rig.writer.process_id, signal.SIGCONT)
+        await drop
+        assert (len(rig.rows(0)), rig.durable(0)) == (10, (E4 + 10, CopyState.USABLE, 0))
+
+    follow(tmp_path, ScriptedPrimary(), test)
 
 
 def test_rule_15_drop_cut_short_goes_on_in_a_new_process(tmp_path: Path) -> None:

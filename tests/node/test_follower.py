@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,10 @@ import pytest
 from koinon_node.core import records
 from koinon_node.core.copies import CopyState
 from koinon_node.core.following import ProgressStage
+from koinon_node.core.lease import NO_LEASE
 from koinon_node.core.records import EpochStart, PartitionEpochs
+from koinon_proto.convert import error_to_proto
+from koinon_proto.errors import TableBehindError
 from koinon_proto.table import MoveSettings, Table, first_sequence
 from koinon_proto.v1 import replication_pb2 as wire
 from tests.node.scripted_primary import (
@@ -114,6 +120,78 @@ def test_stream_lost_opens_again_and_pulls_only_what_is_missing(tmp_path: Path) 
     follow(tmp_path, primary, test)
 
 
+def test_stream_lost_in_the_moment_in_which_it_is_given_up_is_not_opened_again(
+    tmp_path: Path,
+) -> None:
+    old, new = ScriptedPrimary(P1), ScriptedPrimary(P2)
+    old.lead(0, 5)
+    new.lead(0, 6, [(5, 0), (6, E5)])
+
+    def streams() -> int:
+        running = [task.get_coro() for task in asyncio.all_tasks()]
+        return sum(getattr(coro, "__qualname__", "") == "Link._run" for coro in running)
+
+    async def test(rig: Rig) -> None:
+        rig.on_table(one_row())
+        await live(rig, old)
+        old.stream.lose()
+        rig.on_table(one_row(2, primary=P2, epoch=6))
+        await live(rig, new)
+        await until(lambda: streams() == 1, "the one to the new primary is left")
+
+    follow(tmp_path, Both(old, new), test)
+
+
+def test_node_that_stops_tells_its_primaries_and_follows_nobody_any_more(tmp_path: Path) -> None:
+    primary = ScriptedPrimary()
+    for p in range(PARTITIONS):
+        primary.lead(p, 5)
+
+    async def test(rig: Rig) -> None:
+        rig.on_table(all_rows())
+        await until(lambda: len(primary.positions()) == PARTITIONS, "all follow")
+        rig.follower.leave()
+        rig.on_table(all_rows(2, partition_epoch=9))
+
+        def told() -> list[int]:
+            closes = [r.close for r in primary.requests if r.close.leaves]
+            return sorted(p for close in closes for p in close.partition_ids)
+
+        await until(told, "it is told")
+        assert told() == list(range(PARTITIONS))
+        assert primary.count("open") == 1
+
+    follow(tmp_path, primary, test)
+
+
+# --- rule 2 ----------------------------------------------------------------------------------
+
+
+def test_rule_2_nobody_is_followed_under_a_registration_that_is_not_confirmed(
+    tmp_path: Path,
+) -> None:
+    """Its epoch counts as unused: of a disk set back to before it nobody would know that this node
+    said of writes that it holds them.
+    """
+    primary = ScriptedPrimary()
+    primary.lead(0, 5)
+
+    async def test(rig: Rig) -> None:
+        lease, rig.state.lease = rig.state.lease, NO_LEASE
+        rig.on_table(one_row())
+        await asyncio.sleep(0.1)
+        assert not primary.requests
+        rig.state.lease = lease
+        rig.on_table(one_row())
+        await live(rig, primary)
+        rig.state.lease = replace(lease, until_s=0.0)  # one that is over was given all the same
+        rig.on_table(one_row(2, partition_epoch=9))
+        primary.write(0, {b"k": b"v"})
+        await until(lambda: primary.acknowledged() == 1, "it goes on")
+
+    follow(tmp_path, primary, test)
+
+
 # --- rule 4 ----------------------------------------------------------------------------------
 
 
@@ -131,6 +209,28 @@ def test_rule_4_lower_epoch_than_one_seen_is_not_followed(tmp_path: Path) -> Non
         assert 0 not in opened
 
     follow(tmp_path, primary, test)
+
+
+def test_rule_4_epoch_that_is_followed_is_kept_by_the_store(tmp_path: Path) -> None:
+    first, second = ScriptedPrimary(P1), ScriptedPrimary(P2)
+    first.lead(0, 6)
+    second.lead(0, 5)
+
+    async def seen(rig: Rig) -> None:
+        rig.on_table(one_row(epoch=6))
+        await live(rig, first)
+        assert rig.store.read_copies([0])[0].epochs.primary_epoch == 6
+
+    async def a_table_from_before(rig: Rig) -> None:
+        second.lead(1, 5)
+        rows = [a_row(p, P2, 5) for p in range(PARTITIONS)]
+        rig.on_table(a_table(2, rows))
+        await live(rig, second, 1)
+        opened = [o.partition_id for r in second.requests for o in r.open.partitions]
+        assert 0 not in opened
+
+    follow(tmp_path, first, seen)
+    follow(tmp_path, second, a_table_from_before)
 
 
 def test_rule_4_batches_of_a_deposed_primary_are_not_applied(tmp_path: Path) -> None:
@@ -225,6 +325,31 @@ def test_rule_11_batch_after_a_gap_is_refused(tmp_path: Path) -> None:
         primary.refuse_openings = False
         await until(lambda: primary.positions()[0] == first + 2, "caught up")
         assert rig.values(0) == {b"a": b"1", b"b": b"2", b"c": b"3"}
+
+    follow(tmp_path, primary, test)
+
+
+def test_rule_11_batch_is_acknowledged_only_with_all_before_it(tmp_path: Path) -> None:
+    primary = ScriptedPrimary()
+    for p in range(PARTITIONS):
+        primary.lead(p, 5)
+
+    async def test(rig: Rig) -> None:
+        rig.on_table(all_rows())
+        await until(lambda: len(primary.positions()) == PARTITIONS, "all follow")
+        os.kill(rig.writer.process_id, signal.SIGSTOP)
+        try:
+            primary.write(0, {b"k": b"v"})
+            # Of an epoch that is over: there is nothing to store.
+            primary.stream_batch(primary.stream, 1, E5, E5 + 1, {b"k": b"v"}, epoch=4)
+            reason = error_to_proto(TableBehindError(table_version=1, required_version=2))
+            closed = wire.ClosedPartitions(partition_ids=[2], reason=reason)
+            primary.stream.respond(wire.FollowResponse(closed=closed))
+            await until(lambda: primary.count("open") == 2, "what came after both was seen")
+            assert primary.acknowledged() == 0
+        finally:
+            os.kill(rig.writer.process_id, signal.SIGCONT)
+        await until(lambda: primary.acknowledged() == 2, "both are acknowledged")
 
     follow(tmp_path, primary, test)
 
@@ -499,6 +624,29 @@ def test_rule_14_pass_is_void_once_the_primary_has_purged_above_its_start(tmp_pa
         assert rig.values(0) == {key: lead.value(key) for key in lead.rows}
         assert b"c" not in rig.rows(0)
         assert rig.durable(0)[2] == lead.floor
+
+    follow(tmp_path, primary, test)
+
+
+def test_rule_13_follower_keeps_what_has_expired_until_its_primary_removes_it(
+    tmp_path: Path,
+) -> None:
+    primary = ScriptedPrimary()
+    lead = primary.lead(0, 5)
+
+    async def test(rig: Rig) -> None:
+        rig.on_table(one_row())
+        await live(rig, primary)
+        expired = {b"e": records.encode_record(E5 + 1, b"v", 1)}
+        primary.stream_batch(primary.stream, 0, E5, E5 + 1, expired)
+        lead.streamed = E5 + 1
+        last = primary.write(0, {b"t": None})
+        await until(lambda: primary.acknowledged() == 2, "both are here")
+        floors = wire.PurgeFloors(partition_ids=[0], sequences=[last])
+        primary.stream.respond(wire.FollowResponse(floors=floors))
+        await until(lambda: b"t" not in rig.rows(0), "the tombstone is purged")
+        await rig.follower._purge.step()
+        assert set(rig.rows(0)) == {b"e"}
 
     follow(tmp_path, primary, test)
 

@@ -21,9 +21,9 @@ from koinon_node.core.following import (
     Stage,
     Step,
     Want,
+    Wanted,
     choose_openings,
     first_step,
-    wanted,
 )
 from koinon_node.core.records import EpochStart
 from koinon_proto.table import NO_NODE, NodeStatus, first_sequence
@@ -60,7 +60,7 @@ def test_wanted_is_what_the_rows_give_to_others_and_keep_here() -> None:
         a_row(4, replicas=(P1, P2)),
         a_row(5, NO_NODE),
     ]
-    found = wanted(a_table(1, rows), ME, 1, never_seen)
+    found = Wanted().of(a_table(1, rows), ME, 1, never_seen)
     assert found == {
         P1: {0: Want(5, 5, Rank.IN_SYNC), 2: Want(5, 5, Rank.ADDING)},
         P2: {1: Want(5, 5, Rank.SETTLED)},
@@ -69,17 +69,36 @@ def test_wanted_is_what_the_rows_give_to_others_and_keep_here() -> None:
 
 def test_wanted_is_nothing_without_a_current_registration() -> None:
     table = a_table(1, [a_row(0)], node_epoch=3)
-    assert wanted(table, ME, 3, never_seen)
-    assert not wanted(table, ME, 4, never_seen)
-    assert not wanted(table, ME, 0, never_seen)
+    assert Wanted().of(table, ME, 3, never_seen)
+    assert not Wanted().of(table, ME, 4, never_seen)
+    assert not Wanted().of(table, ME, 0, never_seen)
     fenced = replace(table.nodes[ME], status=NodeStatus.FENCED)
-    assert not wanted(replace(table, nodes={**table.nodes, ME: fenced}), ME, 3, never_seen)
+    assert not Wanted().of(replace(table, nodes={**table.nodes, ME: fenced}), ME, 3, never_seen)
 
 
 def test_wanted_leaves_out_epochs_below_one_seen() -> None:
     table = a_table(1, [a_row(0, epoch=5)])
-    assert wanted(table, ME, 1, lambda p: 5)
-    assert not wanted(table, ME, 1, lambda p: 6)
+    assert Wanted().of(table, ME, 1, lambda p: 5)
+    assert not Wanted().of(table, ME, 1, lambda p: 6)
+
+
+def test_wanted_from_table_to_table_is_what_the_newest_says_alone() -> None:
+    rng = random.Random(5)
+    kept = Wanted()
+    rows = [a_row(p) for p in range(6)]
+    for version in range(1, 300):
+        p = rng.randrange(6)
+        rows[p] = a_row(
+            p,
+            rng.choice([P1, P2, ME, NO_NODE]),
+            epoch=rng.randrange(4, 8),
+            in_sync=rng.random() < 0.5,
+            replicas=rng.choice([(P1, P2), (ME, P1, P2), (P2, ME)]),
+        )
+        node_epoch = 1 if rng.random() < 0.9 else 0
+        table = a_table(version, list(rows))
+        found = kept.of(table, ME, node_epoch, lambda p: 5)
+        assert found == Wanted().of(table, ME, node_epoch, lambda p: 5)
 
 
 # --- what comes first ------------------------------------------------------------------------
@@ -216,7 +235,7 @@ def test_openings_go_by_rank_and_within_bounds() -> None:
     chosen = choose_openings(waiting, {}, 0.0, paused=False)
     assert [f.want.rank for f in chosen[:50]] == [Rank.IN_SYNC] * 50
     assert [f.want.rank for f in chosen[50:]] == [Rank.SETTLED] * OPEN_MAX[Rank.SETTLED]
-    chosen = choose_openings(of_rank(Rank.ADDING, 10), {Rank.ADDING: 1}, 0.0, paused=False)
+    chosen = choose_openings(of_rank(Rank.ADDING, 60), {Rank.ADDING: 1}, 0.0, paused=False)
     assert len(chosen) == OPEN_MAX[Rank.ADDING] - 1
     adding = of_rank(Rank.ADDING, 10)
     assert choose_openings(adding, {}, 0.0, paused=True) == []

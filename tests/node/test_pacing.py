@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from koinon_node.core.pacing import TokenBucket
+from koinon_node.core.pacing import TokenBucket, page_bytes
 
 
 def test_bucket_mean_rate_is_the_rate() -> None:
@@ -41,3 +41,17 @@ def test_bucket_idle_time_is_not_saved_up() -> None:
     assert bucket.wait_s(1_000, 3_600.0) == 0.0
     bucket.spend(1_000)
     assert bucket.wait_s(1_000, 3_600.0) == pytest.approx(0.75)
+
+
+def test_bucket_what_was_spent_in_advance_and_not_used_is_given_back() -> None:
+    bucket = TokenBucket()
+    bucket.wait_s(1_000, 0.0)
+    bucket.spend(1_000)
+    bucket.spend(-900)
+    assert bucket.wait_s(1_000, 0.0) == pytest.approx(0.1)
+
+
+def test_page_is_small_where_the_rate_is() -> None:
+    most = 1 << 20
+    sizes = [page_bytes(rate, most) for rate in (0, 1_000, 10_000_000, 10**9)]
+    assert sizes == [most, 64 * 1024, 250_000, most]

@@ -8,13 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from koinon_node.batches import Durability, WriteAnswer
+from koinon_node.batches import Durability, WriteAnswer, WriteBatch
 from koinon_node.config import Limits
 from koinon_node.core import records
 from koinon_node.core.assignment import Adoption
 from koinon_node.seams import RowChange
+from koinon_node.sizes import SizeScan
 from koinon_proto.errors import (
     KoinonError,
     LeaseExpiredError,
@@ -217,6 +219,39 @@ def test_read_under_constant_writes_ends_with_what_it_first_found(tmp_path: Path
     with_rows(tmp_path, use, TWO)
 
 
+@pytest.mark.parametrize("how", ["get", "scan"])
+def test_read_of_a_write_that_is_stored_and_not_answered_waits_for_it(
+    tmp_path: Path, how: str
+) -> None:
+    """The writer process commits a moment before this process hears of it."""
+
+    async def use(bench: Bench) -> None:
+        two = PlayedFollower(bench)
+        await two.join(0)
+        first = start(bench.put(b"k", value=b"1"))
+        await turn()
+        read = start(bench.get(b"k"))
+        await turn()
+        bench.channel.held = True
+        second = start(bench.put(b"k", value=b"2"))
+        await turn()
+        bench.channel.store_one()
+        scan = start(bench.scan()) if how == "scan" else read
+        two.take()
+        await two.acknowledge(two.batches[0].number)
+        assert await answered(first)
+        assert not await answered(scan)
+        bench.channel.release()
+        assert not await answered(scan)
+        await two.acknowledge()
+        assert await answered(scan)
+        assert scan.result().values == [b"2"]
+        for task in (second, read):
+            await task
+
+    with_rows(tmp_path, use, TWO)
+
+
 def test_partition_that_waits_for_a_follower_does_not_hold_up_another(tmp_path: Path) -> None:
     async def use(bench: Bench) -> None:
         two, three = PlayedFollower(bench, 2), PlayedFollower(bench, 3)
@@ -267,6 +302,32 @@ def test_condition_on_a_key_of_a_stuck_group_sees_the_newest_write(tmp_path: Pat
         mixed[0].cancel()
 
     with_rows(tmp_path, use, row_of(0, (1, 2, 3), (1, 2)), row_of(1, (1, 3)), min_in_sync=2)
+
+
+def test_batch_under_which_a_partition_is_handed_on_loses_only_its_rows(tmp_path: Path) -> None:
+    async def use(bench: Bench) -> None:
+        two = PlayedFollower(bench)
+        await two.join(0, 1)
+        batch = WriteBatch(
+            table_version=1,
+            keys=[b"a", b"b", b"c"],
+            values=[b"v"] * 3,
+            partition_ids=np.array([0, 1, 0], np.uint32),
+        )
+        write = start(bench.engine.write(batch))
+        await turn()
+        newer(bench, row_of(0, (1, 2), primary=2, epoch=EPOCH + 1), row_of(1, (1, 2)))
+        await two.acknowledge()
+        await tick(bench)
+        answer = await write
+        assert {row: type(e) for row, e in answer.row_errors.items()} == {
+            0: UnknownFateError,
+            2: UnknownFateError,
+        }
+        assert int(answer.versions[1]) == START + 1
+        assert not answer.versions[[0, 2]].any()
+
+    with_rows(tmp_path, use, TWO, row_of(1, (1, 2)))
 
 
 def test_write_not_complete_in_time_is_unknown_and_stays_pending(tmp_path: Path) -> None:
@@ -418,6 +479,18 @@ def test_opening_of_another_epoch_is_refused(
         assert (answer.refusal.WhichOneof("kind") or "") == kind
 
     with_rows(tmp_path, use, TWO)
+
+
+def test_opening_tells_how_much_the_partition_holds_as_it_was_counted(tmp_path: Path) -> None:
+    async def use(bench: Bench) -> None:
+        await bench.put(b"a", b"bb", value=b"12345678")
+        scan = SizeScan(bench.store, bench.sizes)
+        while scan.step(1.0):
+            pass
+        answers = await PlayedFollower(bench).open(0, 1)
+        assert [(a.records, a.bytes) for a in answers] == [(2, 19), (0, 0)]
+
+    with_rows(tmp_path, use, row_of(0, (1, 2), (1,)), row_of(1, (1, 2), (1,)))
 
 
 def test_opening_by_a_node_that_is_no_replica_is_put_off(tmp_path: Path) -> None:
@@ -584,6 +657,54 @@ def test_follower_that_does_not_answer_is_left_out_before_its_write_is(tmp_path:
     with_rows(tmp_path, use, TWO)
 
 
+async def wait(bench: Bench, seconds: float) -> None:
+    """Let time pass in which the node runs."""
+    for _ in range(round(seconds / 0.1)):
+        await tick(bench, 0.1)
+
+
+def test_silent_follower_is_left_out_of_all_and_added_when_it_answers(tmp_path: Path) -> None:
+    """Not only of what is written: else a write to each partition would wait for it once."""
+
+    async def use(bench: Bench) -> None:
+        two = PlayedFollower(bench)
+        await two.join(0, 1)
+        await wait(bench, 3.0)  # nothing is asked of it
+        assert not bench.coordinator.calls
+        write = start(bench.put(b"k"))
+        await wait(bench, 0.9)
+        assert not bench.coordinator.calls
+        await wait(bench, 0.3)
+        changes, done = bench.coordinator.calls[-1]
+        assert [(c.partition_id, c.in_sync) for c in changes] == [(0, (ME,)), (1, (ME,))]
+        newer(bench, *(row_of(p, (1, 2), (1,), partition_epoch=2) for p in (0, 1)))
+        done.set_result(frozenset())
+        assert await answered(write)
+        await wait(bench, 1.0)
+        assert len(bench.coordinator.calls) == 1  # its stream still stands, and it holds all of 1
+        await two.acknowledge()
+        await wait(bench, 0.3)
+        changes, _ = bench.coordinator.calls[-1]
+        assert [(c.partition_id, c.in_sync) for c in changes] == [(0, (ME, F2)), (1, (ME, F2))]
+
+    with_rows(tmp_path, use, TWO, row_of(1, (1, 2)))
+
+
+def test_follower_without_a_stream_is_left_out_before_anything_waits(tmp_path: Path) -> None:
+    async def use(bench: Bench) -> None:
+        two = PlayedFollower(bench)
+        await two.join(0)
+        await two.leave()
+        await tick(bench, 5.0)  # this node stood still: that is no silence of others
+        assert not bench.coordinator.calls
+        await wait(bench, 0.6)
+        assert not bench.coordinator.calls
+        await wait(bench, 0.6)
+        assert proposed(bench).in_sync == (ME,)
+
+    with_rows(tmp_path, use, TWO)
+
+
 def test_follower_that_has_all_is_added_and_required_from_the_proposal_on(tmp_path: Path) -> None:
     async def use(bench: Bench) -> None:
         await bench.put(b"k")
@@ -604,6 +725,34 @@ def test_follower_that_has_all_is_added_and_required_from_the_proposal_on(tmp_pa
         assert await answered(write)
 
     with_rows(tmp_path, use, row_of(0, (1, 2), (1,)))
+
+
+def test_follower_that_says_it_leaves_is_left_out_at_once(tmp_path: Path) -> None:
+    async def use(bench: Bench) -> None:
+        two, three = PlayedFollower(bench, 2), PlayedFollower(bench, 3)
+        await two.join(0, 1)
+        await three.join(0)
+        write = start(bench.put(b"k"))
+        await turn()
+        await three.acknowledge()
+        two.end.send(
+            wire.FollowRequest(close=wire.ClosePartitions(partition_ids=[0, 1], leaves=True))
+        )
+        await turn()
+        await tick(bench)
+        assert (proposed(bench).partition_id, proposed(bench).in_sync) == (0, (ME, F3))
+        # Where the minimum needs it, new writes are refused instead of kept waiting.
+        answer = await bench.put(b"k", partition_id=1)
+        assert isinstance(answer.refusals[1], NotEnoughReplicasError)
+        newer(
+            bench,
+            row_of(0, (1, 2, 3), (1, 3), partition_epoch=2),
+            row_of(1, (1, 2, 3), (1, 2)),
+            min_in_sync=2,
+        )
+        assert await answered(write)
+
+    with_rows(tmp_path, use, THREE, row_of(1, (1, 2, 3), (1, 2)), min_in_sync=2)
 
 
 def test_proposal_of_unknown_fate_is_settled_by_another(tmp_path: Path) -> None:
@@ -759,8 +908,14 @@ def test_hand_over_that_was_not_proposed_is_given_up_if_it_cannot_drain(tmp_path
         assert (await bench.get(b"other")).refusals
         await tick(bench, 1.1)
         assert not (await bench.get(b"other")).refusals
+        await tick(bench, 0.3)  # nor is it begun again while that write cannot be completed
+        assert not (await bench.get(b"other")).refusals
         assert not bench.coordinator.calls
-        write.cancel()
+        await two.acknowledge()
+        await tick(bench, 0.1)
+        await tick(bench, 0.1)
+        assert proposed(bench).hand_over_to == F2
+        await write
 
     with_rows(tmp_path, use, row_of(0, (1, 2, 3), (1, 2)), min_in_sync=2)
 
@@ -922,6 +1077,26 @@ def test_tombstone_is_purged_late_and_only_below_what_every_follower_and_pass_ha
         assert proposed(bench).in_sync == (ME,)
 
     with_rows(tmp_path, use, row_of(0, (1, 2, 3), (1, 2)))
+
+
+def test_rule_14_tombstone_stays_while_a_required_follower_is_away(tmp_path: Path) -> None:
+    async def use(bench: Bench) -> None:
+        two = PlayedFollower(bench)
+        await two.join(0)
+        for delete in (False, True):
+            write = start(bench.put(b"a", delete=delete))
+            await turn()
+            await two.acknowledge()
+            await write
+        bench.clock.ms += 600_000
+        await two.leave()
+        await bench.engine.reclaim_step(100)
+        assert bench.store.get(b"\0\0a") is not None
+        await PlayedFollower(bench).join(0)
+        await bench.engine.reclaim_step(100)
+        assert bench.store.get(b"\0\0a") is None
+
+    with_rows(tmp_path, use, TWO)
 
 
 def page_request(**changes: Any) -> wire.ReadPageRequest:

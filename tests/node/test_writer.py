@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import marshal
 import os
 import resource
@@ -14,9 +15,11 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import pytest
 
 from koinon_node import directory as files
+from koinon_node import writer_process
 from koinon_node.config import Limits, StoreConfig
 from koinon_node.core.replica import PendingWrites
 from koinon_node.storage import DATA_DB, Store
@@ -161,6 +164,35 @@ def test_disk_full_fails_that_write_and_recovers_when_there_is_room(tmp_path: Pa
         assert store.get(b"\0\0first") is None
 
     with_writer(config_of(tmp_path), use)
+
+
+def test_rule_3_error_of_the_disk_other_than_full_ends_the_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a failed fsync nobody knows what is on the disk: the process ends, and so does the node
+    (see test_node_whose_writer_dies_stops_loudly_with_1).
+    """
+    Store(config_of(tmp_path)).close(clean=True)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        loop = WriterLoop(theirs, config_of(tmp_path))
+
+        def fail(*_: object) -> None:
+            raise lmdb.Error(f"mdb_txn_commit: {os.strerror(errno.EIO)}")
+
+        monkeypatch.setattr(writer_process, "_put_sorted", fail)
+        ours.sendall(framed((1, False, [(0, False, ((DATA_DB, [b"\0\0k"], [b"v"]),))])))
+        ours.shutdown(socket.SHUT_WR)
+        with pytest.raises(lmdb.Error):
+            loop.run()
+        loop.environment.close()
+        theirs.close()
+        assert not ours.recv(1)  # nothing was answered
+
+
+def framed(message: Any) -> bytes:
+    body = marshal.dumps(message)
+    return LENGTH.pack(len(body)) + body
 
 
 def test_writer_process_killed_leaves_fates_unknown_and_tells_the_node(tmp_path: Path) -> None:

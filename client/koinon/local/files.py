@@ -141,10 +141,10 @@ def choose_addresses(count: int, first_port: int) -> list[str]:
                 return [_address(s) for s in held]
         while len(held) > 0:
             held.pop().close()
-        for _ in range(PORT_ATTEMPTS):
+        for port in random.sample(FREE_PORTS, PORT_ATTEMPTS):
             if len(held) == count:
                 return [_address(s) for s in held]
-            if (free := _hold(random.choice(FREE_PORTS))) is not None:
+            if (free := _hold(port)) is not None:
                 held.append(free)
     finally:
         for s in held:
@@ -153,7 +153,7 @@ def choose_addresses(count: int, first_port: int) -> list[str]:
 
 
 def _hold(port: int) -> socket.socket | None:
-    """Bind the port, so that it is not chosen twice; None if it is taken."""
+    """Bind the port; None if it is taken. (Two that do not listen may both be bound to one.)"""
     s = socket.socket()
     s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -156,10 +156,10 @@ def _to_start(state: ClusterState) -> tuple[PartitionId, ...]:
     load = moves_by_node(state.moves.values())
     started = []
     for move in state.moves.values():
-        if move.running or _obstacle(state, move):
+        if move.running:
             continue
         touched = _touched(move)
-        if all(load[n] < limit for n in touched):
+        if all(load[n] < limit for n in touched) and not _obstacle(state, move):
             load.update(touched)
             started.append(move.partition_id)
     return tuple(started)

@@ -60,9 +60,11 @@ class Rank(IntEnum):
     ADDING = 2
 
 
-OPEN_MAX = {Rank.SETTLED: 16, Rank.ADDING: 4}
+OPEN_MAX = {Rank.SETTLED: 16, Rank.ADDING: 32}
 """How many may be on their way at once on this node; those in sync all are. While others are, none
-is begun that a move adds.
+is begun that a move adds. Of these only those count that have not been pulled: a few more than are
+pulled at once, so that pulling never waits for an answer, and no more, since what is streamed of
+them is kept back meanwhile.
 """
 
 
@@ -74,29 +76,61 @@ class Want(NamedTuple):
     rank: Rank
 
 
-def wanted(
-    table: Table, me: NodeNumber, node_epoch: int, seen_epoch: Callable[[int], int]
-) -> dict[NodeNumber, dict[int, Want]]:
-    """Return what is to be followed at which primary.
-
-    Nothing while the table is older than this node's registration or newer than its fence; never
-    a primary of an epoch below one that this store has seen (rule 4).
+class Wanted:
+    """What is to be followed at which primary, by the newest table. A row is looked at again only
+    when it has changed: tables come by the hundred while replicas move.
     """
-    node = table.nodes.get(me)
-    if not node_epoch or node is None or node.node_epoch != node_epoch:
-        return {}
-    if node.status in (NodeStatus.FENCED, NodeStatus.LEFT):
-        return {}
-    found: dict[NodeNumber, dict[int, Want]] = {}
-    for row in table.rows:
-        primary = row.primary
+
+    def __init__(self) -> None:
+        self._forget(None, 0)
+
+    def _forget(self, of: tuple[NodeNumber, int] | None, size: int) -> None:
+        self._of = of  # whose wants these are
+        self._rows: Sequence[PartitionRow | None] = [None] * size
+        self._primaries: dict[int, NodeNumber] = {}
+        self._wants: dict[NodeNumber, dict[int, Want]] = {}
+
+    def of(
+        self, table: Table, me: NodeNumber, node_epoch: int, seen_epoch: Callable[[int], int]
+    ) -> Mapping[NodeNumber, Mapping[int, Want]]:
+        """Return the wants by primary. They change with the next call.
+
+        Nothing while the table is older than this node's registration or newer than its fence;
+        never a primary of an epoch below one that this store has seen (rule 4). (What the store has
+        seen since a row was looked at is from a newer row, or from this very one.)
+        """
+        node = table.nodes.get(me)
+        if (
+            not node_epoch
+            or node is None
+            or node.node_epoch != node_epoch
+            or node.status in (NodeStatus.FENCED, NodeStatus.LEFT)
+        ):
+            self._forget(None, 0)
+            return self._wants
+        if self._of != (me, node_epoch) or len(self._rows) != len(table.rows):
+            self._forget((me, node_epoch), len(table.rows))
+        changed = [new for new, old in zip(table.rows, self._rows, strict=True) if new is not old]
+        self._rows = table.rows
+        for row in changed:
+            self._take(row, table, me, seen_epoch)
+        return self._wants
+
+    def _take(
+        self, row: PartitionRow, table: Table, me: NodeNumber, seen_epoch: Callable[[int], int]
+    ) -> None:
+        p, primary = row.partition_id, row.primary
+        before = self._primaries.pop(p, None)
+        if before is not None:
+            del self._wants[before][p]
+            if not self._wants[before]:
+                del self._wants[before]
         if primary in (NO_NODE, me) or me not in row.replicas or primary not in table.nodes:
-            continue
-        if row.primary_epoch < seen_epoch(row.partition_id):
-            continue
-        want = Want(row.primary_epoch, row.partition_epoch, rank_of(row, me))
-        found.setdefault(primary, {})[row.partition_id] = want
-    return found
+            return
+        if row.primary_epoch >= seen_epoch(p):
+            want = Want(row.primary_epoch, row.partition_epoch, rank_of(row, me))
+            self._wants.setdefault(primary, {})[p] = want
+            self._primaries[p] = primary
 
 
 def rank_of(row: PartitionRow, me: NodeNumber) -> Rank:
@@ -108,7 +142,7 @@ def rank_of(row: PartitionRow, me: NodeNumber) -> Rank:
 # --- one partition -----------------------------------------------------------------------------
 
 
-class Stage(Enum):
+class Stage(IntEnum):
     """Where a followed partition stands; see the module's docstring."""
 
     WAITING = auto()
@@ -121,7 +155,7 @@ class Stage(Enum):
     LIVE = auto()
 
 
-class Step(Enum):
+class Step(IntEnum):
     """What takes a partition from stage to stage."""
 
     OPEN = auto()
@@ -150,6 +184,7 @@ NEXT: Mapping[tuple[Stage, Step], Stage] = {
 
 KEEPING_BACK = frozenset({Stage.REPAIR, Stage.CATCH_UP, Stage.JOINING})
 APPLYING = frozenset({Stage.POSITIONING, Stage.LIVE})
+PULLING = frozenset({Stage.OPENING, Stage.SNAPSHOT, Stage.REPAIR, Stage.CATCH_UP})
 ON_THE_WAY = frozenset(Stage) - {Stage.WAITING, Stage.LIVE}
 
 

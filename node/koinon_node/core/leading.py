@@ -6,6 +6,8 @@ Invariants:
   not known (rule 5). ``completed[p]`` only rises, and never above what each of them has said.
 - What a follower holds counts only while the partition is open to it, after it has said so itself
   (``positioned``); with its stream all of it is forgotten.
+- A follower that says nothing although it should is late with all that it is in sync of, not only
+  with what happens to be written: else every partition would wait for it once.
 - A partition that was adopted is not served before every required follower holds the beginning of
   the epoch (rule 4).
 - A partition that the newest row does not give to this node at the adopted epoch has no followers
@@ -26,7 +28,14 @@ import numpy as np
 
 from koinon_node.core.copies import Copies
 from koinon_node.core.history import Lineage, common_point
-from koinon_node.core.records import NO_SEQUENCE, BoolArray, EpochStart, U32Array, U64Array
+from koinon_node.core.records import (
+    NO_SEQUENCE,
+    BoolArray,
+    EpochStart,
+    F64Array,
+    U32Array,
+    U64Array,
+)
 from koinon_node.core.replica import Primaries
 from koinon_proto.table import (
     NO_NODE,
@@ -49,6 +58,7 @@ _MASKS = (
     "opened",
     "positioned",
 )
+_STEP_S_MAX = 0.25  # of silence, from one look to the next: a pause of this process is not theirs
 
 
 @dataclass(slots=True)
@@ -99,13 +109,15 @@ class Leading:
     in_sync: BoolArray  # by the newest row
     proposed: BoolArray  # in sets whose fate is not known
     joining: BoolArray  # about to be proposed
-    leaving: BoolArray  # cannot go on without a snapshot
+    leaving: BoolArray  # cannot go on, or its node stops
     required: BoolArray
     opened: BoolArray
     positioned: BoolArray
     acked: U64Array
     holds: U64Array  # tombstones above these are needed
     live: BoolArray
+    heard: BoolArray  # since the last look
+    silence_s: F64Array
 
     def __init__(self, copies: Copies, primaries: Primaries) -> None:
         self.copies = copies
@@ -117,6 +129,7 @@ class Leading:
         self.flights: dict[int, Flight] = {}
         self.any_required = False
         self.any_replicated = False
+        self._looked_at = 0.0
         self._size = -1
         self._resize(0, 0)
 
@@ -131,11 +144,14 @@ class Leading:
             setattr(self, name, grown)
         acked = np.zeros((slots, size), np.uint64)
         holds = np.full((slots, size), NO_SEQUENCE, np.uint64)
-        live = np.zeros(slots, np.bool_)
+        live, heard = np.zeros(slots, np.bool_), np.zeros(slots, np.bool_)
+        silence_s = np.zeros(slots, np.float64)
         if known > 0:
             used = len(self.live)
             acked[:used], holds[:used], live[:used] = self.acked, self.holds, self.live
+            heard[:used], silence_s[:used] = self.heard, self.silence_s
         self.acked, self.holds, self.live = acked, holds, live
+        self.heard, self.silence_s = heard, silence_s
         if known != size:
             self._size = size
             self.epochs = np.zeros(size, np.uint64)  # adopted, and given by the newest row
@@ -265,6 +281,7 @@ class Leading:
     def open(self, slot: int, asked: Asked) -> Opening:
         """Decide what the follower is told, and count the partition as open if it is opened."""
         p, table = asked.partition_id, self.table
+        self.heard[slot] = True
         if table is None or p >= self._size:
             return Opening(Answer.ASK_AGAIN)
         row = table.rows[p]
@@ -302,6 +319,12 @@ class Leading:
         self.acked[slot, p] = 0
         self.holds[slot, p] = NO_SEQUENCE
 
+    def leave(self, slot: int, partition_ids: U32Array) -> None:
+        """The follower's node is about to stop: nobody waits for it before it is put out."""
+        self.close(slot, partition_ids)
+        p = partition_ids[partition_ids < self._size]
+        self.leaving[slot, p] |= self.in_sync[slot, p] | self.proposed[slot, p]
+
     def lose_follower(self, slot: int) -> None:
         """Its stream has ended."""
         self.opened[slot] = self.positioned[slot] = False
@@ -312,6 +335,7 @@ class Leading:
         self, slot: int, partition_ids: U32Array, primary_epochs: U64Array, sequences: U64Array
     ) -> None:
         """These copies are complete through these sequences, and follow."""
+        self.heard[slot] = True
         known = partition_ids < self._size
         p, epochs, held = partition_ids[known], primary_epochs[known], sequences[known]
         holds = (
@@ -328,6 +352,7 @@ class Leading:
 
     def acknowledge(self, slot: int, partition_ids: U32Array, lasts: U64Array) -> None:
         """Batches up to these sequences are durable there, where the follower is positioned."""
+        self.heard[slot] = True
         held = np.where(self.positioned[slot, partition_ids], lasts, 0)
         self.acked[slot, partition_ids] = np.maximum(self.acked[slot, partition_ids], held)
 
@@ -373,11 +398,30 @@ class Leading:
         """Return whether all that was ever written in this epoch is complete."""
         return int(self.completed[p]) >= int(self.primaries.last_sequences[p])
 
+    def look(self, now: float) -> None:
+        """Count for how long each follower has said nothing although it was sent something, or has
+        nothing open although it is in sync.
+        """
+        step_s = min(now - self._looked_at, _STEP_S_MAX)
+        self._looked_at = now
+        owing = (self.positioned & (self.acked < self.streamed)).any(axis=1)
+        absent = (self.in_sync & self.led).any(axis=1) & ~self.opened.any(axis=1)
+        silent = (owing | absent) & ~self.heard
+        self.silence_s = np.where(silent, self.silence_s + step_s, 0.0)
+        self.heard[:] = False
+
+    def reached(self, timeout_s: float) -> BoolArray:
+        """Return by (follower, partition) who follows, and has not been silent for the timeout."""
+        reached: BoolArray = self.positioned & (self.silence_s <= timeout_s)[:, None]
+        return reached
+
     def late(self, now: float, timeout_s: float) -> BoolArray:
         """Return by (follower, partition) who is required and has kept a write or a takeover
-        waiting for longer than the timeout, or cannot go on.
+        waiting for longer than the timeout, or cannot go on; and who is in sync and silent.
         """
         late: BoolArray = self.leaving & self.required
+        silent = self.silence_s > timeout_s
+        late[silent] |= self.in_sync[silent] & self.led
         for flight in self.flights.values():
             if now - flight.sent_at <= timeout_s:
                 break

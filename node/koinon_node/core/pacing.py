@@ -1,4 +1,5 @@
-"""How fast something may go: bytes are spent as they come, and what was overspent is waited out.
+"""How fast something may go: bytes are spent when they are asked for, what came instead is settled
+then, and what was overspent is waited out.
 
 Pure: the time and the rate are arguments, so that a rate that changes counts at once.
 """
@@ -6,6 +7,15 @@ Pure: the time and the rate are arguments, so that a rate that changes counts at
 from __future__ import annotations
 
 _BURST_S = 0.25
+_PAGE_S = 0.025
+_PAGE_BYTES_MIN = 64 * 1024
+
+
+def page_bytes(rate: float, most: int) -> int:
+    """Return how much to ask for at once, of ``most``: what is slow goes in small pages, since
+    clients wait for the transaction of each.
+    """
+    return min(most, max(_PAGE_BYTES_MIN, int(rate * _PAGE_S))) if rate > 0 else most
 
 
 class TokenBucket:
@@ -16,7 +26,7 @@ class TokenBucket:
         self._counted_at: float | None = None
 
     def spend(self, amount: int) -> None:
-        """Take what has come; it may overdraw."""
+        """Take so much, or give it back if it is negative; it may overdraw."""
         self._balance -= amount
 
     def wait_s(self, rate: float, now: float) -> float:

@@ -9,6 +9,8 @@ Rules that hold here:
 - A planned hand-over stops the partition, waits until nothing is in flight, and then proposes; once
   it has proposed, only a newer row that names this node lets it serve again (rule 7). If the wanted
   one has died, a change of nothing is proposed, for the newer row that it makes.
+- A node that is about to stop hands over what it leads likewise, each partition once, and leaves
+  its in_sync where the minimum allows.
 - A primary that lacks too many of the live replicas, or whose own commit failed after followers had
   the group, hands over to one of them (rules 6 and 8). In the second case it leaves in_sync, or, if
   nobody else is in sync, begins a new epoch.
@@ -27,9 +29,10 @@ import numpy as np
 
 from koinon_node.core.leading import Leading
 from koinon_node.core.records import BoolArray
-from koinon_proto.table import NO_NODE, NodeNumber, PartitionRow
+from koinon_proto.table import NO_NODE, NodeNumber, PartitionRow, PartitionStatus
 
 _AGAIN_S = 0.2  # between two proposals for one partition
+_WIDEN_EVERY_S = 0.1  # a table costs every node the same, however many rows it changes
 _PAUSE_MIN_S, _PAUSE_MAX_S = 2.0, 60.0  # between two hand-overs for want of a connection
 _NEVER = float("inf")
 
@@ -48,6 +51,7 @@ class Why(Enum):
     """Why a partition is handed over."""
 
     WANTED = auto()  # the row says so
+    LEAVING = auto()  # this node is about to stop
     UNREACHABLE = auto()  # rule 6
     BROKEN = auto()  # rule 8
 
@@ -82,9 +86,11 @@ class Proposals:
         self._under_way: dict[int, Proposal] = {}
         self._unknown: dict[int, list[Proposal]] = {}
         self._again_at: dict[int, float] = {}
+        self._widen_at = 0.0
         self._completed_before = leading.completed
         self._cut_off_since: dict[int, float] = {}
         self._pauses: dict[int, tuple[float, float]] = {}  # (length, when the next may be)
+        self._leaving: dict[int, int] = {}  # partition -> primary epoch, of what was led at the end
 
     # --- what happens ----------------------------------------------------------------------
 
@@ -166,6 +172,27 @@ class Proposals:
                 self._leading.broken[p] = True
                 self._set_stopped(p, True)
 
+    def leave(self) -> None:
+        """This node is about to stop: hand over what it leads now. Each epoch counts once, so that
+        two that leave do not go on handing a partition to one another.
+        """
+        table, me = self._leading.table, self._leading.me
+        rows = table.rows if table is not None else ()
+        self._leaving = {r.partition_id: r.primary_epoch for r in rows if r.primary == me}
+
+    def handing_over(self) -> bool:
+        """Return whether any partition that was to be handed over may still be: another in-sync
+        replica could lead it, or is taking it over.
+        """
+        return any(self._on_its_way(self._row(p), epoch) for p, epoch in self._leaving.items())
+
+    def _on_its_way(self, row: PartitionRow, primary_epoch: int) -> bool:
+        leading = self._leading
+        if row.primary == leading.me:
+            return row.primary_epoch == primary_epoch and bool(self._successor(row.partition_id))
+        taking = row.status is PartitionStatus.ASSIGNED and row.primary in leading.slots
+        return taking and bool(leading.live[leading.slots[row.primary]])
+
     # --- decisions -------------------------------------------------------------------------
 
     def decide(self, now: float, timeout_s: float) -> list[Proposal]:
@@ -173,11 +200,16 @@ class Proposals:
         leading = self._leading
         if leading.table is None or not leading.table.rows:
             return []
+        leading.look(now)
         late = leading.late(now, timeout_s)
-        added = self._choose_added(late)
+        added = self._choose_added(late, leading.reached(timeout_s))
         stuck: set[int] = set()
         wanted: dict[int, Proposal] = {}
-        for p in np.flatnonzero((late | added).any(axis=0)).tolist():
+        due = late.any(axis=0)
+        if now >= self._widen_at and (added.any(axis=0) & ~due).any():
+            self._widen_at = now + _WIDEN_EVERY_S
+            due = (late | added).any(axis=0)
+        for p in np.flatnonzero(due).tolist():
             in_sync = self._new_in_sync(p, late[:, p], added[:, p])
             if in_sync is None:
                 stuck.add(p)
@@ -204,7 +236,7 @@ class Proposals:
         row = self._row(p)
         return Proposal(p, row.primary_epoch, row.partition_epoch, tuple(in_sync), to)
 
-    def _choose_added(self, late: BoolArray) -> BoolArray:
+    def _choose_added(self, late: BoolArray, reached: BoolArray) -> BoolArray:
         """Return by (follower, partition) who may be added to in_sync now, and require those who
         nearly may.
         """
@@ -212,7 +244,7 @@ class Proposals:
         outside = (
             leading.replicas
             & ~leading.in_sync
-            & leading.positioned
+            & reached
             & leading.live[:, None]
             & (leading.led & ~leading.broken)
         )
@@ -273,16 +305,19 @@ class Proposals:
         leading = self._leading
         table = leading.table
         assert table is not None
-        broken = [p for p in np.flatnonzero(leading.broken).tolist() if p not in self.hand_overs]
-        if table.moves.paused:
-            return broken
+        broken = np.flatnonzero(leading.broken).tolist()
+        leaving = [p for p in self._leaving if self._leaves(p)]
         wanted = [
             p
             for p in np.flatnonzero(leading.ready & ~leading.broken).tolist()
-            if p not in self.hand_overs
+            if not table.moves.paused
             and (table.rows[p].wanted_primary != NO_NODE or table.rows[p].removing)
         ]
-        return broken + wanted
+        return [p for p in {*broken, *leaving, *wanted} if p not in self.hand_overs]
+
+    def _leaves(self, p: int) -> bool:
+        """Return whether the partition is led as it was when this node began to leave."""
+        return p in self._leaving and int(self._leading.epochs[p]) == self._leaving[p]
 
     def _begin_hand_over(self, p: int, now: float) -> None:
         leading, row = self._leading, self._row(p)
@@ -292,8 +327,12 @@ class Proposals:
             to, why = self._successor(p) or leading.me, Why.BROKEN
         else:
             to, why = self._wanted(row), Why.WANTED
+            if self._leaves(p):
+                to, why = to or self._successor(p), Why.LEAVING
             if to == NO_NODE or self._waits(p, now):
                 return
+            if self._masks.too_few[p] and not leading.drained(p):
+                return  # it would be stopped in vain: what is in flight cannot be completed now
             slot = leading.slots[to]
             if not leading.positioned[slot, p] or leading.acked[slot, p] < leading.completed[p]:
                 return
@@ -330,11 +369,11 @@ class Proposals:
     def _notice_cut_off(self, now: float, timeout_s: float) -> None:
         """Rule 6: hand over what this node cannot keep enough live replicas of."""
         leading = self._leading
-        reached = 1 + (leading.in_sync & leading.positioned).sum(axis=0)
+        reached = leading.reached(timeout_s)
         cut_off = (
             leading.led
             & ~leading.broken
-            & (reached < leading.minima)
+            & (1 + (leading.in_sync & reached).sum(axis=0) < leading.minima)
             & (leading.live_in_sync() >= leading.minima)
         )
         now_cut_off = set(np.flatnonzero(cut_off).tolist())
@@ -352,7 +391,7 @@ class Proposals:
                 (
                     n
                     for n in row.replicas
-                    if self._can_lead(row, n) and not leading.positioned[leading.slots[n], p]
+                    if self._can_lead(row, n) and not reached[leading.slots[n], p]
                 ),
                 NO_NODE,
             )
@@ -366,23 +405,24 @@ class Proposals:
     ) -> Proposal | None:
         """Return what to propose for a partition that is stopped, or nothing yet."""
         leading, row = self._leading, self._row(p)
+        leaves = hand_over.why in (Why.BROKEN, Why.LEAVING)
+        planned = hand_over.why in (Why.WANTED, Why.LEAVING)
         if not self._can_lead(row, hand_over.to):
-            broken = hand_over.why is Why.BROKEN
-            hand_over.to = self._successor(p) or leading.me if broken else NO_NODE
+            hand_over.to = self._successor(p) if leaves else NO_NODE
+            if hand_over.to == NO_NODE and hand_over.why is Why.BROKEN:
+                hand_over.to = leading.me
         if hand_over.to == NO_NODE:
             if hand_over.proposed:
                 return self._propose(p, row.in_sync)  # for the newer row that it makes
             self._serve_again(p, now)
             return None
-        if hand_over.why is Why.BROKEN:
-            left = [n for n in row.in_sync if n != leading.me]
-            leaves = hand_over.to != leading.me and len(left) >= int(leading.minima[p])
-            return self._propose(p, left if leaves else row.in_sync, hand_over.to)
-        if hand_over.why is Why.WANTED and not hand_over.proposed and not leading.drained(p):
+        if planned and not hand_over.proposed and not leading.drained(p):
             if now - hand_over.since > timeout_s:
                 self._serve_again(p, now)
             return None
-        return self._propose(p, row.in_sync, hand_over.to)
+        others = [n for n in row.in_sync if n != leading.me]
+        leaves = leaves and hand_over.to != leading.me and len(others) >= int(leading.minima[p])
+        return self._propose(p, others if leaves else row.in_sync, hand_over.to)
 
     def _serve_again(self, p: int, now: float) -> None:
         """Nothing was proposed: nobody else can have been told to lead."""

@@ -42,6 +42,7 @@ EPOCH_HISTORY_MAX = 128
 U64Array = npt.NDArray[np.uint64]
 U32Array = npt.NDArray[np.uint32]
 U8Array = npt.NDArray[np.uint8]
+F64Array = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
 _prefix_of_key = operator.itemgetter(slice(0, 2))

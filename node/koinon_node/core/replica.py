@@ -121,6 +121,21 @@ class PendingWrites:
         """Return the groups that are in the store, not complete, and write one of ``keys``."""
         return _overlapping(self._committed, keys) if self._committed else []
 
+    def seen(self, keys: Collection[bytes], rows: Sequence[tuple[bytes, bytes]]) -> list[int]:
+        """Return the groups, not complete, of which a read of ``keys`` from the store may have seen
+        something; ``rows`` are the (key, record) that it found. One that is being committed is in
+        the store a moment before its answer comes: what is found of it is known by its records.
+        """
+        sealed = (records for group, records in self._uncommitted.items() if group != self._open)
+        if not any(records and not records.keys().isdisjoint(keys) for records in sealed):
+            return self.incomplete(keys)
+        committing = [
+            group
+            for group, records in self._uncommitted.items()
+            if group != self._open and any(records.get(key) == record for key, record in rows)
+        ]
+        return [*committing, *self.incomplete(keys)]
+
     def find(self, key: bytes) -> tuple[int, bytes | None]:
         """Return (group, record) of the newest uncommitted write of ``key``; group 0 if none."""
         for group, records in reversed(self._uncommitted.items()):

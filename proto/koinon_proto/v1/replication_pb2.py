@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from koinon_proto.v1 import errors_pb2 as koinon__proto_dot_v1_dot_errors__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!koinon_proto/v1/replication.proto\x12\tkoinon.v1\x1a\x1ckoinon_proto/v1/errors.proto\"\xea\x01\n\rFollowRequest\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.koinon.v1.FollowHelloH\x00\x12)\n\x04open\x18\x02 \x01(\x0b\x32\x19.koinon.v1.OpenPartitionsH\x00\x12\"\n\x03\x61\x63k\x18\x03 \x01(\x0b\x32\x13.koinon.v1.BatchAckH\x00\x12,\n\tpositions\x18\x04 \x01(\x0b\x32\x17.koinon.v1.PositionAcksH\x00\x12+\n\x05\x63lose\x18\x05 \x01(\x0b\x32\x1a.koinon.v1.ClosePartitionsH\x00\x42\x06\n\x04kind\"|\n\x0b\x46ollowHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x12\n\ncluster_id\x18\x02 \x01(\t\x12\x13\n\x0bnode_number\x18\x03 \x01(\r\x12\x12\n\nnode_epoch\x18\x04 \x01(\x04\x12\x16\n\x0eto_node_number\x18\x05 \x01(\r\">\n\nEpochStart\x12\x15\n\rprimary_epoch\x18\x01 \x01(\x04\x12\x19\n\x11previous_sequence\x18\x02 \x01(\x04\"\x96\x01\n\rOpenPartition\x12\x14\n\x0cpartition_id\x18\x01 \x01(\r\x12\x15\n\rprimary_epoch\x18\x02 \x01(\x04\x12\x18\n\x10\x63omplete_through\x18\x03 \x01(\x04\x12\x16\n\x0eneeds_snapshot\x18\x04 \x01(\x08\x12&\n\x07history\x18\x05 \x03(\x0b\x32\x15.koinon.v1.EpochStart\">\n\x0eOpenPartitions\x12,\n\npartitions\x18\x01 \x03(\x0b\x32\x18.koinon.v1.OpenPartition\"\x1a\n\x08\x42\x61tchAck\x12\x0e\n\x06number\x18\x01 \x01(\x04\"P\n\x0cPositionAcks\x12\x15\n\rpartition_ids\x18\x01 \x03(\r\x12\x16\n\x0eprimary_epochs\x18\x02 \x03(\x04\x12\x11\n\tsequences\x18\x03 \x03(\x06\"(\n\x0f\x43losePartitions\x12\x15\n\rpartition_ids\x18\x01 \x03(\r\"\xc3\x01\n\x0e\x46ollowResponse\x12-\n\x06opened\x18\x01 \x01(\x0b\x32\x1b.koinon.v1.OpenedPartitionsH\x00\x12!\n\x05\x62\x61tch\x18\x02 \x01(\x0b\x32\x10.koinon.v1.BatchH\x00\x12-\n\x06\x63losed\x18\x03 \x01(\x0b\x32\x1b.koinon.v1.ClosedPartitionsH\x00\x12(\n\x06\x66loors\x18\x04 \x01(\x0b\x32\x16.koinon.v1.PurgeFloorsH\x00\x42\x06\n\x04kind\"\xeb\x01\n\x0fOpenedPartition\x12\x14\n\x0cpartition_id\x18\x01 \x01(\r\x12\x15\n\rprimary_epoch\x18\x02 \x01(\x04\x12!\n\x07refusal\x18\x03 \x01(\x0b\x32\x10.koinon.v1.Error\x12\x15\n\rtake_snapshot\x18\x04 \x01(\x08\x12\x14\n\x0c\x63ommon_point\x18\x05 \x01(\x04\x12\x13\n\x0bstream_from\x18\x06 \x01(\x04\x12&\n\x07history\x18\x07 \x03(\x0b\x32\x15.koinon.v1.EpochStart\x12\x0f\n\x07records\x18\x08 \x01(\x04\x12\r\n\x05\x62ytes\x18\t \x01(\x04\"B\n\x10OpenedPartitions\x12.\n\npartitions\x18\x01 \x03(\x0b\x32\x1a.koinon.v1.OpenedPartition\"K\n\x10\x43losedPartitions\x12\x15\n\rpartition_ids\x18\x01 \x03(\r\x12 \n\x06reason\x18\x02 \x01(\x0b\x32\x10.koinon.v1.Error\"\x94\x01\n\x05\x42\x61tch\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x15\n\rpartition_ids\x18\x02 \x03(\r\x12\x16\n\x0eprimary_epochs\x18\x03 \x03(\x04\x12\x10\n\x08previous\x18\x04 \x03(\x06\x12\x0c\n\x04last\x18\x05 \x03(\x06\x12\x0c\n\x04keys\x18\x06 \x03(\x0c\x12\x0f\n\x07records\x18\x07 \x03(\x0c\x12\r\n\x05\x63rc32\x18\x08 \x01(\x07\"7\n\x0bPurgeFloors\x12\x15\n\rpartition_ids\x18\x01 \x03(\r\x12\x11\n\tsequences\x18\x02 \x03(\x06\"\xb1\x01\n\x0fReadPageRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x14\n\x0cpartition_id\x18\x02 \x01(\r\x12\x15\n\rprimary_epoch\x18\x03 \x01(\x04\x12\x16\n\x0e\x61\x66ter_sequence\x18\x04 \x01(\x04\x12\x11\n\tafter_key\x18\x05 \x01(\x0c\x12\r\n\x05reach\x18\x06 \x01(\x04\x12\x11\n\tbytes_max\x18\x07 \x01(\r\x12\x10\n\x08snapshot\x18\x08 \x01(\x08\"}\n\nRecordPage\x12\x0c\n\x04keys\x18\x01 \x03(\x0c\x12\x0f\n\x07records\x18\x02 \x03(\x0c\x12\r\n\x05\x63rc32\x18\x03 \x01(\x07\x12\r\n\x05\x62ound\x18\x04 \x01(\x04\x12\x10\n\x08last_key\x18\x05 \x01(\x0c\x12\x0b\n\x03\x65nd\x18\x06 \x01(\x08\x12\x13\n\x0bpurge_floor\x18\x07 \x01(\x04\"`\n\x0fReadKeysRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x14\n\x0cpartition_id\x18\x02 \x01(\r\x12\x15\n\rprimary_epoch\x18\x03 \x01(\x04\x12\x0c\n\x04keys\x18\x04 \x03(\x0c\"=\n\x10\x43hecksumsRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x15\n\rpartition_ids\x18\x02 \x03(\r\"~\n\x0c\x43opyChecksum\x12\x14\n\x0cpartition_id\x18\x01 \x01(\r\x12\x0e\n\x06usable\x18\x02 \x01(\x08\x12\x18\n\x10\x63omplete_through\x18\x03 \x01(\x04\x12\x0f\n\x07records\x18\x04 \x01(\x04\x12\r\n\x05\x62ytes\x18\x05 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x06 \x01(\x06\"<\n\x11\x43hecksumsResponse\x12\'\n\x06\x63opies\x18\x01 \x03(\x0b\x32\x17.koinon.v1.CopyChecksum\"+\n\x15PartitionSizesRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\"O\n\x16PartitionSizesResponse\x12\x15\n\rpartition_ids\x18\x01 \x03(\r\x12\x0f\n\x07records\x18\x02 \x03(\x04\x12\r\n\x05\x62ytes\x18\x03 \x03(\x04\x32\xed\x02\n\x0bReplication\x12\x41\n\x06\x46ollow\x12\x18.koinon.v1.FollowRequest\x1a\x19.koinon.v1.FollowResponse(\x01\x30\x01\x12=\n\x08ReadPage\x12\x1a.koinon.v1.ReadPageRequest\x1a\x15.koinon.v1.RecordPage\x12=\n\x08ReadKeys\x12\x1a.koinon.v1.ReadKeysRequest\x1a\x15.koinon.v1.RecordPage\x12\x46\n\tChecksums\x12\x1b.koinon.v1.ChecksumsRequest\x1a\x1c.koinon.v1.ChecksumsResponse\x12U\n\x0ePartitionSizes\x12 .koinon.v1.PartitionSizesRequest\x1a!.koinon.v1.PartitionSizesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!koinon_proto/v1/replication.proto\x12\tkoinon.v1\x1a\x1ckoinon_proto/v1/errors.proto\"\xea\x01\n\rFollowRequest\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.koinon.v1.FollowHelloH\x00\x12)\n\x04open\x18\x02 \x01(\x0b\x32\x19.koinon.v1.OpenPartitionsH\x00\x12\"\n\x03\x61\x63k\x18\x03 \x01(\x0b\x32\x13.koinon.v1.BatchAckH\x00\x12,\n\tpositions\x18\x04 \x01(\x0b\x32\x17.koinon.v1.PositionAcksH\x00\x12+\n\x05\x63lose\x18\x05 \x01(\x0b\x32\x1a.koinon.v1.ClosePartitionsH\x00\x42\x06\n\x04kind\"|\n\x0b\x46ollowHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x12\n\ncluster_id\x18\x02 \x01(\t\x12\x13\n\x0bnode_number\x18\x03 \x01(\r\x12\x12\n\nnode_epoch\x18\x04 \x01(\x04\x12\x16\n\x0eto_node_number\x18\x05 \x01(\r\">\n\nEpochStart\x12\x15\n\rprimary_epoch\x18\x01 \x01(\x04\x12\x19\n\x11previous_sequence\x18\x02 \x01(\x04\"\x96\x01\n\rOpenPartition\x12\x14\n\x0cpartition_id\x18\x01 \x01(\r\x12\x15\n\rprimary_epoch\x18\x02 \x01(\x04\x12\x18\n\x10\x63omplete_through\x18\x03 \x01(\x04\x12\x16\n\x0eneeds_snapshot\x18\x04 \x01(\x08\x12&\n\x07history\x18\x05 \x03(\x0b\x32\x15.koinon.v1.EpochStart\">\n\x0eOpenPartitions\x12,\n\npartitions\x18\x01 \x03(\x0b\x32\x18.koinon.v1.OpenPartition\"\x1a\n\x08\x42\x61tchAck\x12\x0e\n\x06number\x18\x01 \x01(\x04\"P\n\x0cPositionAcks\x12\x15\n\rpartition_ids\x18\x01 \x03(\r\x12\x16\n\x0eprimary_epochs\x18\x02 \x03(\x04\x12\x11\n\tsequences\x18\x03 \x03(\x06\"8\n\x0f\x43losePartitions\x12\x15\n\rpartition_ids\x18\x01 \x03(\r\x12\x0e\n\x06leaves\x18\x02 \x01(\x08\"\xc3\x01\n\x0e\x46ollowResponse\x12-\n\x06opened\x18\x01 \x01(\x0b\x32\x1b.koinon.v1.OpenedPartitionsH\x00\x12!\n\x05\x62\x61tch\x18\x02 \x01(\x0b\x32\x10.koinon.v1.BatchH\x00\x12-\n\x06\x63losed\x18\x03 \x01(\x0b\x32\x1b.koinon.v1.ClosedPartitionsH\x00\x12(\n\x06\x66loors\x18\x04 \x01(\x0b\x32\x16.koinon.v1.PurgeFloorsH\x00\x42\x06\n\x04kind\"\xeb\x01\n\x0fOpenedPartition\x12\x14\n\x0cpartition_id\x18\x01 \x01(\r\x12\x15\n\rprimary_epoch\x18\x02 \x01(\x04\x12!\n\x07refusal\x18\x03 \x01(\x0b\x32\x10.koinon.v1.Error\x12\x15\n\rtake_snapshot\x18\x04 \x01(\x08\x12\x14\n\x0c\x63ommon_point\x18\x05 \x01(\x04\x12\x13\n\x0bstream_from\x18\x06 \x01(\x04\x12&\n\x07history\x18\x07 \x03(\x0b\x32\x15.koinon.v1.EpochStart\x12\x0f\n\x07records\x18\x08 \x01(\x04\x12\r\n\x05\x62ytes\x18\t \x01(\x04\"B\n\x10OpenedPartitions\x12.\n\npartitions\x18\x01 \x03(\x0b\x32\x1a.koinon.v1.OpenedPartition\"K\n\x10\x43losedPartitions\x12\x15\n\rpartition_ids\x18\x01 \x03(\r\x12 \n\x06reason\x18\x02 \x01(\x0b\x32\x10.koinon.v1.Error\"\x94\x01\n\x05\x42\x61tch\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x15\n\rpartition_ids\x18\x02 \x03(\r\x12\x16\n\x0eprimary_epochs\x18\x03 \x03(\x04\x12\x10\n\x08previous\x18\x04 \x03(\x06\x12\x0c\n\x04last\x18\x05 \x03(\x06\x12\x0c\n\x04keys\x18\x06 \x03(\x0c\x12\x0f\n\x07records\x18\x07 \x03(\x0c\x12\r\n\x05\x63rc32\x18\x08 \x01(\x07\"7\n\x0bPurgeFloors\x12\x15\n\rpartition_ids\x18\x01 \x03(\r\x12\x11\n\tsequences\x18\x02 \x03(\x06\"\xb1\x01\n\x0fReadPageRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x14\n\x0cpartition_id\x18\x02 \x01(\r\x12\x15\n\rprimary_epoch\x18\x03 \x01(\x04\x12\x16\n\x0e\x61\x66ter_sequence\x18\x04 \x01(\x04\x12\x11\n\tafter_key\x18\x05 \x01(\x0c\x12\r\n\x05reach\x18\x06 \x01(\x04\x12\x11\n\tbytes_max\x18\x07 \x01(\r\x12\x10\n\x08snapshot\x18\x08 \x01(\x08\"}\n\nRecordPage\x12\x0c\n\x04keys\x18\x01 \x03(\x0c\x12\x0f\n\x07records\x18\x02 \x03(\x0c\x12\r\n\x05\x63rc32\x18\x03 \x01(\x07\x12\r\n\x05\x62ound\x18\x04 \x01(\x04\x12\x10\n\x08last_key\x18\x05 \x01(\x0c\x12\x0b\n\x03\x65nd\x18\x06 \x01(\x08\x12\x13\n\x0bpurge_floor\x18\x07 \x01(\x04\"`\n\x0fReadKeysRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x14\n\x0cpartition_id\x18\x02 \x01(\r\x12\x15\n\rprimary_epoch\x18\x03 \x01(\x04\x12\x0c\n\x04keys\x18\x04 \x03(\x0c\"=\n\x10\x43hecksumsRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x15\n\rpartition_ids\x18\x02 \x03(\r\"~\n\x0c\x43opyChecksum\x12\x14\n\x0cpartition_id\x18\x01 \x01(\r\x12\x0e\n\x06usable\x18\x02 \x01(\x08\x12\x18\n\x10\x63omplete_through\x18\x03 \x01(\x04\x12\x0f\n\x07records\x18\x04 \x01(\x04\x12\r\n\x05\x62ytes\x18\x05 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x06 \x01(\x06\"<\n\x11\x43hecksumsResponse\x12\'\n\x06\x63opies\x18\x01 \x03(\x0b\x32\x17.koinon.v1.CopyChecksum\"+\n\x15PartitionSizesRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\"O\n\x16PartitionSizesResponse\x12\x15\n\rpartition_ids\x18\x01 \x03(\r\x12\x0f\n\x07records\x18\x02 \x03(\x04\x12\r\n\x05\x62ytes\x18\x03 \x03(\x04\x32\xed\x02\n\x0bReplication\x12\x41\n\x06\x46ollow\x12\x18.koinon.v1.FollowRequest\x1a\x19.koinon.v1.FollowResponse(\x01\x30\x01\x12=\n\x08ReadPage\x12\x1a.koinon.v1.ReadPageRequest\x1a\x15.koinon.v1.RecordPage\x12=\n\x08ReadKeys\x12\x1a.koinon.v1.ReadKeysRequest\x1a\x15.koinon.v1.RecordPage\x12\x46\n\tChecksums\x12\x1b.koinon.v1.ChecksumsRequest\x1a\x1c.koinon.v1.ChecksumsResponse\x12U\n\x0ePartitionSizes\x12 .koinon.v1.PartitionSizesRequest\x1a!.koinon.v1.PartitionSizesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,35 +47,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_POSITIONACKS']._serialized_start=750
   _globals['_POSITIONACKS']._serialized_end=830
   _globals['_CLOSEPARTITIONS']._serialized_start=832
-  _globals['_CLOSEPARTITIONS']._serialized_end=872
-  _globals['_FOLLOWRESPONSE']._serialized_start=875
-  _globals['_FOLLOWRESPONSE']._serialized_end=1070
-  _globals['_OPENEDPARTITION']._serialized_start=1073
-  _globals['_OPENEDPARTITION']._serialized_end=1308
-  _globals['_OPENEDPARTITIONS']._serialized_start=1310
-  _globals['_OPENEDPARTITIONS']._serialized_end=1376
-  _globals['_CLOSEDPARTITIONS']._serialized_start=1378
-  _globals['_CLOSEDPARTITIONS']._serialized_end=1453
-  _globals['_BATCH']._serialized_start=1456
-  _globals['_BATCH']._serialized_end=1604
-  _globals['_PURGEFLOORS']._serialized_start=1606
-  _globals['_PURGEFLOORS']._serialized_end=1661
-  _globals['_READPAGEREQUEST']._serialized_start=1664
-  _globals['_READPAGEREQUEST']._serialized_end=1841
-  _globals['_RECORDPAGE']._serialized_start=1843
-  _globals['_RECORDPAGE']._serialized_end=1968
-  _globals['_READKEYSREQUEST']._serialized_start=1970
-  _globals['_READKEYSREQUEST']._serialized_end=2066
-  _globals['_CHECKSUMSREQUEST']._serialized_start=2068
-  _globals['_CHECKSUMSREQUEST']._serialized_end=2129
-  _globals['_COPYCHECKSUM']._serialized_start=2131
-  _globals['_COPYCHECKSUM']._serialized_end=2257
-  _globals['_CHECKSUMSRESPONSE']._serialized_start=2259
-  _globals['_CHECKSUMSRESPONSE']._serialized_end=2319
-  _globals['_PARTITIONSIZESREQUEST']._serialized_start=2321
-  _globals['_PARTITIONSIZESREQUEST']._serialized_end=2364
-  _globals['_PARTITIONSIZESRESPONSE']._serialized_start=2366
-  _globals['_PARTITIONSIZESRESPONSE']._serialized_end=2445
-  _globals['_REPLICATION']._serialized_start=2448
-  _globals['_REPLICATION']._serialized_end=2813
+  _globals['_CLOSEPARTITIONS']._serialized_end=888
+  _globals['_FOLLOWRESPONSE']._serialized_start=891
+  _globals['_FOLLOWRESPONSE']._serialized_end=1086
+  _globals['_OPENEDPARTITION']._serialized_start=1089
+  _globals['_OPENEDPARTITION']._serialized_end=1324
+  _globals['_OPENEDPARTITIONS']._serialized_start=1326
+  _globals['_OPENEDPARTITIONS']._serialized_end=1392
+  _globals['_CLOSEDPARTITIONS']._serialized_start=1394
+  _globals['_CLOSEDPARTITIONS']._serialized_end=1469
+  _globals['_BATCH']._serialized_start=1472
+  _globals['_BATCH']._serialized_end=1620
+  _globals['_PURGEFLOORS']._serialized_start=1622
+  _globals['_PURGEFLOORS']._serialized_end=1677
+  _globals['_READPAGEREQUEST']._serialized_start=1680
+  _globals['_READPAGEREQUEST']._serialized_end=1857
+  _globals['_RECORDPAGE']._serialized_start=1859
+  _globals['_RECORDPAGE']._serialized_end=1984
+  _globals['_READKEYSREQUEST']._serialized_start=1986
+  _globals['_READKEYSREQUEST']._serialized_end=2082
+  _globals['_CHECKSUMSREQUEST']._serialized_start=2084
+  _globals['_CHECKSUMSREQUEST']._serialized_end=2145
+  _globals['_COPYCHECKSUM']._serialized_start=2147
+  _globals['_COPYCHECKSUM']._serialized_end=2273
+  _globals['_CHECKSUMSRESPONSE']._serialized_start=2275
+  _globals['_CHECKSUMSRESPONSE']._serialized_end=2335
+  _globals['_PARTITIONSIZESREQUEST']._serialized_start=2337
+  _globals['_PARTITIONSIZESREQUEST']._serialized_end=2380
+  _globals['_PARTITIONSIZESRESPONSE']._serialized_start=2382
+  _globals['_PARTITIONSIZESRESPONSE']._serialized_end=2461
+  _globals['_REPLICATION']._serialized_start=2464
+  _globals['_REPLICATION']._serialized_end=2829
 # @@protoc_insertion_point(module_scope)

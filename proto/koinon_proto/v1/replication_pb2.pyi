@@ -80,10 +80,12 @@ class PositionAcks(_message.Message):
     def __init__(self, partition_ids: _Optional[_Iterable[int]] = ..., primary_epochs: _Optional[_Iterable[int]] = ..., sequences: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ClosePartitions(_message.Message):
-    __slots__ = ("partition_ids",)
+    __slots__ = ("partition_ids", "leaves")
     PARTITION_IDS_FIELD_NUMBER: _ClassVar[int]
+    LEAVES_FIELD_NUMBER: _ClassVar[int]
     partition_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, partition_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    leaves: bool
+    def __init__(self, partition_ids: _Optional[_Iterable[int]] = ..., leaves: bool = ...) -> None: ...
 
 class FollowResponse(_message.Message):
     __slots__ = ("opened", "batch", "closed", "floors")
