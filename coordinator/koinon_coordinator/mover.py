@@ -86,17 +86,21 @@ class Mover:
                     wake.set()
 
     async def _go_on(self) -> None:
-        """Propose until nothing is due."""
+        """Propose what is due, each kind of command once: what becomes due meanwhile, and what
+        others report, goes along in the next round.
+        """
+        if self._term.state.moves:
+            await asyncio.sleep(self.batch_pause_s)
+        proposed: set[type[Command]] = set()
         while True:
-            if self._term.state.moves:  # what others report meanwhile goes along
-                await asyncio.sleep(self.batch_pause_s)
             now = self._looked_at = self._term.clock()
             state = self._term.state
             self._fences.observe(state, now)
             fenced_s, after_s = self._fences.fenced_s(now), self._rereplicate_after_s()
-            command = next_step(state, fenced_s, after_s)
+            command = next_step(state, fenced_s, after_s, proposed)
             if command is None or not await self._propose(command):
                 break
+            proposed.add(type(command))
         lost = {number for number, seconds in fenced_s.items() if seconds >= after_s > 0}
         await self._repair(lost)
 

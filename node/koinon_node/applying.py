@@ -32,6 +32,8 @@ from koinon_node.writer import Writer, columns
 from koinon_node.writer_process import Writes
 from koinon_proto.errors import KoinonError, ResourceExhaustedError, UnknownFateError
 
+_BULK_BYTES_MAX = 16 * 1024 * 1024
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
@@ -114,16 +116,18 @@ class Applier:
 
     # --- room ------------------------------------------------------------------------------
 
-    async def room(self, rows: int, size: int, put_size: int) -> None:
+    async def room(self, rows: int, size: int, put_size: int, *, bulk: bool = False) -> None:
         """Wait until so many more rows and bytes may be queued, ``put_size`` of them to be stored.
-        The caller submits right after.
+        The caller submits right after. What is ``bulk`` leaves room, so that nothing urgent, a
+        takeover or a client's write, waits behind much of it.
 
         Raises:
             StorageFullError: the store is full.
             UnknownFateError: the writer is gone.
         """
+        bytes_max = _BULK_BYTES_MAX if bulk else self._bytes_max
         while self._in_flight and (
-            self._rows + rows > self._rows_max or self._size + size > self._bytes_max
+            self._rows + rows > self._rows_max or self._size + size > bytes_max
         ):
             await self.changed()
         with contextlib.suppress(ResourceExhaustedError):  # by what this node leads; see above

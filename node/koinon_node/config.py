@@ -97,5 +97,5 @@ class Limits:
     write_timeout_ms: int = 5_000  # then a write that is not on all in-sync replicas is unknown
     stream_bytes: int = 64 * 1024 * 1024  # queued to a follower, or not acknowledged by it
     page_rows: int = 4_096  # looked at for one page of a pass
-    page_bytes: int = 1024 * 1024  # read for it, unless it asks for less
+    page_bytes: int = 2 * 1024 * 1024  # read for it, unless it asks for less
     tombstone_ms: int = 600_000  # a tombstone is kept for so long

@@ -445,7 +445,8 @@ class Puller:
             journalled=self._partition_id not in self._uncovered,
         )
         size = change.size
-        await self._applier.room(len(keys) + len(removed), size, size if keys else 0)
+        put_size = size if keys else 0
+        await self._applier.room(len(keys) + len(removed), size, put_size, bulk=True)
         self._guard()
         self._writing.append(self._applier.submit(change))
 

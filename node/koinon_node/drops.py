@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 STEP_ROWS = 1_000
 _STEP_PARTITIONS = 64
-_PAUSE_S = 0.005
+_DUTY = 0.1  # of the time: nobody waits for it, and moves and clients go first
 _RETRY_S = 1.0
 
 
@@ -99,7 +99,7 @@ class Drops:
             began = loop.time()
             deleted = await self._step(left)
             left = [p for p in left if p not in deleted]
-            await asyncio.sleep(max(loop.time() - began, _PAUSE_S))  # half of the time at most
+            await asyncio.sleep((loop.time() - began) * (1 / _DUTY - 1))
 
     async def _erase(self, partition_ids: Sequence[int]) -> None:
         """Forget, durably, all that would make the data count."""

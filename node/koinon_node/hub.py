@@ -23,9 +23,9 @@ from koinon_proto.table import NO_NODE, NodeNumber, Table
 if TYPE_CHECKING:
     from koinon_node.links import Link
 
-PAGE_BYTES = 1024 * 1024
+PAGE_BYTES = 2 * 1024 * 1024
 _PACE_STEP_S = 0.25
-_PASSES = {Rank.IN_SYNC: 16, Rank.SETTLED: 4, Rank.ADDING: 8}
+_PASSES = {Rank.IN_SYNC: 16, Rank.SETTLED: 4, Rank.ADDING: 12}
 
 
 class SupersededError(Exception):

@@ -13,7 +13,7 @@ is soft: the leader counts it, from the fence or from its own beginning.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -89,9 +89,13 @@ class Fences:
 
 
 def next_step(
-    state: ClusterState, fenced_s: Mapping[NodeNumber, float], rereplicate_after_s: float
+    state: ClusterState,
+    fenced_s: Mapping[NodeNumber, float],
+    rereplicate_after_s: float,
+    but: Collection[type[Command]] = (),
 ) -> Command | None:
-    """Return the command that takes moves on, for as many as it can; None: all have to wait.
+    """Return the command that takes moves on, for as many as it can, and is of none of the kinds
+    ``but``; None: all have to wait. What it finishes makes room for what it starts next.
 
     ``rereplicate_after_s`` 0: a node that stays away is waited for.
     """
@@ -102,7 +106,7 @@ def next_step(
         (_to_finish(state), FinishMoves),
         (_to_start(state), StartMoves),
     ):
-        if partition_ids:
+        if partition_ids and command not in but:
             return command(partition_ids=partition_ids)
     return None
 
