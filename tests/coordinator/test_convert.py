@@ -154,7 +154,7 @@ def some_state() -> ClusterState:
     state = bootstrapped([(1,), (2,), (1,)], nodes=2)
     state.apply(plan_of(((1,), (2,)), ((2,), (1,))))
     start(state)
-    state.apply(SetMoveSettings(settings=MoveSettings(bytes_per_second=9)))
+    state.apply(SetMoveSettings(settings=MoveSettings(bytes_per_second=9, moves_per_node=4)))
     state.apply(SetNodeStatus(node_number=N2, status=NodeStatus.DRAINING))
     fence(state, 2)
     restart(state, 1, store="other")

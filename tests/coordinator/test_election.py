@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from koinon_coordinator.core.election import elect, with_store_returned
+from koinon_coordinator.core.election import elect, with_store_returned, without_fenced
 from koinon_proto.table import NO_NODE, NodeNumber, OfflineReason, PartitionId, PartitionRow
 from koinon_proto.table import PartitionStatus as Status
 
@@ -34,6 +34,17 @@ def test_elect_takes_the_first_live_in_sync_replica() -> None:
     assert elect(everyone, {N3}) == N3
     assert elect(everyone, set()) == NO_NODE
     assert elect(row((N3,)), {N1, N2}) == NO_NODE
+
+
+def test_fence_takes_nobody_from_in_sync_who_is_as_good_as_those_left() -> None:
+    """Both hold every acknowledged write, and the one that is left may have lost its disk."""
+    for primary in (N1, NO_NODE):
+        both_down = without_fenced(
+            row((N1, N2), primary=primary), N1, set(), min_in_sync=1, version=2
+        )
+        assert (both_down.in_sync, both_down.primary) == ((N1, N2), NO_NODE)
+    one_down = without_fenced(row((N1, N2), primary=N1), N1, {N2}, min_in_sync=1, version=2)
+    assert (one_down.in_sync, one_down.primary) == ((N2,), N2)
 
 
 def test_store_that_returns_leads_what_nobody_has_led_since() -> None:

@@ -27,7 +27,6 @@ ADMIN_TIMEOUT_MS = 30_000
 FAILOVER_S_MAX = 10.0
 CATCH_UP_S = 60.0
 MOVES_S = 120.0
-MOVES_PER_NODE = 16
 POLL_S = 0.1
 
 
@@ -187,7 +186,6 @@ def _carry_out(play: Play, request: PlanRequest, prefix: bytes) -> tuple[Snapsho
     """Plan, execute and follow, while single writes go on."""
     stage, cluster = play.stage, play.cluster
     with Admin(cluster.coordinators, timeout_ms=ADMIN_TIMEOUT_MS) as admin, Replicas() as replicas:
-        admin.set_moves(moves_per_node=MOVES_PER_NODE)
         plan = admin.plan(request)
         sizes = replicas.sizes(admin.status(), [move.partition_id for move in plan.moves])
         total = sum(len(m.added) * sizes[m.partition_id].bytes for m in plan.moves)

@@ -48,12 +48,13 @@ def without_fenced(
 ) -> PartitionRow:
     """Return the row after ``node`` was fenced (``live`` no longer has it).
 
-    The node leaves ``in_sync`` unless that would shrink it below ``min_in_sync``: the last copies
-    that hold every acknowledged write are kept by name, live or not.
+    The node leaves ``in_sync`` unless that would shrink it below ``min_in_sync``, or leave nobody
+    live in it: the last copies that hold every acknowledged write are kept by name, live or not.
     """
     in_sync = row.in_sync
-    if node in in_sync and len(in_sync) > max(min_in_sync, 1):
-        in_sync = tuple(n for n in in_sync if n != node)
+    others = tuple(n for n in in_sync if n != node)
+    if len(others) >= max(min_in_sync, 1) and not live.isdisjoint(others):
+        in_sync = others
     if in_sync == row.in_sync and row.primary != node:
         return row
     return _settle(replace(row, in_sync=in_sync), live, version, begins_anew=row.primary == node)
