@@ -2,10 +2,10 @@
 
     python -m tests.simulation 0-60 --mutant NAME --failures-max 1
 
-A method of the product is replaced before the first seed runs. Six rules whose absence 60 seeds
+A method of the product is replaced before the first seed runs. Seven rules whose absence 60 seeds
 do not show have directed tests alone: sets whose fate is unknown (5), a takeover that is complete
-(4), the metadata that goes before the data (15), a new leader's full session and quorum (10), and
-a late acknowledgement's epoch by itself.
+(4), the metadata that goes before the data (15), a new leader's full session and quorum (10), a
+late acknowledgement's epoch by itself, and the leader's look at in_sync before it finishes a move.
 """
 
 from __future__ import annotations
