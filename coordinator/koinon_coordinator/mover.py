@@ -98,9 +98,10 @@ class Mover:
             self._fences.observe(state, now)
             fenced_s, after_s = self._fences.fenced_s(now), self._rereplicate_after_s()
             command = next_step(state, fenced_s, after_s, proposed)
-            if command is None or not await self._propose(command):
+            if command is None:
                 break
-            proposed.add(type(command))
+            await self._propose(command)
+            proposed.add(type(command))  # refused or not: it keeps no other kind waiting
         lost = {number for number, seconds in fenced_s.items() if seconds >= after_s > 0}
         await self._repair(lost)
 
