@@ -12,6 +12,7 @@ from koinon_proto import errors
 from koinon_proto.errors import KoinonError, UnsupportedVersionError
 from koinon_proto.table import (
     DEFAULT_WEIGHT,
+    ActiveLoad,
     ClusterConfig,
     MoveSettings,
     NodeId,
@@ -188,6 +189,12 @@ def update_to_proto(update: TableUpdate) -> table_pb2.TableUpdate:
         nodes=[node_to_proto(node) for node in update.nodes],
         rows=[row_to_proto(row) for row in update.rows],
         moves=settings_to_proto(update.moves),
+        loads=[
+            table_pb2.ActiveLoad(
+                load_id=load.load_id, merging=load.merging, committed_at=load.committed_at
+            )
+            for load in update.loads
+        ],
     )
 
 
@@ -210,4 +217,8 @@ def update_from_proto(message: table_pb2.TableUpdate) -> TableUpdate:
         nodes=tuple(node_from_proto(node) for node in message.nodes),
         rows=tuple(row_from_proto(row) for row in message.rows),
         moves=settings_from_proto(message.moves),
+        loads=tuple(
+            ActiveLoad(load_id=a.load_id, merging=a.merging, committed_at=a.committed_at)
+            for a in message.loads
+        ),
     )

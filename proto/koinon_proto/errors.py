@@ -29,10 +29,20 @@ class KoinonError(Exception):
     stale_table: ClassVar[bool] = False
     maybe_applied: ClassVar[bool] = False
 
+    request_id: str = ""
+    """By which the logs of the servers that were asked know the operation that ended so; '' where
+    there is none, as on the servers themselves.
+    """
+
     def __reduce__(self) -> Any:
         if is_dataclass(self):
-            return _rebuild, (type(self), {f.name: getattr(self, f.name) for f in fields(self)})
+            values = {f.name: getattr(self, f.name) for f in fields(self)}
+            state = {"request_id": self.request_id} if self.request_id else None
+            return _rebuild, (type(self), values), state
         return super().__reduce__()
+
+    def _with_id(self, text: str) -> str:
+        return f"{text} [request {self.request_id}]" if self.request_id else text
 
 
 # --- the caller's input -----------------------------------------------------------------------
@@ -316,6 +326,38 @@ class PlanStaleError(KoinonError):
         )
 
 
+# --- bulk loads --------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True, eq=False)
+class LoadClosedError(KoinonError):
+    """The bulk load is not open, or not in the state that the call asks for."""
+
+    load_id: int
+    state: str
+    reason: str = ""
+
+    def __str__(self) -> str:
+        why = f": {self.reason}" if self.reason else ""
+        return f"load {self.load_id} is {self.state}{why}"
+
+
+@dataclass(kw_only=True, eq=False)
+class LoadIncompleteError(KoinonError):
+    """A partition does not hold all the rows that the load's attempts say they staged."""
+
+    load_id: int
+    partition_id: int
+    expected_rows: int
+    staged_rows: int
+
+    def __str__(self) -> str:
+        return (
+            f"load {self.load_id}: partition {self.partition_id} holds {self.staged_rows} staged "
+            f"rows where {self.expected_rows} were sent"
+        )
+
+
 # --- resources and fates -----------------------------------------------------------------------
 
 
@@ -383,7 +425,7 @@ class UnavailableError(KoinonError):
     reason: str
 
     def __str__(self) -> str:
-        return self.reason
+        return self._with_id(self.reason)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -395,7 +437,7 @@ class UnknownFateError(KoinonError):
     reason: str
 
     def __str__(self) -> str:
-        return f"unknown fate, the write may have been applied: {self.reason}"
+        return self._with_id(f"unknown fate, the write may have been applied: {self.reason}")
 
 
 @dataclass(kw_only=True, eq=False)
@@ -416,4 +458,4 @@ class InternalError(KoinonError):
     reason: str
 
     def __str__(self) -> str:
-        return f"internal error: {self.reason}"
+        return self._with_id(f"internal error: {self.reason}")

@@ -3,8 +3,11 @@
 Code logs with the standard library: ``log.info("node fenced node=%s epoch=%d", node_id, epoch)``.
 The template itself says which values are fields, so one call serves both formats:
 
-    2026-03-01T10:00:00.123Z INFO  koinon_coordinator.leader node fenced node=n1 epoch=3
+    2026-03-01T10:00:00.123Z INFO    koinon_coordinator.leader node fenced node=n1 epoch=3
     {"time": "...", "level": "INFO", "logger": "...", "event": "node fenced", "node": "n1", ...}
+
+What is logged while a request is handled ends with its id, ``request_id=5f0c9a1e-2b call=1``. JSON
+also says whose process it is.
 """
 
 from __future__ import annotations
@@ -14,8 +17,10 @@ import logging
 import re
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any, Literal
 
+from koinon_proto import request_ids
 from koinon_proto.errors import ConfigurationError
 
 LogFormat = Literal["text", "json"]
@@ -24,11 +29,24 @@ _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 _FIELD = re.compile(r"\s*\b(\w+)=(%[-#0 +]*\d*(?:\.\d+)?[a-zA-Z])")
 _PLACEHOLDER = re.compile(r"%[-#0 +]*\d*(?:\.\d+)?[a-zA-Z]")
 _PLAIN = re.compile(r"[^\s\"=]+")
-_OWN_KEYS = frozenset({"time", "level", "logger", "event", "exception"})
+OWN_KEYS = frozenset(
+    {
+        *("time", "level", "logger", "event", "exception"),
+        *("component", "component_id", "request_id", "call"),
+    }
+)
+"""Names that fields of a call must not have; in JSON such a field gets a ``_`` behind its name."""
 
 
-def configure_logging(log_format: LogFormat | str = "text", level: str = "INFO") -> None:
-    """Send all logging of this process to stderr in ``log_format``, from ``level`` up.
+def configure_logging(
+    log_format: LogFormat | str = "text",
+    level: str = "INFO",
+    *,
+    component: str = "",
+    component_id: str = "",
+) -> None:
+    """Send all logging of this process to stderr in ``log_format``, from ``level`` up. JSON records
+    carry ``component`` and ``component_id`` where they are given.
 
     Raises:
         ConfigurationError: the format or the level is not one that exists.
@@ -38,7 +56,8 @@ def configure_logging(log_format: LogFormat | str = "text", level: str = "INFO")
     if level.upper() not in _LEVELS:
         raise ConfigurationError(reason=f"log-level {level!r}: must be one of {', '.join(_LEVELS)}")
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    identity = {"component": component, "component_id": component_id} if component else {}
+    handler.setFormatter(JsonFormatter(identity) if log_format == "json" else TextFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
@@ -49,6 +68,7 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         event, fields = event_and_fields(record)
+        fields = {**fields, **request_ids.log_fields()}
         pairs = "".join(f" {key}={_text(value)}" for key, value in fields.items())
         line = f"{_time(record)} {record.levelname:<7} {record.name} {event}{pairs}"
         if record.exc_info:
@@ -57,7 +77,13 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, event, the fields, and an exception's text."""
+    """One JSON object a line: time, level, logger, whose process it is (``identity``), event, the
+    fields, the request's id, and an exception's text.
+    """
+
+    def __init__(self, identity: Mapping[str, str] | None = None) -> None:
+        super().__init__()
+        self._identity = dict(identity or {})
 
     def format(self, record: logging.LogRecord) -> str:
         event, fields = event_and_fields(record)
@@ -65,10 +91,12 @@ class JsonFormatter(logging.Formatter):
             "time": _time(record),
             "level": record.levelname,
             "logger": record.name,
+            **self._identity,
             "event": event,
         }
         for key, value in fields.items():
-            document[f"{key}_" if key in _OWN_KEYS else key] = value
+            document[f"{key}_" if key in OWN_KEYS else key] = value
+        document |= request_ids.log_fields()
         if record.exc_info:
             document["exception"] = self.formatException(record.exc_info)
         return json.dumps(document, default=str)
@@ -86,11 +114,15 @@ def event_and_fields(record: logging.LogRecord) -> tuple[str, dict[str, Any]]:
     names = _FIELD.findall(template)
     if len(names) != len(args) or len(_PLACEHOLDER.findall(template)) != len(args):
         return record.getMessage(), {}
-    fields = {
-        name: value if spec[-1] in "sdr" else spec % value
-        for (name, spec), value in zip(names, args, strict=True)
-    }
+    fields = {name: _value(spec, value) for (name, spec), value in zip(names, args, strict=True)}
     return _FIELD.sub("", template).replace("%%", "%").strip(), fields
+
+
+def _value(spec: str, value: Any) -> Any:
+    if spec[-1] in "sdr":
+        return value
+    shown = spec % value
+    return float(shown) if spec[-1] in "efg" else shown
 
 
 def _text(value: Any) -> str:

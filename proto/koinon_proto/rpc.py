@@ -1,21 +1,25 @@
 """What every gRPC server and caller of ours has in common: options, and typed errors over statuses.
 
 A handler raises a ``KoinonError``; ``typed_errors`` turns it into a gRPC status that carries the
-error whole, and ``error_of`` gives the caller the same error back.
+error whole, and ``error_of`` gives the caller the same error back. On the way it is counted and
+timed (``requests``), and its request's id is known to whatever is logged meanwhile.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
+import re
 import resource
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, cast
 
 import grpc
 
-from koinon_proto import convert, errors
+from koinon_proto import convert, errors, requests
 from koinon_proto.errors import KoinonError
+from koinon_proto.requests import Method, Request
 from koinon_proto.table import MAX_MESSAGE_BYTES
 
 log = logging.getLogger(__name__)
@@ -31,6 +35,8 @@ _CODES: dict[type[KoinonError], grpc.StatusCode] = {
     errors.LeaseExpiredError: Code.UNAVAILABLE,
     errors.FencedEpochError: Code.FAILED_PRECONDITION,
     errors.PlanStaleError: Code.FAILED_PRECONDITION,
+    errors.LoadClosedError: Code.FAILED_PRECONDITION,
+    errors.LoadIncompleteError: Code.FAILED_PRECONDITION,
     errors.PartitionOfflineError: Code.UNAVAILABLE,
     errors.ClusterNotReadyError: Code.UNAVAILABLE,
     errors.WrongClusterError: Code.FAILED_PRECONDITION,
@@ -47,6 +53,11 @@ _CODES: dict[type[KoinonError], grpc.StatusCode] = {
     errors.NotEnoughReplicasError: Code.UNAVAILABLE,
     errors.UnavailableError: Code.UNAVAILABLE,
     errors.UnknownFateError: Code.UNKNOWN,
+}
+
+_OUTCOMES = {
+    kind: re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__.removesuffix("Error")).lower()
+    for kind in _CODES
 }
 
 COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
@@ -81,20 +92,49 @@ def typed_errors(handler: Handler) -> Handler:
     """Wrap a unary ``grpc.aio`` handler method ``(self, request, context)``: an expected error
     becomes a typed status; an unexpected one is logged whole and answered as internal.
     """
+    return _typed(handler, stream=False)
+
+
+def typed_stream(handler: Handler) -> Handler:
+    """Wrap a streaming handler as ``typed_errors`` does, but count it only while it lasts."""
+    return _typed(handler, stream=True)
+
+
+def _typed(handler: Handler, *, stream: bool) -> Handler:
+    name = handler.__name__
+    methods: dict[type, Method] = {}
 
     @functools.wraps(handler)
     async def wrapped(self: Any, request: Any, context: Any) -> Any:
+        method = methods.get(type(self))
+        if method is None:
+            method = methods[type(self)] = requests.method_of(type(self), name, stream=stream)
+        handled = Request(method, request, context)
         try:
-            return await handler(self, request, context)
+            reply = await handler(self, request, context)
         except KoinonError as error:
+            handled.failed(outcome_of(error), error)
             await abort(context, error)
-        except (grpc.aio.AbortError, grpc.RpcError):
+        except asyncio.CancelledError as error:
+            handled.failed(requests.CANCELLED, error)
+            raise
+        except (grpc.aio.AbortError, grpc.RpcError) as error:
+            handled.failed(requests.INTERNAL, error)
             raise
         except Exception as error:
-            log.exception("handler failed method=%s", handler.__name__)
+            log.exception("handler failed method=%s", method.path)
+            handled.failed(requests.INTERNAL, error)
             await abort(context, error)
+        else:
+            handled.answered(reply)
+            return reply
 
     return cast(Handler, wrapped)
+
+
+def outcome_of(error: KoinonError) -> str:
+    """Return what metrics and logs call a request that ended with ``error``: ``not_primary``."""
+    return _OUTCOMES.get(type(error), requests.INTERNAL)
 
 
 def bounded(calls_max: int) -> Callable[[Handler], Handler]:

@@ -159,6 +159,17 @@ def min_in_sync_of(cluster: ClusterConfig, row: PartitionRow) -> int:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ActiveLoad:
+    """A bulk load that is open (rows may be staged) or ``merging`` (it is committed). In each
+    partition loads are merged in the order of their commits: ``committed_at`` is the log index.
+    """
+
+    load_id: int
+    merging: bool
+    committed_at: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TableUpdate:
     """A whole table (``base_version`` 0) or what changed since ``base_version``."""
 
@@ -168,6 +179,7 @@ class TableUpdate:
     nodes: tuple[NodeInfo, ...]
     rows: tuple[PartitionRow, ...]
     moves: MoveSettings = MoveSettings()
+    loads: tuple[ActiveLoad, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +193,7 @@ class Table:
     nodes: Mapping[NodeNumber, NodeInfo]
     rows: Sequence[PartitionRow]
     moves: MoveSettings = MoveSettings()
+    loads: tuple[ActiveLoad, ...] = ()
 
     @property
     def bootstrapped(self) -> bool:
@@ -208,6 +221,7 @@ class Table:
             nodes=tuple(n for n in self.nodes.values() if not base or n.changed_at > base),
             rows=tuple(r for r in self.rows if not base or r.changed_at > base),
             moves=self.moves,
+            loads=self.loads,
         )
 
 
@@ -229,6 +243,7 @@ def apply_update(table: Table | None, update: TableUpdate) -> Table | None:
             nodes={node.number: node for node in update.nodes},
             rows=_ordered(update.rows),
             moves=update.moves,
+            loads=update.loads,
         )
     if update.cluster.cluster_id != table.cluster.cluster_id:
         raise WrongClusterError(
@@ -252,6 +267,7 @@ def apply_update(table: Table | None, update: TableUpdate) -> Table | None:
         nodes={**old_nodes, **{node.number: node for node in update.nodes}},
         rows=rows,
         moves=update.moves,
+        loads=update.loads,
     )
 
 

@@ -214,3 +214,13 @@ class ScanResponse(_message.Message):
     next: ScanCursor
     refusals: _containers.RepeatedCompositeFieldContainer[Refusal]
     def __init__(self, keys: _Optional[_Iterable[bytes]] = ..., values: _Optional[_Iterable[bytes]] = ..., partition_ids: _Optional[_Iterable[int]] = ..., versions: _Optional[_Iterable[int]] = ..., expires_at_ms: _Optional[_Iterable[int]] = ..., next: _Optional[_Union[ScanCursor, _Mapping]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ...) -> None: ...
+
+class AttendRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class AttendResponse(_message.Message):
+    __slots__ = ("leaving",)
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    leaving: bool
+    def __init__(self, leaving: bool = ...) -> None: ...

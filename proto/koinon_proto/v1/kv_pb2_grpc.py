@@ -64,6 +64,11 @@ class KeyValueStub(object):
                 request_serializer=koinon__proto_dot_v1_dot_kv__pb2.ScanRequest.SerializeToString,
                 response_deserializer=koinon__proto_dot_v1_dot_kv__pb2.ScanResponse.FromString,
                 _registered_method=True)
+        self.Attend = channel.unary_stream(
+                '/koinon.v1.KeyValue/Attend',
+                request_serializer=koinon__proto_dot_v1_dot_kv__pb2.AttendRequest.SerializeToString,
+                response_deserializer=koinon__proto_dot_v1_dot_kv__pb2.AttendResponse.FromString,
+                _registered_method=True)
 
 
 class KeyValueServicer(object):
@@ -109,6 +114,17 @@ class KeyValueServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Attend(self, request, context):
+        """Open while the caller may send calls on this connection. The first message says whether it may:
+        a node that is about to stop says that it is leaving, then or later, and closes its connections
+        once nobody attends any more, or a moment later. A call that arrives before is answered as ever;
+        one that arrives after may be cut off with its fate untold. So who sends only while it attends,
+        and ends this call once all that it sent is answered, is never cut off by a node that stops.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_KeyValueServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -141,6 +157,11 @@ def add_KeyValueServicer_to_server(servicer, server):
                     servicer.Scan,
                     request_deserializer=koinon__proto_dot_v1_dot_kv__pb2.ScanRequest.FromString,
                     response_serializer=koinon__proto_dot_v1_dot_kv__pb2.ScanResponse.SerializeToString,
+            ),
+            'Attend': grpc.unary_stream_rpc_method_handler(
+                    servicer.Attend,
+                    request_deserializer=koinon__proto_dot_v1_dot_kv__pb2.AttendRequest.FromString,
+                    response_serializer=koinon__proto_dot_v1_dot_kv__pb2.AttendResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -305,6 +326,33 @@ class KeyValue(object):
             '/koinon.v1.KeyValue/Scan',
             koinon__proto_dot_v1_dot_kv__pb2.ScanRequest.SerializeToString,
             koinon__proto_dot_v1_dot_kv__pb2.ScanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Attend(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/koinon.v1.KeyValue/Attend',
+            koinon__proto_dot_v1_dot_kv__pb2.AttendRequest.SerializeToString,
+            koinon__proto_dot_v1_dot_kv__pb2.AttendResponse.FromString,
             options,
             channel_credentials,
             insecure,

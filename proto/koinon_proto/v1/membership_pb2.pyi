@@ -163,3 +163,17 @@ class AlterPartitionsResponse(_message.Message):
     rejected: _containers.RepeatedScalarFieldContainer[int]
     table: _table_pb2.TableUpdate
     def __init__(self, rejected: _Optional[_Iterable[int]] = ..., table: _Optional[_Union[_table_pb2.TableUpdate, _Mapping]] = ...) -> None: ...
+
+class LeaveRequest(_message.Message):
+    __slots__ = ("cluster_id", "node_id", "node_epoch")
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    node_id: str
+    node_epoch: int
+    def __init__(self, cluster_id: _Optional[str] = ..., node_id: _Optional[str] = ..., node_epoch: _Optional[int] = ...) -> None: ...
+
+class LeaveResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

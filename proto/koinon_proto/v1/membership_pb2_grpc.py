@@ -49,6 +49,11 @@ class MembershipStub(object):
                 request_serializer=koinon__proto_dot_v1_dot_membership__pb2.AlterPartitionsRequest.SerializeToString,
                 response_deserializer=koinon__proto_dot_v1_dot_membership__pb2.AlterPartitionsResponse.FromString,
                 _registered_method=True)
+        self.Leave = channel.unary_unary(
+                '/koinon.v1.Membership/Leave',
+                request_serializer=koinon__proto_dot_v1_dot_membership__pb2.LeaveRequest.SerializeToString,
+                response_deserializer=koinon__proto_dot_v1_dot_membership__pb2.LeaveResponse.FromString,
+                _registered_method=True)
 
 
 class MembershipServicer(object):
@@ -79,6 +84,15 @@ class MembershipServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Leave(self, request, context):
+        """The node stops, serves nothing any more and has given up its lease: it is fenced at once, and
+        need not wait for that lease when it registers again. Answers when that is committed.
+        Errors: as Heartbeat; UnknownFate.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_MembershipServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -96,6 +110,11 @@ def add_MembershipServicer_to_server(servicer, server):
                     servicer.AlterPartitions,
                     request_deserializer=koinon__proto_dot_v1_dot_membership__pb2.AlterPartitionsRequest.FromString,
                     response_serializer=koinon__proto_dot_v1_dot_membership__pb2.AlterPartitionsResponse.SerializeToString,
+            ),
+            'Leave': grpc.unary_unary_rpc_method_handler(
+                    servicer.Leave,
+                    request_deserializer=koinon__proto_dot_v1_dot_membership__pb2.LeaveRequest.FromString,
+                    response_serializer=koinon__proto_dot_v1_dot_membership__pb2.LeaveResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -179,6 +198,33 @@ class Membership(object):
             '/koinon.v1.Membership/AlterPartitions',
             koinon__proto_dot_v1_dot_membership__pb2.AlterPartitionsRequest.SerializeToString,
             koinon__proto_dot_v1_dot_membership__pb2.AlterPartitionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Leave(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/koinon.v1.Membership/Leave',
+            koinon__proto_dot_v1_dot_membership__pb2.LeaveRequest.SerializeToString,
+            koinon__proto_dot_v1_dot_membership__pb2.LeaveResponse.FromString,
             options,
             channel_credentials,
             insecure,

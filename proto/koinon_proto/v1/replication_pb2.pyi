@@ -136,7 +136,7 @@ class ClosedPartitions(_message.Message):
     def __init__(self, partition_ids: _Optional[_Iterable[int]] = ..., reason: _Optional[_Union[_errors_pb2.Error, _Mapping]] = ...) -> None: ...
 
 class Batch(_message.Message):
-    __slots__ = ("number", "partition_ids", "primary_epochs", "previous", "last", "keys", "records", "crc32")
+    __slots__ = ("number", "partition_ids", "primary_epochs", "previous", "last", "keys", "records", "crc32", "merges")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     PARTITION_IDS_FIELD_NUMBER: _ClassVar[int]
     PRIMARY_EPOCHS_FIELD_NUMBER: _ClassVar[int]
@@ -145,6 +145,7 @@ class Batch(_message.Message):
     KEYS_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     CRC32_FIELD_NUMBER: _ClassVar[int]
+    MERGES_FIELD_NUMBER: _ClassVar[int]
     number: int
     partition_ids: _containers.RepeatedScalarFieldContainer[int]
     primary_epochs: _containers.RepeatedScalarFieldContainer[int]
@@ -153,7 +154,38 @@ class Batch(_message.Message):
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     records: _containers.RepeatedScalarFieldContainer[bytes]
     crc32: int
-    def __init__(self, number: _Optional[int] = ..., partition_ids: _Optional[_Iterable[int]] = ..., primary_epochs: _Optional[_Iterable[int]] = ..., previous: _Optional[_Iterable[int]] = ..., last: _Optional[_Iterable[int]] = ..., keys: _Optional[_Iterable[bytes]] = ..., records: _Optional[_Iterable[bytes]] = ..., crc32: _Optional[int] = ...) -> None: ...
+    merges: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, number: _Optional[int] = ..., partition_ids: _Optional[_Iterable[int]] = ..., primary_epochs: _Optional[_Iterable[int]] = ..., previous: _Optional[_Iterable[int]] = ..., last: _Optional[_Iterable[int]] = ..., keys: _Optional[_Iterable[bytes]] = ..., records: _Optional[_Iterable[bytes]] = ..., crc32: _Optional[int] = ..., merges: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class MergeStep(_message.Message):
+    __slots__ = ("partition_id", "sequence", "load_id", "attempts", "numbers", "after_key", "until_key", "rows", "bytes", "replace", "prefix", "tombstone_at_ms", "last")
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    LOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    AFTER_KEY_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_KEY_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    TOMBSTONE_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    partition_id: int
+    sequence: int
+    load_id: int
+    attempts: _containers.RepeatedScalarFieldContainer[int]
+    numbers: _containers.RepeatedScalarFieldContainer[int]
+    after_key: bytes
+    until_key: bytes
+    rows: int
+    bytes: int
+    replace: bool
+    prefix: bytes
+    tombstone_at_ms: int
+    last: bool
+    def __init__(self, partition_id: _Optional[int] = ..., sequence: _Optional[int] = ..., load_id: _Optional[int] = ..., attempts: _Optional[_Iterable[int]] = ..., numbers: _Optional[_Iterable[int]] = ..., after_key: _Optional[bytes] = ..., until_key: _Optional[bytes] = ..., rows: _Optional[int] = ..., bytes: _Optional[int] = ..., replace: bool = ..., prefix: _Optional[bytes] = ..., tombstone_at_ms: _Optional[int] = ..., last: bool = ...) -> None: ...
 
 class PurgeFloors(_message.Message):
     __slots__ = ("partition_ids", "sequences")

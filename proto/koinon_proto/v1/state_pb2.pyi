@@ -1,3 +1,4 @@
+from koinon_proto.v1 import loads_pb2 as _loads_pb2
 from koinon_proto.v1 import table_pb2 as _table_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -8,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Command(_message.Message):
-    __slots__ = ("format_version", "create_cluster", "register_node", "confirm_registration", "assign_partitions", "fence_node", "partitions_hosted", "alter_partitions", "accept_plan", "start_moves", "finish_moves", "cancel_moves", "set_move_settings", "set_node_status", "want_primaries", "force_primary", "set_replication_factor")
+    __slots__ = ("format_version", "create_cluster", "register_node", "confirm_registration", "assign_partitions", "fence_node", "partitions_hosted", "alter_partitions", "accept_plan", "start_moves", "finish_moves", "cancel_moves", "set_move_settings", "set_node_status", "want_primaries", "force_primary", "set_replication_factor", "open_load", "commit_load", "abort_load", "partitions_merged")
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     CREATE_CLUSTER_FIELD_NUMBER: _ClassVar[int]
     REGISTER_NODE_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +27,10 @@ class Command(_message.Message):
     WANT_PRIMARIES_FIELD_NUMBER: _ClassVar[int]
     FORCE_PRIMARY_FIELD_NUMBER: _ClassVar[int]
     SET_REPLICATION_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    OPEN_LOAD_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_LOAD_FIELD_NUMBER: _ClassVar[int]
+    ABORT_LOAD_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_MERGED_FIELD_NUMBER: _ClassVar[int]
     format_version: int
     create_cluster: CreateClusterCommand
     register_node: RegisterNodeCommand
@@ -43,7 +48,11 @@ class Command(_message.Message):
     want_primaries: WantPrimariesCommand
     force_primary: ForcePrimaryCommand
     set_replication_factor: SetReplicationFactorCommand
-    def __init__(self, format_version: _Optional[int] = ..., create_cluster: _Optional[_Union[CreateClusterCommand, _Mapping]] = ..., register_node: _Optional[_Union[RegisterNodeCommand, _Mapping]] = ..., confirm_registration: _Optional[_Union[ConfirmRegistrationCommand, _Mapping]] = ..., assign_partitions: _Optional[_Union[AssignPartitionsCommand, _Mapping]] = ..., fence_node: _Optional[_Union[FenceNodeCommand, _Mapping]] = ..., partitions_hosted: _Optional[_Union[PartitionsHostedCommand, _Mapping]] = ..., alter_partitions: _Optional[_Union[AlterPartitionsCommand, _Mapping]] = ..., accept_plan: _Optional[_Union[AcceptPlanCommand, _Mapping]] = ..., start_moves: _Optional[_Union[StartMovesCommand, _Mapping]] = ..., finish_moves: _Optional[_Union[FinishMovesCommand, _Mapping]] = ..., cancel_moves: _Optional[_Union[CancelMovesCommand, _Mapping]] = ..., set_move_settings: _Optional[_Union[SetMoveSettingsCommand, _Mapping]] = ..., set_node_status: _Optional[_Union[SetNodeStatusCommand, _Mapping]] = ..., want_primaries: _Optional[_Union[WantPrimariesCommand, _Mapping]] = ..., force_primary: _Optional[_Union[ForcePrimaryCommand, _Mapping]] = ..., set_replication_factor: _Optional[_Union[SetReplicationFactorCommand, _Mapping]] = ...) -> None: ...
+    open_load: OpenLoadCommand
+    commit_load: CommitLoadCommand
+    abort_load: AbortLoadCommand
+    partitions_merged: PartitionsMergedCommand
+    def __init__(self, format_version: _Optional[int] = ..., create_cluster: _Optional[_Union[CreateClusterCommand, _Mapping]] = ..., register_node: _Optional[_Union[RegisterNodeCommand, _Mapping]] = ..., confirm_registration: _Optional[_Union[ConfirmRegistrationCommand, _Mapping]] = ..., assign_partitions: _Optional[_Union[AssignPartitionsCommand, _Mapping]] = ..., fence_node: _Optional[_Union[FenceNodeCommand, _Mapping]] = ..., partitions_hosted: _Optional[_Union[PartitionsHostedCommand, _Mapping]] = ..., alter_partitions: _Optional[_Union[AlterPartitionsCommand, _Mapping]] = ..., accept_plan: _Optional[_Union[AcceptPlanCommand, _Mapping]] = ..., start_moves: _Optional[_Union[StartMovesCommand, _Mapping]] = ..., finish_moves: _Optional[_Union[FinishMovesCommand, _Mapping]] = ..., cancel_moves: _Optional[_Union[CancelMovesCommand, _Mapping]] = ..., set_move_settings: _Optional[_Union[SetMoveSettingsCommand, _Mapping]] = ..., set_node_status: _Optional[_Union[SetNodeStatusCommand, _Mapping]] = ..., want_primaries: _Optional[_Union[WantPrimariesCommand, _Mapping]] = ..., force_primary: _Optional[_Union[ForcePrimaryCommand, _Mapping]] = ..., set_replication_factor: _Optional[_Union[SetReplicationFactorCommand, _Mapping]] = ..., open_load: _Optional[_Union[OpenLoadCommand, _Mapping]] = ..., commit_load: _Optional[_Union[CommitLoadCommand, _Mapping]] = ..., abort_load: _Optional[_Union[AbortLoadCommand, _Mapping]] = ..., partitions_merged: _Optional[_Union[PartitionsMergedCommand, _Mapping]] = ...) -> None: ...
 
 class CreateClusterCommand(_message.Message):
     __slots__ = ("config",)
@@ -224,8 +233,54 @@ class SetReplicationFactorCommand(_message.Message):
     replication_factor: int
     def __init__(self, replication_factor: _Optional[int] = ...) -> None: ...
 
+class OpenLoadCommand(_message.Message):
+    __slots__ = ("job_id", "mode", "prefix", "stream_batch", "description", "timeout_ms")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    STREAM_BATCH_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    mode: _loads_pb2.LoadMode
+    prefix: bytes
+    stream_batch: _loads_pb2.StreamBatch
+    description: str
+    timeout_ms: int
+    def __init__(self, job_id: _Optional[str] = ..., mode: _Optional[_Union[_loads_pb2.LoadMode, str]] = ..., prefix: _Optional[bytes] = ..., stream_batch: _Optional[_Union[_loads_pb2.StreamBatch, _Mapping]] = ..., description: _Optional[str] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+
+class CommitLoadCommand(_message.Message):
+    __slots__ = ("load_id", "attempts", "partition_ids", "rows", "bytes")
+    LOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_IDS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    load_id: int
+    attempts: _containers.RepeatedScalarFieldContainer[int]
+    partition_ids: _containers.RepeatedScalarFieldContainer[int]
+    rows: int
+    bytes: int
+    def __init__(self, load_id: _Optional[int] = ..., attempts: _Optional[_Iterable[int]] = ..., partition_ids: _Optional[_Iterable[int]] = ..., rows: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class AbortLoadCommand(_message.Message):
+    __slots__ = ("load_id", "reason")
+    LOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    load_id: int
+    reason: str
+    def __init__(self, load_id: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class PartitionsMergedCommand(_message.Message):
+    __slots__ = ("load_id", "partition_ids")
+    LOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_IDS_FIELD_NUMBER: _ClassVar[int]
+    load_id: int
+    partition_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, load_id: _Optional[int] = ..., partition_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class StateSnapshot(_message.Message):
-    __slots__ = ("format_version", "cluster", "table_version", "last_node_number", "nodes", "rows", "moves", "move_settings", "stranded")
+    __slots__ = ("format_version", "cluster", "table_version", "last_node_number", "nodes", "rows", "moves", "move_settings", "stranded", "loads", "ended_loads", "stream_batches", "load_id_base")
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -235,6 +290,10 @@ class StateSnapshot(_message.Message):
     MOVES_FIELD_NUMBER: _ClassVar[int]
     MOVE_SETTINGS_FIELD_NUMBER: _ClassVar[int]
     STRANDED_FIELD_NUMBER: _ClassVar[int]
+    LOADS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_LOADS_FIELD_NUMBER: _ClassVar[int]
+    STREAM_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    LOAD_ID_BASE_FIELD_NUMBER: _ClassVar[int]
     format_version: int
     cluster: _table_pb2.ClusterConfig
     table_version: int
@@ -244,7 +303,47 @@ class StateSnapshot(_message.Message):
     moves: _containers.RepeatedCompositeFieldContainer[Move]
     move_settings: _table_pb2.MoveSettings
     stranded: _containers.RepeatedCompositeFieldContainer[StrandedPartition]
-    def __init__(self, format_version: _Optional[int] = ..., cluster: _Optional[_Union[_table_pb2.ClusterConfig, _Mapping]] = ..., table_version: _Optional[int] = ..., last_node_number: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeRecord, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[_table_pb2.PartitionRow, _Mapping]]] = ..., moves: _Optional[_Iterable[_Union[Move, _Mapping]]] = ..., move_settings: _Optional[_Union[_table_pb2.MoveSettings, _Mapping]] = ..., stranded: _Optional[_Iterable[_Union[StrandedPartition, _Mapping]]] = ...) -> None: ...
+    loads: _containers.RepeatedCompositeFieldContainer[Load]
+    ended_loads: _containers.RepeatedCompositeFieldContainer[Load]
+    stream_batches: _containers.RepeatedCompositeFieldContainer[_loads_pb2.StreamBatch]
+    load_id_base: int
+    def __init__(self, format_version: _Optional[int] = ..., cluster: _Optional[_Union[_table_pb2.ClusterConfig, _Mapping]] = ..., table_version: _Optional[int] = ..., last_node_number: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeRecord, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[_table_pb2.PartitionRow, _Mapping]]] = ..., moves: _Optional[_Iterable[_Union[Move, _Mapping]]] = ..., move_settings: _Optional[_Union[_table_pb2.MoveSettings, _Mapping]] = ..., stranded: _Optional[_Iterable[_Union[StrandedPartition, _Mapping]]] = ..., loads: _Optional[_Iterable[_Union[Load, _Mapping]]] = ..., ended_loads: _Optional[_Iterable[_Union[Load, _Mapping]]] = ..., stream_batches: _Optional[_Iterable[_Union[_loads_pb2.StreamBatch, _Mapping]]] = ..., load_id_base: _Optional[int] = ...) -> None: ...
+
+class Load(_message.Message):
+    __slots__ = ("load_id", "job_id", "mode", "prefix", "stream_batch", "description", "timeout_ms", "state", "attempts", "attempts_digest", "partitions", "unmerged", "rows", "bytes", "reason", "committed_at")
+    LOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    STREAM_BATCH_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    UNMERGED_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_AT_FIELD_NUMBER: _ClassVar[int]
+    load_id: int
+    job_id: str
+    mode: _loads_pb2.LoadMode
+    prefix: bytes
+    stream_batch: _loads_pb2.StreamBatch
+    description: str
+    timeout_ms: int
+    state: _loads_pb2.LoadState
+    attempts: _containers.RepeatedScalarFieldContainer[int]
+    attempts_digest: bytes
+    partitions: int
+    unmerged: _containers.RepeatedScalarFieldContainer[int]
+    rows: int
+    bytes: int
+    reason: str
+    committed_at: int
+    def __init__(self, load_id: _Optional[int] = ..., job_id: _Optional[str] = ..., mode: _Optional[_Union[_loads_pb2.LoadMode, str]] = ..., prefix: _Optional[bytes] = ..., stream_batch: _Optional[_Union[_loads_pb2.StreamBatch, _Mapping]] = ..., description: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., state: _Optional[_Union[_loads_pb2.LoadState, str]] = ..., attempts: _Optional[_Iterable[int]] = ..., attempts_digest: _Optional[bytes] = ..., partitions: _Optional[int] = ..., unmerged: _Optional[_Iterable[int]] = ..., rows: _Optional[int] = ..., bytes: _Optional[int] = ..., reason: _Optional[str] = ..., committed_at: _Optional[int] = ...) -> None: ...
 
 class StrandedPartition(_message.Message):
     __slots__ = ("partition_id", "node_number", "store_id", "node_epoch")

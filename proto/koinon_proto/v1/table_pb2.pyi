@@ -139,7 +139,7 @@ class PartitionRow(_message.Message):
     def __init__(self, partition_id: _Optional[int] = ..., replicas: _Optional[_Iterable[int]] = ..., in_sync: _Optional[_Iterable[int]] = ..., primary: _Optional[int] = ..., primary_epoch: _Optional[int] = ..., partition_epoch: _Optional[int] = ..., adding: _Optional[_Iterable[int]] = ..., removing: _Optional[_Iterable[int]] = ..., status: _Optional[_Union[PartitionStatus, str]] = ..., offline_reason: _Optional[_Union[OfflineReason, str]] = ..., changed_at: _Optional[int] = ..., wanted_primary: _Optional[int] = ...) -> None: ...
 
 class TableUpdate(_message.Message):
-    __slots__ = ("format_version", "cluster", "base_version", "table_version", "nodes", "rows", "moves")
+    __slots__ = ("format_version", "cluster", "base_version", "table_version", "nodes", "rows", "moves", "loads")
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -147,6 +147,7 @@ class TableUpdate(_message.Message):
     NODES_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     MOVES_FIELD_NUMBER: _ClassVar[int]
+    LOADS_FIELD_NUMBER: _ClassVar[int]
     format_version: int
     cluster: ClusterConfig
     base_version: int
@@ -154,4 +155,15 @@ class TableUpdate(_message.Message):
     nodes: _containers.RepeatedCompositeFieldContainer[NodeInfo]
     rows: _containers.RepeatedCompositeFieldContainer[PartitionRow]
     moves: MoveSettings
-    def __init__(self, format_version: _Optional[int] = ..., cluster: _Optional[_Union[ClusterConfig, _Mapping]] = ..., base_version: _Optional[int] = ..., table_version: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[PartitionRow, _Mapping]]] = ..., moves: _Optional[_Union[MoveSettings, _Mapping]] = ...) -> None: ...
+    loads: _containers.RepeatedCompositeFieldContainer[ActiveLoad]
+    def __init__(self, format_version: _Optional[int] = ..., cluster: _Optional[_Union[ClusterConfig, _Mapping]] = ..., base_version: _Optional[int] = ..., table_version: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[PartitionRow, _Mapping]]] = ..., moves: _Optional[_Union[MoveSettings, _Mapping]] = ..., loads: _Optional[_Iterable[_Union[ActiveLoad, _Mapping]]] = ...) -> None: ...
+
+class ActiveLoad(_message.Message):
+    __slots__ = ("load_id", "merging", "committed_at")
+    LOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    MERGING_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_AT_FIELD_NUMBER: _ClassVar[int]
+    load_id: int
+    merging: bool
+    committed_at: int
+    def __init__(self, load_id: _Optional[int] = ..., merging: bool = ..., committed_at: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,48 @@
+"""Bulk loads: what all processes call the same. The rules stand in ``v1/loads.proto``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+LOAD_ATTEMPTS_MAX = 100_000
+"""How many attempts a load may be committed with: its tasks."""
+LOAD_TIMEOUT_MS = 30 * 60 * 1000
+"""A load that nobody touches for so long is aborted, unless it was opened with another time."""
+LOAD_TIMEOUT_MS_MIN = 10_000
+LOAD_TIMEOUT_MS_MAX = 30 * 24 * 3600 * 1000
+LOAD_NAME_CHARS_MAX = 128
+"""Of a job's id and a streaming query's."""
+LOAD_TEXT_CHARS_MAX = 200
+"""Of a load's description and of the reason why it was aborted."""
+
+
+class LoadMode(IntEnum):
+    """What becomes of the records that a load does not bring; numbers are those of the wire."""
+
+    APPEND = 1
+    OVERWRITE = 2
+
+
+class LoadState(IntEnum):
+    """How far a load is; numbers are those of the wire. ``MERGING``: committed; ``DONE``: committed
+    and readable; ``UNKNOWN``: of a newer build.
+    """
+
+    UNKNOWN = 0
+    OPEN = 1
+    MERGING = 2
+    DONE = 3
+    ABORTED = 4
+
+    @property
+    def ended(self) -> bool:
+        return self in (LoadState.DONE, LoadState.ABORTED)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamBatch:
+    """A micro-batch of a streaming query: applied once, in the order of ``batch_id``."""
+
+    query_id: str
+    batch_id: int
