@@ -1,6 +1,12 @@
 """``python -m koinon_coordinator``: the flags of one coordinator, read here and nowhere else."""
 
+# ruff: noqa: E402 (a signal may come while the others are imported, which takes a second)
+
 from __future__ import annotations
+
+from koinon_proto import stopping
+
+stopping.end_at_once()
 
 import sys
 from pathlib import Path
@@ -17,6 +23,7 @@ from koinon_proto.errors import (
     UnsupportedVersionError,
 )
 from koinon_proto.logs import configure_logging
+from koinon_proto.requests import SLOW_MS, log_slow_after
 
 from .config import BootstrapConfig, CoordinatorConfig, TimingConfig, parse_members
 from .server import serve
@@ -100,12 +107,19 @@ def main(
     raft_heartbeat_ms: Annotated[
         int, typer.Option(help="between a leader's heartbeats", rich_help_panel=_RAFT)
     ] = 75,
+    metrics_listen: Annotated[
+        str, typer.Option(help="host:port to serve metrics on (HTTP, /metrics); default: nowhere")
+    ] = "",
     log_format: Annotated[str, typer.Option(help="text or json")] = "text",
     log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR")] = "INFO",
+    slow_request_ms: Annotated[
+        int, typer.Option(help="requests that take so long are logged; 0: none")
+    ] = SLOW_MS,
 ) -> None:
     """Run one coordinator. SIGTERM or SIGINT stops it cleanly."""
     try:
-        configure_logging(log_format, log_level)
+        configure_logging(log_format, log_level, component="coordinator", component_id=member_id)
+        log_slow_after(slow_request_ms)
         config = CoordinatorConfig(
             member_id=member_id,
             listen=listen,
@@ -113,6 +127,7 @@ def main(
             data=data,
             members=parse_members(members),
             join=join,
+            metrics_listen=metrics_listen,
             bootstrap=BootstrapConfig(
                 bootstrap_nodes=bootstrap_nodes,
                 replication_factor=replication_factor,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from koinon_proto import convert
 from koinon_proto.clock import boottime
-from koinon_proto.errors import InvalidArgumentError, NotLeaderError
+from koinon_proto.errors import InvalidArgumentError
 from koinon_proto.rpc import bounded, typed_errors
 from koinon_proto.v1 import admin_pb2, admin_pb2_grpc, membership_pb2, table_pb2
 
@@ -21,7 +20,6 @@ from .updates import UpdateCache
 
 CALLS_MAX = 1_024  # of clients and operators; nodes are always let in
 ADMIN_TIMEOUT_S = 30.0
-T = TypeVar("T")
 
 _KINDS = {
     admin_pb2.PLAN_KIND_REBALANCE: PlanKind.REBALANCE,
@@ -117,7 +115,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.ExecutePlanRequest, _context: Any
     ) -> admin_pb2.ExecutePlanResponse:
         wish = _wish(request.plan)
-        await self._led(self._operations().execute(wish, request.plan_id))
+        await self._coordinator.led(self._operations().execute(wish, request.plan_id))
         return admin_pb2.ExecutePlanResponse()
 
     @typed_errors
@@ -136,7 +134,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def CancelMoves(  # noqa: N802
         self, request: admin_pb2.CancelMovesRequest, _context: Any
     ) -> admin_pb2.CancelMovesResponse:
-        dropped, turned = await self._led(self._operations().cancel(request.partition_ids))
+        dropped, turned = await self._coordinator.led(
+            self._operations().cancel(request.partition_ids)
+        )
         return admin_pb2.CancelMovesResponse(dropped=dropped, turned_back=turned)
 
     @typed_errors
@@ -149,7 +149,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             for field in ("paused", "bytes_per_second", "moves_per_node")
             if request.HasField(cast(Any, field))
         }
-        return convert.settings_to_proto(await self._led(self._operations().set_moves(**given)))
+        return convert.settings_to_proto(
+            await self._coordinator.led(self._operations().set_moves(**given))
+        )
 
     # --- nodes and primaries ------------------------------------------------------------------
 
@@ -158,7 +160,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def SetNodeStatus(  # noqa: N802
         self, request: admin_pb2.SetNodeStatusRequest, _context: Any
     ) -> admin_pb2.SetNodeStatusResponse:
-        await self._led(self._operations().set_node_status(request.node_id, request.status))
+        await self._coordinator.led(
+            self._operations().set_node_status(request.node_id, request.status)
+        )
         return admin_pb2.SetNodeStatusResponse()
 
     @typed_errors
@@ -166,7 +170,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def RestorePrimaries(  # noqa: N802
         self, _request: admin_pb2.RestorePrimariesRequest, _context: Any
     ) -> admin_pb2.RestorePrimariesResponse:
-        wanted = await self._led(self._operations().restore_primaries())
+        wanted = await self._coordinator.led(self._operations().restore_primaries())
         return admin_pb2.RestorePrimariesResponse(wanted=wanted)
 
     @typed_errors
@@ -175,7 +179,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.ForcePrimaryRequest, _context: Any
     ) -> admin_pb2.ForcePrimaryResponse:
         forced = self._operations().force_primary(request.partition_id, request.node_id)
-        return admin_pb2.ForcePrimaryResponse(primary_epoch=await self._led(forced))
+        return admin_pb2.ForcePrimaryResponse(primary_epoch=await self._coordinator.led(forced))
 
     # --- helpers ------------------------------------------------------------------------------
 
@@ -189,13 +193,6 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         if not leadership.is_open:
             raise self._coordinator.not_leader()
         return leadership.operations
-
-    async def _led(self, work: Awaitable[T]) -> T:
-        """Wait for work of a leader; a refusal of one that leads no longer names who does."""
-        try:
-            return await work
-        except NotLeaderError:
-            raise self._coordinator.not_leader() from None
 
     def _version(self) -> int:
         table = self._coordinator.table()

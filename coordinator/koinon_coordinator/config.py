@@ -190,6 +190,7 @@ class CoordinatorConfig:
 
     ``members`` are the voters that a fresh group begins with, this one among them; empty to join a
     group that runs already (or to restart one, whose data directory knows its members).
+    ``metrics_listen`` '': metrics are served nowhere.
     """
 
     member_id: str
@@ -200,11 +201,14 @@ class CoordinatorConfig:
     join: bool = False
     bootstrap: BootstrapConfig = field(default_factory=BootstrapConfig)
     timing: TimingConfig = field(default_factory=TimingConfig)
+    metrics_listen: str = ""
 
     def __post_init__(self) -> None:
         check_name("id", self.member_id)
         check_address("listen", self.listen)
         check_address("advertise", self.advertise)
+        if self.metrics_listen:
+            check_address("metrics-listen", self.metrics_listen)
         if self.join:
             _require(not self.members, "--join and --members exclude each other")
             return

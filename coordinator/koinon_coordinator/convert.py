@@ -1,4 +1,5 @@
-"""Between commands or snapshots and their bytes in the log. The only place for both.
+"""Between commands or snapshots and their bytes in the log. The only place for both, but for what
+``loads_convert`` does for bulk loads.
 
 Every command and snapshot carries a format version; another one, or a command of a kind that this
 build does not know, raises UnsupportedVersionError: the member stops rather than guess.
@@ -24,12 +25,15 @@ from koinon_proto.table import (
 )
 from koinon_proto.v1 import membership_pb2, state_pb2
 
+from . import loads_convert
 from .core.commands import (
+    AbortLoad,
     AcceptPlan,
     AlterPartitions,
     AssignPartitions,
     CancelMoves,
     Command,
+    CommitLoad,
     ConfirmRegistration,
     CreateCluster,
     FenceNode,
@@ -37,8 +41,10 @@ from .core.commands import (
     ForcePrimary,
     HostedPartition,
     Move,
+    OpenLoad,
     PartitionChange,
     PartitionsHosted,
+    PartitionsMerged,
     RegisterNode,
     SetMoveSettings,
     SetNodeStatus,
@@ -318,6 +324,22 @@ _CODECS: dict[type[Any], tuple[str, Callable[[Any], Any], Callable[[Any], Comman
         lambda c: state_pb2.SetReplicationFactorCommand(replication_factor=c.replication_factor),
         lambda m: SetReplicationFactor(replication_factor=m.replication_factor),
     ),
+    OpenLoad: ("open_load", loads_convert.open_to_proto, loads_convert.open_from_proto),
+    CommitLoad: ("commit_load", loads_convert.commit_to_proto, loads_convert.commit_from_proto),
+    AbortLoad: (
+        "abort_load",
+        lambda c: state_pb2.AbortLoadCommand(load_id=c.load_id, reason=c.reason),
+        lambda m: AbortLoad(load_id=m.load_id, reason=m.reason),
+    ),
+    PartitionsMerged: (
+        "partitions_merged",
+        lambda c: state_pb2.PartitionsMergedCommand(
+            load_id=c.load_id, partition_ids=c.partition_ids
+        ),
+        lambda m: PartitionsMerged(
+            load_id=m.load_id, partition_ids=tuple(PartitionId(p) for p in m.partition_ids)
+        ),
+    ),
 }
 _DECODERS = {kind: decode for kind, _, decode in _CODECS.values()}
 
@@ -336,6 +358,7 @@ def image_to_bytes(image: StateImage) -> bytes:
         move_settings=convert.settings_to_proto(image.move_settings),
         stranded=[_stranded_to_proto(entry) for entry in image.stranded],
     )
+    loads_convert.image_to_proto(image.loads, message)
     if image.config is not None:
         message.cluster.CopyFrom(convert.config_to_proto(image.config))
     return message.SerializeToString(deterministic=True)
@@ -372,6 +395,7 @@ def image_from_bytes(encoded: bytes) -> StateImage:
         stranded=tuple(_stranded_from_proto(entry) for entry in message.stranded)
         if has_settings
         else _stranded_of_one_replica(message.nodes, rows),
+        loads=loads_convert.image_from_proto(message),
     )
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Awaitable
 from contextlib import AbstractContextManager
 from random import Random
+from typing import TypeVar
 
 from koinon_proto.errors import (
     ConfigurationError,
@@ -21,6 +23,7 @@ from koinon_proto.errors import (
 from koinon_proto.table import Table
 
 from .config import CoordinatorConfig, TimingConfig
+from .core.state import ClusterState
 from .leader import Leadership
 from .raft import (
     GrpcRaftTransport,
@@ -36,6 +39,8 @@ log = logging.getLogger(__name__)
 
 PROMOTE_LAG_ENTRIES_MAX = 100
 POLL_S = 0.05
+REDIRECT_S = 0.1  # more than nodes' heartbeats are apart
+T = TypeVar("T")
 
 
 class Coordinator:
@@ -50,6 +55,7 @@ class Coordinator:
         self._leadership: Leadership | None = None
         self._running: asyncio.Task[None] | None = None
         self._failed: asyncio.Future[None] | None = None
+        self._fences_before = 0  # in terms that are over
         self.stopping = False
         self.transport = transport if transport is not None else GrpcRaftTransport()
         self._raft = RaftMember(
@@ -73,10 +79,13 @@ class Coordinator:
         await self._raft.start()
 
     async def stop(self, *, transfer_timeout_s: float = 1.0) -> None:
-        """Hand leadership over if there is somebody to take it, then leave."""
+        """Hand leadership over if there is somebody to take it, then leave. For a moment between
+        the two whoever asks is told who leads: a call that is cut off says nothing.
+        """
         if self.leads and len(self.raft_status().members) > 1:
             with contextlib.suppress(KoinonError, TimeoutError):
                 await asyncio.wait_for(self._raft.transfer_leadership(None), transfer_timeout_s)
+                await asyncio.sleep(self.timing.heartbeat_interval_ms / 1000 + REDIRECT_S)
         await self._raft.stop()
         await self._end_term()
         self.stopping = True  # tables are pushed for as long as they may still change here
@@ -116,6 +125,21 @@ class Coordinator:
         if self._leadership is None:
             raise self.not_leader()
         return self._leadership
+
+    @property
+    def raft(self) -> RaftMember:
+        return self._raft
+
+    @property
+    def state(self) -> ClusterState:
+        """The replicated state as applied here. To be read only."""
+        return self._replicated.state
+
+    @property
+    def fences(self) -> int:
+        """How many nodes this coordinator has fenced since it started."""
+        leadership = self._leadership
+        return self._fences_before + (leadership.members.fences if leadership is not None else 0)
 
     def table(self) -> Table | None:
         """The table as applied here; None before the cluster is created."""
@@ -164,6 +188,13 @@ class Coordinator:
             leader_address=status.leader_address or "",
             term=status.term,
         )
+
+    async def led(self, work: Awaitable[T]) -> T:
+        """Wait for work of a leader; a refusal of one that leads no longer names who does."""
+        try:
+            return await work
+        except NotLeaderError:
+            raise self.not_leader() from None
 
     # --- the group's members ------------------------------------------------------------------
 
@@ -253,6 +284,7 @@ class Coordinator:
     def _on_follower(self, term: int, leader_id: str | None) -> None:
         if self._leadership is not None:
             log.info("leadership ended term=%d leader=%s", term, leader_id or "unknown")
+            self._fences_before = self.fences
         self._leadership = None
         if self._running is not None:
             self._running.cancel()

@@ -5,7 +5,7 @@ replicas have come), proposes, and answers when the commands have been applied. 
 term; nothing of it is kept, and the next leader begins by giving every node a full session.
 
 Its parts: ``members`` (registrations, heartbeats, fences, what primaries propose), ``mover`` (moves
-under way, re-replication) and ``operations`` (what operators ask).
+under way, re-replication), ``operations`` (what operators ask) and ``loading`` (bulk loads).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from .core.commands import CreateCluster, HostedPartition, PartitionChange, Regi
 from .core.decisions import Registration
 from .core.moving import Progress
 from .core.sessions import Sessions
+from .loading import Loading
 from .membership import HeartbeatAnswer, Members
 from .mover import Mover
 from .operations import Operations
@@ -66,8 +67,10 @@ class Leadership:
         config = replicated.state.config
         self.timing = timing.in_force(config) if config is not None else timing
         self.members = Members(self._term, self.timing)
-        self.mover = Mover(self._term, pause_s=self.timing.session_times().pause_s)
+        pause_s = self.timing.session_times().pause_s
+        self.mover = Mover(self._term, pause_s=pause_s)
         self.operations = Operations(self._term, self.mover)
+        self.loading = Loading(self._term, pause_s=pause_s)
 
     @property
     def term(self) -> int:
@@ -95,11 +98,12 @@ class Leadership:
             self._term.is_open = True
             state = self._term.state
             log.info(
-                "leadership begun term=%d table_version=%d nodes=%d moves=%d",
+                "leadership begun term=%d table_version=%d nodes=%d moves=%d loads=%d",
                 self.term,
                 state.table_version,
                 len(state.nodes),
                 len(state.moves),
+                len(state.loads.active),
             )
             self._term.spawn(self.mover.run())
             while True:
@@ -112,6 +116,7 @@ class Leadership:
         now = self._term.clock()
         self.members.tick(now)
         self.mover.tick(now)
+        self.loading.tick(now)
 
     async def _ensure_cluster(self) -> None:
         while self._term.state.config is None:
@@ -171,6 +176,10 @@ class Leadership:
         )
         self.mover.take_progress(answer.record.info.number, progress)
         return answer
+
+    async def leave(self, *, cluster_id: str, node_id: str, node_epoch: int) -> None:
+        """See ``Members.leave``."""
+        await self.members.leave(cluster_id=cluster_id, node_id=node_id, node_epoch=node_epoch)
 
     async def alter_partitions(
         self,

@@ -79,6 +79,7 @@ class Members:
         self._term = term
         self._times = timing.session_times()
         self.stats: dict[NodeNumber, NodeStats] = {}
+        self.fences = 0
         self.sessions = Sessions(
             self._times,
             term.began_at,
@@ -101,9 +102,9 @@ class Members:
         if not self._term.state.bootstrapped and not self._assigning:
             self._maybe_assign(now)
 
-    async def _fence(self, record: NodeRecord) -> None:
+    async def _fence(self, record: NodeRecord, *, left: bool = False) -> None:
         """Propose once, and hold the session until the fate is known. If it never is, the term is
-        over, and so is this session.
+        over, and so is this session. ``left``: the node has asked for it.
         """
         number, epoch = record.info.number, record.info.node_epoch
         try:
@@ -113,7 +114,10 @@ class Members:
             return
         self.sessions.close(number)
         self._hosting.forget(number)
-        if isinstance(result, Applied):
+        if isinstance(result, Applied) and left:
+            log.info("node left node=%s epoch=%d", record.info.node_id, epoch)
+        elif isinstance(result, Applied):
+            self.fences += 1
             log.warning(
                 "node fenced node=%s epoch=%d partitions=%d why=%s",
                 record.info.node_id,
@@ -248,6 +252,22 @@ class Members:
         commands = self._hosting.due(number, term.state.assigned_to(number), now)
         return HeartbeatAnswer(record=record, commands=commands)
 
+    async def leave(self, *, cluster_id: str, node_id: str, node_epoch: int) -> None:
+        """Fence a node that says that it stops, and has given up its lease.
+
+        Raises:
+            NotLeaderError: this term is over, or the fence's fate is unknown: ask the leader.
+            UnknownNodeError, NodeFencedError: there is nothing to fence.
+            WrongClusterError: the node belongs elsewhere.
+        """
+        term = self._term
+        term.check_cluster(cluster_id)
+        record = decide_heartbeat(term.state, node_id, node_epoch)
+        self.sessions.hold(record.info.number)
+        await term.outcome(term.spawn(self._fence(record, left=True)))
+        if term.state.node(record.info.number) is record:
+            raise term.not_leader()
+
     async def _confirmed(self, record: NodeRecord) -> None:
         """Wait until the epoch is confirmed; one proposal however many heartbeats wait for it."""
         key = (record.info.number, record.info.node_epoch)
@@ -283,7 +303,12 @@ class Members:
             return
         if isinstance(result, Applied):
             name = self._term.node_name(number)
-            log.info("partitions online node=%s partitions=%d", name, result.rows_changed)
+            if all(h.partition_id in self._term.state.moves for h in command.hosted):
+                log.debug(
+                    "moved partitions online node=%s partitions=%d", name, len(command.hosted)
+                )
+            else:
+                log.info("partitions online node=%s partitions=%d", name, result.rows_changed)
 
     # --- what primaries propose ---------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from koinon_proto.table import NodeNumber, PartitionId
 
 from .core.commands import Applied, CancelMoves, Command, FinishMoves, StartMoves
 from .core.layouts import RepairTask, accepted, repair, repair_plan_id, repair_task
-from .core.moving import Fences, Progress, next_step
+from .core.moving import Fences, Pace, Progress, next_step, received_since
 from .core.operating import names
 from .term import Term
 
@@ -31,11 +31,6 @@ BATCH_PAUSE_S = 0.05
 changes: with many moves under way most are one row's, unless some are waited for.
 """
 FAILURE_PAUSE_S = 5.0
-_EVENTS = {
-    StartMoves: "moves started",
-    FinishMoves: "moves finished",
-    CancelMoves: "moves turned back or dropped",
-}
 
 
 class Mover:
@@ -51,10 +46,14 @@ class Mover:
         self._wake: asyncio.Event | None = None
         self._refused: tuple[Command, int] | None = None
         self._tried: RepairTask | None = None  # after which there was nothing left to plan
+        self._plans: dict[str, tuple[int, float]] = {}  # under way: how many moves, since when
         self.progress: dict[NodeNumber, dict[PartitionId, Progress]] = {}
+        self.pace = Pace(term.began_at)
 
     def take_progress(self, number: NodeNumber, progress: Sequence[Progress]) -> None:
         """Keep what a node said last of its replicas that are not in sync."""
+        before = self.progress.get(number, {})
+        self.pace.add(received_since(before, progress), self._term.clock())
         if progress:
             self.progress[number] = {p.partition_id: p for p in progress}
         else:
@@ -74,6 +73,7 @@ class Mover:
                 await wake.wait()
                 wake.clear()
                 await asyncio.sleep(0)  # whoever waits for the table itself goes first
+                self._tell_plans()
                 try:
                     await self._go_on()
                 except KoinonError as error:
@@ -84,6 +84,16 @@ class Mover:
                     log.exception("moves stand still for a while term=%d", self._term.number)
                     await asyncio.sleep(FAILURE_PAUSE_S)
                     wake.set()
+
+    def _tell_plans(self) -> None:
+        """Log which plans have ended since the last look."""
+        now, moves = self._term.clock(), self._term.state.moves
+        left = {move.plan_id: move.plan_moves for move in moves.values()}
+        for plan_id in [p for p in self._plans if p not in left]:
+            count, since = self._plans.pop(plan_id)
+            log.info("plan ended plan=%s moves=%d took_s=%.1f", plan_id, count, now - since)
+        for plan_id, count in left.items():
+            self._plans.setdefault(plan_id, (count, now))
 
     async def _go_on(self) -> None:
         """Propose what is due, each kind of command once: what becomes due meanwhile, and what
@@ -112,9 +122,11 @@ class Mover:
             return False
         result = await self._term.propose(command)
         if isinstance(result, Applied) and result.rows_changed:
-            event = _EVENTS.get(type(command))
-            if event:
-                log.info("%s moves=%d", event, result.rows_changed)
+            if isinstance(command, CancelMoves):
+                log.info("moves turned back or dropped moves=%d", result.rows_changed)
+            elif isinstance(command, StartMoves | FinishMoves):
+                step = type(command).__name__
+                log.debug("moves go on step=%s moves=%d", step, result.rows_changed)
             return True
         log.warning("moves refused command=%s result=%s", type(command).__name__, result)
         self._refused = (command, version)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -26,7 +26,14 @@ from koinon_proto.v1 import table_pb2, table_pb2_grpc
 from .convert import image_to_bytes
 from .core.decisions import check_name
 from .core.raft import Configuration, EntryKind, HardState, LogPosition, Snapshot, SnapshotWrite
-from .core.recovery import copies_at_risk, image_of, newest, recovered
+from .core.recovery import (
+    LoadsFound,
+    copies_at_risk,
+    image_of,
+    loads_found,
+    newest,
+    recovered,
+)
 from .core.state import StateImage
 from .raft.storage import LmdbRaftStorage
 from .replicated import ReplicatedState
@@ -49,8 +56,16 @@ class Found:
     images: list[StateImage] = field(default_factory=list)
     tables: dict[str, Table] = field(default_factory=dict)  # by the address that told it
     silent: dict[str, str] = field(default_factory=dict)  # address -> why
+    survivor: StateImage | None = None
     term: int = 0
     index: int = 0
+
+    def loads(self) -> LoadsFound:
+        """What is known of bulk loads."""
+        tables = self.tables.values()
+        return loads_found(
+            self.survivor, max(tables, key=lambda table: table.table_version, default=None)
+        )
 
 
 def read_survivor(directory: Path, member_id: str, found: Found) -> None:
@@ -75,7 +90,8 @@ def read_survivor(directory: Path, member_id: str, found: Found) -> None:
         index, term = entry.index, entry.term
         if entry.kind is EntryKind.COMMAND:
             machine.apply(entry.index, entry.data)
-    found.images.insert(0, machine.state.image())
+    found.survivor = machine.state.image()
+    found.images.insert(0, found.survivor)
     found.index, found.term = index, max(term, restored.hard_state.term)
 
 
@@ -127,7 +143,7 @@ def choose(found: Found) -> StateImage:
     ids = list(dict.fromkeys(i.config.cluster_id for i in images if i.config is not None))
     if len(ids) > 1:
         raise WrongClusterError(expected_cluster_id=ids[0], actual_cluster_id=ids[1])
-    return newest(images)
+    return replace(newest(images), loads=found.loads().image)
 
 
 def write_group(
@@ -182,10 +198,35 @@ def report(image: StateImage, found: Found) -> list[str]:
         ids = ", ".join(str(row.partition_id) for row in at_risk[:20])
         more = f" and {len(at_risk) - 20} more" if len(at_risk) > 20 else ""
         lines.append(f"Partitions whose in-sync replicas are all missing: {ids}{more}.")
+    lines += _report_loads(found.loads())
     lines.append(
         "The old coordinators must never run again: end them and remove their directories first."
     )
     return lines
+
+
+def _report_loads(loads: LoadsFound) -> list[str]:
+    lines = []
+    if loads.merging:
+        lines.append(
+            f"Bulk loads that were being merged and cannot be completed: {_ids(loads.merging)}. "
+            "Some of their rows may be readable, the others are lost: run their jobs again."
+        )
+    if loads.open:
+        lines.append(
+            f"Bulk loads that were open and are given up: {_ids(loads.open)}. Nothing of them is "
+            "readable: run their jobs again."
+        )
+    if not loads.is_whole:
+        lines.append(
+            "Which batches of streaming queries have been applied is not known up to the end: a "
+            "query that repeats its last batch may apply it a second time."
+        )
+    return lines
+
+
+def _ids(load_ids: Iterable[int]) -> str:
+    return ", ".join(str(load_id) for load_id in load_ids)
 
 
 @app.command()

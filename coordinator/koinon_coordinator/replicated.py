@@ -50,7 +50,7 @@ class ReplicatedState:
             UnsupportedVersionError: an entry of a format or kind unknown here; the member stops.
         """
         decoded = command_from_bytes(command)
-        result = self.state.apply(decoded)
+        result = self.state.apply(decoded, index)
         log.debug("command applied index=%d command=%s result=%s", index, decoded, result)
         self.wake()
         return result

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 from collections.abc import AsyncIterator
 
 import grpc
 
+from koinon_proto import stopping
 from koinon_proto.errors import ConfigurationError, DataDirectoryError
+from koinon_proto.metrics_server import MetricsEndpoint
 from koinon_proto.rpc import SERVER_OPTIONS, add_health_and_reflection, raise_descriptor_limit
 
 from .config import CoordinatorConfig
 from .coordinator import Coordinator
+from .metrics import coordinator_metrics
 from .raft import GrpcRaftTransport
 from .service import SERVICES, add_services
 
@@ -30,9 +32,7 @@ async def serve(config: CoordinatorConfig) -> None:
         KoinonError: it cannot start, or cannot go on; the error says why.
     """
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stopping.on_signal(stop.set)
     async with running(config) as coordinator:
         signalled = asyncio.ensure_future(stop.wait())
         ended = asyncio.ensure_future(coordinator.stopped())
@@ -49,6 +49,7 @@ async def serve(config: CoordinatorConfig) -> None:
 async def running(config: CoordinatorConfig) -> AsyncIterator[Coordinator]:
     """Start a coordinator with its server; stop both at the end."""
     descriptors = raise_descriptor_limit()
+    endpoint = MetricsEndpoint(config.metrics_listen)
     transport = GrpcRaftTransport()
     coordinator = Coordinator(config, transport=transport)
     server = grpc.aio.server(options=SERVER_OPTIONS)
@@ -58,12 +59,14 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[Coordinator]:
     try:
         server.add_insecure_port(config.listen)
     except RuntimeError as error:
+        endpoint.close()
         raise ConfigurationError(
             reason=f"listen {config.listen}: cannot be bound ({error})"
         ) from error
     try:
         await _start(coordinator, config)
         await server.start()
+        endpoint.start(coordinator_metrics(coordinator))
         log.info(
             "coordinator started id=%s listen=%s advertise=%s data=%s descriptors=%d",
             config.member_id,
@@ -74,6 +77,7 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[Coordinator]:
         )
         yield coordinator
     finally:
+        await asyncio.to_thread(endpoint.close)
         await health.enter_graceful_shutdown()
         await coordinator.stop()
         await server.stop(STOP_GRACE_S)

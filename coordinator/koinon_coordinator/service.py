@@ -1,5 +1,5 @@
 """The services that nodes and clients use: messages in, messages out; every decision is made
-elsewhere. ``admin_service.py`` has the operators' one.
+elsewhere. ``admin_service.py`` has the operators' one, ``loads_service.py`` that of bulk loads.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from koinon_proto.errors import (
     UnsupportedVersionError,
     WrongClusterError,
 )
-from koinon_proto.rpc import bounded, typed_errors
+from koinon_proto.rpc import bounded, typed_errors, typed_stream
 from koinon_proto.table import DEFAULT_WEIGHT, NodeNumber, PartitionId, Table
 from koinon_proto.v1 import (
     admin_pb2,
     admin_pb2_grpc,
+    loads_pb2,
+    loads_pb2_grpc,
     membership_pb2,
     membership_pb2_grpc,
     table_pb2,
@@ -31,6 +33,7 @@ from .coordinator import Coordinator
 from .core.commands import PartitionChange
 from .core.decisions import Registration
 from .core.moving import Progress, Stage
+from .loads_service import LoadsService
 from .updates import UpdateCache
 
 PROTOCOL_VERSION = 1
@@ -43,6 +46,7 @@ SERVICES = tuple(
         (membership_pb2, "Membership"),
         (table_pb2, "TableService"),
         (admin_pb2, "Admin"),
+        (loads_pb2, "Loads"),
     )
 )
 
@@ -132,6 +136,20 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
             rejected=rejected, table=self._newer(request.table_version)
         )
 
+    @typed_errors
+    async def Leave(  # noqa: N802
+        self, request: membership_pb2.LeaveRequest, _context: Any
+    ) -> membership_pb2.LeaveResponse:
+        try:
+            await self._coordinator.leadership.leave(
+                cluster_id=request.cluster_id,
+                node_id=request.node_id,
+                node_epoch=request.node_epoch,
+            )
+        except NotLeaderError:
+            raise self._coordinator.not_leader() from None
+        return membership_pb2.LeaveResponse()
+
     def _newer(self, known_version: int) -> table_pb2.TableUpdate | None:
         """The update for a node; None where it has everything, or there is no table yet."""
         table = self._coordinator.table()
@@ -156,7 +174,7 @@ class TableService(table_pb2_grpc.TableServiceServicer):
         known = request.known_version if request.cluster_id else 0
         return self._updates.update(self._table(request.cluster_id), known)
 
-    @typed_errors
+    @typed_stream
     async def WatchTable(  # noqa: N802
         self, request: table_pb2.GetTableRequest, context: Any
     ) -> None:
@@ -234,5 +252,6 @@ def add_services(coordinator: Coordinator, server: Any) -> None:
         (membership_pb2_grpc.add_MembershipServicer_to_server, MembershipService),
         (table_pb2_grpc.add_TableServiceServicer_to_server, TableService),
         (admin_pb2_grpc.add_AdminServicer_to_server, AdminService),
+        (loads_pb2_grpc.add_LoadsServicer_to_server, LoadsService),
     ):
         cast(Any, add)(cast(Any, service)(coordinator, updates), server)

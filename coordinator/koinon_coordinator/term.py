@@ -38,6 +38,8 @@ class Group(Protocol):
 
     async def propose(self, command: bytes) -> object: ...
 
+    async def read_barrier(self) -> int: ...
+
     def quorum_contact_at(self) -> float | None: ...
 
 
@@ -82,6 +84,20 @@ class Term:
                 expected_cluster_id=config.cluster_id, actual_cluster_id=cluster_id
             )
         return config
+
+    async def caught_up(self) -> None:
+        """Return once everything that was committed before this call is applied here: what the
+        state lacks then was never committed.
+
+        Raises:
+            NotLeaderError, ResourceExhaustedError, UnavailableError.
+        """
+        try:
+            await self.group.read_barrier()
+        except UnavailableError as error:
+            raise UnavailableError(reason=str(error)) from error
+        if not self.is_open:
+            raise self.not_leader()
 
     async def propose(self, command: Command) -> Result:
         """Return what came of the command, once applied here.

@@ -25,14 +25,19 @@ resend puts it into the log:
 ``WantPrimaries``        sets the same again
 ``ForcePrimary``         only at ``partition_epoch``, only while the partition is offline
 ``SetReplicationFactor`` sets the same again
+``OpenLoad``             once a ``job_id``, and once a batch of a streaming query
+``CommitLoad``           only while the load is open; the same attempts once more change nothing
+``AbortLoad``            only while the load is open; the second changes nothing
+``PartitionsMerged``     each partition only while it waits to be merged
 =======================  ==========================================================
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
+from koinon_proto.loads import LOAD_TIMEOUT_MS, LoadMode, LoadState, StreamBatch
 from koinon_proto.table import (
     DEFAULT_WEIGHT,
     NO_NODE,
@@ -221,6 +226,48 @@ class SetReplicationFactor:
     replication_factor: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenLoad:
+    """Begin a bulk load, which is named by this command's log index; see ``core/loads.py``."""
+
+    job_id: str
+    mode: LoadMode
+    prefix: bytes = b""
+    stream_batch: StreamBatch | None = None
+    description: str = ""
+    timeout_ms: int = LOAD_TIMEOUT_MS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommitLoad:
+    """Make a load final: what these attempts have staged is merged, where they staged anything
+    (``partition_ids``, ascending) or, if the load overwrites, everywhere.
+    """
+
+    load_id: int
+    attempts: tuple[int, ...] = field(repr=False)
+    partition_ids: tuple[PartitionId, ...] = field(repr=False)
+    rows: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AbortLoad:
+    """End a load without a trace."""
+
+    load_id: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartitionsMerged:
+    """What a load has staged in these partitions is readable."""
+
+    load_id: int
+    partition_ids: tuple[PartitionId, ...]
+
+
+LoadCommand = OpenLoad | CommitLoad | AbortLoad | PartitionsMerged
 Command = (
     CreateCluster
     | RegisterNode
@@ -238,6 +285,7 @@ Command = (
     | WantPrimaries
     | ForcePrimary
     | SetReplicationFactor
+    | LoadCommand
 )
 
 
@@ -261,6 +309,13 @@ class Reason(Enum):
     NOT_A_REPLICA = "the node is not a live replica of the partition"
     NOT_OFFLINE = "the partition is not offline: nothing has to be forced"
     BAD_VALUE = "the value does not fit the cluster"
+    LOAD_UNKNOWN = "there is no such load, or it ended long ago"
+    LOAD_CLOSED = "the load has ended, or was committed with other attempts"
+    LOAD_DIFFERS = "the load was opened with another mode, prefix or batch"
+    BATCH_APPLIED = "this batch of the streaming query, or a later one, has been applied"
+    TOO_MANY_LOADS = "too many loads are open or being merged"
+    TOO_MANY_ATTEMPTS = "too many attempts are being merged"
+    TOO_MANY_QUERIES = "too many streaming queries have applied a batch"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -296,4 +351,14 @@ class Applied:
     rejected: tuple[PartitionId, ...] = ()
 
 
-Result = Rejected | Registered | Applied
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadOutcome:
+    """The load and the state that it is in, by this command or before it. ``load_id`` 0: the batch
+    of the streaming query had been applied before.
+    """
+
+    load_id: int
+    state: LoadState
+
+
+Result = Rejected | Registered | Applied | LoadOutcome

@@ -12,6 +12,7 @@ is soft: the leader counts it, from the fence or from its own beginning.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ TURN_BACK_AFTER_S = 30.0
 """A process that only restarts is back in a few seconds, and goes on where it was. One that stays
 away for longer may never come back, and keeps other moves from a place among ``moves_per_node``.
 """
+PACE_WINDOW_S = 10.0
 REPAIR_PREFIX = "repair-"
 """Of the ``plan_id`` of moves that replace a node which stayed away: they are dropped if it is back
 before they have begun.
@@ -55,6 +57,41 @@ class Progress:
 
 
 ProgressOf = Mapping[NodeNumber, Mapping[PartitionId, Progress]]
+
+
+def received_since(before: Mapping[PartitionId, Progress], now: Iterable[Progress]) -> int:
+    """Return the bytes that a node received from what it said before to what it says now. A replica
+    that it speaks of for the first time counts whole, one that began anew from its beginning.
+    """
+    received = 0
+    for progress in now:
+        known = before.get(progress.partition_id)
+        since = known.bytes if known is not None and known.bytes <= progress.bytes else 0
+        received += progress.bytes - since
+    return received
+
+
+class Pace:
+    """Bytes a second, over about the last ``PACE_WINDOW_S``: what came counts less the older it is.
+    What came of a replica after its node spoke of it last is not seen.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._began_at = self._at = now
+        self._bytes = 0.0
+
+    def add(self, size: int, now: float) -> None:
+        """So many bytes have come until now."""
+        self._bytes = self._bytes_at(now) + size
+        self._at = now
+
+    def per_second(self, now: float) -> float:
+        """Return the pace at ``now``."""
+        seen = -math.expm1(-(now - self._began_at) / PACE_WINDOW_S)
+        return self._bytes_at(now) / (PACE_WINDOW_S * seen) if seen > 0 else 0.0
+
+    def _bytes_at(self, now: float) -> float:
+        return self._bytes * math.exp(-max(0.0, now - self._at) / PACE_WINDOW_S)
 
 
 class Fences:

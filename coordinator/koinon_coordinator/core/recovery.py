@@ -5,13 +5,20 @@ highest ``table_version`` is the newest that anybody acted on; what was committe
 by nobody who is asked. The new history begins far above it, so that nothing the old group may have
 given out collides: versions and epochs jump, every node is fenced and must register anew, and no
 partition has a primary until a node that its row calls in sync has registered.
+
+Of bulk loads a table tells only which are open and which are being merged. A surviving member
+knows the rest of those that it has seen in the same state; they go on. Any other is given up: nodes
+delete what was staged for it. One that was being merged may then have been merged in part, and
+nobody can say which attempts were to be merged: the operator is told, and its job has to be run
+again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from koinon_proto.loads import LoadState
 from koinon_proto.table import (
     NO_NODE,
     NodeNumber,
@@ -23,12 +30,19 @@ from koinon_proto.table import (
 )
 
 from .commands import Move
+from .loads import NO_LOADS, Load, LoadsImage
 from .state import NodeRecord, StateImage
 
 VERSION_JUMP = 1_000_000
 EPOCH_JUMP = 1_000
 """Of 16 million primary epochs that a partition has in all."""
+LOAD_ID_SHIFT = 20
+"""The new group's load ids begin above its table version, shifted by so many bits. Each recovery
+raises the version by at least ``VERSION_JUMP``, so that the ids that the old group may have given
+out, its log indices above the base that it began with, are all below.
+"""
 PLAN_ID = "recovered"
+LOST_REASON = "it was being merged when the coordinators were lost: run its job again"
 
 
 def image_of(table: Table) -> StateImage:
@@ -57,6 +71,42 @@ def newest(images: Iterable[StateImage]) -> StateImage:
     return max(images, key=lambda image: image.table_version)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadsFound:
+    """The bulk loads that can go on, with what is known of those that ended; the ids of those that
+    are given up: ``merging``, whose rows are readable in part, and ``open``. ``is_whole``: nothing
+    newer about loads can be missing.
+    """
+
+    image: LoadsImage
+    merging: tuple[int, ...] = ()
+    open: tuple[int, ...] = ()
+    is_whole: bool = True
+
+
+def loads_found(survivor: StateImage | None, table: Table | None) -> LoadsFound:
+    """Return what is known of loads, by a surviving member and the newest of the nodes' tables."""
+    known = NO_LOADS if survivor is None else survivor.loads
+    if table is None or (survivor and survivor.table_version >= table.table_version):
+        return LoadsFound(image=known)
+    by_id = {load.load_id: load for load in known.active}
+    going_on: list[Load] = []
+    ended = list(known.ended)
+    lost: dict[bool, list[int]] = {True: [], False: []}
+    for shown in table.loads:
+        load = by_id.get(shown.load_id)
+        if load is not None and (load.state is LoadState.MERGING) == shown.merging:
+            going_on.append(load)
+            continue
+        lost[shown.merging].append(shown.load_id)
+        if load is not None:
+            ended.append(replace(load, state=LoadState.ABORTED, reason=LOST_REASON))
+    image = replace(known, active=tuple(going_on), ended=tuple(ended))
+    return LoadsFound(
+        image=image, merging=tuple(lost[True]), open=tuple(lost[False]), is_whole=False
+    )
+
+
 def recovered(image: StateImage) -> StateImage:
     """Return the state that the new group begins with."""
     version = image.table_version + VERSION_JUMP
@@ -74,6 +124,7 @@ def recovered(image: StateImage) -> StateImage:
         nodes=tuple(_fenced(record, version) for record in image.nodes),
         rows=rows,
         moves=tuple(moves),
+        loads=replace(image.loads, id_base=version << LOAD_ID_SHIFT),
     )
 
 

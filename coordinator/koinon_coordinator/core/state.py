@@ -30,6 +30,11 @@ Moves
 A plan's moves are queued beside the table and change rows only once they are started; ``moves`` has
 the steps. Nothing else changes the replicas of a row. ``table_version`` counts changes of what the
 table shows: a queue that grows or shrinks is none.
+
+Bulk loads
+----------
+``loads`` has their rules. The table shows which of them are open and which are being merged: each
+change of that is a version, how far a merge has come is none.
 """
 
 from __future__ import annotations
@@ -65,6 +70,7 @@ from .commands import (
     FenceNode,
     FinishMoves,
     ForcePrimary,
+    LoadCommand,
     Move,
     PartitionsHosted,
     Reason,
@@ -78,6 +84,7 @@ from .commands import (
     StartMoves,
     WantPrimaries,
 )
+from .loads import NO_LOADS, Loads, LoadsImage
 from .members import NodeRecord, StoreLife, Stranded
 
 __all__ = ["EMPTY_IMAGE", "ClusterState", "NodeRecord", "StateImage", "StoreLife", "Stranded"]
@@ -95,6 +102,7 @@ class StateImage:
     moves: tuple[Move, ...] = ()
     move_settings: MoveSettings = field(default_factory=MoveSettings)
     stranded: tuple[Stranded, ...] = ()
+    loads: LoadsImage = NO_LOADS
 
 
 EMPTY_IMAGE = StateImage(config=None, table_version=0, last_node_number=0, nodes=(), rows=())
@@ -113,6 +121,7 @@ class ClusterState:
         self._moves = {move.partition_id: move for move in image.moves}
         self._move_settings = image.move_settings
         self._stranded = {entry.partition_id: entry for entry in image.stranded}
+        self._loads = Loads(image.loads)
         self._live = {number for number, record in self._nodes.items() if record.live}
         self._table: Table | None = None
         self._assigned: dict[NodeNumber, tuple[PartitionRow, ...]] | None = None
@@ -161,6 +170,11 @@ class ClusterState:
     def move_settings(self) -> MoveSettings:
         return self._move_settings
 
+    @property
+    def loads(self) -> Loads:
+        """The bulk loads. To be read only: ``apply`` changes them."""
+        return self._loads
+
     def table(self) -> Table | None:
         """The table at the current version, None before there is a cluster. Made once a version."""
         if self._config is None:
@@ -172,6 +186,7 @@ class ClusterState:
                 nodes={number: record.info for number, record in self._nodes.items()},
                 rows=tuple(self._rows),
                 moves=self._move_settings,
+                loads=self._loads.shown(),
             )
         return self._table
 
@@ -196,12 +211,17 @@ class ClusterState:
             moves=tuple(self._moves.values()),
             move_settings=self._move_settings,
             stranded=tuple(self._stranded[p] for p in sorted(self._stranded)),
+            loads=self._loads.image(),
         )
 
     # --- applying -----------------------------------------------------------------------------
 
-    def apply(self, command: Command) -> Result:
-        """Apply a committed command; say what came of it."""
+    def apply(self, command: Command, index: int = 0) -> Result:
+        """Apply a committed command; say what came of it. ``index`` is its place in the log, which
+        only the opening of a load needs.
+        """
+        if isinstance(command, LoadCommand):
+            return self._change_loads(command, index)
         return _APPLY[type(command)](self, command)
 
     def _create_cluster(self, command: CreateCluster) -> Result:
@@ -526,6 +546,17 @@ class ClusterState:
             self._config = after
             self._version += 1
         return Applied()
+
+    # --- bulk loads ---------------------------------------------------------------------------
+
+    def _change_loads(self, command: LoadCommand, index: int) -> Result:
+        if self._config is None:
+            return Rejected(reason=Reason.NO_CLUSTER)
+        before = self._loads.shown()
+        count = self._config.partition_count
+        result = self._loads.apply(command, index=index, partition_count=count)
+        self._version += self._loads.shown() != before
+        return result
 
     # --- helpers ------------------------------------------------------------------------------
 

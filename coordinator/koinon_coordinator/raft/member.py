@@ -33,6 +33,7 @@ from koinon_coordinator.core.raft import (
 )
 from koinon_proto.clock import boottime
 from koinon_proto.errors import InvalidArgumentError, MembershipChangeError, NotLeaderError
+from koinon_proto.measures import Histogram
 
 from .config import RaftConfig
 from .errors import (
@@ -126,6 +127,9 @@ class RaftMember:
         self._outcome: asyncio.Future[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self.counters = RaftCounters()
+        self.commit_seconds = Histogram()  # from proposal to apply, of this member's own proposals
+        self.sync_seconds = Histogram()
+        self._leader_seen = (0, "")
 
     # -- life
 
@@ -476,7 +480,9 @@ class RaftMember:
         if pending is not None and not pending.future.done():
             if pending.term == entry.term:
                 self.counters.commits_timed += 1
-                self.counters.commit_seconds_total += self._clock() - pending.proposed_at
+                seconds = self._clock() - pending.proposed_at
+                self.counters.commit_seconds_total += seconds
+                self.commit_seconds.observe(seconds)
                 pending.future.set_result(result)
             else:
                 pending.future.set_exception(ProposalUnknownError(reason="leadership was lost"))
@@ -515,6 +521,7 @@ class RaftMember:
         seconds = saving.result()
         self.counters.fsyncs += 1
         self.counters.fsync_seconds_total += seconds
+        self.sync_seconds.observe(seconds)
         self.counters.fsync_seconds_max = max(self.counters.fsync_seconds_max, seconds)
         self._transport.send(ready.messages_after_persist)
         self._core.advance(ready)
@@ -556,6 +563,9 @@ class RaftMember:
         )
         if event.role is Role.CANDIDATE:
             self.counters.elections_started += 1
+        if event.leader_id is not None and self._leader_seen != (event.term, event.leader_id):
+            self._leader_seen = event.term, event.leader_id
+            self.counters.leader_changes += 1
         if self._leads:
             self.counters.leaderships_lost += 1
             # It may lead again by now, and hold proposals of the new term.

@@ -24,6 +24,7 @@ class RaftCounters:
     elections_started: int = 0
     elections_won: int = 0
     leaderships_lost: int = 0
+    leader_changes: int = 0  # leaders that this member has heard of, one after the other
     proposals: int = 0
     entries_applied: int = 0
     commit_seconds_total: float = 0.0  # from proposal to apply, of this member's own proposals

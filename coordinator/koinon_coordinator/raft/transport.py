@@ -193,7 +193,7 @@ class GrpcRaftTransport(raft_pb2_grpc.RaftServicer):
                 refusal = await self._refusal(batch, endpoint)
                 if refusal is not None:
                     self.counters["refused_streams"] += 1
-                    log.warning("stream refused peer=%s %s", context.peer(), refusal.detail)
+                    log.warning("stream refused peer=%s why=%s", context.peer(), refusal.detail)
                     return refusal
                 sender = batch.hello.member_id
                 self._learn_address(sender, batch.hello.address)
@@ -358,7 +358,7 @@ class _PeerStream:
     def _on_reply(self, reply: RaftExchangeReply) -> None:
         if reply.refusal == RaftExchangeReply.REFUSAL_UNSPECIFIED:
             return
-        log.warning("refused by peer=%s %s", self._member_id, reply.detail)
+        log.warning("stream refused by peer peer=%s why=%s", self._member_id, reply.detail)
         is_ours = self._endpoint.group in ("", reply.group)
         if reply.refusal == RaftExchangeReply.REFUSAL_STORE_CHANGED and is_ours:
             self._endpoint.on_store_refused(self._member_id)

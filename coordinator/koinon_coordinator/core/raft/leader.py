@@ -273,6 +273,8 @@ class Leader:
         transfer = self.transfer
         if transfer is None or transfer.told:
             return
+        if self._log.applied_index < self._log.last_index:
+            return  # whoever has proposed is to know what came of it
         if self.progress[transfer.to].match_index == self._log.last_index:
             transfer.told = True
             self._outbox.append(TimeoutNow(term=self._term, sender=self._id, to=transfer.to))
