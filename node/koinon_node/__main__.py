@@ -1,9 +1,13 @@
 """``python -m koinon_node``: one storage node."""
 
+# ruff: noqa: E402 (a signal may come while the others are imported, which takes a second)
+
 from __future__ import annotations
 
-import asyncio
-import signal
+from koinon_proto import stopping
+
+stopping.end_at_once()
+
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -23,6 +27,7 @@ from koinon_proto.errors import (
     WrongClusterError,
 )
 from koinon_proto.logs import configure_logging
+from koinon_proto.requests import SLOW_MS, log_slow_after
 from koinon_proto.table import DEFAULT_WEIGHT
 
 EXIT_RUNTIME = 1
@@ -54,12 +59,19 @@ def serve(
         str, typer.Option(help="commit: fsync before each acknowledgement; or interval")
     ] = "commit",
     sync_interval_ms: Annotated[int, typer.Option(help="with durability interval")] = 100,
+    metrics_listen: Annotated[
+        str, typer.Option(help="HOST:PORT to serve metrics on (HTTP, /metrics); default: nowhere")
+    ] = "",
     log_format: Annotated[str, typer.Option(help="text or json")] = "text",
     log_level: Annotated[str, typer.Option(help="DEBUG, INFO, WARNING or ERROR")] = "INFO",
+    slow_request_ms: Annotated[
+        int, typer.Option(help="requests that take so long are logged; 0: none")
+    ] = SLOW_MS,
 ) -> None:
     """Run a Koinon storage node until SIGTERM or SIGINT."""
     try:
-        configure_logging(log_format, log_level)
+        configure_logging(log_format, log_level, component="node", component_id=node_id)
+        log_slow_after(slow_request_ms)
         config = NodeConfig(
             node_id=node_id,
             listen=listen,
@@ -67,6 +79,7 @@ def serve(
             coordinators=tuple(part.strip() for part in coordinators.split(",") if part.strip()),
             rack=rack,
             weight=weight,
+            metrics_listen=metrics_listen,
             store=StoreConfig(
                 directory=data,
                 map_size_bytes=map_size_bytes,
@@ -85,9 +98,7 @@ def serve(
 
 async def _run(config: NodeConfig) -> None:
     node = Node(config)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, node.stop)
+    stopping.on_signal(node.stop)
     await node.run()
 
 

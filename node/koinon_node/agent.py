@@ -48,6 +48,7 @@ from koinon_proto.errors import (
     UnsupportedVersionError,
     WrongClusterError,
 )
+from koinon_proto.measures import Histogram
 from koinon_proto.table import NodeId, NodeNumber, Table, apply_update
 from koinon_proto.v1 import membership_pb2, table_pb2
 
@@ -62,6 +63,8 @@ _FATAL = (
     InvalidArgumentError,
 )
 _BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.05, 1.0
+_FAREWELL_S_MAX = 1.0
+_FAREWELL_TIMEOUT_S = 0.5  # of one attempt
 
 Event = Callable[[], None]
 """What the agent's thread is to do next."""
@@ -120,22 +123,31 @@ class Agent:
         )
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._stopping = threading.Event()
+        self._farewell = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._untold = False  # the loop's side is about to look at what is published
         self._thread = threading.Thread(target=self._run, name="agent", daemon=True)
         self._heartbeat_interval_s = 0.2
         self._lease_s = 1.0
+        self._held_lease = False
+        self.lease_losses = 0  # while this process went on
+        self.heartbeat_seconds = Histogram()  # those that were acknowledged
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin; ``loop`` is where the host's coroutines run."""
         self._loop = loop
         self._thread.start()
 
-    def stop(self) -> None:
-        """Ask the thread to end; it holds no lease any more when this returns."""
+    def stop(self, *, farewell: bool = False) -> None:
+        """Ask the thread to end; it holds no lease any more when this returns. ``farewell``: the
+        leader is told that this node has left, unless that takes long.
+        """
+        self._farewell = farewell
         self._stopping.set()
         self._events.put(None)
         self._watch.stop()
+        if farewell:
+            self._thread.join(timeout=_FAREWELL_S_MAX)
         self._coordinators.close()  # ends a call that waits for its answer
         self._thread.join(timeout=10.0)
         self._state.lease = NO_LEASE
@@ -180,11 +192,28 @@ class Agent:
             while not self._stopping.is_set():
                 if self._register():
                     self._heartbeat_until_fenced()
+            if self._farewell and self._node_epoch:
+                self._say_farewell()
         except BaseException as error:
             if self._stopping.is_set():
                 return
             self._state.lease = NO_LEASE
             self._on_fatal(error)
+
+    def _say_farewell(self) -> None:
+        """Have the leader fence this epoch at once: its lease, which is given up first, is then
+        waited for by nobody, this node's next life least of all.
+        """
+        self._state.lease = NO_LEASE
+        request = membership_pb2.LeaveRequest(
+            cluster_id=self._cluster_id,
+            node_id=self._config.node_id,
+            node_epoch=self._node_epoch,
+        )
+        try:
+            self._coordinators.leave(request, timeout_s=_FAREWELL_TIMEOUT_S)
+        except (KoinonError, grpc.RpcError) as error:
+            log.info("no coordinator took the farewell error=%s", _describe(error))
 
     # --- registration ----------------------------------------------------------------------
 
@@ -273,6 +302,7 @@ class Agent:
                 raise
             except (KoinonError, grpc.RpcError) as error:
                 log.debug("heartbeat failed error=%s", _describe(error))
+                self._note_lease()
                 if self._now() - last_heard > self._lease_s:
                     log.warning(
                         "lease lost: no coordinator acknowledges error=%s", _describe(error)
@@ -303,8 +333,10 @@ class Agent:
             HostCommand(c.partition_id, c.primary_epoch, c.partition_epoch) for c in reply.commands
         )
         self._lease_s = reply.lease_ms / 1000
-        held, confirmed = self._state.serving(), self._state.confirmed(self._node_epoch)
+        self.heartbeat_seconds.observe(max(0.0, self._now() - sent_at))
+        held, confirmed = self._note_lease(), self._state.confirmed(self._node_epoch)
         self._state.lease = self._state.lease.renewed(self._node_epoch, sent_at, self._lease_s)
+        self._note_lease()
         if not held:
             log.info("lease held node_epoch=%d lease_ms=%d", self._node_epoch, reply.lease_ms)
         if not confirmed:
@@ -312,6 +344,13 @@ class Agent:
         self._watch.heard_elsewhere(
             self._coordinators.route.current, self._state.served.table_version
         )
+
+    def _note_lease(self) -> bool:
+        """Return whether the lease holds; count it if it was lost since this was last asked."""
+        held = self._state.serving()
+        self.lease_losses += self._held_lease and not held
+        self._held_lease = held
+        return held
 
     def _take_events(self, until: float) -> None:
         """Wait for the next heartbeat's time, or for something that is worth one at once."""
@@ -341,6 +380,7 @@ class Agent:
     def _on_fenced(self, error: KoinonError) -> None:
         log.warning("fenced: registers again error=%s", error)
         self._state.lease = NO_LEASE
+        self._note_lease()
         self._node_epoch = 0
         self._assignment.on_fenced()
         self._publish()
@@ -359,7 +399,7 @@ class Agent:
             )
         self._publish()
         if adoptions:
-            log.info(
+            log.debug(
                 "adopting partitions count=%d table_version=%d", len(adoptions), table.table_version
             )
             self._submit(self._host.adopt(adoptions)).add_done_callback(self._on_adopted)
@@ -371,7 +411,16 @@ class Agent:
     def _ready(self, adoptions: Sequence[Adoption]) -> None:
         self._assignment.on_adopted(adoptions)
         self._publish()
-        log.info("leads partitions taken_over=%d", len(adoptions))
+        if self._by_moves(adoptions):
+            log.debug("leads partitions by moves taken_over=%d", len(adoptions))
+        else:
+            log.info("leads partitions taken_over=%d", len(adoptions))
+
+    def _by_moves(self, adoptions: Sequence[Adoption]) -> bool:
+        """Whether moves gave them all to this node: the coordinator logs plans, not steps."""
+        table = self._assignment.table
+        rows = [table.rows[a.partition_id] for a in adoptions] if table is not None else []
+        return all(row.adding or row.removing for row in rows)
 
     def _publish(self) -> None:
         before, served = self._state.served, self._assignment.served()

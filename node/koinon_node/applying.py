@@ -29,8 +29,9 @@ from koinon_node.core.journal import Journal
 from koinon_node.core.records import PartitionEpochs, U32Array, U64Array
 from koinon_node.storage import DATA_DB, EXPIRY_DB, PARTITIONS_DB
 from koinon_node.writer import Writer, columns
-from koinon_node.writer_process import Writes
+from koinon_node.writer_process import MERGES, Writes
 from koinon_proto.errors import KoinonError, ResourceExhaustedError, UnknownFateError
+from koinon_proto.v1.replication_pb2 import MergeStep
 
 _BULK_BYTES_MAX = 16 * 1024 * 1024
 
@@ -53,6 +54,7 @@ class Change:
     records: Sequence[bytes] = ()
     removed: Sequence[bytes] = ()  # data keys
     dropped_entries: Sequence[bytes] = ()  # of the expiry index
+    merges: Mapping[int, MergeStep] = field(default_factory=dict)  # after the rows
     metadata: Sequence[tuple[bytes, bytes | None]] = ()  # other entries of PARTITIONS_DB
     journalled: bool = True  # whether the records are entered in the journal
 
@@ -60,6 +62,7 @@ class Change:
     def size(self) -> int:
         rows = len(self.keys) + len(self.removed) + len(self.dropped_entries)
         size = sum(map(len, self.keys)) + sum(map(len, self.records))
+        size += sum(step.bytes for step in self.merges.values())
         return size + sum(map(len, self.removed)) + ROW_OVERHEAD_BYTES * rows
 
 
@@ -74,16 +77,19 @@ def change_of(
     rows: Mapping[bytes, bytes],
     epochs: Mapping[int, PartitionEpochs] | None = None,
     state: CopyState = CopyState.USABLE,
+    merges: Mapping[int, MergeStep] | None = None,
 ) -> Change:
     """Return the change. An empty record says that the primary removed the key, which raises the
-    purge floor.
+    purge floor; so does a merge step whose deletes leave no tombstones.
     """
+    merges = merges or {}
     removed = [key for key, record in rows.items() if not record]
     floors: U64Array | None = None
-    if removed:
+    purging = [p for p, step in merges.items() if not step.tombstone_at_ms]
+    if removed or purging:
         rows = {key: record for key, record in rows.items() if record}
-        touched = np.isin(ids, records.partitions_of_data_keys(removed))
-        floors = np.where(touched, through, np.uint64(0))
+        of = [records.partitions_of_data_keys(removed), np.array(purging, np.uint32)]
+        floors = np.where(np.isin(ids, np.concatenate(of)), through, np.uint64(0))
     return Change(
         partition_ids=ids,
         complete_through=through,
@@ -93,6 +99,7 @@ def change_of(
         keys=list(rows),
         records=list(rows.values()),
         removed=removed,
+        merges=merges,
     )
 
 
@@ -157,10 +164,13 @@ class Applier:
                 records.sequences_of(change.records),
                 change.keys,
             )
+        for p in change.merges:  # which keys they write is not known here
+            self._journal.reset(p, int(change.complete_through[ids == p][0]))
         if change.purge_floors is not None:  # too high a floor only costs a snapshot
             floors = np.maximum(self._copies.purge_floors[ids], change.purge_floors)
             self._copies.purge_floors[ids] = floors
         rows = len(change.keys) + len(change.removed) + len(change.dropped_entries) + len(ids)
+        rows += sum(step.rows for step in change.merges.values())
         size = change.size
         after = next(iter(self._in_flight.values()), 0)
         number, self._next = self._next, self._next + 1
@@ -186,7 +196,7 @@ class Applier:
 
         future.add_done_callback(ended)
         told = asyncio.shield(future)
-        told.add_done_callback(_retrieved)
+        told.add_done_callback(retrieved)
         return told
 
     def _writes(self, change: Change) -> Writes:
@@ -212,6 +222,9 @@ class Applier:
             writes += ((DATA_DB, list(change.keys), list(change.records)),)
             if entries := records.expiry_keys_of(change.keys, change.records):
                 writes += ((EXPIRY_DB, *columns(entries, b"")),)
+        if change.merges:
+            steps = [step.SerializeToString() for step in change.merges.values()]
+            writes += ((MERGES, steps, [b""] * len(steps)),)
         return writes
 
     def _record(self, change: Change) -> None:
@@ -233,7 +246,8 @@ class Applier:
                 copies.epochs[partition_id] = epochs
 
 
-def _retrieved(done: asyncio.Future[None]) -> None:
+def retrieved(done: asyncio.Future[None]) -> None:
+    """Look at a future's error: who does not wait for it need not hear that nobody did."""
     if not done.cancelled():
         done.exception()
 

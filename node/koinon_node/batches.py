@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from koinon_node.core.records import U32Array, U64Array
+from koinon_node.core.records import USER, U32Array, U64Array
 from koinon_proto.errors import KoinonError
 
 
@@ -41,6 +41,8 @@ class WriteBatch:
     ttl_ms: Sequence[int] | None = None
     conditions: dict[int, int] = field(default_factory=dict)
     durability: Durability = Durability.ALL_IN_SYNC
+    kind: int = USER  # of the records
+    load_id: int = 0  # written only while this bulk load is open
 
 
 @dataclass(kw_only=True, slots=True)

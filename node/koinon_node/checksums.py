@@ -35,7 +35,6 @@ _FIRST_ROWS = 32
 _STEP_ROWS = 512
 _STEP_S = 0.001
 _STEP_BYTES = 512 * 1024
-_PREFIX_BYTES = 2
 _flags_of = operator.itemgetter(records.FLAGS_AT)
 _second = operator.itemgetter(1)
 
@@ -65,7 +64,7 @@ class Digest:
             records.HEADER_WITH_EXPIRY_BYTES - records.HEADER_BYTES
         )
         self.records += len(rows)
-        self.bytes += int(lengths.sum()) - header_bytes - len(rows) * _PREFIX_BYTES
+        self.bytes += int(lengths.sum()) - header_bytes - len(rows) * records.KEY_AT
 
     def value(self) -> int:
         """Return the digest of all rows so far."""

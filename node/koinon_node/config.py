@@ -54,7 +54,7 @@ class StoreConfig:
 @dataclass(frozen=True, kw_only=True)
 class NodeConfig:
     """One node process. Addresses are ``host:port``. ``weight`` is the node's share of partitions,
-    relative to the others'.
+    relative to the others'. ``metrics_listen`` '': metrics are served nowhere.
     """
 
     node_id: str
@@ -64,6 +64,7 @@ class NodeConfig:
     store: StoreConfig
     rack: str = ""
     weight: int = DEFAULT_WEIGHT
+    metrics_listen: str = ""
 
     def __post_init__(self) -> None:
         if not self.node_id:
@@ -75,6 +76,7 @@ class NodeConfig:
         for name, address in (
             ("listen", self.listen),
             ("advertise", self.advertise),
+            *((("metrics-listen", self.metrics_listen),) if self.metrics_listen else ()),
             *(("coordinators", address) for address in self.coordinators),
         ):
             check_address(name, address)

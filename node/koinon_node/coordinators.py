@@ -22,8 +22,15 @@ from koinon_proto.errors import (
     UnavailableError,
     UnknownFateError,
 )
+from koinon_proto.request_ids import onward
 from koinon_proto.rpc import CHANNEL_OPTIONS, error_of
-from koinon_proto.v1 import membership_pb2, membership_pb2_grpc, table_pb2
+from koinon_proto.v1 import (
+    loads_pb2,
+    loads_pb2_grpc,
+    membership_pb2,
+    membership_pb2_grpc,
+    table_pb2,
+)
 
 Connect = Callable[[str], Any]
 """Opens a channel to an address."""
@@ -81,7 +88,7 @@ class Coordinators:
     def register(self, request: membership_pb2.RegisterRequest) -> membership_pb2.RegisterResponse:
         """Ask once around; raises the last failure if nobody answered."""
         reply: membership_pb2.RegisterResponse = self._around(
-            lambda stub: stub.Register(request, timeout=_REGISTER_TIMEOUT_S)
+            lambda stub: stub.Register(request, timeout=_REGISTER_TIMEOUT_S, metadata=onward())
         )
         return reply
 
@@ -96,6 +103,10 @@ class Coordinators:
 
         reply: tuple[membership_pb2.HeartbeatResponse, float] = self._around(attempt)
         return reply
+
+    def leave(self, request: membership_pb2.LeaveRequest, timeout_s: float) -> None:
+        """Ask once around; raises the last failure if nobody answered."""
+        self._around(lambda stub: stub.Leave(request, timeout=timeout_s))
 
     def close(self) -> None:
         for channel in list(self._channels.values()):
@@ -159,14 +170,15 @@ class LeaderCalls:
             await _pause()
             raise UnavailableError(reason="the node is not registered")
         cluster_id, node_epoch, table_version = registration
-        reply = await self._propose(
-            membership_pb2.AlterPartitionsRequest(
-                cluster_id=cluster_id,
-                node_id=self._node_id,
-                node_epoch=node_epoch,
-                table_version=table_version,
-                changes=[_change_to_proto(change) for change in changes],
-            )
+        request = membership_pb2.AlterPartitionsRequest(
+            cluster_id=cluster_id,
+            node_id=self._node_id,
+            node_epoch=node_epoch,
+            table_version=table_version,
+            changes=[_change_to_proto(change) for change in changes],
+        )
+        reply: membership_pb2.AlterPartitionsResponse = await self._ask(
+            membership_pb2_grpc.MembershipStub, "AlterPartitions", request
         )
         update = reply.table if reply.HasField("table") else None
         try:
@@ -176,31 +188,45 @@ class LeaderCalls:
             raise UnknownFateError(reason="the table in the answer is not applied yet") from None
         return frozenset(reply.rejected)
 
+    async def load_manifest(self, cluster_id: str, load_id: int) -> loads_pb2.LoadManifest:
+        """See seams.LoadCalls."""
+        request = loads_pb2.GetManifestRequest(cluster_id=cluster_id, load_id=load_id)
+        manifest: loads_pb2.LoadManifest = await self._ask(
+            loads_pb2_grpc.LoadsStub, "GetManifest", request
+        )
+        return manifest
+
+    async def report_merged(
+        self, cluster_id: str, load_id: int, partition_ids: Sequence[int]
+    ) -> None:
+        """See seams.LoadCalls."""
+        request = loads_pb2.ReportMergedRequest(
+            cluster_id=cluster_id, load_id=load_id, partition_ids=partition_ids
+        )
+        await self._ask(loads_pb2_grpc.LoadsStub, "ReportMerged", request)
+
     async def close(self) -> None:
         for channel in self._channels.values():
             await channel.close()
 
-    async def _propose(
-        self, request: membership_pb2.AlterPartitionsRequest
-    ) -> membership_pb2.AlterPartitionsResponse:
+    async def _ask(self, stub_of: Any, method: str, request: Any) -> Any:
         """Ask the leader, once around. A round in vain ends after a pause, so that a caller that
         tries again at once does no harm.
         """
         route = self._member.route()
         failure: KoinonError = UnavailableError(reason="no coordinator can be reached")
+        metadata = onward()
         for _ in range(len(route.addresses) + 1):
             channel = await self._standing(route.current)
             if channel is None:
                 route.pass_over()
                 continue
             try:
-                stub: Any = membership_pb2_grpc.MembershipStub(channel)  # type: ignore[no-untyped-call]
-                reply: membership_pb2.AlterPartitionsResponse = await stub.AlterPartitions(
-                    request, timeout=_ALTER_TIMEOUT_S
-                )
-                return reply
+                call = getattr(stub_of(channel), method)
+                return await call(request, timeout=_ALTER_TIMEOUT_S, metadata=metadata)
             except grpc.aio.AioRpcError as error:
                 failure = _fate_of(error)
+                failure.request_id = metadata[0][1]
             if not isinstance(failure, NotLeaderError):
                 raise failure
             route.follow(failure)

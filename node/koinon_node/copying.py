@@ -34,6 +34,7 @@ from koinon_node.storage import Store
 from koinon_proto.errors import KoinonError, ReplyTooLargeError, UnavailableError
 from koinon_proto.table import NodeInfo
 from koinon_proto.v1 import replication_pb2
+from koinon_proto.v1.replication_pb2 import MergeStep
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +45,10 @@ _PAGES_IN_FLIGHT = 2
 _TRIES = 3
 
 
-def crc_of(keys: Sequence[bytes], rows: Sequence[bytes]) -> int:
-    """Return the checksum that messages carry: over all keys, then all records."""
-    return zlib.crc32(b"".join(rows), zlib.crc32(b"".join(keys)))
+def crc_of(keys: Sequence[bytes], rows: Sequence[bytes], merges: Sequence[bytes] = ()) -> int:
+    """Return the checksum that messages carry: over all keys, then all records, then all merges."""
+    crc = zlib.crc32(b"".join(rows), zlib.crc32(b"".join(keys)))
+    return zlib.crc32(b"".join(merges), crc) if merges else crc
 
 
 class Page(NamedTuple):
@@ -85,10 +87,19 @@ def checked(message: replication_pb2.RecordPage) -> Page:
     return Page(keys, rows, message.bound, last_key, message.end, message.purge_floor)
 
 
-def checked_batch(
-    batch: replication_pb2.Batch, last_number: int
-) -> tuple[list[bytes], list[bytes], records.U32Array]:
-    """Return (data keys, records, the partition of each) of a batch of the stream.
+class BatchRows(NamedTuple):
+    """What a batch of the stream writes: data keys, records, the partition of each; merge steps, by
+    partition.
+    """
+
+    keys: list[bytes]
+    records: list[bytes]
+    partition_ids: records.U32Array
+    merges: dict[int, MergeStep]
+
+
+def checked_batch(batch: replication_pb2.Batch, last_number: int) -> BatchRows:
+    """Return the batch's rows.
 
     Raises:
         BadMessageError: its checksum is another one, or it contradicts itself.
@@ -98,14 +109,19 @@ def checked_batch(
     row_ids = records.partitions_of_data_keys(keys)
     if batch.number <= last_number:
         reason = f"it comes after batch {last_number}"
-    elif len(keys) != len(rows) or crc_of(keys, rows) != batch.crc32:
+    elif len(keys) != len(rows) or crc_of(keys, rows, batch.merges) != batch.crc32:
         reason = "its checksum does not fit its records"
     elif len(columns) != 1 or len(set(ids)) != len(ids):
         reason = "its columns do not fit one another"
-    elif not np.isin(row_ids, ids).all():
-        reason = "it has rows of partitions that it does not name"
-    else:
-        return keys, rows, row_ids
+    else:  # the bytes are those that were sent
+        steps = [MergeStep.FromString(merge) for merge in batch.merges]
+        merges = {step.partition_id: step for step in steps}
+        if not np.isin(row_ids, ids).all() or not merges.keys() <= set(ids):
+            reason = "it has rows of partitions that it does not name"
+        elif len(merges) != len(steps):
+            reason = "it merges twice in a partition"
+        else:
+            return BatchRows(keys, rows, row_ids, merges)
     raise BadMessageError(reason=f"batch {batch.number}: {reason}")
 
 
@@ -202,8 +218,8 @@ class Puller:
     """The work of one opening. ``guard`` raises once this node is not to follow the partition in
     this epoch any more; it is asked right before anything is written. ``leave`` waits for leave to
     ask for the next page, and counts and returns how large it may be; ``spend`` counts what came
-    beyond that (below 0: less). ``uncovered``: the partitions of which the journal is to answer
-    nothing.
+    beyond that (below 0: less). ``on_pulled`` is told the bytes of what was pulled. ``uncovered``:
+    the partitions of which the journal is to answer nothing.
     """
 
     def __init__(
@@ -219,6 +235,7 @@ class Puller:
         guard: Callable[[], None],
         leave: Callable[[], Awaitable[int]],
         spend: Callable[[int], None],
+        on_pulled: Callable[[int], None],
     ) -> None:
         self._followed = followed
         self._partition_id = followed.partition_id
@@ -232,6 +249,7 @@ class Puller:
         self._guard = guard
         self._leave = leave
         self._spend = spend
+        self._on_pulled = on_pulled
         self._writing: deque[asyncio.Future[None]] = deque()
 
     # --- repair ----------------------------------------------------------------------------
@@ -262,7 +280,7 @@ class Puller:
                 await self._replace(keys, base)
                 await asyncio.sleep(0)
         await self.written()
-        log.info(
+        log.debug(
             "tail repaired partition=%d common_point=%d scanned=%s",
             self._partition_id,
             base,
@@ -296,7 +314,7 @@ class Puller:
                 # A tombstone of what is removed here may have been purged there, at or below base.
                 purge_floor=base if removed else 0,
             )
-            self._followed.pulled(page.newest, len(page.keys), page.size)
+            self._pulled(page.newest, len(page.keys), page.size)
 
     # --- passes ----------------------------------------------------------------------------
 
@@ -364,7 +382,7 @@ class Puller:
         )
         self._journal.reset(partition_id, max(newest, bound))
         self._uncovered.discard(partition_id)
-        log.info(
+        log.debug(
             "snapshot taken partition=%d complete_through=%d records=%d bytes=%d",
             partition_id,
             bound,
@@ -397,7 +415,11 @@ class Puller:
         await self._push(
             through, state, keys=[prefix + key for key in page.keys], rows=page.records
         )
-        self._followed.pulled(page.newest, len(page.keys), size)
+        self._pulled(page.newest, len(page.keys), size)
+
+    def _pulled(self, newest: int, rows: int, size: int) -> None:
+        self._followed.pulled(newest, rows, size)
+        self._on_pulled(size)
 
     # --- writing ---------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from koinon_proto.errors import DataDirectoryError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 IDENTITY = "identity"
 DATA = "data.mdb"
 LMDB_LOCK = "lock.mdb"

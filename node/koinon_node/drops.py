@@ -94,7 +94,7 @@ class Drops:
             return
         loop = asyncio.get_running_loop()
         await self._erase(left)
-        log.info("copies dropped, deletes their data partitions=%d", len(left))
+        log.debug("copies dropped, deletes their data partitions=%d", len(left))
         while left := self._left_out(left):
             began = loop.time()
             deleted = await self._step(left)

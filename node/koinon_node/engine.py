@@ -40,6 +40,7 @@ from koinon_node.reclaim import Reclaimer
 from koinon_node.replication import Replicator, Ticket
 from koinon_node.state import NodeState, WallClock
 from koinon_node.storage import Store, values_of
+from koinon_node.traffic import Traffic
 from koinon_node.writer import Writer
 from koinon_proto.errors import (
     KoinonError,
@@ -81,6 +82,8 @@ class Engine:
         self._limits = limits
         self._clock = clock
         self._reclaimer = Reclaimer(state, store, writer, pending, primaries, replicator, clock)
+        self.waits = np.zeros(len(primaries.epochs), np.int32)
+        self.traffic = Traffic()
         self._reading_rows = 0
         self._reading_bytes = 0
         self.rows_read = 0
@@ -110,6 +113,7 @@ class Engine:
                 data_keys = records.data_keys(partition_ids, keys)
                 await self._read_rows(view, data_keys, answer, want_versions)
                 served = partition_ids
+                self.traffic.count_reads(served, keys, answer.values)
             else:
                 served = await self._read_served(view, keys, partition_ids, answer, want_versions)
         finally:
@@ -139,6 +143,7 @@ class Engine:
                 await self._read_rows(view, records.data_keys(served, chosen), part, want_versions)
             finally:
                 answer.held_bytes = part.held_bytes
+            self.traffic.count_reads(served, chosen, part.values)
         answer.values = [b""] * len(keys)
         if want_versions:
             answer.versions, answer.expires_at_ms = [0] * len(keys), [0] * len(keys)
@@ -178,7 +183,7 @@ class Engine:
                 await asyncio.sleep(0)
         await self._complete(incomplete, data_keys)
         if expired:
-            await self._remove_expired(expired, view)
+            await self.remove_expired(expired, view)
 
     async def _complete(self, groups: Collection[int], data_keys: Sequence[bytes]) -> None:
         """Wait until what these groups write in the keys' partitions is complete."""
@@ -289,7 +294,7 @@ class Engine:
             size += self._append_page(rows, partition_id, page.keys_only, answer, expired)
             full = rows_seen >= limit or size >= self._limits.scan_bytes
             if more or (full and index + 1 < len(page.partition_ids)):
-                last = rows[-1][0][2:] if rows else b""
+                last = rows[-1][0][records.KEY_AT :] if rows else b""
                 answer.next_cursor = (partition_id, last)
                 if not more:
                     answer.next_cursor = (page.partition_ids[index + 1], b"")
@@ -297,7 +302,7 @@ class Engine:
         for group in incomplete:
             await self._replicator.group_done(group, np.array(visited, np.uint32))
         if expired:
-            await self._remove_expired(expired, view)
+            await self.remove_expired(expired, view)
         return visited
 
     def _append_page(
@@ -310,7 +315,8 @@ class Engine:
     ) -> int:
         """Append live rows to the page, note expired ones, return the bytes that were read."""
         now_ms = self._clock.now_ms()
-        size = 0
+        size = live_bytes = 0
+        live = -len(answer.keys)
         for key, data in rows:
             size += len(key) + len(data)
             record = records.decode_record(data)
@@ -319,12 +325,14 @@ class Engine:
             if record.expired(now_ms):
                 expired.append(key)
                 continue
-            answer.keys.append(key[2:])
+            answer.keys.append(key[records.KEY_AT :])
+            live_bytes += len(key) + len(record.value) - records.KEY_AT
             if not keys_only:
                 answer.values.append(record.value)
             answer.partition_ids.append(partition_id)
             answer.versions.append(record.sequence)
             answer.expires_at_ms.append(record.expires_at_ms)
+        self.traffic.count_scan(partition_id, live + len(answer.keys), live_bytes)
         return size
 
     # --- writes ----------------------------------------------------------------------------
@@ -354,7 +362,16 @@ class Engine:
         if not self._state.serving():
             raise UnknownFateError(reason="the node's lease ended before the answer")
         self.rows_written += len(rows)
+        if batch.kind == records.USER:
+            self._count_writes(batch, rows, sizes - _ROW_OVERHEAD_BYTES)
         return answer
+
+    def _count_writes(self, batch: WriteBatch, rows: np.ndarray, sizes: np.ndarray) -> None:
+        partition_ids, keys = batch.partition_ids, batch.keys
+        if len(rows) < len(keys):
+            partition_ids, sizes = partition_ids[rows], sizes[rows]
+            keys = [keys[row] for row in rows.tolist()]
+        self.traffic.count_writes(partition_ids, keys, sizes)
 
     def _refuse_too_few(self, partition_ids: U32Array, answer: WriteAnswer) -> None:
         """Refuse what has too few replicas for a write, partition by partition."""
@@ -381,6 +398,8 @@ class Engine:
                 if index:
                     await asyncio.sleep(0)
                 part = batch if len(step) == count else _take(batch, step)
+                if part.deletes or part.conditions:
+                    await self.unclaimed(part.partition_ids)
                 size = int(sizes[step].sum())
                 self._writer.redeem(len(step), size)
                 rows_left, size_left = rows_left - len(step), size_left - size
@@ -416,6 +435,8 @@ class Engine:
         """Decide on these rows and queue what they change, without a pause in between."""
         if not self._state.still_serves(view, batch.partition_ids):
             raise LeaseExpiredError(node_id=self._state.node_id)
+        if batch.load_id:
+            self._state.check_load(batch.load_id)
         if self._state.any_too_few:
             few = self._state.too_few[batch.partition_ids]
             if few.any():
@@ -429,7 +450,7 @@ class Engine:
         effects = replica.decide_write(
             WriteRows(
                 partition_ids=batch.partition_ids,
-                keys=records.data_keys(batch.partition_ids, batch.keys),
+                keys=records.data_keys(batch.partition_ids, batch.keys, batch.kind),
                 values=batch.values,
                 deletes=batch.deletes,
                 expires_at_ms=expires,
@@ -484,12 +505,30 @@ class Engine:
         if whole is not None:
             raise whole
 
+    async def unclaimed(self, partition_ids: U32Array) -> None:
+        """Wait until no merge step is under way in these partitions: what they hold is not known
+        here before. Whoever decides on it does so without a pause after this. (A write without
+        conditions comes after the step in any case, in a later group.) While somebody ``waits``,
+        no further step is begun there.
+        """
+        if not self._pending.claimed:
+            return
+        ids = np.unique(partition_ids)
+        prefixes = {records.prefix_of(p) for p in ids.tolist()}
+        self.waits[ids] += 1
+        try:
+            while groups := self._pending.claiming(prefixes):
+                for group in groups:
+                    await self._replicator.group_done(group, ids)
+        finally:
+            self.waits[ids] -= 1
+
     def _stored(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         return dict(self._store.get_many(keys))
 
     # --- expiry ----------------------------------------------------------------------------
 
-    async def _remove_expired(self, keys: list[bytes], view: ServedPartitions) -> None:
+    async def remove_expired(self, keys: list[bytes], view: ServedPartitions) -> None:
         """Queue the sequenced removal of those that are still expired, and wait for it.
 
         What is no longer served as in ``view`` is left alone: its sequences are another's to give,
@@ -498,6 +537,7 @@ class Engine:
         """
         keys = list(dict.fromkeys(keys))
         partition_ids = np.fromiter(map(records.partition_of_data_key, keys), np.uint32, len(keys))
+        await self.unclaimed(partition_ids)
         served = self._state.served_as(view, partition_ids) & ~self._state.too_few[partition_ids]
         if not served.any():
             return

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -18,7 +19,7 @@ from koinon_node.applying import Applier
 from koinon_node.config import Limits
 from koinon_node.core import following as core
 from koinon_node.core.copies import Copies, CopyState
-from koinon_node.core.following import Progress, Rank
+from koinon_node.core.following import Progress, Rank, Stage
 from koinon_node.core.journal import Journal
 from koinon_node.followed_purge import FollowedPurge
 from koinon_node.hub import Hub
@@ -71,7 +72,7 @@ class Follower:
         said that it holds would not be missed if its disk were set back.
         """
         hub = self._hub
-        if self._leaves:  # the streams stand until the end, or what was said would not arrive
+        if self._leaves:  # its streams stand until the end, and nothing new is begun
             return
         if hub.node_epoch != node_epoch or hub.number != number:
             for link in hub.links.values():  # each stream says for which registration it is
@@ -98,8 +99,8 @@ class Follower:
         hub.wake()
 
     def leave(self) -> None:
-        """This node is about to stop: tell all primaries, so that no write waits for it, and follow
-        nobody any more.
+        """This node is about to stop: have all primaries put it out, and follow nobody else any
+        more. Until they have, their writes are acknowledged.
         """
         self._leaves = True
         for link in self._hub.links.values():
@@ -115,6 +116,16 @@ class Follower:
                 group.create_task(self._purge.run())
         finally:
             self._group = None
+
+    @property
+    def bytes_pulled(self) -> int:
+        """Bytes of records that were pulled from primaries."""
+        return self._hub.bytes_pulled
+
+    def stages(self) -> Counter[Stage]:
+        """Return how many partitions that are followed stand where."""
+        links = self._hub.links.values()
+        return Counter(f.stage for link in links for f in link.following.partitions.values())
 
     def progress(self) -> list[Progress]:
         """Return how far the replicas have come that are not in sync by the table."""

@@ -20,7 +20,7 @@ from koinon_node.core.leading import Answer, Asked, Leading, Opening
 from koinon_node.core.records import BoolArray, EpochStart, U32Array, U64Array
 from koinon_node.seams import PeerLostError, PrimaryEnd
 from koinon_node.sizes import SizeEstimates
-from koinon_node.streams import Batches, FollowerStream, GroupRows
+from koinon_node.streams import Batches, FollowerStream, GroupRows, Lag
 from koinon_proto import convert
 from koinon_proto.errors import (
     InvalidArgumentError,
@@ -73,26 +73,34 @@ class Followers:
         previous: U64Array,
         lasts: U64Array,
         pending: Mapping[bytes, bytes | None],
+        merges: Mapping[int, bytes],
+        now: float,
     ) -> U32Array:
         """Send the group to whoever has its partitions open; return those that it was sent of.
-        ``touched`` has each partition once, ``pending`` are the group's records.
+        ``touched`` has each partition once, ``pending`` are the group's records, ``merges`` its
+        merge steps by partition.
         """
         keys = [key for key, record in pending.items() if record is not None]
         rows = [record for record in pending.values() if record is not None]
         partition_ids = records.partitions_of_data_keys(keys)
         self._journal.append(partition_ids, records.sequences_of(rows), keys)
+        for p in merges:  # which keys they write is not known here
+            self._journal.reset(p, int(lasts[touched == p][0]))
         spilled = np.zeros(len(touched), np.bool_)
         leading = self._leading
         epochs = leading.epochs[touched]
-        batches = Batches(
-            GroupRows(group, touched, epochs, previous, lasts, keys, rows, partition_ids)
-        )
+        of_group = (group, touched, epochs, previous, lasts, keys, rows, partition_ids, merges, now)
+        batches = Batches(GroupRows(*of_group))
         for follower in list(self._streams.values()):
             mask = leading.opened[follower.slot, touched]
             if mask.any():
                 spilled |= mask
                 follower.send_batch(batches, mask)
         return touched[spilled] if spilled.any() else _NO_PARTITIONS
+
+    def lags(self, now: float) -> list[Lag]:
+        """Return how far behind each is, in the order of their numbers."""
+        return [follower.lag(now) for _, follower in sorted(self._streams.items())]
 
     def announce_floors(self) -> None:
         """Tell followers of purge floors that have risen."""
@@ -210,7 +218,7 @@ class Followers:
         elif kind == "close":
             partition_ids = np.array(request.close.partition_ids, np.uint32)
             if request.close.leaves:
-                leading.leave(slot, partition_ids)
+                leading.depart(slot)
                 self._kick()
             else:
                 leading.close(slot, partition_ids)

@@ -57,6 +57,7 @@ class Hub:
         default_factory=lambda: {rank: asyncio.Semaphore(n) for rank, n in _PASSES.items()}
     )
     full: bool = False  # the store; so that it is logged once
+    bytes_pulled: int = 0
 
     @property
     def cluster_id(self) -> str:
@@ -109,6 +110,9 @@ class Hub:
                 return size
             await asyncio.sleep(min(wait_s, _PACE_STEP_S))
         return PAGE_BYTES
+
+    def count_pulled(self, size: int) -> None:
+        self.bytes_pulled += size
 
     def spend(self, followed: Followed, size: int) -> None:
         if followed.want.rank is Rank.ADDING:

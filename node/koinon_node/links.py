@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from koinon_node.applying import change_of
-from koinon_node.copying import Puller, Source, checked_batch
+from koinon_node.copying import BatchRows, Puller, Source, checked_batch
 from koinon_node.core import following as core
 from koinon_node.core.copies import CopyState
 from koinon_node.core.following import (
@@ -75,6 +75,7 @@ class Link:
         self._last_batch = 0
         self._answered = False
         self._flush_due = False
+        self._leaves = False
 
     # --- what the follower tells -----------------------------------------------------------
 
@@ -101,9 +102,9 @@ class Link:
         self.wake()
 
     def leave(self) -> None:
-        """This node is about to stop: end all work, and tell the primary not to wait for it."""
-        self._send_close(list(self.following.partitions), leaves=True)
-        self.update({})
+        """This node is about to stop: tell the primary, and acknowledge as long as it waits."""
+        self._leaves = True
+        self._send_close((), leaves=True)
 
     def wake(self) -> None:
         self._opening_due.set()
@@ -115,7 +116,10 @@ class Link:
         while True:
             self._answered = False
             error = await self._in_a_task(self._follow_once())
-            log.info("stream to primary ended node=%s reason=%s", self.node.node_id, error)
+            if self._answered:
+                log.info("stream to primary ended node=%s reason=%s", self.node.node_id, error)
+            else:
+                log.debug("no stream to primary node=%s reason=%s", self.node.node_id, error)
             backoff_s = _BACKOFF_MIN_S if self._answered else backoff_s
             await asyncio.sleep(backoff_s * self._hub.random.uniform(0.5, 1.0))
             backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
@@ -142,6 +146,8 @@ class Link:
         self._received = deque()
         try:
             stream.send(wire.FollowRequest(hello=self._hello()))
+            if self._leaves:
+                self._send_close((), leaves=True)
             async with asyncio.TaskGroup() as group:
                 self._group = group
                 group.create_task(self._receive(stream))
@@ -316,26 +322,28 @@ class Link:
         nothing more is received.
         """
         try:
-            keys, rows, row_ids = checked_batch(batch, self._last_batch)
+            whole = checked_batch(batch, self._last_batch)
         except BadMessageError as error:
             log.warning("batch refused node=%s error=%s", self.node.node_id, error)
             raise
         self._last_batch = batch.number
         full: StorageFullError | None = None
         try:
-            size = batch.ByteSize()
-            await self._hub.applier.room(len(keys), size, size)
+            size = batch.ByteSize() + sum(step.bytes for step in whole.merges.values())
+            await self._hub.applier.room(len(whole.keys), size, size)
         except StorageFullError as error:
             full = error
         applied, kept, gone = self._sorted(batch)
+        self._without_merges(whole, kept, gone)
         if full is not None:
             gone += [followed for followed, _ in applied.values()]
             applied = {}
         if gone:
             self._give_up(gone, full or BadMessageError(reason="a gap in the stream"))
         for partition_id, followed in kept.items():
-            mine = np.flatnonzero(row_ids == partition_id).tolist()
-            self.following.keep_back(followed, [keys[i] for i in mine], [rows[i] for i in mine])
+            mine = np.flatnonzero(whole.partition_ids == partition_id).tolist()
+            keys, rows = [whole.keys[i] for i in mine], [whole.records[i] for i in mine]
+            self.following.keep_back(followed, keys, rows)
             if followed.stage is Stage.JOINING:
                 self._joining_due.set()
         entry = _Received(batch.number)
@@ -344,9 +352,13 @@ class Link:
             self._on_durable(entry)
             return
         if len(applied) < len(batch.partition_ids):
-            mine = np.flatnonzero(np.isin(row_ids, list(applied))).tolist()
-            keys, rows = [keys[i] for i in mine], [rows[i] for i in mine]
-        self._apply(entry, applied, keys, rows)
+            mine = np.flatnonzero(np.isin(whole.partition_ids, list(applied))).tolist()
+            whole = whole._replace(
+                keys=[whole.keys[i] for i in mine],
+                records=[whole.records[i] for i in mine],
+                merges={p: step for p, step in whole.merges.items() if p in applied},
+            )
+        self._apply(entry, applied, whole)
 
     def _sorted(
         self, batch: wire.Batch
@@ -368,12 +380,18 @@ class Link:
                 applied[partition_id] = (followed, last)
         return applied, kept, gone
 
+    @staticmethod
+    def _without_merges(batch: BatchRows, kept: dict[int, Followed], gone: list[Followed]) -> None:
+        """Give up what is kept back and merged: a step's rows are made of what the copy holds,
+        which is not whole here yet.
+        """
+        gone += [kept.pop(p) for p in batch.merges.keys() & kept.keys()]
+
     def _apply(
         self,
         entry: _Received,
         applied: Mapping[int, tuple[Followed, int]],
-        keys: list[bytes],
-        rows: list[bytes],
+        batch: BatchRows,
     ) -> None:
         """Queue a batch's rows and what they make the copies complete through."""
         ids = np.fromiter(applied, np.uint32, len(applied))
@@ -385,7 +403,8 @@ class Link:
                 self._give_up([f for f, opened in openings if f.opened is opened], error)
             self._on_durable(entry)
 
-        self._hub.applier.submit(change_of(ids, through, dict(zip(keys, rows, strict=True))), done)
+        rows = dict(zip(batch.keys, batch.records, strict=True))
+        self._hub.applier.submit(change_of(ids, through, rows, merges=batch.merges), done)
 
     def _on_durable(self, entry: _Received) -> None:
         """Acknowledge, once for all that became durable together."""
@@ -513,6 +532,7 @@ class Link:
             guard=guard,
             leave=lambda: hub.leave(followed),
             spend=lambda size: hub.spend(followed, size),
+            on_pulled=hub.count_pulled,
         )
         try:
             async with hub.passes[followed.want.rank]:

@@ -17,36 +17,58 @@ from typing import Any
 import grpc
 
 from koinon_node.agent import Agent
+from koinon_node.attendance import Attendance
+from koinon_node.bulk import Bulk
+from koinon_node.bulk_service import BulkService
 from koinon_node.checksums import Checksums
 from koinon_node.config import Limits, NodeConfig
 from koinon_node.coordinators import LeaderCalls
 from koinon_node.core.assignment import Adoption
 from koinon_node.core.journal import Journal
+from koinon_node.core.leaving import is_waited_for
 from koinon_node.core.replica import PendingWrites, Primaries
 from koinon_node.drops import Drops
 from koinon_node.engine import Engine
 from koinon_node.follower import Follower
+from koinon_node.loads import Loads
+from koinon_node.metrics import node_metrics
 from koinon_node.peers import NODE_SERVER_OPTIONS, GrpcPeers, ReplicationService
 from koinon_node.replication import Replicator
+from koinon_node.rows import RowCounts
 from koinon_node.service import KeyValueService, NodeTableService
 from koinon_node.sizes import SizeEstimates, SizeScan
 from koinon_node.state import NodeState, WallClock
 from koinon_node.storage import Store
+from koinon_node.traffic_service import TrafficService
 from koinon_node.writer import Writer
 from koinon_proto import rpc
 from koinon_proto.errors import ConfigurationError, InternalError, StorageFullError
+from koinon_proto.metrics_server import MetricsEndpoint
 from koinon_proto.table import NodeNumber, Table
-from koinon_proto.v1 import kv_pb2_grpc, membership_pb2, table_pb2_grpc
+from koinon_proto.v1 import (
+    kv_pb2_grpc,
+    loads_pb2_grpc,
+    membership_pb2,
+    table_pb2_grpc,
+    traffic_pb2_grpc,
+)
 
 log = logging.getLogger(__name__)
 
-SERVICES = ("koinon.v1.KeyValue", "koinon.v1.TableService", "koinon.v1.Replication")
+SERVICES = (
+    "koinon.v1.KeyValue",
+    "koinon.v1.Bulk",
+    "koinon.v1.TableService",
+    "koinon.v1.Replication",
+    "koinon.v1.Traffic",
+)
 _HEALTH_INTERVAL_S = 0.05
 _RECLAIM_INTERVAL_S = 0.5
 _RECLAIM_ROWS = 256
 _RECLAIM_PAUSE_S = 0.02
-_HAND_OVER_S = 3.0
-_FAREWELL_S = 0.3
+_HAND_OVER_S = 10.0
+_FAREWELL_S, _FAREWELL_S_MAX = 0.3, 5.0
+_PUT_OUT_PAUSE_S = 0.02
 _STOP_GRACE_S = 2.0
 _REPLICATE_GRACE_S = 1.0
 _STATS_INTERVAL_S = 1.0
@@ -54,7 +76,7 @@ _PROGRESS_INTERVAL_S = 0.25
 _NO_ROOM_PAUSE_S = 1.0
 
 
-class _Parts:
+class Parts:
     """What a node consists of, over an open store."""
 
     def __init__(self, config: NodeConfig, limits: Limits, store: Store, node: Node) -> None:
@@ -64,10 +86,12 @@ class _Parts:
         copies = store.copies()
         primaries = Primaries(copies.complete_through, copies.purge_floors, limits.tombstone_ms)
         journal = Journal(copies.journal_floors())
+        self.state = state
         self.store = store
         self.writer = Writer(store, pending, config.node_id, limits, node.on_writer_lost)
         self.sizes = SizeEstimates()
         self.peers = GrpcPeers()
+        self.attendance = Attendance()
         seen = {p: epochs.primary_epoch for p, epochs in store.seen_epochs.items()}
         self.agent = Agent(
             config, store.identity(), seen, state, _Host(self, node), node.end_from_thread
@@ -89,6 +113,20 @@ class _Parts:
         )
         self.engine = Engine(
             state, store, self.writer, pending, primaries, self.replicator, limits, clock
+        )
+        self.rows = RowCounts()
+        self.bulk = Bulk(
+            state, store, self.engine, pending, self.replicator, limits, clock, self.rows
+        )
+        self.loads = Loads(
+            state,
+            store,
+            self.writer,
+            self.engine,
+            primaries,
+            self.replicator,
+            self.leader_calls,
+            clock,
         )
         self.follower = Follower(
             state,
@@ -128,10 +166,12 @@ class Node:
         """
         self._loop = loop = asyncio.get_running_loop()
         with contextlib.ExitStack() as opened:
+            endpoint = MetricsEndpoint(self._config.metrics_listen)
+            opened.callback(endpoint.close)
             store = Store(self._config.store)
             opened.callback(lambda: store.close(clean=False) if not self._closed else None)
             store.claim(self._config.node_id)
-            parts = _Parts(self._config, self._limits, store, self)
+            parts = Parts(self._config, self._limits, store, self)
             await parts.writer.start()
             server, health = await self._serve(parts)
             tasks = [
@@ -139,15 +179,17 @@ class Node:
                 for work in (
                     self._tell_health(health),
                     self._reclaim(parts.engine, parts.writer),
-                    self._collect_stats(parts.engine, store, parts.writer),
+                    self._collect_stats(parts),
                     self._collect_progress(parts.follower),
                     parts.replicator.run(),
                     parts.follower.run(),
                     parts.drops.run(),
+                    parts.loads.run(),
                     SizeScan(store, parts.sizes).run(),
                 )
             ]
             parts.agent.start(loop)
+            endpoint.start(node_metrics(parts))
             log.info(
                 "node started node=%s listen=%s data=%s",
                 self._config.node_id,
@@ -159,25 +201,32 @@ class Node:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await loop.run_in_executor(None, parts.agent.stop)
+            await loop.run_in_executor(None, endpoint.close)
+            await loop.run_in_executor(None, lambda: parts.agent.stop(farewell=True))
             await parts.peers.close()
             await parts.leader_calls.close()
             clean = await parts.writer.stop()
+            await loop.shutdown_default_executor()  # threads that still read the store's map
             store.close(clean=clean)
             self._closed = True
         if self._fatal is not None:
             raise self._fatal
         log.info("node stopped node=%s", self._config.node_id)
 
-    async def _leave(self, parts: _Parts, server: grpc.aio.Server, health: Any) -> None:
-        """Hand over what others can lead, then answer what is under way and take nothing more."""
+    async def _leave(self, parts: Parts, server: grpc.aio.Server, health: Any) -> None:
+        """Hand over what others can lead, be put out of where others lead, see clients off; then
+        answer what is under way and take nothing more.
+        """
+        await health.enter_graceful_shutdown()
         if self._fatal is None:
             await parts.replicator.hand_over_all(_HAND_OVER_S)
             parts.follower.leave()
-            # A call that arrives while the server ends is cut off: until then, whoever goes by an
-            # older table is refused by name, and learns of the newer one.
-            await asyncio.sleep(_FAREWELL_S if parts.replicator.leading.any_replicated else 0.0)
-        await health.enter_graceful_shutdown()
+            # Whoever goes by an older table meanwhile is refused by name, and learns of the newer.
+            # Some time of that is left to callers that do not attend.
+            least_s = _FAREWELL_S if parts.replicator.leading.any_replicated else 0.0
+            await asyncio.gather(
+                self._put_out(), parts.attendance.end(least_s=least_s, most_s=_FAREWELL_S_MAX)
+            )
         stopping = asyncio.create_task(server.stop(_STOP_GRACE_S))
         # Writes under way need the followers' streams, which would outlast the server's grace.
         with contextlib.suppress(TimeoutError):
@@ -186,6 +235,19 @@ class Node:
                     await asyncio.sleep(0.01)
         parts.replication.close()
         await stopping
+
+    async def _put_out(self) -> None:
+        """Wait until no primary waits for this node that could do without it, but not for long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FAREWELL_S_MAX):
+                while self._is_waited_for():  # noqa: ASYNC110 (once, at the end)
+                    await asyncio.sleep(_PUT_OUT_PAUSE_S)
+
+    def _is_waited_for(self) -> bool:
+        served = self.state.served
+        if served.table is None or not self.state.serving():
+            return False
+        return is_waited_for(served.table, served.node_number)
 
     def stop(self) -> None:
         """End ``run``: stop taking calls, drain writes, close the store."""
@@ -207,12 +269,18 @@ class Node:
         log.critical("store failed: the node stops reason=%s", reason)
         self.end(InternalError(reason=f"{reason}; see its message above"))
 
-    async def _serve(self, parts: _Parts) -> tuple[grpc.aio.Server, Any]:
+    async def _serve(self, parts: Parts) -> tuple[grpc.aio.Server, Any]:
         rpc.raise_descriptor_limit()
         server = grpc.aio.server(options=NODE_SERVER_OPTIONS)
+        traffic = TrafficService(parts.engine.traffic, parts.replicator, self.state)
         for add, servicer in (
-            (kv_pb2_grpc.add_KeyValueServicer_to_server, KeyValueService(parts.engine, self.state)),
+            (
+                kv_pb2_grpc.add_KeyValueServicer_to_server,
+                KeyValueService(parts.engine, self.state, parts.rows, parts.attendance),
+            ),
+            (loads_pb2_grpc.add_BulkServicer_to_server, BulkService(parts.bulk, self.state)),
             (table_pb2_grpc.add_TableServiceServicer_to_server, NodeTableService(self.state)),
+            (traffic_pb2_grpc.add_TrafficServicer_to_server, traffic),
         ):
             add(servicer, server)  # type: ignore[no-untyped-call]
         parts.replication.add_to(server)
@@ -263,13 +331,15 @@ class Node:
                 await asyncio.sleep(_RECLAIM_PAUSE_S)
             await asyncio.sleep(_RECLAIM_INTERVAL_S)
 
-    async def _collect_stats(self, engine: Engine, store: Store, writer: Writer) -> None:
+    async def _collect_stats(self, parts: Parts) -> None:
+        engine, store, writer = parts.engine, parts.store, parts.writer
         read, written, at = engine.rows_read, engine.rows_written, time.monotonic()
         while True:
+            engine.traffic.flush()
             now = time.monotonic()
             elapsed_s = max(now - at, 0.001)
             self.stats = membership_pb2.NodeStats(
-                records=store.count(),
+                records=max(0, store.count() - parts.sizes.staged()),
                 used_bytes=writer.used_bytes,
                 map_bytes=self._config.store.map_size_bytes,
                 reads_per_second=(engine.rows_read - read) / elapsed_s,
@@ -290,7 +360,7 @@ class Node:
 class _Host:
     """The agent's view of the event loop's side."""
 
-    def __init__(self, parts: _Parts, node: Node) -> None:
+    def __init__(self, parts: Parts, node: Node) -> None:
         self._parts = parts
         self._node = node
 
@@ -306,6 +376,7 @@ class _Host:
             parts.replicator.on_table(table, number, node_epoch)
             parts.follower.on_table(table, number, node_epoch)
             parts.drops.on_table(table, number, node_epoch)
+            parts.loads.on_table(table, number, node_epoch)
             parts.peers.on_table(table)
         except Exception as error:
             log.exception("a table could not be taken version=%d", table.table_version)

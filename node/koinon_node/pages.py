@@ -23,7 +23,6 @@ from koinon_proto.errors import (
     UnavailableError,
     WrongClusterError,
 )
-from koinon_proto.table import MAX_KEY_BYTES
 from koinon_proto.v1 import replication_pb2
 
 READ_KEYS_MAX = 1_000
@@ -31,7 +30,7 @@ _JOURNAL_KEYS_MAX = 1_000  # read by key; a pass over more of them is a scan
 
 
 class Pages:
-    """Stateless, but for what the columns of ``leading`` say."""
+    """Stateless, but for what the columns of ``leading`` say, and a count."""
 
     def __init__(
         self,
@@ -48,6 +47,7 @@ class Pages:
         self._copies = copies
         self._journal = journal
         self._limits = limits
+        self.bytes_served = 0
 
     async def read_page(
         self, request: replication_pb2.ReadPageRequest
@@ -60,7 +60,7 @@ class Pages:
         """
         p = request.partition_id
         self._check(request.cluster_id, p, request.primary_epoch)
-        if len(request.after_key) > MAX_KEY_BYTES:
+        if len(request.after_key) > records.REST_BYTES_MAX:
             raise InvalidArgumentError(field="after_key", reason="longer than a key")
         if int(self._copies.complete_through[p]) < request.reach:
             await self._writer.barrier()
@@ -74,7 +74,7 @@ class Pages:
             page = self._store.read_range(
                 p, request.after_key, after_sequence, self._limits.page_rows, bytes_max
             )
-        return _message(page)
+        return self._message(page)
 
     def _by_journal(
         self, p: int, request: replication_pb2.ReadPageRequest, bytes_max: int
@@ -114,7 +114,7 @@ class Pages:
         found = dict(page.rows)
         reached = asked if page.end else asked[: asked.index(head + page.last_key) + 1]
         rows = [(key, found.get(key, b"")) for key in reached]
-        return _message(page._replace(rows=rows, end=True))
+        return self._message(page._replace(rows=rows, end=True))
 
     def _check(self, cluster_id: str, p: int, primary_epoch: int) -> None:
         """Raise unless the partition is led here in that epoch."""
@@ -143,16 +143,16 @@ class Pages:
             table_version=table.table_version,
         )
 
-
-def _message(page: Range) -> replication_pb2.RecordPage:
-    keys = [key[2:] for key, _ in page.rows]
-    rows = [record for _, record in page.rows]
-    return replication_pb2.RecordPage(
-        keys=keys,
-        records=rows,
-        crc32=crc_of(keys, rows),
-        bound=page.complete_through,
-        last_key=page.last_key,
-        end=page.end,
-        purge_floor=page.purge_floor,
-    )
+    def _message(self, page: Range) -> replication_pb2.RecordPage:
+        keys = [key[2:] for key, _ in page.rows]
+        rows = [record for _, record in page.rows]
+        self.bytes_served += sum(map(len, keys)) + sum(map(len, rows))
+        return replication_pb2.RecordPage(
+            keys=keys,
+            records=rows,
+            crc32=crc_of(keys, rows),
+            bound=page.complete_through,
+            last_key=page.last_key,
+            end=page.end,
+            purge_floor=page.purge_floor,
+        )

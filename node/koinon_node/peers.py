@@ -35,7 +35,14 @@ from koinon_proto.errors import (
     UnavailableError,
     UnsupportedVersionError,
 )
-from koinon_proto.rpc import CHANNEL_OPTIONS, SERVER_OPTIONS, bounded, error_of, typed_errors
+from koinon_proto.rpc import (
+    CHANNEL_OPTIONS,
+    SERVER_OPTIONS,
+    bounded,
+    error_of,
+    typed_errors,
+    typed_stream,
+)
 from koinon_proto.table import NodeInfo, Table
 from koinon_proto.v1 import replication_pb2, replication_pb2_grpc
 
@@ -373,7 +380,7 @@ class ReplicationService:
         for stream in list(self._streams):
             stream.close(UnavailableError(reason="the node is stopping"))
 
-    @typed_errors
+    @typed_stream
     async def Follow(self, _: Any, context: Any) -> None:  # noqa: N802
         """Counted from its hello, so that streams which never send one take nobody's place."""
         stream = _PrimaryStream(context)

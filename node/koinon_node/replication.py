@@ -36,14 +36,16 @@ from koinon_node.seams import CoordinatorCalls, PrimaryEnd, RowChange
 from koinon_node.sizes import SizeEstimates
 from koinon_node.state import NodeState
 from koinon_node.storage import DATA_DB, EXPIRY_DB, PARTITIONS_DB, Store
+from koinon_node.streams import Lag
 from koinon_node.writer import Writer, columns
-from koinon_node.writer_process import Writes
+from koinon_node.writer_process import MERGES, Writes
 from koinon_proto.errors import (
     KoinonError,
     NotEnoughReplicasError,
     StorageFullError,
     UnknownFateError,
 )
+from koinon_proto.measures import Histogram
 from koinon_proto.table import NodeNumber, Table, first_sequence
 from koinon_proto.v1 import replication_pb2
 
@@ -56,7 +58,7 @@ _HANDING_OVER_S = 0.01  # between two looks at how far it is
 class Ticket:
     """What was queued for one decision. ``lasts`` are its partitions' last sequences."""
 
-    __slots__ = ("durable", "group", "lasts", "observed", "spilled", "touched")
+    __slots__ = ("durable", "group", "lasts", "merge", "observed", "spilled", "touched")
 
     def __init__(
         self,
@@ -70,6 +72,7 @@ class Ticket:
         self.lasts = lasts
         self.observed = observed
         self.durable: asyncio.Future[None]
+        self.merge = b""  # the step, if it is one
         self.spilled = False  # a follower may have what could not be stored here
 
 
@@ -117,6 +120,7 @@ class Replicator:
         self._call: asyncio.Task[None] | None = None
         self._lost = ""
         self._node_epoch = 0
+        self.completion_seconds = Histogram()  # from when a group was handed over
         writer.listener = self
 
     # --- writes ----------------------------------------------------------------------------
@@ -144,18 +148,44 @@ class Replicator:
             return None
         rows = len(effects.records) + len(effects.expiry_keys) + len(dropped_expiry_keys)
         ticket = Ticket(self._pending.open_group, touched, lasts, effects.observed)
-        if effects.records:
+        self._queue(ticket, writes, rows, size, after_group=effects.observed_group)
+        return ticket
+
+    def submit_merge(self, partition_id: int, step: bytes, rows: int, size: int) -> Ticket:
+        """Queue a merge step (MergeStep, serialized), whose sequence is the partition's last. The
+        partition is claimed until the step is complete. The caller ends the group: of one group,
+        followers apply a step after all rows.
+        """
+        touched = np.array([partition_id], np.uint32)
+        lasts = self._primaries.last_sequences[touched]
+        progress: list[bytes | None] = list(
+            records.encode_progress(lasts, self._primaries.purge_floors[touched])
+        )
+        writes: Writes = (
+            (MERGES, [step], [b""]),
+            (PARTITIONS_DB, records.progress_keys(touched), progress),
+        )
+        ticket = Ticket(self._pending.open_group, touched, lasts, {})
+        ticket.merge = step
+        self._pending.claim(records.prefix_of(partition_id))
+        self._queue(ticket, writes, rows, size)
+        return ticket
+
+    def _queue(
+        self, ticket: Ticket, writes: Writes, rows: int, size: int, *, after_group: int = 0
+    ) -> None:
+        touched = ticket.touched
+        if len(touched):
             self._tickets[ticket.group].append(ticket)
         ticket.durable = self._writer.submit(
             writes,
             rows,
             size,
-            after_group=effects.observed_group,
+            after_group=after_group,
             chained=self.leading.any_replicated and bool(self._primaries.replicated[touched].any()),
             held=True,
             touched=touched,
         )
-        return ticket
 
     def submit_purge(
         self, partition_ids: U32Array, keys: Sequence[bytes], entries: Sequence[bytes]
@@ -219,6 +249,19 @@ class Replicator:
         self._waiting[group].append((partition_ids, future))
         await future
 
+    def is_merging(self, partition_id: int) -> bool:
+        """Return whether a merge step in the partition is not complete there. (Its group may wait
+        for other partitions.)
+        """
+        for group in self._pending.claiming({records.prefix_of(partition_id)}):
+            flight = self.leading.flights.get(group)
+            if flight is None or not flight.committed:
+                return True
+            mine = flight.touched == partition_id
+            if not self.leading.covers(flight.touched[mine], flight.lasts[mine]):
+                return True
+        return False
+
     def not_enough(self, partition_id: int) -> NotEnoughReplicasError:
         """Return why the partition takes no new writes."""
         leading = self.leading
@@ -247,8 +290,14 @@ class Replicator:
             return
         touched, lasts = _each_once(touched, lasts)
         previous = leading.send(Flight(group, touched, lasts, now))
+        kept = set(touched.tolist())
+        merges = {
+            int(ticket.touched[0]): ticket.merge
+            for ticket in tickets
+            if ticket.merge and int(ticket.touched[0]) in kept
+        }
         spilled = self._followers.stream(
-            group, touched, previous, lasts, self._pending.records_of(group)
+            group, touched, previous, lasts, self._pending.records_of(group), merges, now
         )
         if len(spilled):
             self._spills[group] = spilled
@@ -314,6 +363,7 @@ class Replicator:
     def advance(self, *, stuck_too: bool = False) -> None:
         """Take the consequences of what has become complete, and of who is ready."""
         for flight in self.leading.take_complete(stuck_too=stuck_too):
+            self.completion_seconds.observe(max(0.0, self._clock() - flight.sent_at))
             self._pending.complete(flight.group)
             self._writer.release(flight.group)
             for _, future in self._waiting.pop(flight.group, ()):
@@ -326,7 +376,15 @@ class Replicator:
         self._tell_ready()
 
     def _tell_parts(self) -> None:
-        """Tell those who wait for partitions of a group that is stuck for others of its."""
+        """Tell those who wait for partitions of a group that is stuck for others of its; what it
+        has merged in these waits for the others no more.
+        """
+        if self._pending.claimed:
+            for stuck in self.leading.flights.values():
+                if stuck.stuck and stuck.committed:
+                    there = ~self.leading.missing(stuck.touched, stuck.lasts).any(axis=0)
+                    prefixes = set(map(records.prefix_of, stuck.touched[there].tolist()))
+                    self._pending.unclaim(stuck.group, prefixes)
         for group, waiting in self._waiting.items():
             flight = self.leading.flights.get(group)
             if flight is None or not flight.stuck:
@@ -426,6 +484,15 @@ class Replicator:
             KoinonError: why it was refused, or cut off.
         """
         await self._followers.serve(stream)
+
+    @property
+    def bytes_served(self) -> int:
+        """Bytes of records that followers have pulled, of passes and of named keys."""
+        return self._pages.bytes_served
+
+    def follower_lags(self) -> list[Lag]:
+        """Return how far behind each follower is that has a stream from here."""
+        return self._followers.lags(self._clock())
 
     async def read_page(
         self, request: replication_pb2.ReadPageRequest

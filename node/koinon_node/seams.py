@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from koinon_proto.errors import KoinonError
 from koinon_proto.table import NO_NODE, NodeInfo, NodeNumber
-from koinon_proto.v1 import replication_pb2
+from koinon_proto.v1 import loads_pb2, replication_pb2
 
 Sent = TypeVar("Sent", contravariant=True)
 Received = TypeVar("Received", covariant=True)
@@ -86,4 +86,25 @@ class CoordinatorCalls(Protocol):
         Raises:
             UnknownFateError: it may be committed, now or later.
             KoinonError: nothing was proposed.
+        """
+
+
+class LoadCalls(Protocol):
+    """A primary's way to the coordinators' leader, about bulk loads. Both may be repeated."""
+
+    async def load_manifest(self, cluster_id: str, load_id: int) -> loads_pb2.LoadManifest:
+        """Return what is to be merged of a committed load.
+
+        Raises:
+            LoadClosedError: the load is not being merged.
+            KoinonError: the leader could not be asked.
+        """
+
+    async def report_merged(
+        self, cluster_id: str, load_id: int, partition_ids: Sequence[int]
+    ) -> None:
+        """Say that these partitions are merged, on all in-sync replicas.
+
+        Raises:
+            KoinonError: it is not known whether that has been taken.
         """

@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from koinon_node.attendance import Attendance
 from koinon_node.batches import Durability, ReadAnswer, ScanPage, WriteAnswer, WriteBatch
 from koinon_node.core.records import U32Array
 from koinon_node.engine import Engine
+from koinon_node.rows import RowCounts
 from koinon_node.state import NodeState, partitioner_of
 from koinon_proto import convert
 from koinon_proto.errors import (
@@ -24,7 +26,7 @@ from koinon_proto.errors import (
     WrongClusterError,
     WrongPartitionError,
 )
-from koinon_proto.rpc import bounded, typed_errors
+from koinon_proto.rpc import bounded, typed_errors, typed_stream
 from koinon_proto.table import (
     MAX_BATCH_BYTES,
     MAX_BATCH_ROWS,
@@ -41,22 +43,27 @@ CALLS_MAX = 1_024
 class KeyValueService(kv_pb2_grpc.KeyValueServicer):
     """koinon.v1.KeyValue."""
 
-    def __init__(self, engine: Engine, state: NodeState) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        state: NodeState,
+        counts: RowCounts | None = None,
+        attendance: Attendance | None = None,
+    ) -> None:
         self._engine = engine
         self._state = state
+        self._counts = counts or RowCounts()
+        self._attendance = attendance or Attendance()
 
     def _cluster(self, request: Any) -> ClusterConfig:
-        """Return the cluster's configuration, once it is known that the request is meant for it."""
-        cluster = self._state.table().cluster
-        check_cluster(cluster, request.cluster_id)
-        return cluster
+        return cluster_of(self._state, request)
 
     @typed_errors
     @bounded(CALLS_MAX)
     async def Get(self, request: kv_pb2.GetRequest, context: Any) -> kv_pb2.GetResponse:  # noqa: N802
         cluster = self._cluster(request)
         check_key(request.key)
-        answer = await self._engine.read(
+        answer = await self._read(
             [request.key],
             _partition_of(cluster, request.key),
             request.table_version,
@@ -77,7 +84,7 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
         check_key(request.key)
         _check_value(len(request.value), cluster)
         _check_ttl(request.ttl_ms)
-        answer = await self._engine.write(
+        answer = await self._write(
             WriteBatch(
                 table_version=request.table_version,
                 keys=[request.key],
@@ -96,7 +103,7 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
     async def Delete(self, request: kv_pb2.DeleteRequest, context: Any) -> kv_pb2.DeleteResponse:  # noqa: N802
         cluster = self._cluster(request)
         check_key(request.key)
-        answer = await self._engine.write(
+        answer = await self._write(
             WriteBatch(
                 table_version=request.table_version,
                 keys=[request.key],
@@ -119,7 +126,7 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
         keys = list(request.keys)
         partition_ids = _check_rows(cluster, keys, request.partition_ids)
         _check_batch_bytes(sum(map(len, keys)))
-        answer = await self._engine.read(
+        answer = await self._read(
             keys, partition_ids, request.table_version, want_versions=request.want_versions
         )
         return _read_reply(answer)
@@ -130,7 +137,7 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
         self, request: kv_pb2.BatchWriteRequest, context: Any
     ) -> kv_pb2.BatchWriteResponse:
         batch = _write_batch(self._cluster(request), request)
-        answer = await self._engine.write(batch)
+        answer = await self._write(batch)
         return _write_reply(answer, request.want_versions)
 
     @typed_errors
@@ -138,11 +145,12 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
     async def Scan(self, request: kv_pb2.ScanRequest, context: Any) -> kv_pb2.ScanResponse:  # noqa: N802
         page = _scan_page(self._cluster(request), request)
         answer = await self._engine.scan(page)
+        self._counts.scanned(answer)
         reply = kv_pb2.ScanResponse(
             keys=answer.keys,
             values=answer.values,
             partition_ids=answer.partition_ids,
-            refusals=_refusals(answer.refusals),
+            refusals=refusals_to_proto(answer.refusals),
         )
         if request.want_versions:
             reply.versions.extend(answer.versions)
@@ -151,6 +159,39 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
             partition_id, after_key = answer.next_cursor
             reply.next.CopyFrom(kv_pb2.ScanCursor(partition_id=partition_id, after_key=after_key))
         return reply
+
+    async def _read(
+        self,
+        keys: Sequence[bytes],
+        partition_ids: U32Array,
+        table_version: int,
+        *,
+        want_versions: bool,
+    ) -> ReadAnswer:
+        """Read, and count what came of it."""
+        try:
+            answer = await self._engine.read(
+                keys, partition_ids, table_version, want_versions=want_versions
+            )
+        except BaseException as error:
+            self._counts.read_failed(len(keys), error)
+            raise
+        self._counts.read(partition_ids, answer)
+        return answer
+
+    async def _write(self, batch: WriteBatch) -> WriteAnswer:
+        """Write, and count what came of it."""
+        try:
+            answer = await self._engine.write(batch)
+        except BaseException as error:
+            self._counts.write_failed(batch, error)
+            raise
+        self._counts.written(batch, answer)
+        return answer
+
+    @typed_stream
+    async def Attend(self, request: kv_pb2.AttendRequest, context: Any) -> None:  # noqa: N802
+        await self._attendance.serve(context)
 
 
 class NodeTableService(table_pb2_grpc.TableServiceServicer):
@@ -189,6 +230,13 @@ def _update_since(table: _ByIdentity, known_version: int) -> table_pb2.TableUpda
 
 
 # --- checks ------------------------------------------------------------------------------------
+
+
+def cluster_of(state: NodeState, request: Any) -> ClusterConfig:
+    """Return the cluster's configuration, once it is known that the request is meant for it."""
+    cluster = state.table().cluster
+    check_cluster(cluster, request.cluster_id)
+    return cluster
 
 
 def check_cluster(cluster: ClusterConfig, cluster_id: str) -> None:
@@ -339,14 +387,18 @@ def _ttl_column(ttl_ms: Sequence[int], rows: int) -> list[int] | None:
     return list(ttl_ms) if len(ttl_ms) == rows else list(ttl_ms) * rows
 
 
-def _scan_page(cluster: ClusterConfig, request: kv_pb2.ScanRequest) -> ScanPage:
+def pages_of(cluster: ClusterConfig, request: Any) -> tuple[list[int], bytes]:
+    """Return (the partitions that a page is still to visit, the key to go on after in the first) of
+    a request with partition_ids, a prefix and a cursor.
+
+    Raises:
+        InvalidArgumentError: one of these breaks a limit, or partitions do not ascend.
+    """
     wanted = list(request.partition_ids)
-    if len(request.prefix) > MAX_KEY_BYTES or len(request.cursor.after_key) > MAX_KEY_BYTES:
+    longest = max(len(request.prefix), len(request.cursor.after_key))
+    if longest > MAX_KEY_BYTES:
         raise InvalidArgumentError(
-            field="prefix",
-            reason="longer than a key",
-            limit=MAX_KEY_BYTES,
-            actual=max(len(request.prefix), len(request.cursor.after_key)),
+            field="prefix", reason="longer than a key", limit=MAX_KEY_BYTES, actual=longest
         )
     if any(a >= b for a, b in itertools.pairwise(wanted)):
         raise InvalidArgumentError(field="partition_ids", reason="must ascend")
@@ -357,11 +409,15 @@ def _scan_page(cluster: ClusterConfig, request: kv_pb2.ScanRequest) -> ScanPage:
             limit=cluster.partition_count - 1,
             actual=wanted[-1],
         )
-    after_key = b""
-    if request.HasField("cursor"):
-        wanted = [p for p in wanted if p >= request.cursor.partition_id]
-        if wanted and wanted[0] == request.cursor.partition_id:
-            after_key = request.cursor.after_key
+    if not request.HasField("cursor"):
+        return wanted, b""
+    wanted = [p for p in wanted if p >= request.cursor.partition_id]
+    in_first = bool(wanted) and wanted[0] == request.cursor.partition_id
+    return wanted, request.cursor.after_key if in_first else b""
+
+
+def _scan_page(cluster: ClusterConfig, request: kv_pb2.ScanRequest) -> ScanPage:
+    wanted, after_key = pages_of(cluster, request)
     return ScanPage(
         table_version=request.table_version,
         partition_ids=wanted,
@@ -381,7 +437,8 @@ def _raise_any(*errors: Mapping[int, KoinonError]) -> None:
             raise error
 
 
-def _refusals(refusals: Mapping[int, KoinonError]) -> list[kv_pb2.Refusal]:
+def refusals_to_proto(refusals: Mapping[int, KoinonError]) -> list[kv_pb2.Refusal]:
+    """Return the refusals of partitions as messages have them."""
     return [
         kv_pb2.Refusal(partition_id=partition_id, error=convert.error_to_proto(error))
         for partition_id, error in refusals.items()
@@ -394,7 +451,7 @@ def _read_reply(answer: ReadAnswer) -> kv_pb2.BatchGetResponse:
         missing=answer.missing,
         versions=answer.versions,
         expires_at_ms=answer.expires_at_ms,
-        refusals=_refusals(answer.refusals),
+        refusals=refusals_to_proto(answer.refusals),
     )
 
 
@@ -402,7 +459,7 @@ def _write_reply(answer: WriteAnswer, want_versions: bool) -> kv_pb2.BatchWriteR
     return kv_pb2.BatchWriteResponse(
         versions=answer.versions.tolist() if want_versions else (),
         absent=answer.absent,
-        refusals=_refusals(answer.refusals),
+        refusals=refusals_to_proto(answer.refusals),
         row_errors=[
             kv_pb2.RowError(row=row, error=convert.error_to_proto(error))
             for row, error in answer.row_errors.items()

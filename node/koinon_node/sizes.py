@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from koinon_node.core import records
+from koinon_node.core.records import U32Array, U64Array
 from koinon_node.storage import DATA_DB, Store
 
 _ALL_PARTITIONS = 65_536
@@ -24,7 +25,7 @@ _STEP_ROWS = 512
 _STEP_S = 0.001
 _DUTY = 0.02
 _PASS_PAUSE_S = 5.0
-_OVERHEAD_BYTES = 2 + records.HEADER_BYTES  # of a row, beside its key and value
+_OVERHEAD_BYTES = records.KEY_AT + records.HEADER_BYTES  # of a row, beside its key and value
 
 
 class SizeEstimates:
@@ -33,24 +34,38 @@ class SizeEstimates:
     def __init__(self) -> None:
         self._records = np.zeros(_ALL_PARTITIONS, np.uint64)
         self._bytes = np.zeros(_ALL_PARTITIONS, np.uint64)
+        self._staged = np.zeros(_ALL_PARTITIONS, np.uint64)
         self._partition_id = 0  # where the pass under way is
-        self._counted = [0, 0]
+        self._counted = [0, 0, 0]
 
     def of(self, partition_id: int) -> tuple[int, int]:
         """Return (records, bytes of keys and values) of one partition."""
         return int(self._records[partition_id]), int(self._bytes[partition_id])
+
+    def of_many(self, partition_ids: U32Array) -> tuple[U64Array, U64Array]:
+        """Return the columns (records, bytes of keys and values) of these partitions."""
+        return self._records[partition_ids], self._bytes[partition_ids]
+
+    def staged(self) -> int:
+        """Return how many of the records, of all partitions, bulk loads have staged: what no client
+        can read, and their tombstones.
+        """
+        return int(self._staged.sum())
 
     def columns(self) -> tuple[list[int], list[int], list[int]]:
         """Return (partitions that hold something, records, bytes)."""
         held = np.flatnonzero(self._records)
         return held.tolist(), self._records[held].tolist(), self._bytes[held].tolist()
 
-    def add(self, partition_id: int, rows: int, size: int) -> None:
-        """The pass found these rows, and nothing between them and those before."""
+    def add(self, partition_id: int, rows: int, size: int, staged: int = 0) -> None:
+        """The pass found these rows, so many of them staged, and nothing between them and those
+        before.
+        """
         if partition_id != self._partition_id:
             self._leave(partition_id)
         self._counted[0] += rows
         self._counted[1] += size - rows * _OVERHEAD_BYTES
+        self._counted[2] += staged
 
     def end_pass(self) -> None:
         """The pass found nothing more; the next one begins."""
@@ -60,10 +75,10 @@ class SizeEstimates:
     def _leave(self, partition_id: int) -> None:
         """Take over what was counted, and that the partitions up to here are empty."""
         here = self._partition_id
-        self._records[here], self._bytes[here] = self._counted
-        self._records[here + 1 : partition_id] = 0
-        self._bytes[here + 1 : partition_id] = 0
-        self._partition_id, self._counted = partition_id, [0, 0]
+        self._records[here], self._bytes[here], self._staged[here] = self._counted
+        for column in (self._records, self._bytes, self._staged):
+            column[here + 1 : partition_id] = 0
+        self._partition_id, self._counted = partition_id, [0, 0, 0]
 
 
 class SizeScan:
@@ -108,7 +123,11 @@ class SizeScan:
                 following = records.prefix_of(partition_id + 1)
                 end = bisect_left(rows, following, lo=at, key=_key_of)
             size = sum(map(len, chain.from_iterable(rows[at:end])))
-            self._estimates.add(partition_id, end - at, size)
+            staged_head = records.head_of(partition_id, records.STAGED)
+            first_staged = end
+            if bytes(rows[end - 1][0]) >= staged_head:
+                first_staged = bisect_left(rows, staged_head, lo=at, hi=end, key=_key_of)
+            self._estimates.add(partition_id, end - at, size, end - first_staged)
             at = end
         self._start = bytes(rows[-1][0]) + b"\x00"
 

@@ -20,6 +20,7 @@ from koinon_proto.errors import (
     ClusterNotReadyError,
     KoinonError,
     LeaseExpiredError,
+    LoadClosedError,
     NotPrimaryError,
     PartitionOfflineError,
     TableBehindError,
@@ -90,6 +91,17 @@ class NodeState:
         """Raise LeaseExpiredError unless the lease holds now."""
         if not self.serving():
             raise LeaseExpiredError(node_id=self.node_id)
+
+    def check_load(self, load_id: int) -> None:
+        """Raise LoadClosedError unless the bulk load is open, by the newest table."""
+        table = self.served.table
+        loads = table.loads if table is not None else ()
+        for load in loads:
+            if load.load_id == load_id:
+                if load.merging:
+                    raise LoadClosedError(load_id=load_id, state="merging")
+                return
+        raise LoadClosedError(load_id=load_id, state="unknown", reason="it has ended, or never was")
 
     def table(self) -> Table:
         """Return the table.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import operator
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress, islice
 from types import TracebackType
@@ -44,6 +44,8 @@ RUN_STATE = b"run_state"  # "clean" or "open <durability> <boot id>"
 _ALL_PARTITIONS = 65_536
 _NO_BOUND = 2**62
 _SEEN_BYTES = 8 * 1024 * 1024  # looked at in one transaction, wanted or not
+_SCANNED_AT_ONCE = 16  # each of these values may have a MiB
+_second = operator.itemgetter(1)
 _value_after = {
     False: operator.itemgetter(slice(records.HEADER_BYTES, None)),
     True: operator.itemgetter(slice(records.HEADER_WITH_EXPIRY_BYTES, None)),
@@ -316,27 +318,30 @@ class Store:
     def scan(
         self, partition_id: int, prefix: bytes, after_key: bytes, rows_max: int, bytes_max: int
     ) -> tuple[list[tuple[bytes, bytes]], bool]:
-        """Return ((data key, record)..., whether there is more) of one partition from after_key.
+        """Return ((data key, record)..., whether there is more) of one partition's user records,
+        from ``after_key``.
 
         Ends after ``rows_max`` rows, or with the row that reaches ``bytes_max``.
         """
-        head = records.prefix_of(partition_id) + prefix
-        after = records.prefix_of(partition_id) + after_key
+        head = records.head_of(partition_id) + prefix
+        after = records.head_of(partition_id) + after_key
         start = after + b"\x00" if after_key and after >= head else head
         found: list[tuple[bytes, bytes]] = []
         with self.env.begin(self._databases[DATA_DB]) as txn, txn.cursor() as cursor:
             if not cursor.set_range(start):
                 return found, False
             rows = cursor.iternext(keys=True, values=True)
-            size, step = 0, 4  # small first: each of these values may have a MiB
+            size = 0
             while len(found) < rows_max and size < bytes_max:
-                chunk = list(islice(rows, min(step, rows_max - len(found))))
-                inside = [row for row in chunk if row[0].startswith(head)]
+                count = min(_SCANNED_AT_ONCE, rows_max - len(found))
+                some = list(islice(rows, count))
+                inside = _within(some, head)
                 found += inside
-                size += sum(map(len, map(operator.itemgetter(1), inside)))
-                if len(inside) < len(chunk) or not chunk:
+                size += sum(map(len, map(_second, inside)))
+                if len(inside) < count and size < bytes_max:
                     return found, False
-                step = max(1, min(512, (bytes_max - size) * len(found) // max(size, 1)))
+            while found and size - len(found[-1][1]) >= bytes_max:
+                size -= len(found.pop()[1])
             return found, True
 
     def read_range(
@@ -361,18 +366,18 @@ class Store:
                 looked, size, seen, last, end = 0, 0, 0, after_key, False
                 step = 4  # small first: each of these values may have a MiB
                 while looked < rows_max and size < bytes_max and seen < _SEEN_BYTES and not end:
-                    asked = min(step, rows_max - looked)
-                    chunk = list(islice(rows, asked))
-                    inside = [row for row in chunk if row[0].startswith(head)]
-                    end = len(inside) < asked
+                    left = min(bytes_max - size, _SEEN_BYTES - seen)
+                    chunk, more = _some(rows, min(step, rows_max - looked), left)
+                    inside = _within(chunk, head)
+                    end = len(inside) < len(chunk) or not more
                     if not inside:
                         break
                     last = inside[-1][0][2:]
                     looked += len(inside)
-                    seen += sum(map(len, map(operator.itemgetter(1), inside)))
+                    seen += sum(map(len, map(_second, inside)))
                     above = _above(inside, after_sequence)
                     found += above
-                    size += sum(map(len, map(operator.itemgetter(1), above)))
+                    size += sum(map(len, map(_second, above)))
                     left = min(bytes_max - size, _SEEN_BYTES - seen)
                     step = max(1, min(512, left * looked // max(seen, 1)))
         return Range(found, last, end, through, floor)
@@ -383,16 +388,15 @@ class Store:
         """
         found: list[tuple[bytes, bytes]] = []
         done, size = 0, 0
-        with self.env.begin() as txn:
+        with self.env.begin(self._databases[DATA_DB]) as txn:
             through, floor = self._progress(txn, partition_id)
-            with txn.cursor(self._databases[DATA_DB]) as cursor:
-                while done < len(data_keys) and size < bytes_max:
-                    mean = size // done + 1 if done else bytes_max // 4 + 1
-                    step = max(1, min(512, (bytes_max - size) // mean))
-                    rows = cursor.getmulti(data_keys[done : done + step])
-                    done += len(data_keys[done : done + step])
-                    found += rows
-                    size += sum(map(len, map(operator.itemgetter(1), rows)))
+            while done < len(data_keys) and size < bytes_max:
+                key = data_keys[done]
+                record: bytes | None = txn.get(key)
+                done += 1
+                if record is not None:
+                    found.append((key, record))
+                    size += len(record)
         last = data_keys[done - 1][2:] if done else b""
         return Range(found, last, done == len(data_keys), through, floor)
 
@@ -465,6 +469,28 @@ def tree_bytes(txn: lmdb.Transaction, databases: Sequence[Any]) -> int:
         pages += stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
         page_bytes = stat["psize"]
     return pages * page_bytes
+
+
+def _some(
+    rows: Iterable[tuple[bytes, bytes]], count: int, size: int
+) -> tuple[list[tuple[bytes, bytes]], bool]:
+    """Return (the next rows, up to ``count`` or to the one with which their records have ``size``
+    bytes, whether there may be more). One by one: a small record may be before a large one.
+    """
+    found: list[tuple[bytes, bytes]] = []
+    for row in islice(rows, count):
+        found.append(row)
+        size -= len(row[1])
+        if size <= 0:
+            return found, True
+    return found, len(found) == count
+
+
+def _within(rows: list[tuple[bytes, bytes]], head: bytes) -> list[tuple[bytes, bytes]]:
+    """Return the first rows, whose keys ascend from one that begins so, up to where they do not."""
+    if not rows or rows[-1][0].startswith(head):
+        return rows
+    return [row for row in rows if row[0].startswith(head)]
 
 
 def _above(rows: list[tuple[bytes, bytes]], sequence: int) -> list[tuple[bytes, bytes]]:

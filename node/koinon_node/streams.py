@@ -7,7 +7,7 @@ group's: it rises, with gaps, over one stream.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
 from typing import NamedTuple
 
@@ -35,6 +35,17 @@ class GroupRows(NamedTuple):
     keys: Sequence[bytes]
     records: Sequence[bytes]
     partition_ids: U32Array  # of rows
+    merges: Mapping[int, bytes]  # merge steps, by partition
+    sealed_at: float
+
+
+class Lag(NamedTuple):
+    """What was sent to a follower and is not acknowledged; the age is that of the oldest."""
+
+    number: NodeNumber
+    records: int
+    bytes: int
+    age_s: float
 
 
 class _Sent(NamedTuple):
@@ -42,6 +53,8 @@ class _Sent(NamedTuple):
     touched: U32Array
     lasts: U64Array
     size: int
+    records: int
+    sealed_at: float
 
 
 class Batches:
@@ -67,7 +80,9 @@ class Batches:
         if not rows.all():
             picked = rows.tolist()
             keys, records = list(compress(keys, picked)), list(compress(records, picked))
+        merges = [group.merges[p] for p in chosen.tolist() if p in group.merges]
         size = sum(map(len, keys)) + sum(map(len, records)) + _ROW_OVERHEAD_BYTES * len(keys)
+        size += sum(map(len, merges))
         batch = replication_pb2.Batch(
             number=group.number,
             partition_ids=chosen.tolist(),
@@ -76,7 +91,8 @@ class Batches:
             last=group.lasts[mask].tolist(),
             keys=keys,
             records=records,
-            crc32=crc_of(keys, records),
+            crc32=crc_of(keys, records, merges),
+            merges=merges,
         )
         return replication_pb2.FollowResponse(batch=batch), size
 
@@ -100,7 +116,12 @@ class FollowerStream:
         self.announced = np.zeros(partitions, np.uint64)  # purge floors
         self._bytes_max = bytes_max
         self._sent: deque[_Sent] = deque()
-        self._unacknowledged_bytes = 0
+        self._unacknowledged_bytes = self._unacknowledged = 0
+
+    def lag(self, now: float) -> Lag:
+        """Return how far behind what it was sent the follower is."""
+        age_s = max(0.0, now - self._sent[0].sealed_at) if self._sent else 0.0
+        return Lag(self.number, self._unacknowledged, self._unacknowledged_bytes, age_s)
 
     def send(self, message: replication_pb2.FollowResponse) -> None:
         """Send, unless the stream has ended: then whoever receives from it hears of that."""
@@ -115,8 +136,11 @@ class FollowerStream:
         """
         message, size = batches.of(mask)
         group = batches.group
-        self._sent.append(_Sent(group.number, group.touched[mask], group.lasts[mask], size))
+        records = len(message.batch.keys) + len(message.batch.merges)
+        touched, lasts = group.touched[mask], group.lasts[mask]
+        self._sent.append(_Sent(group.number, touched, lasts, size, records, group.sealed_at))
         self._unacknowledged_bytes += size
+        self._unacknowledged += records
         if max(self._unacknowledged_bytes, self.stream.queued_bytes) > self._bytes_max + size:
             self.stream.close(
                 ResourceExhaustedError(
@@ -131,6 +155,7 @@ class FollowerStream:
         while self._sent and self._sent[0].number <= number:
             sent = self._sent.popleft()
             self._unacknowledged_bytes -= sent.size
+            self._unacknowledged -= sent.records
             yield sent.touched, sent.lasts
 
     def send_closed(self, partition_ids: Sequence[int], reason: KoinonError) -> None:

@@ -30,6 +30,7 @@ import marshal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
@@ -45,11 +46,15 @@ from koinon_proto.errors import (
     StorageFullError,
     UnknownFateError,
 )
+from koinon_proto.measures import Histogram
 
 log = logging.getLogger(__name__)
 
 _GROUPS_IN_FLIGHT = 1  # 2 and 3 gave no more rows, only smaller groups and more fsyncs
 _STOP_TIMEOUT_S = 30.0
+_TELL_FULL_EVERY_S = 1.0
+_ROWS = (1, 4, 16, 64, 256, 1_024, 4_096, 16_384)
+_BYTES = tuple(4**n * 1_024 for n in range(8))  # 1 KiB to 16 MiB
 
 Answer = tuple[int, dict[int, str], int]
 """(group number, {index of a ticket that found no room: reason}, used bytes)."""
@@ -101,6 +106,7 @@ class _Group:
     held_rows: int = 0
     held_size: int = 0
     urgent: bool = False
+    sent_at: float = 0.0
 
 
 class Writer:
@@ -128,11 +134,16 @@ class Writer:
         self._rows = self._size = 0  # queued, in flight, and held
         self._promised_rows = self._promised_size = 0  # of batches that are being queued
         self._used_bytes = store.used_bytes()
+        self._refused_full = 0  # since that was logged
+        self._told_full_at = float("-inf")
         self._refused_group = 0  # the last one of which a ticket was refused while it was queued
         self._kick_due = False
         self._failed = ""
         self._idle = asyncio.Event()
         self._idle.set()
+        self.commit_rows = Histogram(_ROWS)
+        self.commit_bytes = Histogram(_BYTES)
+        self.commit_seconds = Histogram()
 
     async def start(self) -> None:
         """Start what applies the groups."""
@@ -179,11 +190,11 @@ class Writer:
             )
         limit = self._store.config.map_size_bytes
         if put_size and self._used_bytes + 2 * (held_size + put_size) > limit:
-            raise StorageFullError(
-                node_id=self._node_id,
-                reason=f"the store holds {self._used_bytes} of {limit} bytes, "
-                f"{put_size} more do not fit",
+            reason = (
+                f"the store holds {self._used_bytes} of {limit} bytes, {put_size} more do not fit"
             )
+            self._tell_full(1, reason)
+            raise StorageFullError(node_id=self._node_id, reason=reason)
 
     def promise(self, rows: int, size: int, put_size: int) -> None:
         """Set room aside for a batch that is queued in steps, so that batches side by side are
@@ -249,6 +260,11 @@ class Writer:
             self._kick_due = True
             asyncio.get_running_loop().call_soon(self._kick)
         return future
+
+    def end_group(self) -> None:
+        """Let what is queued from now on go into a later group than what is queued."""
+        if self._groups[self._pending.open_group].tickets:
+            self._seal()
 
     def release(self, group: int) -> None:
         """Give back what the committed group held of the bounds."""
@@ -335,6 +351,7 @@ class Writer:
             number = next(n for i, n in enumerate(self._groups) if i == self._in_flight)
             group = self._groups[number]
             self._in_flight += 1
+            group.sent_at = time.perf_counter()
             self._channel.send((number, group.urgent, [ticket.frame for ticket in group.tickets]))
             for ticket in group.tickets:
                 ticket.frame = (0, False, ())
@@ -344,6 +361,9 @@ class Writer:
         number, failures, self._used_bytes = answer
         group = self._groups.pop(number)
         self._in_flight -= 1
+        self.commit_rows.observe(group.rows)
+        self.commit_bytes.observe(group.size)
+        self.commit_seconds.observe(time.perf_counter() - group.sent_at)
         self._rows -= group.rows - group.held_rows
         self._size -= group.size - group.held_size
         self._held[number] = (group.held_rows, group.held_size)
@@ -356,16 +376,20 @@ class Writer:
         )
         self._tell(group, failures)
         if failures:
-            log.warning(
-                "store full: writes refused count=%d reason=%s",
-                len(failures),
-                next(iter(failures.values())),
-            )
+            self._tell_full(len(failures), next(iter(failures.values())))
         self._pump()
         if self._groups[self._pending.open_group].tickets:
             self._kick()
         elif len(self._groups) == 1:
             self._idle.set()
+
+    def _tell_full(self, refused: int, reason: str) -> None:
+        """Log it, at most once a second: everyone who writes meets it."""
+        self._refused_full += refused
+        now = time.monotonic()
+        if now - self._told_full_at >= _TELL_FULL_EVERY_S:
+            log.warning("store full: writes refused count=%d reason=%s", self._refused_full, reason)
+            self._told_full_at, self._refused_full = now, 0
 
     def _tell(self, group: _Group, failures: Mapping[int, str]) -> None:
         """End the futures of a group's tickets."""

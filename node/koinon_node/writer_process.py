@@ -5,7 +5,8 @@ first frame and the descriptor of the directory's lock inherited. Frames are ``u
 marshal``; both ends are the same build of one node.
 
 A group is (group number, urgent, tickets). A ticket is (after, chained, writes): ``writes`` holds
-(database, keys, values), a value of None deletes. If a group finds no room, its tickets are tried
+(database, keys, values), a value of None deletes; of the database MERGES the keys are merge steps
+(merging.py). Within a group what comes later wins. If a group finds no room, its tickets are tried
 one by one. ``after`` is the oldest group whose pending records the ticket's decision looked at (0:
 none): it is refused if a ticket of that group or a later one has failed, because its ground is
 gone. A ``chained`` ticket is refused if one before it in its group has failed that wrote metadata
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import importlib
 import itertools
 import marshal
 import os
@@ -29,6 +31,7 @@ import signal
 import socket
 import struct
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -37,10 +40,21 @@ import lmdb
 
 from koinon_node import directory as files
 from koinon_node.config import StoreConfig
-from koinon_node.storage import PARTITIONS_DB, open_databases, open_environment, tree_bytes
+from koinon_node.storage import (
+    DATA_DB,
+    EXPIRY_DB,
+    PARTITIONS_DB,
+    open_databases,
+    open_environment,
+    tree_bytes,
+)
+from koinon_proto.v1.replication_pb2 import MergeStep
 
 LENGTH = struct.Struct(">Q")
+MERGES = 4
+"""In place of a database: merge steps."""
 _PR_SET_PDEATHSIG = 1
+_MERGING = "koinon_node.merging"
 _NO_ROOM_NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_ROOM = tuple(map(os.strerror, _NO_ROOM_NUMBERS))
 _IO_ERROR = os.strerror(errno.EIO)
@@ -124,23 +138,49 @@ class WriterLoop:
     def _commit(self, tickets: list[Writes]) -> str:
         """Apply the tickets in one transaction; return why there was no room, or ''."""
         merged: list[dict[bytes, bytes | None]] = [{} for _ in self._databases]
-        for database, keys, values in itertools.chain.from_iterable(tickets):
-            merged[database].update(zip(keys, values, strict=True))
         try:
             with self.environment.begin(write=True) as txn:
-                for database, rows in zip(self._databases, merged, strict=True):
-                    _put_sorted(txn, database, rows)
+                for database, keys, values in itertools.chain.from_iterable(tickets):
+                    if database == MERGES:
+                        self._put(txn, merged)  # what comes before it
+                        self._merge(txn, keys)
+                    else:
+                        merged[database].update(zip(keys, values, strict=True))
+                self._put(txn, merged)
         except (lmdb.MapFullError, lmdb.DiskError) as error:
             return str(error)
         except lmdb.Error as error:
             if any(text in str(error) for text in _NO_ROOM):
                 return str(error)
             # LMDB reports a short write, which a disk that fills up gives, as an I/O error.
-            size = sum(len(k) + len(v or b"") for rows in merged for k, v in rows.items())
-            if _IO_ERROR in str(error) and self._disk_full(2 * size + _PROBE_BYTES_MIN):
+            needed = 2 * _size_of(tickets) + _PROBE_BYTES_MIN
+            if _IO_ERROR in str(error) and self._disk_full(needed):
                 return f"the disk is full ({error})"
             raise
         return ""
+
+    def _put(self, txn: lmdb.Transaction, merged: list[dict[bytes, bytes | None]]) -> None:
+        """Put what was gathered, in key order."""
+        for database, rows in zip(self._databases, merged, strict=True):
+            _put_sorted(txn, database, rows)
+            rows.clear()
+
+    def _merge(self, txn: lmdb.Transaction, steps: list[bytes]) -> None:
+        """Carry out merge steps. None at all: some are to come, and what they need is imported
+        meanwhile. (Arrow takes half a second and 40 MB; a node without bulk loads needs none.)
+        """
+        if not steps:
+            threading.Thread(target=importlib.import_module, args=(_MERGING,), daemon=True).start()
+            return
+        from koinon_node.merging import merge
+
+        for step in steps:
+            merge(
+                txn,
+                self._databases[DATA_DB],
+                self._databases[EXPIRY_DB],
+                MergeStep.FromString(step),
+            )
 
     def _disk_full(self, needed: int) -> bool:
         """Return whether the data file could not grow by ``needed`` bytes, by trying it beside.
@@ -160,6 +200,17 @@ class WriterLoop:
         finally:
             os.close(probe)
         return False
+
+
+def _size_of(tickets: list[Writes]) -> int:
+    """Return about how many bytes the tickets put."""
+    size = 0
+    for database, keys, values in itertools.chain.from_iterable(tickets):
+        if database == MERGES:
+            size += sum(MergeStep.FromString(step).bytes for step in keys)
+        else:
+            size += sum(map(len, keys)) + sum(len(value or b"") for value in values)
+    return size
 
 
 def _put_sorted(txn: lmdb.Transaction, database: Any, rows: dict[bytes, bytes | None]) -> None:

@@ -109,7 +109,8 @@ class Leading:
     in_sync: BoolArray  # by the newest row
     proposed: BoolArray  # in sets whose fate is not known
     joining: BoolArray  # about to be proposed
-    leaving: BoolArray  # cannot go on, or its node stops
+    leaving: BoolArray  # cannot go on
+    departing: BoolArray  # by follower: its node is about to stop
     required: BoolArray
     opened: BoolArray
     positioned: BoolArray
@@ -145,13 +146,15 @@ class Leading:
         acked = np.zeros((slots, size), np.uint64)
         holds = np.full((slots, size), NO_SEQUENCE, np.uint64)
         live, heard = np.zeros(slots, np.bool_), np.zeros(slots, np.bool_)
+        departing = np.zeros(slots, np.bool_)
         silence_s = np.zeros(slots, np.float64)
         if known > 0:
             used = len(self.live)
             acked[:used], holds[:used], live[:used] = self.acked, self.holds, self.live
             heard[:used], silence_s[:used] = self.heard, self.silence_s
+            departing[:used] = self.departing
         self.acked, self.holds, self.live = acked, holds, live
-        self.heard, self.silence_s = heard, silence_s
+        self.heard, self.silence_s, self.departing = heard, silence_s, departing
         if known != size:
             self._size = size
             self.epochs = np.zeros(size, np.uint64)  # adopted, and given by the newest row
@@ -319,14 +322,17 @@ class Leading:
         self.acked[slot, p] = 0
         self.holds[slot, p] = NO_SEQUENCE
 
-    def leave(self, slot: int, partition_ids: U32Array) -> None:
-        """The follower's node is about to stop: nobody waits for it before it is put out."""
-        self.close(slot, partition_ids)
-        p = partition_ids[partition_ids < self._size]
-        self.leaving[slot, p] |= self.in_sync[slot, p] | self.proposed[slot, p]
+    def depart(self, slot: int) -> None:
+        """The follower's node is about to stop: it is to be put out of every set, and counts for
+        as long as that takes, since it still acknowledges.
+        """
+        self.departing[slot] = True
 
     def lose_follower(self, slot: int) -> None:
         """Its stream has ended."""
+        if self.departing[slot]:
+            self.departing[slot] = False
+            self.leaving[slot] |= self.required[slot]
         self.opened[slot] = self.positioned[slot] = False
         self.acked[slot] = 0
         self.holds[slot] = NO_SEQUENCE
@@ -419,7 +425,7 @@ class Leading:
         """Return by (follower, partition) who is required and has kept a write or a takeover
         waiting for longer than the timeout, or cannot go on; and who is in sync and silent.
         """
-        late: BoolArray = self.leaving & self.required
+        late: BoolArray = (self.leaving | self.departing[:, None]) & self.required
         silent = self.silence_s > timeout_s
         late[silent] |= self.in_sync[silent] & self.led
         for flight in self.flights.values():

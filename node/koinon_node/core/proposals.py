@@ -9,8 +9,9 @@ Rules that hold here:
 - A planned hand-over stops the partition, waits until nothing is in flight, and then proposes; once
   it has proposed, only a newer row that names this node lets it serve again (rule 7). If the wanted
   one has died, a change of nothing is proposed, for the newer row that it makes.
-- A node that is about to stop hands over what it leads likewise, each partition once, and leaves
-  its in_sync where the minimum allows.
+- A node that is about to stop hands over what it leads likewise, each partition once, to nobody
+  that is about to stop too, and leaves its in_sync where the minimum allows.
+- A follower that is about to stop is put out at once, and is waited for until that is committed.
 - A primary that lacks too many of the live replicas, or whose own commit failed after followers had
   the group, hands over to one of them (rules 6 and 8). In the second case it leaves in_sync, or, if
   nobody else is in sync, begins a new epoch.
@@ -35,6 +36,7 @@ _AGAIN_S = 0.2  # between two proposals for one partition
 _WIDEN_EVERY_S = 0.1  # a table costs every node the same, however many rows it changes
 _PAUSE_MIN_S, _PAUSE_MAX_S = 2.0, 60.0  # between two hand-overs for want of a connection
 _NEVER = float("inf")
+_LEAVING_AT_ONCE, _LEAVING_PARTS = 64, 12  # a partition is not served while it changes hands
 
 
 class Proposal(NamedTuple):
@@ -91,6 +93,7 @@ class Proposals:
         self._cut_off_since: dict[int, float] = {}
         self._pauses: dict[int, tuple[float, float]] = {}  # (length, when the next may be)
         self._leaving: dict[int, int] = {}  # partition -> primary epoch, of what was led at the end
+        self._leaving_room = 0  # how many more of these may be stopped now
 
     # --- what happens ----------------------------------------------------------------------
 
@@ -173,8 +176,8 @@ class Proposals:
                 self._set_stopped(p, True)
 
     def leave(self) -> None:
-        """This node is about to stop: hand over what it leads now. Each epoch counts once, so that
-        two that leave do not go on handing a partition to one another.
+        """This node is about to stop: hand over what it leads now, some partitions after the other.
+        Each epoch counts once, so that two that leave do not go on handing one to one another.
         """
         table, me = self._leading.table, self._leading.me
         rows = table.rows if table is not None else ()
@@ -216,6 +219,7 @@ class Proposals:
             elif not self._waits(p, now):
                 wanted[p] = self._propose(p, in_sync)
         self.check_too_few(stuck)
+        self._leaving_room = self._room_to_leave()
         for p in self._hand_over_candidates():
             self._begin_hand_over(p, now)
         self._notice_cut_off(now, timeout_s)
@@ -245,7 +249,7 @@ class Proposals:
             leading.replicas
             & ~leading.in_sync
             & reached
-            & leading.live[:, None]
+            & (leading.live & ~leading.departing)[:, None]
             & (leading.led & ~leading.broken)
         )
         before = self._completed_before
@@ -315,6 +319,18 @@ class Proposals:
         ]
         return [p for p in {*broken, *leaving, *wanted} if p not in self.hand_overs]
 
+    def _room_to_leave(self) -> int:
+        """Return how many more partitions this node may stop because it leaves: so many may be
+        stopped here, and as many again on their way to being served elsewhere.
+        """
+        if not self._leaving:
+            return 0
+        at_once = max(_LEAVING_AT_ONCE, len(self._leaving) // _LEAVING_PARTS)
+        stopped = sum(h.why is Why.LEAVING for h in self.hand_overs.values())
+        rows = ((self._row(p), epoch) for p, epoch in self._leaving.items())
+        taken = sum(r.primary != self._leading.me and self._on_its_way(r, e) for r, e in rows)
+        return min(at_once - stopped, 2 * at_once - stopped - taken)
+
     def _leaves(self, p: int) -> bool:
         """Return whether the partition is led as it was when this node began to leave."""
         return p in self._leaving and int(self._leading.epochs[p]) == self._leaving[p]
@@ -328,6 +344,8 @@ class Proposals:
         else:
             to, why = self._wanted(row), Why.WANTED
             if self._leaves(p):
+                if self._leaving_room <= 0:
+                    return
                 to, why = to or self._successor(p), Why.LEAVING
             if to == NO_NODE or self._waits(p, now):
                 return
@@ -340,6 +358,7 @@ class Proposals:
             self._stop(p, to, why, now)
 
     def _stop(self, p: int, to: NodeNumber, why: Why, now: float) -> None:
+        self._leaving_room -= why is Why.LEAVING
         self.hand_overs[p] = HandOver(to, why, now, self._row(p).partition_epoch)
         self._set_stopped(p, True)
 
@@ -354,11 +373,9 @@ class Proposals:
 
     def _can_lead(self, row: PartitionRow, number: NodeNumber) -> bool:
         leading = self._leading
-        return (
-            number != leading.me
-            and number in row.in_sync
-            and bool(leading.live[leading.slots[number]])
-        )
+        if number == leading.me or number not in row.in_sync:
+            return False
+        return bool(leading.live[leading.slots[number]]) and not self._departs(number)
 
     def _successor(self, p: int) -> NodeNumber:
         """Return who should lead instead of this node: who holds most of those in sync."""
@@ -420,9 +437,16 @@ class Proposals:
             if now - hand_over.since > timeout_s:
                 self._serve_again(p, now)
             return None
-        others = [n for n in row.in_sync if n != leading.me]
-        leaves = leaves and hand_over.to != leading.me and len(others) >= int(leading.minima[p])
-        return self._propose(p, others if leaves else row.in_sync, hand_over.to)
+        leaving = [leading.me] if leaves and hand_over.to != leading.me else []
+        leaving += [n for n in row.in_sync if n != leading.me and self._departs(n)]
+        in_sync = list(row.in_sync)
+        for number in leaving:
+            if len(in_sync) > int(leading.minima[p]) and number != hand_over.to:
+                in_sync.remove(number)
+        return self._propose(p, in_sync, hand_over.to)
+
+    def _departs(self, number: NodeNumber) -> bool:
+        return bool(self._leading.departing[self._leading.slots[number]])
 
     def _serve_again(self, p: int, now: float) -> None:
         """Nothing was proposed: nobody else can have been told to lead."""

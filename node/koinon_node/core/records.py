@@ -1,6 +1,9 @@
 """The bytes at rest: keys, records, the expiry index and the metadata of partitions.
 
-data:       u16 partition_id || user key  ->  u64 sequence || u8 flags || [u64 expiry_ms] || value
+data:       u16 partition_id || u8 kind || key
+                                         ->  u64 sequence || u8 flags || [u64 expiry_ms] || value
+            kind 0: a user's record under its key
+            kind 1: what is staged for a bulk load (core/staged.py has key and value)
 expiry:     u64 expiry_ms || data key     ->  (nothing)
 partitions: u16 partition_id || 0x00      ->  u8 1 || u64 primary_epoch || u16 n || n x (u64, u64)
             u16 partition_id || 0x01      ->  u8 2 || u64 complete_through || u64 purge_floor
@@ -8,6 +11,9 @@ partitions: u16 partition_id || 0x00      ->  u8 1 || u64 primary_epoch || u16 n
             u16 partition_id || 0x02      ->  (nothing): its data is being deleted
 
 A tombstone carries when it may be purged as its expiry, so that one index serves both.
+
+What replicates, moves, drops and compares copies knows no kinds: to it, all that follows the
+partition_id is the key. Only who serves clients does.
 
 All numbers are big-endian, so that LMDB's byte order is theirs. What hot paths do to whole columns
 is done in C-level calls, never row by row.
@@ -25,10 +31,17 @@ import numpy as np
 import numpy.typing as npt
 
 from koinon_proto.errors import UnsupportedVersionError
+from koinon_proto.table import MAX_KEY_BYTES
 
 FLAG_EXPIRES = 1
 FLAG_TOMBSTONE = 2
 KNOWN_FLAGS = FLAG_EXPIRES | FLAG_TOMBSTONE
+USER = 0
+STAGED = 1
+KEY_AT = 3
+"""Where a user's key begins in a data key."""
+REST_BYTES_MAX = MAX_KEY_BYTES + 1
+"""Of what follows the partition_id in a data key."""
 HEADER_BYTES = 9
 HEADER_WITH_EXPIRY_BYTES = 17
 FLAGS_AT = 8
@@ -52,6 +65,8 @@ _HEADER = struct.Struct(">QB")
 _HEADER_WITH_EXPIRY = struct.Struct(">QBQ")
 _U64 = struct.Struct(">Q")
 _U16 = struct.Struct(">H")
+_HEAD = struct.Struct(">HB")
+_HEAD_ROW = np.dtype([("partition", ">u2"), ("kind", "u1")])
 _EPOCHS_HEAD = struct.Struct(">BQH")
 _PROGRESS = struct.Struct(">BQQB")
 _PROGRESS_1 = struct.Struct(">BQQ")
@@ -67,10 +82,19 @@ def prefix_of(partition_id: int) -> bytes:
     return _U16.pack(partition_id)
 
 
-def data_keys(partition_ids: npt.NDArray[Any], keys: Sequence[bytes]) -> list[bytes]:
+def head_of(partition_id: int, kind: int = USER) -> bytes:
+    """Return what every data key of that kind in the partition begins with."""
+    return _HEAD.pack(partition_id, kind)
+
+
+def data_keys(
+    partition_ids: npt.NDArray[Any], keys: Sequence[bytes], kind: int = USER
+) -> list[bytes]:
     """Return the data key of each row."""
-    prefixes = struct.unpack("2s" * len(keys), partition_ids.astype(">u2").tobytes())
-    return list(map(operator.add, prefixes, keys))
+    heads = np.empty(len(keys), _HEAD_ROW)
+    heads["partition"] = partition_ids
+    heads["kind"] = kind
+    return list(map(operator.add, struct.unpack("3s" * len(keys), heads.tobytes()), keys))
 
 
 def partition_of_data_key(data_key: bytes) -> int:

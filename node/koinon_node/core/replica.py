@@ -70,9 +70,15 @@ class PendingWrites:
     replicas that have to hold it do: of two groups that write one partition the older first, others
     in any order. A condition looks at what is not committed here and else at the store; a read does
     not see what is not complete. Within a group the last record of a key wins.
+
+    A group that merges what a bulk load staged in a partition *claims* it: what it writes there is
+    known to the store alone. Until it is complete, reads of the partition wait for it, and nothing
+    is decided upon what the partition holds; rows that are written without looking go on, in later
+    groups.
     """
 
     def __init__(self) -> None:
+        self._claims: dict[int, set[bytes]] = {}
         self._uncommitted: dict[int, dict[bytes, bytes | None]] = {1: {}}
         self._committed: dict[int, dict[bytes, bytes | None]] = {}
         self._open = 1
@@ -83,6 +89,24 @@ class PendingWrites:
 
     def add(self, records: Mapping[bytes, bytes | None]) -> None:
         self._uncommitted[self._open].update(records)
+
+    def claim(self, prefix: bytes) -> None:
+        """The open group merges what was staged in the partition of this prefix."""
+        self._claims.setdefault(self._open, set()).add(prefix)
+
+    def unclaim(self, group: int, prefixes: Collection[bytes]) -> None:
+        """What the group has merged in these partitions is complete, though the group is not."""
+        if group in self._claims:
+            self._claims[group].difference_update(prefixes)
+
+    @property
+    def claimed(self) -> bool:
+        """Whether any group claims a partition."""
+        return bool(self._claims)
+
+    def claiming(self, prefixes: Collection[bytes]) -> list[int]:
+        """Return the groups that claim one of these partitions."""
+        return [g for g, claimed in self._claims.items() if not claimed.isdisjoint(prefixes)]
 
     def seal(self) -> int:
         """Close the open group, open the next, and return the number of the closed one."""
@@ -106,16 +130,29 @@ class PendingWrites:
     def complete(self, group: int) -> None:
         """The committed group is durable wherever it has to be."""
         del self._committed[group]
+        self._claims.pop(group, None)
 
     def forget(self, prefixes: Collection[bytes]) -> None:
         """What committed groups hold of these partitions counts no more: they are led anew."""
         for group, records in self._committed.items():
             kept = {k: r for k, r in records.items() if k[:2] not in prefixes}
             self._committed[group] = kept
+        for group, claimed in self._claims.items():
+            if group in self._committed:
+                claimed.difference_update(prefixes)
 
     def overlapping(self, keys: Collection[bytes]) -> list[int]:
-        """Return the groups that write one of ``keys``, newest first."""
-        return [*_overlapping(self._uncommitted, keys), *self.incomplete(keys)]
+        """Return the groups that write one of ``keys``, newest first; those that claim its
+        partition are among them.
+        """
+        return [
+            *_overlapping(self._uncommitted, keys),
+            *_overlapping(self._committed, keys),
+            *self._claiming(keys),
+        ]
+
+    def _claiming(self, keys: Collection[bytes]) -> list[int]:
+        return self.claiming({key[:2] for key in keys}) if self._claims else []
 
     def incomplete(self, keys: Collection[bytes]) -> list[int]:
         """Return the groups that are in the store, not complete, and write one of ``keys``."""
@@ -126,6 +163,9 @@ class PendingWrites:
         something; ``rows`` are the (key, record) that it found. One that is being committed is in
         the store a moment before its answer comes: what is found of it is known by its records.
         """
+        return [*self._seen(keys, rows), *self._claiming(keys)]
+
+    def _seen(self, keys: Collection[bytes], rows: Sequence[tuple[bytes, bytes]]) -> list[int]:
         sealed = (records for group, records in self._uncommitted.items() if group != self._open)
         if not any(records and not records.keys().isdisjoint(keys) for records in sealed):
             return self.incomplete(keys)

@@ -1,0 +1,62 @@
+"""Who may send this node calls, and that they hear when it is about to stop (KeyValue.Attend).
+
+gRPC's own end of a server cuts off what arrives at that moment, and does not say whether it was
+done. So whoever attends is told first; it sends nothing more, and goes when all that it sent is
+answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+from koinon_proto.errors import ResourceExhaustedError
+from koinon_proto.v1 import kv_pb2
+
+ATTENDING_MAX = 16_384
+
+
+class Attendance:
+    """Belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self._leaving = asyncio.Event()
+        self._over = asyncio.Event()
+        self._nobody = asyncio.Event()
+        self._nobody.set()
+        self._present = 0
+
+    async def serve(self, context: Any) -> None:
+        """Serve one who attends, until it goes, or all are sent away.
+
+        Raises:
+            ResourceExhaustedError: too many attend.
+        """
+        if self._leaving.is_set():
+            await context.write(kv_pb2.AttendResponse(leaving=True))
+            return
+        if self._present >= ATTENDING_MAX:
+            raise ResourceExhaustedError(resource="clients that attend", limit=ATTENDING_MAX)
+        self._present += 1
+        self._nobody.clear()
+        try:
+            await context.write(kv_pb2.AttendResponse())
+            await self._leaving.wait()
+            await context.write(kv_pb2.AttendResponse(leaving=True))
+            await self._over.wait()
+        finally:
+            self._present -= 1
+            if not self._present:
+                self._nobody.set()
+
+    async def end(self, *, least_s: float, most_s: float) -> None:
+        """Tell all that the node is about to stop; return when they have gone, within these times
+        in any case. What comes by other ways is still served meanwhile.
+        """
+        self._leaving.set()
+        await asyncio.sleep(least_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(most_s - least_s):
+                await self._nobody.wait()
+        self._over.set()
