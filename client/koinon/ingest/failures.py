@@ -1,0 +1,91 @@
+"""What a failed Spark job comes to, in one sentence: the typed error of a worker if there is one in
+the long text that Spark makes of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from dataclasses import dataclass
+
+from koinon_proto.errors import ConfigurationError, InvalidArgumentError, KoinonError
+
+_OURS = re.compile(r"^(?:.*?: )?((?:koinon|koinon_proto)(?:\.\w+)*)\.(\w+Error): (.+)$", re.M)
+_MALFORMED = (
+    re.compile(r"\[MALFORMED_CSV_RECORD\] Malformed CSV record: (.*?)(?: SQLSTATE.*)?$", re.M),
+    re.compile(r"\[MALFORMED_RECORD_IN_PARSING[.\w]*\] [\w ]+: (.*?)\.?$", re.M),
+)
+_CONDITION = re.compile(r"^(?:.*?: )?(\[[A-Z_]+(?:\.[A-Z_]+)*\] .+)$", re.M)
+FLAGS = {
+    "keyColumn": "--key",
+    "keyEncoding": "--key-encoding",
+    "valueColumn": "--value",
+    "valueEncoding": "--encoding",
+    "orderBy": "--order-by",
+    "badRecordsPath": "--bad-records",
+    "maxBytesPerSecond": "--max-rate",
+}
+"""What options of the Spark format are called on the command line."""
+REASON_CHARS_MAX = 600
+ROW_CHARS_MAX = 200
+
+
+@dataclass(kw_only=True, eq=False)
+class JobRefusedError(ConfigurationError):
+    """The input, or an option, breaks a rule; nothing of the job became readable."""
+
+
+@dataclass(kw_only=True, eq=False)
+class JobFailedError(KoinonError):
+    """The Spark job failed; ``reason`` says why."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+def explained(error: BaseException) -> KoinonError:
+    """Return what to tell of an exception that Spark raised."""
+    if isinstance(error, ConfigurationError):
+        return JobRefusedError(reason=_as_flags(error.reason))
+    if isinstance(error, KoinonError):
+        return error
+    text = str(error)
+    if malformed := next(filter(None, (form.search(text) for form in _MALFORMED)), None):
+        return JobRefusedError(
+            reason=f"a row is malformed: {malformed[1][:ROW_CHARS_MAX]}"
+            "\n  --bad-records DIR keeps such rows apart."
+        )
+    if ours := list(_OURS.finditer(text)):
+        module, name, said = ours[0].groups()
+        return _told(_class_of(module, name), said)
+    condition = _CONDITION.search(text)
+    said = condition[1] if condition else (text.strip().splitlines() or [type(error).__name__])[0]
+    return JobFailedError(reason=f"the job failed: {said[:REASON_CHARS_MAX]}")
+
+
+def of_commit(error: KoinonError) -> KoinonError:
+    """Return what to tell of an error by which a job's commit ended."""
+    return _told(type(error), str(error))
+
+
+def _told(kind: type[KoinonError] | None, said: str) -> KoinonError:
+    if kind is not None and issubclass(kind, InvalidArgumentError | ConfigurationError):
+        return JobRefusedError(reason=_as_flags(said)[:REASON_CHARS_MAX])
+    return JobFailedError(reason=f"the job failed: {said[:REASON_CHARS_MAX]}")
+
+
+def _class_of(module: str, name: str) -> type[KoinonError] | None:
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except ImportError:
+        return None
+    return found if isinstance(found, type) and issubclass(found, KoinonError) else None
+
+
+def _as_flags(text: str) -> str:
+    """A text about options of the Spark format, with the names that the command line has."""
+    for option, flag in FLAGS.items():
+        text = re.sub(rf"(?:\boption )?\b{option}\b", flag, text)
+    return text

@@ -1,0 +1,75 @@
+"""A write whose tasks read their rows themselves (``row_groups``), in place of the data source's.
+
+Spark schedules, retries and cancels the tasks; what they stage, and the commit, is what the data
+source does.
+"""
+
+from __future__ import annotations
+
+import io
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from koinon.ingest.failures import of_commit
+from koinon.ingest.row_groups import Part, batches_of
+from koinon.spark.jobs import Commit, Job, TaskReport
+from koinon.spark.options import WriteOptions
+from koinon.spark.planning import Field, RowPlan, plan_rows
+from koinon.spark.tasks import run_task
+from koinon_proto.errors import InvalidArgumentError, KoinonError
+
+
+def save(
+    context: Any,
+    parts: Sequence[Part],
+    fields: Sequence[Field],
+    options: WriteOptions,
+    *,
+    overwrite: bool,
+) -> None:
+    """Write the rows of all parts by tasks of this SparkContext; return when they are readable.
+
+    Raises:
+        ConfigurationError: an option is wrong, or names no column, or one of a wrong type.
+        KoinonError: the commit failed.
+        Exception: as Spark tells of a task that failed.
+    """
+    task = _Task.of(fields, options, overwrite=overwrite)
+    numbered = list(enumerate(parts))
+    reports = context.parallelize(numbered, len(parts)).map(task).collect() if parts else []
+    try:
+        Commit(job=task.job, reports=reports, out=io.StringIO()).run()
+    except KoinonError as error:
+        raise of_commit(error) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Task:
+    """Stages a part. Only columns of ``job``'s plan are read, unless bad rows are to be shown."""
+
+    job: Job
+    whole: RowPlan
+
+    @classmethod
+    def of(cls, fields: Sequence[Field], options: WriteOptions, *, overwrite: bool) -> _Task:
+        whole = plan_rows(options, fields)
+        needed = whole
+        if whole.value_column >= 0 and not options.bad_records_path:
+            used = {*whole.key_columns, whole.value_column, whole.order_column} - {-1}
+            needed = plan_rows(options, [fields[at] for at in sorted(used)])
+        job_id = f"spark:{uuid.uuid4()}"
+        job = Job(job_id=job_id, options=options, plan=needed, overwrite=overwrite)
+        return cls(job=job, whole=whole)
+
+    def __call__(self, numbered: tuple[int, Part]) -> TaskReport:
+        task, part = numbered
+        try:
+            return run_task(self.job, task, batches_of(part, self.job.plan.names))
+        except InvalidArgumentError:
+            if self.job.plan.names == self.whole.names:
+                raise
+            # Rows that cannot be stored are shown with all their columns.
+            job = replace(self.job, plan=self.whole)
+            return run_task(job, task, batches_of(part, self.whole.names))

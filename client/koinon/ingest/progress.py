@@ -1,0 +1,148 @@
+"""How far a bulk load is, from what the coordinators say of it again and again. Pure: time is an
+argument.
+
+A stage is told by the load's state, but for *prepare*: it begins when every task of the job has
+ended, which Spark knows, and ends with the commit.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+
+from koinon.loads import LoadState, LoadView
+
+RATE_WINDOW_S = 4.0
+
+
+class Phase(Enum):
+    """What a job is doing; the value says it to people."""
+
+    STARTING = "starting"
+    STAGING = "reading and staging"
+    PREPARING = "preparing"
+    MERGING = "merging"
+    DONE = "done"
+    ABORTED = "aborted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """How far a job is at one moment. ``rows_total`` and ``seconds_left`` are None where nobody can
+    say; rates are rows per second, of late. ``share`` is of the phase, 0 to 1.
+    """
+
+    phase: Phase
+    rows: int
+    rows_total: int | None
+    rows_per_second: float
+    partitions: int
+    partitions_merged: int
+    share: float | None
+    seconds_left: float | None
+
+
+@dataclass(kw_only=True)
+class LoadTracker:
+    """Takes one view of a job's load after the other. ``rows_total``: what the source holds."""
+
+    rows_total: int | None = None
+    _began: dict[Phase, float] = field(default_factory=dict)
+    _samples: deque[tuple[float, float]] = field(default_factory=deque)
+    _phase: Phase = Phase.STARTING
+    rows: int = 0
+    bytes: int = 0
+
+    def start(self, now: float) -> None:
+        """The job begins."""
+        self._began = {Phase.STARTING: now}
+
+    def update(self, view: LoadView | None, now: float, *, tasks_ended: bool = False) -> Snapshot:
+        """Take what is known now (None: there is no load yet); return how far the job is."""
+        phase = self._phase_of(view, tasks_ended=tasks_ended)
+        self._phase = phase
+        self._began.setdefault(phase, now)
+        if view is not None:
+            self.rows = max(self.rows, view.rows)
+            self.bytes = max(self.bytes, view.bytes)
+        return self._snapshot(view, now)
+
+    def seconds(self, now: float) -> dict[Phase, float]:
+        """Return how long each phase took that was entered; the last one until ``now``."""
+        marks = sorted(self._began.items(), key=lambda mark: mark[1])
+        ends = [began for _, began in marks[1:]] + [now]
+        return {phase: end - began for (phase, began), end in zip(marks, ends, strict=True)}
+
+    def _phase_of(self, view: LoadView | None, *, tasks_ended: bool) -> Phase:
+        if view is None:
+            return self._phase
+        match view.state:
+            case LoadState.OPEN if tasks_ended:
+                return Phase.PREPARING
+            case LoadState.OPEN:
+                return Phase.STAGING
+            case LoadState.MERGING:
+                return Phase.MERGING
+            case LoadState.DONE:
+                return Phase.DONE
+            case LoadState.ABORTED:
+                return Phase.ABORTED
+            case _:
+                return self._phase
+
+    def _snapshot(self, view: LoadView | None, now: float) -> Snapshot:
+        partitions = 0 if view is None else view.partitions
+        merged = 0 if view is None else view.partitions_merged
+        share = None
+        if self._phase is Phase.STAGING and self.rows_total:
+            share = min(1.0, self.rows / self.rows_total)
+        elif self._phase is Phase.MERGING and partitions:
+            share = merged / partitions
+        elif self._phase is Phase.DONE:
+            share = 1.0
+        rows_per_second = self._rows_per_second(now)
+        return Snapshot(
+            phase=self._phase,
+            rows=self.rows,
+            rows_total=self.rows_total,
+            rows_per_second=rows_per_second,
+            partitions=partitions,
+            partitions_merged=merged,
+            share=share,
+            seconds_left=self._seconds_left(share, rows_per_second, now),
+        )
+
+    def _seconds_left(
+        self, share: float | None, rows_per_second: float, now: float
+    ) -> float | None:
+        """What is left of the phase; of the staging by its whole pace, for tasks report now and
+        then only.
+        """
+        if share is None:
+            return None
+        if self._phase is Phase.STAGING:
+            rows_left = (1 - share) * (self.rows_total or 0)
+            return rows_left / rows_per_second if rows_per_second else None
+        rate = self._rate(share, now)
+        return (1 - share) / rate if rate else None
+
+    def _rate(self, share: float, now: float) -> float:
+        """How much of the phase is done a second, over the last few seconds."""
+        self._samples.append((now, share))
+        while len(self._samples) > 2 and self._samples[0][0] < now - RATE_WINDOW_S:
+            self._samples.popleft()
+        (began, first), (ended, last) = self._samples[0], self._samples[-1]
+        return max(0.0, last - first) / (ended - began) if ended > began else 0.0
+
+    def _rows_per_second(self, now: float) -> float:
+        """Rows staged a second, from the first sight of the load to the end of the staging."""
+        began = self._began.get(Phase.STAGING)
+        if began is None:
+            return 0.0
+        over = [self._began[phase] for phase in _AFTER_STAGING if phase in self._began]
+        ended = min(over, default=now)
+        return self.rows / (ended - began) if ended > began else 0.0
+
+
+_AFTER_STAGING = (Phase.PREPARING, Phase.MERGING, Phase.DONE, Phase.ABORTED)

@@ -1,0 +1,138 @@
+"""A Spark of our own for one job, quiet, on a Java that was found for it.
+
+Spark's Java process inherits standard output and error when it is started; to keep its remarks off
+the terminal both are a file in that moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from koinon import java
+from koinon.local.servers import environment, is_importable
+from koinon_proto.errors import ConfigurationError
+
+LOCAL_MASTER = "local[*]"
+APP_NAME = "koinon ingest"
+NEEDS = ("pyspark", "pyarrow")
+DEFAULTS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+LOCAL_DEFAULTS = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+
+
+def require_spark() -> None:
+    """Raise ConfigurationError, saying what to install, where Spark's packages are missing."""
+    if missing := [name for name in NEEDS if not is_importable(name)]:
+        raise ConfigurationError(
+            reason=f"Spark is not installed ({', '.join(missing)}): pip install 'koinon[spark]'"
+        )
+
+
+@contextlib.contextmanager
+def spark_session(
+    *,
+    master: str = LOCAL_MASTER,
+    conf: Mapping[str, str] | None = None,
+    verbose: bool = False,
+    app_name: str = APP_NAME,
+) -> Iterator[Any]:
+    """Yield a SparkSession with the format ``koinon`` registered, and stop it afterwards.
+
+    Without ``verbose``, what Spark and its workers print goes to a file that is deleted at the end.
+    A Spark that already runs in this process is used as it is.
+
+    Raises:
+        ConfigurationError: Spark's packages are missing, or it does not start.
+        JavaNotFoundError: there is no Java for it.
+    """
+    require_spark()
+    with _scratch() as scratch, _as_spark_wants_it():
+        if not verbose:
+            warnings.filterwarnings("ignore", module=r"pyspark\.")
+        import pyspark
+        from pyspark.sql import SparkSession
+
+        java.use_java(spark_version=pyspark.__version__)
+        log = None if verbose else Path(scratch) / "spark.log"
+        builder = SparkSession.builder.appName(app_name).master(master)
+        settings = {**DEFAULTS, **(LOCAL_DEFAULTS if master.startswith("local") else {})}
+        if master.startswith("local"):
+            settings["spark.local.dir"] = scratch
+        for name, value in {**settings, **(conf or {})}.items():
+            builder = builder.config(name, value)
+        try:
+            with _output_to(log):
+                session = builder.getOrCreate()
+        except Exception as error:
+            raise ConfigurationError(reason=_why_not_started(error, log)) from error
+        try:
+            from koinon.spark import register
+
+            register(session)
+            yield session
+        finally:
+            session.stop()
+
+
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="koinon-spark-", ignore_cleanup_errors=True)
+
+
+@contextlib.contextmanager
+def _as_spark_wants_it() -> Iterator[None]:
+    """Python workers are this Python, find our packages, and Java's change of JAVA_HOME ends."""
+    names = ("JAVA_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYTHONPATH")
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    os.environ["PYTHONPATH"] = environment()["PYTHONPATH"]
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _output_to(log: Path | None) -> Iterator[None]:
+    """Let standard output and error, as processes inherit them, be a file for the moment."""
+    if log is None:
+        yield
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = [os.dup(1), os.dup(2)]
+    try:
+        with log.open("ab") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, descriptor in zip((1, 2), kept, strict=True):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+
+
+def _why_not_started(error: Exception, log: Path | None) -> str:
+    text = str(error).strip().splitlines() or [type(error).__name__]
+    lines = log.read_text(errors="replace").splitlines() if log and log.exists() else []
+    told = [line.strip() for line in lines if "Exception" in line or "rror" in line]
+    detail = "; ".join(told[:3])
+    return f"Spark does not start: {text[0]}" + (f" ({detail})" if detail else "")

@@ -1,0 +1,63 @@
+"""What an ingest writes how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from koinon.spark.options import WriteOptions, write_options
+from koinon.spark.planning import RowPlan, plan_rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is written how; the options of the Spark format ``koinon``. ``value`` None: the whole
+    row, encoded as ``encoding`` says. ``ttl`` is a duration with a unit, such as ``1h``;
+    ``bytes_per_second`` is for the whole job, 0 for no limit.
+    """
+
+    coordinators: str
+    key: str
+    key_encoding: str = "text"
+    value: str | None = None
+    encoding: str | None = None
+    mode: str = "append"
+    prefix: str | None = None
+    ttl: str | None = None
+    order_by: str | None = None
+    bad_records: str | None = None
+    bytes_per_second: int = 0
+
+    def write_options(self) -> WriteOptions:
+        """Return the options, checked, as the format takes them.
+
+        Raises:
+            ConfigurationError: one is wrong; the text names it.
+        """
+        return write_options(self.options(), overwrite=self.mode == "overwrite")
+
+    def plan(self, schema: Any) -> RowPlan:
+        """Return what a write does with the columns of this Spark schema.
+
+        Raises:
+            ConfigurationError: an option is wrong, or names no column, or one of a wrong type.
+        """
+        fields = [(field["name"], field["type"]) for field in schema.jsonValue()["fields"]]
+        return plan_rows(self.write_options(), fields)
+
+    def options(self, tasks: int = 1) -> dict[str, str]:
+        """Return the options as Spark takes them, for ``tasks`` that run at once."""
+        rate = max(1, self.bytes_per_second // tasks) if self.bytes_per_second else None
+        named = {
+            "coordinators": self.coordinators,
+            "keyColumn": self.key,
+            "keyEncoding": self.key_encoding,
+            "valueColumn": self.value,
+            "valueEncoding": self.encoding,
+            "prefix": self.prefix,
+            "ttl": self.ttl,
+            "orderBy": self.order_by,
+            "badRecordsPath": self.bad_records,
+            "maxBytesPerSecond": rate,
+        }
+        return {name: str(value) for name, value in named.items() if value is not None}

@@ -1,0 +1,208 @@
+"""What a load would do to a cluster, before it is made: one pass over the rows for their sizes,
+one for keys that repeat.
+
+Sizes are those of keys and values as they would be stored, without what a node adds to a record.
+A row that could not be stored (a null, empty or over-long key, a null or over-long value) is
+counted apart, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from koinon.ingest.settings import Settings
+from koinon_proto.partitioner import Partitioner, partitioner
+from koinon_proto.table import ClusterConfig, Table
+
+if TYPE_CHECKING:
+    from koinon.spark.faults import Limits
+    from koinon.spark.options import WriteOptions
+    from koinon.spark.planning import RowPlan
+
+HEAVIEST_MAX = 5
+SIZED = "key binary, partition_id int, bytes long, bad boolean"
+I64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skew:
+    """How evenly something lies over the partitions. ``variation`` is the standard deviation over
+    the mean (the coefficient of variation); 0 for nothing.
+    """
+
+    mean: float
+    most: int
+    least: int
+    heaviest_partition: int
+    variation: float
+
+    @property
+    def most_to_mean(self) -> float:
+        return self.most / self.mean if self.mean else 0.0
+
+
+def skew_of(counts: I64Array) -> Skew:
+    """Return the skew of one number per partition."""
+    mean = float(counts.mean())
+    return Skew(
+        mean=mean,
+        most=int(counts.max()),
+        least=int(counts.min()),
+        heaviest_partition=int(counts.argmax()),
+        variation=float(counts.std()) / mean if mean else 0.0,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeShare:
+    """What one node would receive: ``bytes`` over all the copies that it holds, ``rows`` and
+    ``primary_bytes`` of the partitions that it leads.
+    """
+
+    node_id: str
+    partitions: int
+    rows: int
+    primary_bytes: int
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeavyKey:
+    """A key that weighs: by how often it comes, and by the bytes of all its rows."""
+
+    key: bytes
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """What was found. ``rows`` and ``bytes`` are one number per partition; ``bad_rows`` could not
+    be stored; ``duplicate_rows`` are those beyond the first of their key.
+    """
+
+    rows: I64Array
+    bytes: I64Array
+    bad_rows: int
+    duplicate_rows: int
+    repeated: Sequence[HeavyKey]
+    heaviest: Sequence[HeavyKey]
+
+    @property
+    def rows_total(self) -> int:
+        """Every row that was read."""
+        return int(self.rows.sum()) + self.bad_rows
+
+    @property
+    def skew(self) -> Skew:
+        return skew_of(self.rows)
+
+
+def per_node(survey: Survey, table: Table) -> list[NodeShare]:
+    """Return what each node of the table would receive, by node id."""
+    shares = []
+    for number, node in sorted(table.nodes.items(), key=lambda item: item[1].node_id):
+        led = [row.partition_id for row in table.rows if row.primary == number]
+        held = [row.partition_id for row in table.rows if number in row.replicas]
+        shares.append(
+            NodeShare(
+                node_id=str(node.node_id),
+                partitions=len(led),
+                rows=int(survey.rows[led].sum()),
+                primary_bytes=int(survey.bytes[led].sum()),
+                bytes=int(survey.bytes[held].sum()),
+            )
+        )
+    return [share for share in shares if share.partitions or share.bytes]
+
+
+def take(frame: Any, settings: Settings, table: Table) -> Survey:
+    """Go through the rows of a DataFrame as a load would.
+
+    Raises:
+        ConfigurationError: an option names no column, or one of a wrong type.
+    """
+    from pyspark.sql import functions as f
+
+    count = table.cluster.partition_count
+    sized = frame.mapInArrow(_sizing(settings, frame.schema, table.cluster), SIZED).persist()
+    try:
+        good = sized.filter(~sized.bad)
+        rows, sizes = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        totals = good.groupBy("partition_id").agg(f.count("*"), f.sum("bytes"))
+        for partition_id, number, size in totals.collect():
+            rows[partition_id], sizes[partition_id] = number, size
+        keys = good.groupBy("key").agg(f.count("*").alias("rows"), f.sum("bytes").alias("bytes"))
+        repeated = keys.filter(keys.rows > 1)
+        beyond = repeated.agg(f.sum(repeated.rows - 1)).first()[0] or 0
+        return Survey(
+            rows=rows,
+            bytes=sizes,
+            bad_rows=sized.filter(sized.bad).count(),
+            duplicate_rows=int(beyond),
+            repeated=_heavy(repeated.orderBy(f.desc("rows"), "key")) if beyond else (),
+            heaviest=_heavy(keys.orderBy(f.desc("bytes"), "key")),
+        )
+    finally:
+        sized.unpersist()
+
+
+def _sizing(
+    settings: Settings, schema: Any, cluster: ClusterConfig
+) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """Return what makes batches as ``SIZED`` says of batches of rows, for ``mapInArrow``."""
+    from koinon.spark.faults import Limits
+
+    plan, options = settings.plan(schema), settings.write_options()
+    limits = Limits(
+        key_name=plan.key_name,
+        value_name=plan.value_name,
+        max_value_bytes=cluster.max_value_bytes,
+        prefix=options.prefix,
+    )
+
+    def sized(batches: Iterator[Any]) -> Iterator[Any]:
+        known = partitioner(cluster.partitioner, cluster.partition_count)
+        for batch in batches:
+            yield _sized(batch, plan, options, limits, known)
+
+    return sized
+
+
+def _sized(
+    batch: Any, plan: RowPlan, options: WriteOptions, limits: Limits, known: Partitioner
+) -> Any:
+    import pyarrow as pa
+
+    from koinon.spark import arrays
+    from koinon.spark.faults import find_faults
+    from koinon.spark.keys import encode_keys
+    from koinon.spark.values import ENCODERS, encode_column
+
+    columns = [batch.column(at) for at in plan.key_columns]
+    keys = encode_keys(columns, options.key_encoding)
+    if plan.value_column >= 0:
+        values = encode_column(batch.column(plan.value_column), plan.value_name)
+    else:
+        values = ENCODERS[options.value_encoding](batch)
+    bad = np.zeros(len(batch), np.bool_)
+    for fault in find_faults(keys, values, limits):
+        bad[fault.rows] = True
+    partition_ids = known.partitions_of_arrow(keys.fill_null(b"") if keys.null_count else keys)
+    sizes = arrays.lengths_of(keys).astype(np.int64) + arrays.lengths_of(values)
+    made = (keys, partition_ids.astype(np.int32), sizes, bad)
+    return pa.RecordBatch.from_arrays(
+        [pa.array(column) for column in made], names=["key", "partition_id", "bytes", "bad"]
+    )
+
+
+def _heavy(frame: Any) -> list[HeavyKey]:
+    return [
+        HeavyKey(key=bytes(row["key"]), rows=row["rows"], bytes=row["bytes"])
+        for row in frame.limit(HEAVIEST_MAX).collect()
+    ]

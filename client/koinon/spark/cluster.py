@@ -1,0 +1,234 @@
+"""A blocking view of the cluster for a Spark task: the table, channels to its nodes, and retries.
+
+Everything that a load or a read in bulk asks of nodes may be asked twice without harm, so that an
+unknown fate is met by asking again. Any number of threads may share one ``Cluster``.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from random import Random
+from types import TracebackType
+from typing import Any, Self, cast
+
+import grpc
+
+from koinon.core.retry import Again, RetryPolicy, decide
+from koinon.core.routing import Router, Routing
+from koinon.options import parse_addresses
+from koinon.request_ids import naming, operation
+from koinon_proto import convert, rpc
+from koinon_proto.errors import (
+    ClusterNotReadyError,
+    KoinonError,
+    UnavailableError,
+    UnknownFateError,
+    UnsupportedVersionError,
+)
+from koinon_proto.v1 import kv_pb2, loads_pb2_grpc, table_pb2, table_pb2_grpc
+
+ASK_S = 2.0
+CALL_S = 30.0
+"""A node that has not answered one call for so long is asked again, or another one in its place."""
+NODES_ASKED_MAX = 8
+
+
+class Cluster:
+    """Knows who leads which partition, and calls nodes."""
+
+    def __init__(self, coordinators: str, *, timeout_s: float) -> None:
+        """``timeout_s``: how long one step is retried while nobody serves it.
+
+        Raises:
+            ConfigurationError: no address is given, or one is not host:port.
+        """
+        self.timeout_s = timeout_s
+        self._seeds = parse_addresses(coordinators)
+        self._router = Router()
+        self._lock = threading.Lock()
+        self._refreshing = threading.Lock()
+        self._channels: dict[str, grpc.Channel] = {}
+        self._turn = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        with self._lock:
+            channels = list(self._channels.values())
+            self._channels.clear()
+        for channel in channels:
+            channel.close()
+
+    # --- the table ------------------------------------------------------------------------------
+
+    def routing(self) -> Routing:
+        """Return who leads which partition, as far as is known; the first time, ask.
+
+        Raises:
+            ClusterNotReadyError: the cluster still waits for its first nodes, until the time was
+                over.
+            UnavailableError: nobody answered until then.
+        """
+        routing = self._router.routing
+        if routing is None:
+            retries = Retries(self)
+            while (routing := self._router.routing) is None:
+                error = self.refresh(0)
+                if error is not None:
+                    retries.after([error], refresh=False)
+        return routing
+
+    def learn(self, errors: Sequence[KoinonError]) -> None:
+        """Take the primaries that refusals name."""
+        with self._lock:
+            self._router.learn(errors)
+
+    def refresh(self, revision: int) -> KoinonError | None:
+        """Ask for the table, unless another thread has brought news since ``revision``; return
+        the last error if nobody had any.
+        """
+        with self._refreshing:
+            if self._router.revision > revision:
+                return None
+            error: KoinonError | None = None
+            for address in self._candidates():
+                error = self._ask_table(address)
+                if error is None and self._router.table_version >= self._router.wanted_version:
+                    return None
+            return error
+
+    def _candidates(self) -> list[str]:
+        """Return whom to ask: the seeds, from another one each time, then nodes."""
+        self._turn += 1
+        at = self._turn % len(self._seeds)
+        routing = self._router.routing
+        nodes = routing.addresses[1:] if routing else ()
+        start = self._turn % len(nodes) if nodes else 0
+        chosen = [*nodes[start:], *nodes[:start]][:NODES_ASKED_MAX]
+        return list(dict.fromkeys([*self._seeds[at:], *self._seeds[:at], *chosen]))
+
+    def _ask_table(self, address: str) -> KoinonError | None:
+        routing = self._router.routing
+        request = table_pb2.GetTableRequest(
+            cluster_id=routing.table.cluster.cluster_id if routing else "",
+            known_version=self._router.table_version,
+        )
+        stub = cast(Any, table_pb2_grpc.TableServiceStub)(self._channel(address))
+        reply = self._called(address, stub.GetTable, request, ASK_S)
+        if isinstance(reply, KoinonError):
+            return reply
+        try:
+            with self._lock:
+                self._router.on_update(convert.update_from_proto(reply))
+        except KoinonError as error:
+            return error
+        if self._router.routing is None:
+            return ClusterNotReadyError(
+                registered_nodes=len(reply.nodes), bootstrap_nodes=reply.cluster.bootstrap_nodes
+            )
+        return None
+
+    # --- calls ----------------------------------------------------------------------------------
+
+    def bulk(self, address: str, method: str, request: Any) -> Any:
+        """Call a method of a node's Bulk service; return the reply, or the error. Raises nothing
+        of its own. A call that was not answered ends as UnknownFateError.
+        """
+        stub = cast(Any, loads_pb2_grpc.BulkStub)(self._channel(address))
+        return self._called(address, getattr(stub, method), request, CALL_S)
+
+    def _channel(self, address: str) -> grpc.Channel:
+        with self._lock:
+            if address not in self._channels:
+                plain = grpc.insecure_channel(address, rpc.CHANNEL_OPTIONS)
+                self._channels[address] = naming(plain)
+            return self._channels[address]
+
+    @staticmethod
+    def _called(address: str, method: Any, request: Any, timeout_s: float) -> Any:
+        with operation() as named:
+            try:
+                return method(request, timeout=timeout_s)
+            except grpc.RpcError as failure:
+                error = _error_of(failure, address)
+            except ValueError:  # the channel was closed meanwhile
+                error = UnavailableError(reason=f"{address}: the connection was closed")
+            named.name(error)
+            return error
+
+
+def _error_of(failure: grpc.RpcError, address: str) -> KoinonError:
+    call = cast(Any, failure)
+    if call.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return UnsupportedVersionError(
+            what=f"{address}: bulk loads and reads", version=0, supported=1
+        )
+    reason = f"{address}: {call.code().name.lower()}: {call.details()}"
+    return rpc.error_of(failure) or UnknownFateError(reason=reason)
+
+
+class Retries:
+    """How long one step is tried again. ``progress`` begins its time anew."""
+
+    def __init__(self, cluster: Cluster, stopped: threading.Event | None = None) -> None:
+        self._cluster = cluster
+        self._stopped = stopped or threading.Event()
+        self._random = Random()
+        self._policy = RetryPolicy()
+        self.progress()
+
+    def progress(self) -> None:
+        self._attempt = 0
+        self._since = time.monotonic()
+
+    def after(
+        self, errors: Sequence[KoinonError], *, revision: int = 0, refresh: bool = True
+    ) -> None:
+        """Wait until the step is to be tried again after these errors, all of one attempt that was
+        routed by ``revision``; fetch the table if they ask for that.
+
+        Raises:
+            KoinonError: one of them is final.
+            UnavailableError: the time is over, or the step was stopped.
+        """
+        self._cluster.learn(errors)
+        waits = [self._again(error) for error in errors]
+        self._attempt += 1
+        if time.monotonic() - self._since > self._cluster.timeout_s:
+            raise UnavailableError(
+                reason=f"not served within {self._cluster.timeout_s:g} s (option timeout): "
+                f"{errors[0]}"
+            ) from errors[0]
+        if self._stopped.wait(max(again.delay_s for again in waits)):
+            raise UnavailableError(reason="stopped: another part of the task has failed")
+        if refresh and any(again.refresh for again in waits):
+            self._cluster.refresh(revision)
+
+    def _again(self, error: KoinonError) -> Again:
+        again = decide(
+            error,
+            attempt=self._attempt,
+            idempotent=True,
+            policy=self._policy,
+            random=self._random,
+        )
+        if again is None:
+            raise error
+        return again
+
+
+def refused(reply: Any) -> dict[int, KoinonError]:
+    """Return the partitions that a reply refuses, and why."""
+    refusals: Sequence[kv_pb2.Refusal] = reply.refusals
+    return {r.partition_id: convert.error_from_proto(r.error) for r in refusals}

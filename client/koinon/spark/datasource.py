@@ -1,0 +1,331 @@
+"""The data source ``koinon``: Spark's classes, thin over tasks, jobs and reads.
+
+Spark pickles writers and readers at planning and runs their methods in Python workers of their own:
+tasks in executors, ``commit`` and ``abort`` on the driver. They hold what was given, and no
+connection.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from pyspark import TaskContext
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+from pyspark.sql import datasource as spark_datasource
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamWriter,
+    InputPartition,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from koinon.spark import jobs
+from koinon.spark.cluster import Cluster
+from koinon.spark.jobs import Commit, Job, TaskReport
+from koinon.spark.options import ReadOptions, WriteOptions, read_options, write_options
+from koinon.spark.planning import Field, plan_rows
+from koinon.spark.reading import METADATA, read_keys, read_partitions
+from koinon.spark.tasks import run_task
+from koinon_proto.errors import ConfigurationError, InternalError, UnavailableError
+from koinon_proto.loads import StreamBatch
+
+FORMAT: Final = "koinon"
+PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
+PLANNING_TIMEOUT_S: Final = 20.0
+KEYS_PER_TASK: Final = 10_000
+_DDL: Final = {
+    "key": "binary",
+    "value": "binary",
+    "partition_id": "int",
+    "version": "long",
+    "expires_at": "timestamp",
+}
+_QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
+_RUN: Final = "spark.jobGroup.id"
+"""A stream's run sets its jobs' group to its own id."""
+
+_StreamBases: tuple[type, ...]
+if hasattr(spark_datasource, "DataSourceStreamArrowWriter"):
+    _StreamBases = (spark_datasource.DataSourceStreamArrowWriter,)
+else:  # Spark 4.0 hands record batches to whatever is an Arrow writer, in streams as well
+    _StreamBases = (DataSourceArrowWriter, DataSourceStreamWriter)
+
+
+def register(spark: SparkSession) -> None:
+    """Make ``format("koinon")`` known to a session. Filters on ``key`` are pushed down from then
+    on, where Spark can do that (4.1 and later), unless the session's configuration says otherwise.
+    """
+    try:
+        spark.dataSource.register(KoinonDataSource)
+    except AnalysisException as error:  # Spark 4.0, where it has found the source by itself
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
+    with suppress(Exception):  # Spark 4.0 knows no such setting, and cannot list what is set
+        known = spark.conf.get(PUSHDOWN) is not None
+        if known and PUSHDOWN not in spark.conf.getAll:
+            spark.conf.set(PUSHDOWN, "true")
+
+
+class KoinonDataSource(DataSource):
+    """Reads and writes a cluster's records; see ``koinon.spark.options``."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> str:
+        options = read_options(self.options)
+        names = ["key"] if options.keys_only else ["key", "value"]
+        names += METADATA if options.metadata else ()
+        return ", ".join(f"{name} {_DDL[name]}" for name in names)
+
+    def reader(self, schema: StructType) -> KoinonReader:
+        return KoinonReader(read_options(self.options), _read_columns(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> KoinonWriter:
+        job = _job(write_options(self.options, overwrite=overwrite), schema, overwrite)
+        _check_reachable(job.options.coordinators, job.options.timeout_s)
+        return KoinonWriter(job)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> KoinonStreamWriter:  # noqa: N802
+        options = write_options(self.options, overwrite=overwrite)
+        return KoinonStreamWriter(_job(options, schema, overwrite))
+
+
+@dataclass
+class Staged(WriterCommitMessage):
+    """What a task says to the driver."""
+
+    report: TaskReport
+
+
+class KoinonWriter(DataSourceArrowWriter):
+    """A batch write: one load, all of it or nothing."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def write(self, iterator: Iterator[Any]) -> Staged:
+        return Staged(run_task(self.job, _task_context().partitionId(), iterator))
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        Commit(job=self.job, reports=_all_reports(messages)).run()
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        jobs.abort(self.job, _reports(messages), "the Spark job failed")
+
+
+class KoinonStreamWriter(*_StreamBases):  # type: ignore[misc]
+    """A streaming sink: a load per micro-batch, applied once however often it is replayed."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def write(self, iterator: Iterator[Any]) -> Staged:
+        context = _task_context()
+        query, batch = context.getLocalProperty(_QUERY), context.getLocalProperty(_BATCH)
+        if not query or not batch:
+            raise InternalError(reason=f"Spark does not say in {_QUERY} and {_BATCH} what it runs")
+        job = replace(
+            self.job,
+            job_id=f"stream:{query}:{batch}:{context.getLocalProperty(_RUN) or ''}",
+            stream_batch=StreamBatch(query, int(batch)),
+        )
+        return Staged(run_task(job, context.partitionId(), iterator))
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        reports = _all_reports(messages)
+        others = {r.stream_batch.batch_id for r in reports if r.stream_batch} - {batchId}
+        if others:
+            raise InternalError(reason=f"batch {batchId} is committed with rows of {others}")
+        if reports:
+            Commit(job=self._job_of(reports[0]), reports=reports).run()
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        reports = _reports(messages)
+        if reports:
+            reason = f"micro-batch {batchId} failed"
+            jobs.abort(self._job_of(reports[0]), reports, reason)
+
+    def _job_of(self, report: TaskReport) -> Job:
+        """Spark commits with another instance, which knows the batch from the tasks only."""
+        return replace(self.job, job_id=report.job_id, stream_batch=report.stream_batch)
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+@dataclass
+class Partitions(InputPartition):
+    """Whole partitions; their owners are looked up when they are read."""
+
+    partition_ids: tuple[int, ...]
+
+
+@dataclass
+class Keys(InputPartition):
+    """Single keys."""
+
+    keys: tuple[bytes, ...]
+
+
+class KoinonReader(DataSourceReader):
+    """Reads records of all partitions, or those of the keys that a filter names."""
+
+    def __init__(self, options: ReadOptions, names: Sequence[str]) -> None:
+        self.options = options
+        self.names = tuple(names)
+        self.keys: frozenset[bytes] | None = None
+        """Only these; None: all."""
+
+    @property
+    def pushFilters(self) -> _Pushdown:  # noqa: N802
+        return _Pushdown(self)
+
+    def partitions(self) -> list[InputPartition]:
+        if self.keys is not None:
+            keys = sorted(key for key in self.keys if key.startswith(self.options.prefix))
+            return [
+                Keys(tuple(keys[at : at + KEYS_PER_TASK]))
+                for at in range(0, len(keys), KEYS_PER_TASK)
+            ]
+        by_owner: dict[str, list[int]] = {}
+        with _reached(self.options.coordinators, self.options.timeout_s) as cluster:
+            for partition_id, owner in enumerate(cluster.routing().owner_of):
+                by_owner.setdefault(owner, []).append(partition_id)
+        step = self.options.partitions_per_task
+        return [
+            Partitions(tuple(mine[at : at + step]))
+            for mine in by_owner.values()
+            for at in range(0, len(mine), step)
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        if isinstance(partition, Keys):
+            return read_keys(self.options, self.names, partition.keys)
+        if isinstance(partition, Partitions):
+            return read_partitions(self.options, self.names, partition.partition_ids)
+        return iter(())  # what Spark makes of no partitions
+
+
+class _Pushdown:
+    """``pushFilters`` of a reader that takes filters where Spark offers them.
+
+    With its setting off, Spark refuses readers that implement the method, which it knows by the
+    function behind it; this one serves either way.
+    """
+
+    def __init__(self, reader: KoinonReader) -> None:
+        self._reader = reader
+        self.__func__ = getattr(DataSourceReader, "pushFilters", None)
+
+    def __call__(self, filters: Sequence[Any]) -> list[Any]:
+        """Take the filters that name keys; return the others."""
+        left = []
+        for given in filters:
+            keys = _keys_named(given)
+            if keys is None:
+                left.append(given)
+            else:
+                known = self._reader.keys
+                self._reader.keys = keys if known is None else known & keys
+        return left
+
+
+def _keys_named(given: Any) -> frozenset[bytes] | None:
+    """Return the keys that a filter leaves; None if it is of another kind."""
+    if getattr(given, "attribute", None) != ("key",):
+        return None
+    kind = type(given).__name__
+    if kind in ("EqualTo", "EqualNullSafe") and isinstance(given.value, (bytes, bytearray)):
+        return frozenset((bytes(given.value),))
+    if kind == "In" and all(isinstance(key, (bytes, bytearray)) for key in given.value):
+        return frozenset(map(bytes, given.value))
+    return None
+
+
+def _read_columns(schema: StructType) -> list[str]:
+    """Return the columns to be read.
+
+    Raises:
+        ConfigurationError: a column that there is not, or of another type.
+    """
+    for field in schema.fields:
+        wanted = _DDL.get(field.name)
+        if wanted is None:
+            raise ConfigurationError(
+                reason=f"schema: there is no column {field.name!r} among {', '.join(_DDL)}"
+            )
+        if field.dataType.simpleString() not in (wanted, wanted.replace("long", "bigint")):
+            raise ConfigurationError(
+                reason=f"schema: column {field.name!r} has type {wanted}, "
+                f"not {field.dataType.simpleString()}; cast it after reading"
+            )
+    return [field.name for field in schema.fields]
+
+
+# --- what both share ----------------------------------------------------------------------------
+
+
+def _job(options: WriteOptions, schema: StructType, overwrite: bool) -> Job:
+    fields: list[Field] = [(field.name, field.dataType.jsonValue()) for field in schema.fields]
+    return Job(
+        job_id=f"spark:{uuid.uuid4()}",
+        options=options,
+        plan=plan_rows(options, fields),
+        overwrite=overwrite,
+    )
+
+
+def _reached(coordinators: str, timeout_s: float) -> Cluster:
+    """Return a view of the cluster that has its table.
+
+    Raises:
+        UnavailableError: nobody answered; the text names the option.
+    """
+    cluster = Cluster(coordinators, timeout_s=min(timeout_s, PLANNING_TIMEOUT_S))
+    try:
+        cluster.routing()
+    except UnavailableError as error:
+        cluster.close()
+        raise UnavailableError(reason=f"option coordinators: {coordinators}: {error}") from error
+    except BaseException:
+        cluster.close()
+        raise
+    return cluster
+
+
+def _check_reachable(coordinators: str, timeout_s: float) -> None:
+    _reached(coordinators, timeout_s).close()
+
+
+def _task_context() -> TaskContext:
+    context = TaskContext.get()
+    if context is None:
+        raise InternalError(reason="rows are written outside of a Spark task")
+    return context
+
+
+def _reports(messages: Sequence[WriterCommitMessage | None]) -> list[TaskReport]:
+    return [message.report for message in messages if isinstance(message, Staged)]
+
+
+def _all_reports(messages: Sequence[WriterCommitMessage | None]) -> list[TaskReport]:
+    """Return the reports of a job that is committed: none may be missing.
+
+    Raises:
+        InternalError: a task has not reported.
+    """
+    reports = _reports(messages)
+    if len(reports) < len(messages):
+        missing = len(messages) - len(reports)
+        raise InternalError(reason=f"{missing} tasks have not said what they staged")
+    return reports

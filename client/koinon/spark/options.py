@@ -1,0 +1,303 @@
+"""The options of the data source, parsed and checked. Names are case-insensitive, as Spark's are.
+
+Every option, with its default:
+
+========================= =================================================================
+``coordinators``          required: ``host:port,host:port`` of coordinators (or nodes)
+``timeout``               ``2m``: how long one step is retried while nobody serves it
+writing
+``keyColumn``             the key: one column, or several separated by commas
+                          (``key``, where the columns are exactly ``key`` and ``value``)
+``keyEncoding``           ``binary``: integers as 8 bytes that sort like the numbers; ``text``:
+                          as decimal digits. See ``koinon.spark.keys``
+``valueColumn``           a binary or string column: its bytes are the value
+                          (``value``, where the columns are exactly ``key`` and ``value``)
+``valueEncoding``         ``json`` or ``msgpack``: the whole row is the value, instead of one
+                          column. See ``koinon.spark.values``
+``ttl``                   ``30m``, ``12h``: rows expire so long after their task began; none
+``orderBy``               where a key repeats, the row with the greatest value of this column
+                          stays (null: the least; equal: the last row); without it a key that
+                          repeats fails the job
+``prefix``, ``prefixHex`` of mode ``overwrite``: only keys that begin so are replaced, and every
+                          row's key has to begin so. As text, or as bytes in hex; none
+``badRecordsPath``        rows that cannot be stored are written there as JSON lines, instead of
+                          failing the job: a directory, or a URI that pyarrow.fs knows
+``maxBytesPerSecond``     ``50MB``: what each task sends at most (the job: times the tasks that
+                          run at once); no limit
+``memoryBytes``           ``64MiB``: rows that a task buffers, as encoded; it takes up to three
+                          times as much, and some 50 MB for messages under way
+``loadTimeout``           ``30m``: a load that no task touches for so long is given up
+``mergeTimeout``          ``10m``: how long ``save()`` waits for a merge that does not advance
+``description``           what ``koinon admin loads`` shows, up to 200 characters
+reading
+``prefix``, ``prefixHex`` only keys that begin so
+``keysOnly``              ``false``; ``true``: only the column ``key``, no values are read: for
+                          counting
+``metadata``              ``false``; ``true``: also ``partition_id``, ``version``, ``expires_at``
+``partitionsPerTask``     ``256``: partitions of one node that a task reads
+``pageBytes``             ``4MiB``: what a task asks for at once
+========================= =================================================================
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn, TypeVar
+
+from koinon.options import parse_addresses
+from koinon_proto.errors import ConfigurationError
+from koinon_proto.loads import LOAD_TEXT_CHARS_MAX, LOAD_TIMEOUT_MS_MAX, LOAD_TIMEOUT_MS_MIN
+from koinon_proto.table import MAX_BATCH_BYTES, MAX_KEY_BYTES, MAX_TTL_MS
+
+KEY_ENCODINGS = ("binary", "text")
+VALUE_ENCODINGS = ("json", "msgpack")
+MEMORY_BYTES_MIN = 1 << 20
+MEMORY_BYTES_MAX = 1 << 30
+PAGE_BYTES_MIN = 1 << 10
+
+_COMMON = ("coordinators", "timeout")
+_PREFIX = ("prefix", "prefixHex")
+WRITE_OPTIONS = (
+    *_COMMON,
+    *_PREFIX,
+    "keyColumn",
+    "keyEncoding",
+    "valueColumn",
+    "valueEncoding",
+    "ttl",
+    "orderBy",
+    "badRecordsPath",
+    "maxBytesPerSecond",
+    "memoryBytes",
+    "loadTimeout",
+    "mergeTimeout",
+    "description",
+)
+READ_OPTIONS = (*_COMMON, *_PREFIX, "keysOnly", "metadata", "partitionsPerTask", "pageBytes")
+_SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})
+"""Spark hands a stream's own options on to its sink."""
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
+_UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?(?:/s)?")
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteOptions:
+    """Options of a write. ``None`` and 0: not given."""
+
+    coordinators: str
+    timeout_s: float
+    key_columns: tuple[str, ...]
+    key_encoding: str
+    value_column: str
+    value_encoding: str
+    ttl_ms: int
+    order_column: str
+    prefix: bytes
+    bad_records_path: str
+    bytes_per_second_max: int
+    memory_bytes: int
+    load_timeout_ms: int
+    merge_timeout_s: float
+    description: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions:
+    """Options of a read."""
+
+    coordinators: str
+    timeout_s: float
+    prefix: bytes
+    keys_only: bool
+    metadata: bool
+    partitions_per_task: int
+    page_bytes: int
+
+
+def write_options(given: Mapping[str, str], *, overwrite: bool) -> WriteOptions:
+    """Return the options of a write.
+
+    Raises:
+        ConfigurationError: an option is unknown, missing or wrong; the text names it.
+    """
+    options = _Given(given, WRITE_OPTIONS)
+    prefix = options.prefix()
+    if prefix and not overwrite:
+        options.refuse("prefix", "only mode overwrite replaces what a prefix holds; leave it out")
+    value_column, value_encoding = options.text("valueColumn"), options.text("valueEncoding")
+    if value_column and value_encoding:
+        options.refuse(
+            "valueEncoding", "is for whole rows as values; leave it out, or leave valueColumn out"
+        )
+    return WriteOptions(
+        coordinators=options.coordinators(),
+        timeout_s=options.duration_ms("timeout", "2m") / 1000,
+        key_columns=options.names("keyColumn"),
+        key_encoding=options.one_of("keyEncoding", KEY_ENCODINGS, "binary"),
+        value_column=value_column,
+        value_encoding=options.one_of("valueEncoding", VALUE_ENCODINGS, ""),
+        ttl_ms=options.duration_ms("ttl", "", most=MAX_TTL_MS),
+        order_column=options.text("orderBy"),
+        prefix=prefix,
+        bad_records_path=options.text("badRecordsPath"),
+        bytes_per_second_max=options.size("maxBytesPerSecond", "0", least=1),
+        memory_bytes=options.size(
+            "memoryBytes", "64MiB", least=MEMORY_BYTES_MIN, most=MEMORY_BYTES_MAX
+        ),
+        load_timeout_ms=options.duration_ms(
+            "loadTimeout", "30m", least=LOAD_TIMEOUT_MS_MIN, most=LOAD_TIMEOUT_MS_MAX
+        ),
+        merge_timeout_s=options.duration_ms("mergeTimeout", "10m") / 1000,
+        description=options.text("description")[:LOAD_TEXT_CHARS_MAX],
+    )
+
+
+def read_options(given: Mapping[str, str]) -> ReadOptions:
+    """Return the options of a read. Raises as ``write_options`` does."""
+    options = _Given(given, READ_OPTIONS)
+    return ReadOptions(
+        coordinators=options.coordinators(),
+        timeout_s=options.duration_ms("timeout", "2m") / 1000,
+        prefix=options.prefix(),
+        keys_only=options.flag("keysOnly"),
+        metadata=options.flag("metadata"),
+        partitions_per_task=options.number("partitionsPerTask", "256"),
+        page_bytes=options.size("pageBytes", "4MiB", least=PAGE_BYTES_MIN, most=MAX_BATCH_BYTES),
+    )
+
+
+class _Given:
+    """What the user gave, by lower-case names; every complaint names the option."""
+
+    def __init__(self, given: Mapping[str, str], known: Sequence[str]) -> None:
+        self._given = {name.lower(): str(value) for name, value in given.items()}
+        self._names = {name.lower(): name for name in known}
+        for name in self._given:
+            if name not in self._names and name not in _SPARKS_OWN:
+                self._refuse_unknown(name)
+
+    def _refuse_unknown(self, name: str) -> NoReturn:
+        if name == "path":
+            self.refuse(
+                "path", "Koinon has no paths: call save() and load() without one, or give prefix"
+            )
+        elsewhere = {n.lower(): n for n in (*WRITE_OPTIONS, *READ_OPTIONS)}
+        if name in elsewhere:
+            reads = elsewhere[name] in READ_OPTIONS
+            self.refuse(elsewhere[name], f"is an option of {'reads' if reads else 'writes'} only")
+        near = difflib.get_close_matches(name, self._names, n=1)
+        hint = f"did you mean {self._names[near[0]]}?" if near else "known are "
+        self.refuse(name, f"unknown; {hint}{'' if near else ', '.join(self._names.values())}")
+
+    def refuse(self, name: str, reason: str) -> NoReturn:
+        raise ConfigurationError(reason=f"option {name}: {reason}")
+
+    def text(self, name: str, default: str = "") -> str:
+        return self._given.get(name.lower(), "").strip() or default
+
+    def coordinators(self) -> str:
+        text = self.text("coordinators")
+        if not text:
+            self.refuse("coordinators", "is required: host:port,host:port of the coordinators")
+        try:
+            parse_addresses(text)
+        except ConfigurationError as error:
+            self.refuse("coordinators", error.reason)
+        return text
+
+    def names(self, option: str) -> tuple[str, ...]:
+        text = self.text(option)
+        if not text:
+            return ()
+        names = tuple(part.strip() for part in text.split(","))
+        if not all(names):
+            self.refuse(option, f"{text!r} has an empty name between commas")
+        if len(set(names)) < len(names):
+            self.refuse(option, f"{text!r} names a column twice")
+        return names
+
+    def one_of(self, name: str, values: Sequence[str], default: str) -> str:
+        text = self.text(name).lower()
+        if text and text not in values:
+            self.refuse(name, f"{text!r} is none of {', '.join(values)}")
+        return text or default
+
+    def flag(self, name: str) -> bool:
+        return self.one_of(name, ("true", "false"), "false") == "true"
+
+    def number(self, name: str, default: str) -> int:
+        text = self.text(name, default)
+        if not text.isdecimal() or int(text) < 1:
+            self.refuse(name, f"{text!r} is no whole number above 0")
+        return int(text)
+
+    def duration_ms(
+        self, name: str, default: str, *, least: int = 1, most: int = LOAD_TIMEOUT_MS_MAX
+    ) -> int:
+        """Return milliseconds; 0 where there is neither a value nor a default."""
+        text = self.text(name, default).lower()
+        if not text:
+            return 0
+        value = self._parsed(name, text, parse_duration_ms)
+        if not least <= value <= most:
+            self.refuse(name, f"{text!r} is out of range: {least} to {most} ms")
+        return value
+
+    def size(self, name: str, default: str, *, least: int, most: int = 1 << 50) -> int:
+        """Return bytes; the default is not checked."""
+        text = self.text(name, default).lower()
+        value = self._parsed(name, text, parse_size)
+        if text != default.lower() and not least <= value <= most:
+            self.refuse(name, f"{text!r} is out of range: {least} to {most} bytes")
+        return value
+
+    def prefix(self) -> bytes:
+        text, in_hex = self._given.get("prefix", ""), self.text("prefixHex")
+        if text and in_hex:
+            self.refuse("prefixHex", "is the same as prefix, in hex: give one of them")
+        try:
+            prefix = bytes.fromhex(in_hex) if in_hex else text.encode()
+        except ValueError:
+            self.refuse("prefixHex", f"{in_hex!r} is no bytes in hex")
+        if len(prefix) > MAX_KEY_BYTES:
+            self.refuse("prefix", f"is longer than a key may be: {MAX_KEY_BYTES} bytes")
+        return prefix
+
+    def _parsed(self, name: str, text: str, parse: Callable[[str], T]) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            self.refuse(name, str(error))
+
+
+def parse_duration_ms(text: str) -> int:
+    """Return the milliseconds of ``500ms``, ``30s``, ``5m``, ``2h`` or ``1d``.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    match = _DURATION.fullmatch(text.strip().lower())
+    if match is None:
+        raise ValueError(f"{text!r} is no duration: write 500ms, 30s, 5m, 2h or 1d")
+    return int(float(match[1]) * _UNIT_MS[match[2]])
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of ``50MB``, ``1GiB``, ``800k`` or ``1048576``.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    match = _SIZE.fullmatch(text.strip().lower())
+    if match is None:
+        raise ValueError(f"{text!r} is no size: write 50MB, 1GiB or 1048576")
+    unit = 1024 if match[3] else 1000
+    return int(float(match[1]) * unit ** _POWERS[match[2]])

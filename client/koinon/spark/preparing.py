@@ -1,0 +1,129 @@
+"""Before a load is committed: its partitions' primaries confirm what is staged, and look for keys
+that repeat.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+from koinon.core.routing import Routing
+from koinon.spark.cluster import Cluster, Retries, refused
+from koinon_proto.errors import KoinonError
+from koinon_proto.v1 import loads_pb2
+
+PARTITIONS_PER_CALL: Final = 64
+CALLS_AT_ONCE: Final = 8
+EXAMPLES: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicates:
+    """``rows`` whose key another row of the load has, and some of those ``keys``."""
+
+    rows: int
+    keys: tuple[bytes, ...]
+
+
+def prepare(
+    cluster: Cluster,
+    *,
+    load_id: int,
+    attempts: Sequence[int],
+    rows_of: Mapping[int, int],
+    duplicates_allowed: bool,
+) -> Duplicates:
+    """Have every partition in ``rows_of`` checked for so many rows of these attempts.
+
+    Raises:
+        LoadIncompleteError: a partition holds another number of rows.
+        LoadClosedError: the load is not open any more.
+        UnavailableError: a partition was not served in time.
+    """
+    check = _Check(cluster, load_id, attempts, rows_of, duplicates_allowed)
+    routing = cluster.routing()
+    with ThreadPoolExecutor(CALLS_AT_ONCE, thread_name_prefix="koinon-prepare") as pool:
+        pending = [pool.submit(check.run, ids) for _, ids in _slices(sorted(rows_of), routing)]
+        try:
+            found = [future.result() for future in pending]
+        except BaseException:
+            check.stopped.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    keys = [key for duplicates in found for key in duplicates.keys]
+    return Duplicates(sum(duplicates.rows for duplicates in found), tuple(keys[:EXAMPLES]))
+
+
+class _Check:
+    def __init__(
+        self,
+        cluster: Cluster,
+        load_id: int,
+        attempts: Sequence[int],
+        rows_of: Mapping[int, int],
+        duplicates_allowed: bool,
+    ) -> None:
+        self._cluster = cluster
+        self._load_id = load_id
+        self._attempts = attempts
+        self._rows_of = rows_of
+        self._duplicates_allowed = duplicates_allowed
+        self.stopped = threading.Event()
+
+    def run(self, partition_ids: list[int]) -> Duplicates:
+        """Check some partitions, wherever they are led."""
+        retries = Retries(self._cluster, self.stopped)
+        rows, keys = 0, []
+        while partition_ids:
+            routing = self._cluster.routing()
+            left: list[int] = []
+            errors: list[KoinonError] = []
+            for owner, mine in _slices(partition_ids, routing):
+                reply = self._ask(owner, mine, routing)
+                if isinstance(reply, KoinonError):
+                    left += mine
+                    errors.append(reply)
+                    continue
+                refusals = refused(reply)
+                left += [p for p in mine if p in refusals]
+                errors += refusals.values()
+                rows += reply.duplicate_rows
+                keys += list(reply.duplicate_keys)
+                if len(refusals) < len(mine):
+                    retries.progress()
+            if errors:
+                retries.after(errors, revision=routing.revision)
+            partition_ids = left
+        return Duplicates(rows, tuple(keys[:EXAMPLES]))
+
+    def _ask(
+        self, owner: str, partition_ids: list[int], routing: Routing
+    ) -> loads_pb2.PrepareResponse | KoinonError:
+        if not owner:
+            return routing.offline(partition_ids[0])
+        request = loads_pb2.PrepareRequest(
+            cluster_id=routing.table.cluster.cluster_id,
+            table_version=routing.table.table_version,
+            load_id=self._load_id,
+            attempts=self._attempts,
+            partition_ids=partition_ids,
+            rows=[self._rows_of[p] for p in partition_ids],
+            duplicates_allowed=self._duplicates_allowed,
+        )
+        reply: loads_pb2.PrepareResponse | KoinonError = self._cluster.bulk(
+            owner, "Prepare", request
+        )
+        return reply
+
+
+def _slices(partition_ids: Sequence[int], routing: Routing) -> Iterator[tuple[str, list[int]]]:
+    """Yield owners with at most so many of their partitions."""
+    by_owner: dict[str, list[int]] = {}
+    for partition_id in sorted(partition_ids):
+        by_owner.setdefault(routing.owner_of[partition_id], []).append(partition_id)
+    for owner, mine in by_owner.items():
+        for at in range(0, len(mine), PARTITIONS_PER_CALL):
+            yield owner, mine[at : at + PARTITIONS_PER_CALL]

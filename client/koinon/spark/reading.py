@@ -1,0 +1,255 @@
+"""Reading records in bulk, as record batches: whole partitions page by page, or single keys.
+
+Progress is kept per partition: not begun, begun up to a key, or done. A partition that moves, or
+whose page is lost, is resumed at its owner after the last key taken, so that every record that is
+there throughout is yielded exactly once. There is no snapshot: what is written meanwhile may or may
+not be seen. Deleted and expired records are neither read nor counted.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from koinon.client import connect
+from koinon.core.routing import Routing
+from koinon.spark import arrays
+from koinon.spark.cluster import Cluster, Retries, refused
+from koinon.spark.options import ReadOptions
+from koinon.types import Entry
+from koinon_proto import columns
+from koinon_proto.errors import InternalError, KoinonError
+from koinon_proto.partitioner import Partitioner, partitioner
+from koinon_proto.v1 import loads_pb2
+
+KEYS_PER_CALL: Final = 1_000
+COLUMN_TYPES: Final = {
+    "key": pa.binary(),
+    "value": pa.binary(),
+    "partition_id": pa.int32(),
+    "version": pa.int64(),
+    "expires_at": pa.timestamp("us", "UTC"),
+}
+METADATA: Final = ("partition_id", "version", "expires_at")
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Records of one reply: ``runs`` says how many belong to which partition, in their order."""
+
+    rows: columns.Columns
+    runs: tuple[tuple[int, int], ...]
+    versions: Sequence[int]
+    expires_at_ms: Sequence[int]
+
+
+class Progress:
+    """Which partitions are still to be read, and after which key."""
+
+    def __init__(self, partition_ids: Sequence[int]) -> None:
+        self._todo: dict[int, bytes] = dict.fromkeys(sorted(partition_ids), b"")
+        self._set_aside: set[int] = set()
+
+    @property
+    def done(self) -> bool:
+        return not self._todo
+
+    def next_call(self, routing: Routing) -> tuple[str, list[int], bytes]:
+        """Return whom to ask next, for which partitions, ascending, and after which key of the
+        first. Refused ones are left until the others are done.
+        """
+        ready = sorted(self._todo.keys() - self._set_aside)
+        if not ready:
+            self._set_aside.clear()
+            ready = sorted(self._todo)
+        first = next((p for p in ready if self._todo[p]), ready[0])
+        owner = routing.owner_of[first]
+        rest = ready[bisect_right(ready, first) :]
+        mine = [p for p in rest if routing.owner_of[p] == owner and not self._todo[p]]
+        return owner, [first, *mine], self._todo[first]
+
+    def refuse(self, partition_ids: Sequence[int]) -> None:
+        """None of these was read."""
+        self._set_aside.update(partition_ids)
+
+    def take(
+        self,
+        asked: Sequence[int],
+        page: Page,
+        next_at: tuple[int, bytes] | None,
+        refusals: dict[int, KoinonError],
+    ) -> bool:
+        """Take the answer for the partitions that were asked for; return whether it is of use."""
+        before = len(self._todo), self._todo[asked[0]]
+        at, after_key = next_at if next_at is not None else (1 << 32, b"")
+        for partition_id in asked:
+            if partition_id >= at:
+                break
+            if partition_id not in refusals:
+                self._todo.pop(partition_id, None)
+        if at in self._todo and at not in refusals:
+            self._todo[at] = after_key
+        end = 0
+        for partition_id, rows in page.runs:
+            end += rows
+            if rows and partition_id in refusals and partition_id in self._todo:
+                self._todo[partition_id] = _key(page.rows, end - 1)  # refused after some of it
+        self.refuse(list(refusals))
+        return bool(end) or (len(self._todo), self._todo.get(asked[0])) != before
+
+
+def read_partitions(
+    options: ReadOptions, names: Sequence[str], partition_ids: Sequence[int]
+) -> Iterator[Any]:
+    """Yield the records of partitions as record batches of the named columns.
+
+    Raises:
+        UnavailableError: a partition was not served in time.
+        KoinonError: a node refused for good.
+    """
+    with (
+        Cluster(options.coordinators, timeout_s=options.timeout_s) as cluster,
+        ThreadPoolExecutor(1, thread_name_prefix="koinon-read") as ahead,
+    ):
+        pages = _pages(cluster, options, names, partition_ids)
+        fetching = ahead.submit(next, pages, None)
+        while (page := fetching.result()) is not None:
+            fetching = ahead.submit(next, pages, None)
+            yield _batch(names, page)
+
+
+def _pages(
+    cluster: Cluster, options: ReadOptions, names: Sequence[str], partition_ids: Sequence[int]
+) -> Iterator[Page]:
+    progress, retries = Progress(partition_ids), Retries(cluster)
+    while not progress.done:
+        routing = cluster.routing()
+        owner, asked, after_key = progress.next_call(routing)
+        errors: Sequence[KoinonError]
+        reply = _ask(cluster, options, names, routing, owner, asked, after_key)
+        if isinstance(reply, KoinonError):
+            progress.refuse(asked)
+            retries.after([reply], revision=routing.revision)
+            continue
+        page, refusals = _page(reply), refused(reply)
+        cursor = reply.next
+        next_at = (cursor.partition_id, cursor.after_key) if reply.HasField("next") else None
+        useful = progress.take(asked, page, next_at, refusals)
+        if page.rows.header.rows:
+            yield page
+        errors = list(refusals.values())
+        if useful:
+            retries.progress()
+            cluster.learn(errors)
+        elif errors:
+            retries.after(errors, revision=routing.revision)
+        else:
+            raise InternalError(reason=f"a page of {owner} does not advance the read")
+
+
+def _ask(
+    cluster: Cluster,
+    options: ReadOptions,
+    names: Sequence[str],
+    routing: Routing,
+    owner: str,
+    partition_ids: list[int],
+    after_key: bytes,
+) -> loads_pb2.ReadColumnsResponse | KoinonError:
+    if not owner:
+        return routing.offline(partition_ids[0])
+    request = loads_pb2.ReadColumnsRequest(
+        cluster_id=routing.table.cluster.cluster_id,
+        table_version=routing.table.table_version,
+        partition_ids=partition_ids,
+        prefix=options.prefix,
+        bytes_max=options.page_bytes,
+        keys_only="value" not in names,
+        want_versions="version" in names or "expires_at" in names,
+    )
+    if after_key:
+        request.cursor.partition_id = partition_ids[0]
+        request.cursor.after_key = after_key
+    reply: loads_pb2.ReadColumnsResponse | KoinonError = cluster.bulk(owner, "ReadColumns", request)
+    return reply
+
+
+_NO_ROWS = columns.pack(np.empty(0, np.uint32), b"", np.empty(0, np.uint32), b"")
+
+
+def _page(reply: loads_pb2.ReadColumnsResponse) -> Page:
+    rows = columns.unpack(reply.columns or _NO_ROWS)
+    runs = tuple(zip(reply.partition_ids, reply.row_counts, strict=True))
+    if sum(reply.row_counts) != rows.header.rows:
+        raise InternalError(reason="a page's runs do not add up to its rows")
+    return Page(rows, runs, reply.versions, reply.expires_at_ms)
+
+
+def _key(rows: columns.Columns, at: int) -> bytes:
+    return bytes(rows.keys[int(rows.key_offsets[at]) : int(rows.key_offsets[at + 1])])
+
+
+def _batch(names: Sequence[str], page: Page) -> Any:
+    """Return a page's records as a record batch; keys and values are views of the page."""
+    rows = page.rows
+    made: dict[str, Any] = {"key": arrays.from_offsets(rows.key_offsets, rows.keys)}
+    if "value" in names:
+        made["value"] = arrays.from_offsets(rows.value_offsets, rows.values)
+    if "partition_id" in names:
+        partition_ids, counts = zip(*page.runs, strict=True)
+        made["partition_id"] = pa.array(np.repeat(np.array(partition_ids, np.int32), counts))
+    if "version" in names:
+        made["version"] = _versions(np.array(page.versions, np.uint64))
+    if "expires_at" in names:
+        made["expires_at"] = _instants(np.array(page.expires_at_ms, np.uint64))
+    return batch_of(names, made)
+
+
+def _versions(versions: arrays.U64Array) -> Any:
+    return pa.array(versions.view(np.int64))
+
+
+def _instants(unix_ms: arrays.U64Array) -> Any:
+    """Return Unix times as timestamps, null for 0."""
+    micros = unix_ms.astype(np.int64) * 1000
+    return pa.array(micros, pa.int64(), mask=unix_ms == 0).view(COLUMN_TYPES["expires_at"])
+
+
+def batch_of(names: Sequence[str], made: dict[str, Any]) -> Any:
+    """Return the record batch of the named columns, in this order."""
+    schema = pa.schema([pa.field(name, COLUMN_TYPES[name]) for name in names])
+    return pa.RecordBatch.from_arrays([made[name] for name in names], schema=schema)
+
+
+# --- single keys --------------------------------------------------------------------------------
+
+
+def read_keys(options: ReadOptions, names: Sequence[str], keys: Sequence[bytes]) -> Iterator[Any]:
+    """Yield the records of keys, those that there are, as record batches of the named columns.
+
+    Raises:
+        UnavailableError: a partition was not served in time.
+    """
+    with connect(options.coordinators, timeout_ms=int(options.timeout_s * 1000)) as client:
+        cluster = client.table().cluster
+        partitions = partitioner(cluster.partitioner, cluster.partition_count)
+        for at in range(0, len(keys), KEYS_PER_CALL):
+            found = [e for e in client.get_entries(keys[at : at + KEYS_PER_CALL]) if e is not None]
+            if found:
+                yield _entries_batch(names, found, partitions)
+
+
+def _entries_batch(names: Sequence[str], entries: Sequence[Entry], partitions: Partitioner) -> Any:
+    keys, values, versions, expiries = zip(*entries, strict=True)
+    made = {"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())}
+    if "partition_id" in names:
+        made["partition_id"] = pa.array(partitions.partitions_of(keys).astype(np.int32))
+    made["version"] = _versions(np.array(versions, np.uint64))
+    made["expires_at"] = _instants(np.array([ms or 0 for ms in expiries], np.uint64))
+    return batch_of(names, made)
