@@ -18,6 +18,7 @@ from koinon import aio
 from koinon.aio import AsyncClient
 from koinon.client import Client, connect
 from koinon.options import ClientOptions
+from koinon.request_ids import request_id
 from koinon.types import Durability, Entry, RowFailure, WriteResult
 from koinon_proto.errors import (
     ClusterNotReadyError,
@@ -54,6 +55,7 @@ __all__ = [
     "aio",
     "AsyncClient",
     "ClientOptions",
+    "request_id",
     "Durability",
     "Entry",
     "RowFailure",

@@ -1,5 +1,5 @@
 """What an operator asks of the coordinators: the cluster's status, changes of its coordinators, of
-its nodes, and of where replicas are.
+its nodes, of where replicas are, and of bulk loads.
 
 ``Admin`` asks every known coordinator at once and prefers the leader's answer; a coordinator that
 is down or paused costs nothing while the leader answers. What may be asked twice without harm is
@@ -8,7 +8,6 @@ asked again when the leader goes; what may not ends as ``UnknownFateError``.
 
 from __future__ import annotations
 
-import queue
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,14 +16,14 @@ from typing import Any, Self, TypeVar, cast
 
 import grpc
 
+from koinon.coordinators import ATTEMPT_TIMEOUT_S, RETRY_PAUSE_S, Coordinators, why
+from koinon.loads import LoadsClient, LoadView
 from koinon.moves import MovesView, Plan, PlanRequest, moves_from_proto, plan_from_proto
+from koinon.request_ids import operation
 from koinon_proto import convert, rpc
-from koinon_proto.errors import KoinonError, NotLeaderError, UnavailableError, UnknownFateError
+from koinon_proto.errors import NotLeaderError, UnavailableError, UnknownFateError
 from koinon_proto.table import MoveSettings, NodeStatus, PartitionStatus, Table, apply_update
-from koinon_proto.v1 import admin_pb2, admin_pb2_grpc
-
-ATTEMPT_TIMEOUT_S = 2.0
-RETRY_PAUSE_S = 0.05
+from koinon_proto.v1 import admin_pb2
 
 Reply = TypeVar("Reply")
 
@@ -135,9 +134,15 @@ class Admin:
     """A blocking connection to the coordinators for an operator's calls. Thread-safe."""
 
     def __init__(self, coordinators: str, *, timeout_ms: int = 5000) -> None:
-        self.addresses = [a.strip() for a in coordinators.split(",") if a.strip()]
+        """``timeout_ms``: for each call, with all its repetitions.
+
+        Raises:
+            ConfigurationError: no address is given, or one is not host:port.
+        """
         self._timeout_s = timeout_ms / 1000
-        self._channels: dict[str, grpc.Channel] = {}
+        self._coordinators = Coordinators(coordinators)
+        self._loads = LoadsClient(self._coordinators, timeout_s=self._timeout_s)
+        self.addresses = self._coordinators.addresses
 
     def __enter__(self) -> Self:
         return self
@@ -151,18 +156,18 @@ class Admin:
         self.close()
 
     def close(self) -> None:
-        for channel in self._channels.values():
-            channel.close()
-        self._channels.clear()
+        self._coordinators.close()
 
+    @operation()
     def status(self) -> ClusterStatus:
         """Return the leader's status, or, when none leads, what the best informed member says.
 
         Raises:
             UnavailableError: no coordinator answered inside the deadline.
         """
-        answers = self._ask_all(time.monotonic() + self._timeout_s)
-        return max(answers, key=lambda s: (s.is_leader, s.term, s.applied_index))
+        answers = self._coordinators.ask_all(time.monotonic() + self._timeout_s)
+        best = max(answers, key=lambda s: (s.is_leader, s.term, s.applied_index))
+        return status_from_proto(best)
 
     def add_coordinator(self, member_id: str, address: str) -> None:
         """Add a running coordinator (started with ``--join``) to the group.
@@ -272,54 +277,30 @@ class Admin:
         reply = self._at_leader(lambda stub, t: stub.ForcePrimary(message, timeout=t))
         return int(reply.primary_epoch)
 
-    def _stub(self, address: str) -> Any:
-        if address not in self._channels:
-            self._channels[address] = grpc.insecure_channel(address, rpc.CHANNEL_OPTIONS)
-        return admin_pb2_grpc.AdminStub(self._channels[address])  # type: ignore[no-untyped-call]
+    # --- bulk loads -------------------------------------------------------------------------------
 
-    def _ask_all(self, deadline: float) -> list[ClusterStatus]:
-        """Ask known members for their status until the leader has answered, or all have."""
-        arrived: queue.Queue[tuple[str, grpc.Future]] = queue.Queue()
-        asked: set[str] = set()
+    def loads(self) -> tuple[LoadView, ...]:
+        """Return the bulk loads that are open or merging, and the last that ended, by their ids."""
+        return self._loads.loads()
 
-        def ask(address: str) -> None:
-            asked.add(address)
-            left = max(0.001, min(ATTEMPT_TIMEOUT_S, deadline - time.monotonic()))
-            future = self._stub(address).GetStatus.future(
-                admin_pb2.GetStatusRequest(), timeout=left
-            )
-            future.add_done_callback(lambda done: arrived.put((address, done)))
+    def abort_load(self, load_id: int, *, reason: str = "") -> None:
+        """End an open bulk load without a trace.
 
-        for address in self.addresses:
-            ask(address)
-        answers: list[ClusterStatus] = []
-        reasons: list[str] = []
-        waiting = len(asked)
-        while waiting and not any(answer.is_leader for answer in answers):
-            address, future = arrived.get()
-            waiting -= 1
-            try:
-                answer = status_from_proto(future.result())
-            except grpc.RpcError as failure:
-                reasons.append(f"{address}: {why(failure)}")
-                continue
-            answers.append(answer)
-            if answer.leader_address and answer.leader_address not in asked:
-                ask(answer.leader_address)
-                waiting += 1
-        if not answers:
-            raise UnavailableError(reason=f"no coordinator answers ({'; '.join(sorted(reasons))})")
-        return answers
+        Raises:
+            LoadClosedError: it is committed, or there is no such load.
+        """
+        self._loads.abort(load_id, reason=reason)
 
+    @operation()
     def _at_leader(self, call: Callable[[Any, float], Reply], *, again: bool = False) -> Reply:
         """Call the leader, whoever it is by then. ``again``: the call may be made twice."""
         deadline = time.monotonic() + self._timeout_s
         reason = "no coordinator leads"
         while (left := deadline - time.monotonic()) > 0:
-            status = max(self._ask_all(deadline), key=lambda s: (s.is_leader, s.term))
-            if status.leader_address:
+            leader = self._coordinators.leader_address(deadline)
+            if leader:
                 try:
-                    return call(self._stub(status.leader_address), left)
+                    return call(self._coordinators.admin(leader), left)
                 except grpc.RpcError as failure:
                     error = rpc.error_of(failure) or UnknownFateError(reason=why(failure))
                     repeated = again and (error.maybe_applied or error.retriable)
@@ -328,20 +309,6 @@ class Admin:
                     reason = str(error)
             time.sleep(RETRY_PAUSE_S)
         raise UnavailableError(reason=reason)
-
-
-def why(failure: grpc.RpcError) -> str:
-    """Return in words how a call failed."""
-    error: KoinonError | None = rpc.error_of(failure)
-    if error is not None:
-        return str(error)
-    call: Any = failure
-    code = call.code()
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return "no answer in time"
-    if code is grpc.StatusCode.UNAVAILABLE:
-        return "not reachable"
-    return f"{code.name}: {call.details()}"
 
 
 def count_by_primary(table: Table) -> dict[int, int]:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from koinon.core.batching import Kind, Single
 from koinon.core.loading import Chunk
 from koinon.engine import Engine
-from koinon.loads import Load
 from koinon.options import ClientOptions, parse_addresses
 from koinon.scans import Pages
 from koinon.types import Durability, Entry, WriteResult
+from koinon.writes import Load
 
 if TYPE_CHECKING:
     from koinon_proto.table import Table

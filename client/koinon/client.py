@@ -22,10 +22,10 @@ from koinon.aio import as_columns
 from koinon.core.batching import Kind, Single
 from koinon.core.loading import Chunk
 from koinon.engine import Engine, closed_error
-from koinon.loads import Load
 from koinon.options import ClientOptions, parse_addresses
 from koinon.scans import Pages
 from koinon.types import Durability, Entry, WriteResult
+from koinon.writes import Load
 from koinon_proto.errors import KoinonError
 
 if TYPE_CHECKING:

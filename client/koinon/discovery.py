@@ -15,6 +15,7 @@ from typing import Any
 from koinon.core.retry import Again, NotSentError, final_error
 from koinon.core.routing import PartitionIds, RefreshSchedule, Router
 from koinon.links import Link
+from koinon.request_ids import operation
 from koinon_proto import convert
 from koinon_proto.errors import ClusterNotReadyError, KoinonError, UnavailableError
 from koinon_proto.v1 import admin_pb2, table_pb2
@@ -200,6 +201,10 @@ class Discovery:
         Raises:
             UnavailableError: no coordinator answered.
         """
+        with operation():
+            return await self._cluster_status(timeout_ms)
+
+    async def _cluster_status(self, timeout_ms: int) -> admin_pb2.ClusterStatus:
         seen: admin_pb2.ClusterStatus | None = None
         asked: set[str] = set()
         addresses = list(self._seeds)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from random import Random
 from typing import Any
 
+from koinon import request_ids
 from koinon.core import limits
 from koinon.core.batching import Kind, Lane, Parked, Single, settle_singles
 from koinon.core.loading import Chunk, delete_chunks, put_chunks
@@ -71,7 +72,8 @@ class Engine:
         Raises:
             ClusterNotReadyError, UnavailableError, WrongClusterError
         """
-        await self.discovery.first_table(self.options.timeout_ms)
+        with request_ids.operation():
+            await self.discovery.first_table(self.options.timeout_ms)
 
     async def close(self) -> None:
         """End every operation under way and close the channels."""
@@ -149,6 +151,7 @@ class Engine:
             if_version=if_version,
             retry_unknown=self.options.retry_unknown if retry_unknown is None else retry_unknown,
             durability=durability,
+            request=request_ids.given(),
         )
 
     def submit(self, single: Single, waiter: Callable[[Single], None]) -> None:
@@ -229,6 +232,7 @@ class Engine:
 
     async def _exchange(self, lane: Lane, link: Link, batch: list[Single]) -> None:
         routing = self.routing()
+        request_ids.adopt(_named(batch))
         left_s = max([single.deadline for single in batch]) - self.now()
         timeout_s = attempt_timeout_s(left_s, write=lane.write)
         outcome: ReadReply | WriteReply | KoinonError
@@ -423,11 +427,12 @@ class Engine:
                     raise operation.error
                 return operation.results
 
-        if len(parts) == 1:
-            return await read(parts[0])
-        return [
-            value for values in await all_of([read(part) for part in parts]) for value in values
-        ]
+        with request_ids.operation():
+            if len(parts) == 1:
+                return await read(parts[0])
+            return [
+                value for values in await all_of([read(part) for part in parts]) for value in values
+            ]
 
     def put_chunks(
         self, items: Mapping[bytes, bytes] | Iterable[tuple[bytes, bytes]]
@@ -453,6 +458,17 @@ async def all_of(work: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
     finally:
         for task in tasks:
             task.cancel()
+
+
+def _named(batch: Sequence[Single]) -> request_ids.RequestId:
+    """Let all go under the id of the first that has one; return it."""
+    request: request_ids.RequestId | None
+    request = next((single.request for single in batch if single.request is not None), None)
+    if request is None:
+        request = request_ids.RequestId()
+    for single in batch:
+        single.request = request
+    return request
 
 
 def _single_reads(batch: Sequence[Single], routing: Routing) -> kv_pb2.BatchGetRequest:

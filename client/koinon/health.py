@@ -1,6 +1,6 @@
 """What a cluster's status means: what is wrong and what to do about it, and what is under way.
 
-Pure: judges a ``ClusterStatus``, asks nobody.
+Pure: judges a ``ClusterStatus`` (and the bulk loads, if they are given), asks nobody.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from koinon.admin import ClusterStatus
+from koinon.admin import ClusterStatus, SessionView
+from koinon.loads import LoadState, LoadView
 from koinon_proto.table import (
     NodeInfo,
     NodeNumber,
@@ -21,18 +22,45 @@ from koinon_proto.table import (
 )
 
 _NAMED_MAX = 5
+FULL = 0.95
+"""A store that holds so much of what it may is about to refuse writes."""
+FILLING = 0.8
+UNEVEN = 1.25
+"""How many times its share of replicas a node may have before that is worth a note."""
+IDLE_MS = 5 * 60_000
+"""A load that nobody has touched for so long may have lost its job."""
+
+
+def summary(status: ClusterStatus) -> str:
+    """Return in one line whether all is well and, if not, what is most urgent and what to do."""
+    found = problems(status)
+    if not found:
+        return f"All is well. {_headline(status)}"
+    more = f" ({_count(len(found) - 1, 'more problem')})" if len(found) > 1 else ""
+    return f"Attention: {found[0]}{more}"
+
+
+def _headline(status: ClusterStatus) -> str:
+    table = status.table
+    assert table is not None, "without one all is not well"
+    live = sum(_is_live(table, number) for number in table.nodes)
+    return (
+        f"{_count(len(table.rows), 'partition')} online on {_count(live, 'node')}; "
+        f"{_count(len(status.coordinators), 'coordinator')}, {status.leader_id} leads."
+    )
 
 
 def problems(status: ClusterStatus) -> list[str]:
     """Return what is wrong and what to do about it, most urgent first; [] if all is well."""
     found = []
     if not status.leader_id:
-        known = "" if status.table is None else "; the table shown is the last known one"
+        known = "" if status.table is None else "; what else is shown was known last"
         found.append(
-            "no coordinator leads: a majority of them must run and reach one another. Until then "
-            f"nodes cannot hold leases, and nothing is served{known}"
+            "no coordinator leads, so nothing is served: start coordinators until a majority of "
+            f"them run and reach one another{known}"
         )
     found += _table_problems(status)
+    found += _full(status, FULL, 2.0)
     if status.is_leader:
         silent = [c.member_id for c in status.coordinators if not c.active and not c.leader]
         if silent:
@@ -40,11 +68,22 @@ def problems(status: ClusterStatus) -> list[str]:
     return found
 
 
-def notes(status: ClusterStatus) -> list[str]:
+def notes(status: ClusterStatus, loads: Iterable[LoadView] = ()) -> list[str]:
     """Return what is under way, and what may be done next: nothing that is wrong."""
     table = status.table
     if table is None or not table.bootstrapped:
         return []
+    return [
+        *_moving(table),
+        *_of_loads(table, loads),
+        *_full(status, FILLING, FULL),
+        *_of_nodes(table),
+        *_uneven(table),
+        *_of_coordinators(status),
+    ]
+
+
+def _moving(table: Table) -> list[str]:
     found = []
     moving = sum(bool(row.adding or row.removing) for row in table.rows)
     if moving:
@@ -55,6 +94,29 @@ def notes(status: ClusterStatus) -> list[str]:
         )
     elif table.moves.paused:
         found.append("moves are paused: 'koinon admin resume' lets them go on")
+    return found
+
+
+def _of_loads(table: Table, loads: Iterable[LoadView]) -> list[str]:
+    if not table.loads:
+        return []
+    merging = sum(load.merging for load in table.loads)
+    parts = [f"{len(table.loads) - merging} open"] * (merging < len(table.loads))
+    parts += [f"{merging} being merged"] * bool(merging)
+    found = [f"bulk loads: {', '.join(parts)} ('koinon admin loads --watch' follows)"]
+    for load in loads:
+        if load.state is LoadState.OPEN and load.idle_ms >= min(IDLE_MS, load.timeout_ms // 2):
+            left_ms = max(0, load.timeout_ms - load.idle_ms)
+            found.append(
+                f"nobody has touched load {load.load_id} for {_minutes(load.idle_ms)}: if its job "
+                f"is gone, 'koinon admin loads abort {load.load_id}' ends it; by itself it ends in "
+                f"{_minutes(left_ms)}"
+            )
+    return found
+
+
+def _of_nodes(table: Table) -> list[str]:
+    found = []
     held = replicas_by_node(table)
     for node in table.nodes.values():
         if node.status is NodeStatus.DRAINING and held[node.number]:
@@ -75,6 +137,109 @@ def notes(status: ClusterStatus) -> list[str]:
     return found
 
 
+def _uneven(table: Table) -> list[str]:
+    """Replicas by the nodes' weights, and primaries that are not where they are wanted."""
+    if any(row.adding or row.removing for row in table.rows):
+        return []
+    found = []
+    held = replicas_by_node(table)
+    for rack in sorted({node.rack for node in table.nodes.values()}):
+        found += _uneven_in(table, rack, held)
+    waiting = sum(_could_lead(table, row) for row in table.rows)
+    if waiting:
+        found.append(
+            f"{_count(waiting, 'partition')} {_are(waiting)} led by another node than preferred: "
+            "'koinon admin primaries' gives them back"
+        )
+    return found
+
+
+def _uneven_in(table: Table, rack: str, held: Counter[int]) -> list[str]:
+    """Between racks replicas are bound to lie as unevenly as nodes do."""
+    nodes = [n for n in table.nodes.values() if n.rack == rack and n.status is NodeStatus.ACTIVE]
+    nodes = [node for node in nodes if held[node.number]]
+    weights = sum(node.weight for node in nodes)
+    if not weights:
+        return []
+    whole = sum(held[node.number] for node in nodes)
+    shares = {node.number: whole * node.weight / weights for node in nodes}
+    above = [node for node in nodes if held[node.number] > UNEVEN * shares[node.number] + 1]
+    below = [
+        node
+        for node in nodes
+        if held[node.number] + 1 < min(shares[node.number], len(table.rows)) / UNEVEN
+    ]
+    if not above or not below:
+        return []
+    words = (
+        f"{node.node_id} has {held[node.number]:,}, by its weight {shares[node.number]:,.0f}"
+        for node in (*above, *below)[:_NAMED_MAX]
+    )
+    return [
+        f"replicas lie unevenly ({'; '.join(words)}): 'koinon admin rebalance --dry-run' shows "
+        "what would move"
+    ]
+
+
+def _could_lead(table: Table, row: PartitionRow) -> bool:
+    """Whether another node leads though the preferred one could."""
+    preferred = row.replicas[0] if row.replicas else row.primary
+    return (
+        row.status is PartitionStatus.ONLINE
+        and row.primary != preferred
+        and row.wanted_primary != preferred
+        and preferred in row.in_sync
+        and _is_live(table, preferred)
+    )
+
+
+def _of_coordinators(status: ClusterStatus) -> list[str]:
+    found = []
+    voters = [c for c in status.coordinators if c.voter]
+    learners = [c for c in status.coordinators if not c.voter]
+    if learners and status.is_leader:
+        first = learners[0]
+        found.append(
+            f"coordinator {first.member_id} does not vote yet: 'koinon admin coordinators add "
+            f"{first.member_id} {first.address}' makes it"
+        )
+    if len(voters) == 1:
+        found.append("one coordinator alone votes: while it is down, nothing is served")
+    elif len(voters) % 2 == 0 and voters:
+        may_fail = (len(voters) - 1) // 2
+        found.append(
+            f"{len(voters)} coordinators vote, of which {may_fail} may fail: one more would let "
+            f"{may_fail + 1} fail ('koinon admin coordinators add')"
+        )
+    return found
+
+
+def _full(status: ClusterStatus, least: float, below: float) -> list[str]:
+    """Stores that hold from ``least`` to ``below`` of what they may."""
+    table = status.table
+    found = []
+    for session in status.sessions:
+        used = used_share(session)
+        node = _node(table, session.node_number) if table is not None else None
+        if node is None or not session.live or not least <= used < below:
+            continue
+        soon = "" if used < FULL else ", and writes to it fail soon or already"
+        found.append(
+            f"the store of node {node.node_id} is {used:.0%} full{soon}: delete records, add nodes "
+            "and 'koinon admin rebalance', or start it with a greater --map-size-bytes"
+        )
+    return found
+
+
+def used_share(session: SessionView) -> float:
+    """Return which part of what a node's store may hold it holds; 0 where nobody knows."""
+    return session.used_bytes / session.map_bytes if session.map_bytes else 0.0
+
+
+def _minutes(ms: int) -> str:
+    return f"{ms / 60_000:.0f} min" if ms >= 60_000 else f"{ms / 1000:.0f} s"
+
+
 def _table_problems(status: ClusterStatus) -> list[str]:
     table = status.table
     if table is None:
@@ -83,8 +248,8 @@ def _table_problems(status: ClusterStatus) -> list[str]:
         need, have = table.cluster.bootstrap_nodes, len(table.nodes)
         return [f"waiting for the first {need} nodes ({have} registered): start more nodes"]
     return [
-        *_unserved(table),
         *_lost(table),
+        *_unserved(table),
         *_below_minimum(table),
         *_down(table),
         *_under_replicated(table),
@@ -92,14 +257,24 @@ def _table_problems(status: ClusterStatus) -> list[str]:
 
 
 def _unserved(table: Table) -> list[str]:
-    unserved = [row for row in table.rows if row.status is not PartitionStatus.ONLINE]
+    """Partitions that nobody leads, but for those that have lost their stores."""
+    unserved = [
+        row
+        for row in table.rows
+        if row.status is not PartitionStatus.ONLINE
+        and row.offline_reason is not OfflineReason.STORE_LOST
+    ]
     if not unserved:
         return []
-    offline = sum(row.status is PartitionStatus.OFFLINE for row in unserved)
-    starting = len(unserved) - offline
-    parts = [f"{offline} offline"] * bool(offline) + [f"{starting} starting"] * bool(starting)
-    wait = "start its nodes again" if offline else "this takes a moment"
-    return [f"partitions: {', '.join(parts)} of {len(table.rows)}: {wait}"]
+    offline = [row for row in unserved if row.status is PartitionStatus.OFFLINE]
+    starting = len(unserved) - len(offline)
+    parts = [f"{len(offline):,} offline"] * bool(offline)
+    parts += [f"{starting:,} starting"] * bool(starting)
+    wait = "this takes a moment"
+    if offline:
+        down = sorted({n for row in offline for n in row.in_sync if not _is_live(table, n)})
+        wait = f"start {_names(table, down[:_NAMED_MAX]) or 'its nodes'} again"
+    return [f"partitions: {', '.join(parts)} of {len(table.rows):,}: {wait}"]
 
 
 def _lost(table: Table) -> list[str]:
@@ -166,7 +341,9 @@ def _under_replicated(table: Table) -> list[str]:
 
 def _missing(table: Table, rows: Iterable[PartitionRow]) -> str:
     """Which nodes' copies are missing, and how those nodes are."""
-    counts = Counter(n for row in rows for n in row.target if n not in row.in_sync)
+    counts = Counter(
+        n for row in rows for n in row.target if n not in row.in_sync or not _is_live(table, n)
+    )
     if not counts:
         counts = Counter(n for row in rows for n in row.in_sync if not _is_live(table, n))
     parts = []

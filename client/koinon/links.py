@@ -1,81 +1,72 @@
-"""One gRPC channel a node, and what an attempt on it came to.
+"""The way to one node, and what an attempt on it came to.
 
 gRPC says UNAVAILABLE for requests that never left as for those cut off after they arrived. So a
-request is handed to gRPC only while the channel is READY; whatever then ends without a typed answer
-counts as sent.
+request is handed to gRPC only while the connection may be sent calls (connections.py); whatever
+then ends without a typed answer counts as sent.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import grpc
 
+from koinon import request_ids
+from koinon.connections import Connection
 from koinon.core.operations import ReadReply, WriteReply
 from koinon.core.retry import NotSentError
 from koinon.core.scanning import ScanReply
 from koinon_proto import convert, rpc
 from koinon_proto.errors import KoinonError, ResourceExhaustedError, UnknownFateError
-from koinon_proto.v1 import admin_pb2_grpc, kv_pb2, kv_pb2_grpc, table_pb2, table_pb2_grpc
-
-READY = grpc.ChannelConnectivity.READY
-_FAILED = (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN)
-CONNECT_S_MAX = 1.0
-"""A connection that takes longer counts as failed: meanwhile another node may have taken over."""
-
-
-_OPTIONS = tuple({**dict(rpc.CHANNEL_OPTIONS), "grpc.max_reconnect_backoff_ms": 200}.items())
-"""A node that comes back is served from again soon."""
+from koinon_proto.v1 import kv_pb2, table_pb2
 
 
 class Link:
-    """The channel to one address. Belongs to one event loop."""
+    """The connection to one address. Belongs to one event loop."""
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
-        kv = cast(Any, kv_pb2_grpc.KeyValueStub)(self._channel)
-        self._batch_get, self._batch_write, self._scan = kv.BatchGet, kv.BatchWrite, kv.Scan
-        self._get_table = cast(Any, table_pb2_grpc.TableServiceStub)(self._channel).GetTable
-        self._get_status = cast(Any, admin_pb2_grpc.AdminStub)(self._channel).GetStatus
+        self._connection = self._new_connection()
         self._connecting: asyncio.Task[bool] | None = None
+        self._retiring: dict[asyncio.Task[None], Connection] = {}
         self._closed = False
+
+    def _new_connection(self) -> Connection:
+        return Connection(self.address, self._on_leaving)
+
+    def _on_leaving(self) -> None:
+        """The node is about to stop: what was sent is waited for, all else goes to its successor on
+        this address, if it goes here at all.
+        """
+        if self._closed:
+            return
+        left, self._connection = self._connection, self._new_connection()
+        task = asyncio.create_task(left.retire())
+        self._retiring[task] = left
+        task.add_done_callback(self._retiring.pop)
 
     def ready(self) -> bool:
         """Whether a request handed to gRPC now would be sent; begins to connect if not."""
-        return not self._closed and self._channel.get_state(try_to_connect=True) is READY
+        return not self._closed and self._connection.may_send()
 
     async def connect(self) -> bool:
-        """Return whether there is a connection. Callers share one attempt, which outlives them."""
+        """Return whether requests may be sent. Callers share one attempt, which outlives them."""
         if self._closed or self.ready():
             return not self._closed
         if self._connecting is None:
-            self._connecting = asyncio.create_task(self._connect())
+            self._connecting = asyncio.create_task(self._connection.attend())
             self._connecting.add_done_callback(self._connected)
         return await asyncio.shield(self._connecting)
 
     def _connected(self, _task: object) -> None:
         self._connecting = None
 
-    async def _connect(self) -> bool:
-        try:
-            async with asyncio.timeout(CONNECT_S_MAX):
-                state = self._channel.get_state(try_to_connect=True)
-                while state is not READY:
-                    if state in _FAILED:
-                        return False
-                    await self._channel.wait_for_state_change(state)
-                    state = self._channel.get_state(try_to_connect=True)
-        except TimeoutError:
-            return False
-        return True
-
     async def read(
         self, request: kv_pb2.BatchGetRequest, timeout_s: float
     ) -> ReadReply | KoinonError:
-        reply = await self._call(self._batch_get, request, timeout_s)
+        reply = await self._send("batch_get", request, timeout_s)
         if isinstance(reply, KoinonError):
             return reply
         return ReadReply(
@@ -89,7 +80,7 @@ class Link:
     async def write(
         self, request: kv_pb2.BatchWriteRequest, timeout_s: float
     ) -> WriteReply | KoinonError:
-        reply = await self._call(self._batch_write, request, timeout_s, write=True)
+        reply = await self._send("batch_write", request, timeout_s, write=True)
         if isinstance(reply, KoinonError):
             return reply
         return WriteReply(
@@ -100,7 +91,7 @@ class Link:
         )
 
     async def scan(self, request: kv_pb2.ScanRequest, timeout_s: float) -> ScanReply | KoinonError:
-        reply = await self._call(self._scan, request, timeout_s)
+        reply = await self._send("scan", request, timeout_s)
         if isinstance(reply, KoinonError):
             return reply
         cursor = (reply.next.partition_id, reply.next.after_key) if reply.HasField("next") else None
@@ -116,16 +107,28 @@ class Link:
 
     async def get_table(self, request: table_pb2.GetTableRequest, timeout_s: float) -> Any:
         """Return a ``TableUpdate`` or the error."""
-        return await self._call_when_connected(self._get_table, request, timeout_s)
+        return await self._call_when_reached("get_table", request, timeout_s)
 
     async def get_status(self, request: Any, timeout_s: float) -> Any:
         """Return a ``ClusterStatus`` or the error."""
-        return await self._call_when_connected(self._get_status, request, timeout_s)
+        return await self._call_when_reached("get_status", request, timeout_s)
 
-    async def _call_when_connected(self, method: Any, request: Any, timeout_s: float) -> Any:
-        if not await self.connect():
+    async def _call_when_reached(self, method: str, request: Any, timeout_s: float) -> Any:
+        """Ask what may be asked twice: no leave is needed for it."""
+        connection = self._connection
+        if self._closed or not await connection.reach():
             return self.not_sent()
-        return await self._call(method, request, timeout_s)
+        with connection.sending():
+            return await self._call(getattr(connection, method), request, timeout_s)
+
+    async def _send(
+        self, method: str, request: Any, timeout_s: float, *, write: bool = False
+    ) -> Any:
+        connection = self._connection
+        if not self.ready():  # leave may have ended since the caller looked
+            return self.not_sent()
+        with connection.sending():
+            return await self._call(getattr(connection, method), request, timeout_s, write=write)
 
     def not_sent(self) -> NotSentError:
         return NotSentError(reason=f"no connection to {self.address}")
@@ -134,7 +137,7 @@ class Link:
         self, method: Callable[..., Any], request: Any, timeout_s: float, *, write: bool = False
     ) -> Any:
         try:
-            return await method(request, timeout=timeout_s)
+            return await method(request, timeout=timeout_s, metadata=request_ids.metadata())
         except grpc.aio.AioRpcError as failure:
             return _error_of(failure, self.address, write=write)
         except grpc.aio.UsageError:  # the channel was closed before the request was handed over
@@ -148,7 +151,10 @@ class Link:
         self._closed = True
         if self._connecting is not None:
             self._connecting.cancel()
-        await self._channel.close()
+        for retiring in list(self._retiring):
+            retiring.cancel()
+        for connection in (self._connection, *self._retiring.values()):
+            await connection.close()
 
 
 def _cancelling() -> bool:

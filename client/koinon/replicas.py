@@ -13,7 +13,9 @@ from typing import Any, Self
 
 import grpc
 
-from koinon.admin import ClusterStatus, why
+from koinon.admin import ClusterStatus
+from koinon.coordinators import why
+from koinon.request_ids import naming
 from koinon_proto import rpc
 from koinon_proto.table import NodeNumber, Table
 from koinon_proto.v1 import replication_pb2, replication_pb2_grpc
@@ -136,7 +138,8 @@ class Replicas:
     def _stub(self, table: Table, number: int) -> Any:
         address = table.nodes[NodeNumber(number)].address
         if address not in self._channels:
-            self._channels[address] = grpc.insecure_channel(address, rpc.CHANNEL_OPTIONS)
+            plain = grpc.insecure_channel(address, rpc.CHANNEL_OPTIONS)
+            self._channels[address] = naming(plain)
         return replication_pb2_grpc.ReplicationStub(self._channels[address])  # type: ignore[no-untyped-call]
 
 

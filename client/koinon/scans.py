@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from koinon import request_ids
 from koinon.core import limits
 from koinon.core.operations import attempt_timeout_s
 from koinon.core.retry import NotSentError, final_error
@@ -50,6 +51,7 @@ class Pages:
         )
         self._fetching: asyncio.Task[list[Entry] | None] | None = None
         self._ended = False
+        self._request = request_ids.given() or request_ids.RequestId()
 
     async def next(self) -> list[Entry] | None:
         """Return the next page that has records; None at the end."""
@@ -72,6 +74,10 @@ class Pages:
             self._fetching = None
 
     async def _fetch(self) -> list[Entry] | None:
+        with request_ids.operation(self._request):
+            return await self._next_records()
+
+    async def _next_records(self) -> list[Entry] | None:
         engine = self._engine
         deadline = engine.now() + self._timeout_ms / 1000
         while True:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
+from rich.text import Text
 
-from koinon.admin import ClusterStatus, count_by_primary
-from koinon.cli import operate, output, plans, verify
+from koinon.admin import Admin, ClusterStatus, count_by_primary
+from koinon.cli import hot, loads, operate, output, plans, verify
 from koinon.cli.session import NOT_FOUND, Session, command, default_command
-from koinon.health import is_short, notes, problems, replicas_by_node
+from koinon.health import is_short, notes, problems, replicas_by_node, summary
+from koinon.loads import LoadView
+from koinon_proto.errors import KoinonError
 from koinon_proto.table import NodeInfo, NodeStatus, PartitionRow, PartitionStatus, Table
 
 app = typer.Typer(
@@ -38,16 +42,13 @@ PARTITION_COLORS = {
 PARTITION_WORDS = {PartitionStatus.ASSIGNED: "starting"}
 
 
-def print_status(status: ClusterStatus) -> None:
+def print_status(status: ClusterStatus, loads: Iterable[LoadView] = ()) -> None:
     """The whole of it, for people: how it is, what it consists of."""
     printer = output.console()
-    found = problems(status)
-    if not found:
-        printer.print(f"[bold green]All is well.[/] {_headline(status)}")
-    for index, problem in enumerate(found):
-        lead = "[bold red]Attention:[/] " if index == 0 else "           "
-        printer.print(f"{lead}{escape(problem)}")
-    for note in notes(status):
+    printer.print(summary_text(status))
+    for problem in problems(status)[1:]:
+        printer.print(f"           {escape(problem)}")
+    for note in notes(status, loads):
         printer.print(f"[dim]Note:[/] {escape(note)}")
     printer.print()
     _print_facts(status)
@@ -58,14 +59,13 @@ def print_status(status: ClusterStatus) -> None:
         output.show(nodes_table(status, status.table), expendable=NODE_COLUMNS_EXPENDABLE)
 
 
-def _headline(status: ClusterStatus) -> str:
-    table = status.table
-    assert table is not None
-    live = sum(node.status is NodeStatus.ACTIVE for node in table.nodes.values())
-    return (
-        f"{len(table.rows):,} partitions online on {output.count(live, 'node')}; "
-        f"{output.count(len(status.coordinators), 'coordinator')}, {status.leader_id} leads."
-    )
+def summary_text(status: ClusterStatus) -> Text:
+    """The line that says whether all is well, with its first words in colour."""
+    text = Text(summary(status))
+    for words, style in (("All is well.", "bold green"), ("Attention:", "bold red")):
+        if text.plain.startswith(words):
+            text.stylize(style, 0, len(words))
+    return text
 
 
 def _print_facts(status: ClusterStatus) -> None:
@@ -79,7 +79,7 @@ def _print_facts(status: ClusterStatus) -> None:
         facts.add_row(
             "[dim]partitions[/]",
             f"{online:,} of {config.partition_count:,} online, by {config.partitioner}, "
-            f"{output.count(config.replication_factor, 'copy').replace('copys', 'copies')} each",
+            f"{output.count(config.replication_factor, 'copy')} each",
         )
     if status.sessions:
         records = sum(s.records for s in status.sessions if s.live)
@@ -137,27 +137,21 @@ def _by_name(table: Table) -> list[NodeInfo]:
 # --- for programs --------------------------------------------------------------------------------
 
 
-def status_json(status: ClusterStatus) -> dict[str, Any]:
+def status_json(status: ClusterStatus, loads: Iterable[LoadView] = ()) -> dict[str, Any]:
     """The stable form of ``admin status --json``."""
     table = status.table
-    counts = Counter(row.status for row in table.rows) if table else Counter()
     return {
         "ok": not problems(status),
+        "summary": summary(status),
         "problems": problems(status),
-        "notes": notes(status),
+        "notes": notes(status, loads),
         "cluster_id": table.cluster.cluster_id if table else None,
         "table_version": table.table_version if table else 0,
         "partitioner": table.cluster.partitioner if table else None,
         "partition_count": table.cluster.partition_count if table else 0,
         "replication_factor": table.cluster.replication_factor if table else 0,
         "min_in_sync": table.cluster.min_in_sync if table else 0,
-        "partitions": {
-            "online": counts[PartitionStatus.ONLINE],
-            "assigned": counts[PartitionStatus.ASSIGNED],
-            "offline": counts[PartitionStatus.OFFLINE],
-            "under_replicated": sum(map(is_short, table.rows)) if table else 0,
-            "moving": sum(bool(r.adding or r.removing) for r in table.rows) if table else 0,
-        },
+        "partitions": partitions_json(table),
         "answered_by": status.member_id,
         "leader_id": status.leader_id or None,
         "leader_address": status.leader_address or None,
@@ -166,6 +160,19 @@ def status_json(status: ClusterStatus) -> dict[str, Any]:
         "applied_index": status.applied_index,
         "coordinators": coordinators_json(status),
         "nodes": nodes_json(status),
+    }
+
+
+def partitions_json(table: Table | None) -> dict[str, int]:
+    """How many partitions are in which state."""
+    rows = table.rows if table else ()
+    counts = Counter(row.status for row in rows)
+    return {
+        "online": counts[PartitionStatus.ONLINE],
+        "assigned": counts[PartitionStatus.ASSIGNED],
+        "offline": counts[PartitionStatus.OFFLINE],
+        "under_replicated": sum(map(is_short, rows)),
+        "moving": sum(bool(row.adding or row.removing) for row in rows),
     }
 
 
@@ -248,13 +255,35 @@ def _status(session: Session) -> ClusterStatus:
         return admin.status()
 
 
-def show_status(session: Session) -> None:
-    """How the cluster is: whether all is well, and if not, what to do."""
-    status = _status(session)
+def show_status(
+    session: Session,
+    *,
+    brief: Annotated[
+        bool, typer.Option("--brief", "-q", help="The first line alone; ends with 1 unless well.")
+    ] = False,
+) -> int | None:
+    """How the cluster is: in the first line whether all is well, and if not, what to do."""
+    with session.admin() as admin:
+        status = admin.status()
+        loads = () if brief else _loads(admin, status)
     if session.json:
-        output.print_json(status_json(status))
+        whole = status_json(status, loads)
+        output.print_json({k: whole[k] for k in ("ok", "summary")} if brief else whole)
+    elif brief:
+        output.console().print(summary_text(status), soft_wrap=True)
     else:
-        print_status(status)
+        print_status(status, loads)
+    return NOT_FOUND if brief and problems(status) else None
+
+
+def _loads(admin: Admin, status: ClusterStatus) -> tuple[LoadView, ...]:
+    """What is known of bulk loads, if there are any: nothing of the status depends on it."""
+    if status.table is None or not status.table.loads or not status.is_leader:
+        return ()
+    try:
+        return admin.loads()
+    except KoinonError:
+        return ()
 
 
 def nodes(session: Session) -> None:
@@ -392,15 +421,26 @@ def _done(session: Session, message: str, answer: dict[str, Any]) -> None:
         output.console().print(message, markup=False)
 
 
-command(app, "status", examples=["koinon admin status", "koinon admin status --json | jq .ok"])(
-    show_status
-)
+command(
+    app,
+    "status",
+    examples=[
+        "koinon admin status",
+        "koinon admin status --brief || alert",
+        "koinon admin status --json | jq .ok",
+    ],
+)(show_status)
 command(app, "nodes")(nodes)
 command(
     app,
     "partitions",
     examples=["koinon admin partitions --offline", "koinon admin partitions --node n2"],
 )(partitions)
+command(
+    app,
+    "hot",
+    examples=["koinon admin hot", "koinon admin hot --by writes --seconds 10 --keys 5"],
+)(hot.hot)
 for _name_of, _function, _examples in (
     ("rebalance", plans.rebalance, ["rebalance --dry-run", "rebalance --wait"]),
     ("drain", plans.drain, ["drain n2 --wait", "drain n2 --undo"]),
@@ -439,3 +479,4 @@ command(
 command(coordinators_app, "remove")(remove)
 command(coordinators_app, "transfer")(transfer)
 app.add_typer(coordinators_app, name="coordinators")
+app.add_typer(loads.app, name="loads")

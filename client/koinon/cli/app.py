@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from koinon.cli import admin, bench, data, load, local, session
+from koinon.cli import admin, bench, data, ingest, load, local, session, top
 from koinon.local.servers import missing_for_servers
 
 # Commands of the other packages, which this one does not import: name -> (module, help)
@@ -69,8 +69,10 @@ def _never_reached() -> None:
 
 data.add_to(app)
 load.add_to(app)
+ingest.add_to(app)
 local.add_to(app)
 app.add_typer(admin.app, name="admin", rich_help_panel="The cluster")
+top.add_to(app)
 bench.add_to(app)
 for _name, (_, _what) in PASSED_THROUGH.items():
     app.command(

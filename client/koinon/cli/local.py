@@ -64,6 +64,14 @@ def up(
             show_default=False,
         ),
     ] = None,
+    metrics: Annotated[
+        bool | None,
+        typer.Option(
+            "--metrics/--no-metrics",
+            help="Serve each process's metrics over HTTP, for Prometheus (default: as last time).",
+            show_default=False,
+        ),
+    ] = None,
     data: DataDir = None,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Let it run on; 'koinon down' stops it.")
@@ -83,6 +91,7 @@ def up(
         detached=detach,
         coordinator_port=FIRST_COORDINATOR_PORT,
         node_port=FIRST_NODE_PORT,
+        metrics=metrics,
     )
     serving = False
     stopping = threading.Event()
@@ -146,6 +155,10 @@ def _welcome(cluster: LocalCluster, status: ClusterStatus, *, detach: bool) -> N
     hints.add_row("[dim]shell[/]", f"{prefix}koinon put greeting hello")
     hints.add_row("", f"{prefix}koinon get greeting")
     hints.add_row("[dim]python[/]", f'koinon.connect("{cluster.coordinators}")')
+    if metrics := [a for name in cluster.names if (a := cluster.metrics_address(name))]:
+        hints.add_row("[dim]metrics[/]", f"http://{metrics[0]}/metrics")
+        for address in metrics[1:]:
+            hints.add_row("", f"http://{address}/metrics")
     hints.add_row("[dim]stop[/]", f"koinon down{suffix}" if detach else "Ctrl-C")
     output.show(hints)
 
@@ -173,7 +186,11 @@ def _up_json(cluster: LocalCluster, status: ClusterStatus) -> dict[str, Any]:
         "data": str(cluster.data_dir),
         "coordinators": cluster.coordinators,
         "members": {
-            name: {"address": cluster.address(name), "pid": cluster.pid(name)}
+            name: {
+                "address": cluster.address(name),
+                "pid": cluster.pid(name),
+                "metrics": cluster.metrics_address(name),
+            }
             for name in cluster.names
         },
         "status": status_json(status),

@@ -71,13 +71,19 @@ def show(made: RichTable, *, expendable: Sequence[str] = ()) -> None:
     is too wide, columns are left out as far as needed, in the order of ``expendable``.
     """
     printer = console()
+    made = fitted(printer, made, expendable)
+    with printer.capture() as capture:
+        printer.print(made)
+    sys.stdout.write("".join(line.rstrip() + "\n" for line in capture.get().splitlines()))
+
+
+def fitted(printer: Console, made: RichTable, expendable: Sequence[str]) -> RichTable:
+    """Return the table, without columns that do not fit, in the order of ``expendable``."""
     for name in expendable:
         if _width(printer, made) <= printer.width:
             break
         made = _without(made, name)
-    with printer.capture() as capture:
-        printer.print(made)
-    sys.stdout.write("".join(line.rstrip() + "\n" for line in capture.get().splitlines()))
+    return made
 
 
 def _width(printer: Console, made: RichTable) -> int:
@@ -90,6 +96,8 @@ def _without(made: RichTable, name: str) -> RichTable:
     kept = [column for column in made.columns if column.header != name]
     headers = [(">" if c.justify == "right" else "") + str(c.header) for c in kept]
     narrower = table(*headers)
+    for column, before in zip(narrower.columns, kept, strict=True):
+        column.min_width, column.no_wrap = before.min_width, before.no_wrap
     for cells in zip(*(column.cells for column in kept), strict=True):
         narrower.add_row(*cells)
     return narrower
@@ -124,8 +132,10 @@ def _escaped(character: str) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """``1 row``, ``2,000 rows``."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    """``1 row``, ``2,000 rows``, ``3 copies``."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number:,} {noun[:-1]}ies" if noun.endswith("py") else f"{number:,} {noun}s"
 
 
 def bytes_text(number: float) -> str:

@@ -275,10 +275,14 @@ def guarded(
 
 
 def message_of(error: KoinonError | OSError) -> str:
-    """The error in a line, with the file's name where it is about one."""
+    """The error in a line, with the file's name where it is about one, and with the id by which
+    servers' logs know the request.
+    """
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}"
-    return str(error)
+    text = str(error)
+    request_id = error.request_id if isinstance(error, KoinonError) else ""
+    return text if request_id in text else f"{text} [request {request_id}]"
 
 
 def fail(error: KoinonError | OSError, *, debug: bool, coordinators: str = "") -> int:

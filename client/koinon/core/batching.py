@@ -39,7 +39,8 @@ class Kind(Enum):
 
 class Single:
     """One get, put or delete, from its call to its end. ``on_done`` is called once, at the end,
-    unless the operation was abandoned before. ``waiter`` and ``timer`` are the driver's.
+    unless the operation was abandoned before. ``waiter`` and ``timer`` are the driver's; so is
+    ``request``, the id that it was sent under, whose ``name`` is told of its error.
     """
 
     __slots__ = (
@@ -56,6 +57,7 @@ class Single:
         "maybe_applied",
         "on_done",
         "partition_id",
+        "request",
         "result",
         "sent",
         "timeout_ms",
@@ -79,6 +81,7 @@ class Single:
         if_version: int | None = None,
         retry_unknown: bool = False,
         durability: Durability = "all_in_sync",
+        request: Any = None,
     ) -> None:
         self.kind = kind
         self.key = key
@@ -101,6 +104,7 @@ class Single:
         self.on_done: Callable[[Single], None] | None = None
         self.waiter: Any = None
         self.timer: Any = None
+        self.request = request
 
     def succeed(self, result: Any) -> None:
         self.result = result
@@ -113,6 +117,8 @@ class Single:
             maybe_applied=self.maybe_applied,
             timed_out_ms=timed_out_ms,
         )
+        if self.request is not None:
+            self.request.name(self.error)
         self._end()
 
     def expire(self) -> None:

@@ -10,10 +10,9 @@ from koinon.local.servers import is_importable, missing_for_servers
 def run() -> int:
     """Run the demo, or say what is missing."""
     missing = missing_for_servers()
-    if not is_importable("rich"):
-        missing.append("rich")
+    missing += [name for name in ("rich", "pyarrow", "pyspark") if not is_importable(name)]
     if missing:
-        sys.exit(f"koinon: the demo needs {', '.join(missing)}: pip install 'koinon[server]'")
+        sys.exit(f"koinon: the demo needs {', '.join(missing)}: pip install 'koinon[server,spark]'")
     from koinon.demo.programme import main
 
     return main()

@@ -16,12 +16,15 @@ RIDE_TIMEOUT_MS = 30_000
 
 @dataclass(kw_only=True)
 class Play:
-    """The cluster, a client, what was loaded, and each single write that was acknowledged since."""
+    """The cluster, a client, what was loaded, and each single write that was acknowledged since.
+    ``rows_max``: load no more of anything; None: all.
+    """
 
     stage: Stage
     cluster: LocalCluster
     client: Client
     rows: dict[bytes, bytes]
+    rows_max: int | None = None
     acknowledged: dict[bytes, bytes] = field(default_factory=dict)
     killed_coordinator: str = ""
 

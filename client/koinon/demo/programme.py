@@ -11,10 +11,11 @@ from pathlib import Path
 
 import koinon.demo
 from koinon.cli.output import count, duration_text
-from koinon.demo import acts, replicas
+from koinon.demo import acts, bulk, replicas
 from koinon.demo.cities import NoDataError, load_cities
 from koinon.demo.play import Play
 from koinon.demo.stage import MismatchError, Stage
+from koinon.java import find_java
 from koinon.local import LocalCluster
 from koinon_proto.errors import KoinonError
 
@@ -30,6 +31,7 @@ PROGRAMME = (
     replicas.node_joins,
     replicas.node_leaves,
     replicas.everything_is_there,
+    bulk.orders_come_and_go_back,
     replicas.show_state,
 )
 
@@ -71,7 +73,7 @@ def play(stage: Stage, rows_max: int | None) -> None:
             f"{size / 1e6:.1f} MB (parsed in {duration_text(time.monotonic() - began)})."
         )
         with cluster.client() as client:
-            shared = Play(stage=stage, cluster=cluster, client=client, rows=rows)
+            shared = Play(stage=stage, cluster=cluster, client=client, rows=rows, rows_max=rows_max)
             for act in PROGRAMME:
                 act(shared)
     stage.console.print(
@@ -99,6 +101,7 @@ def main() -> int:
     rows_max = parse_arguments().rows
     stage = Stage()
     try:
+        find_java()
         play(stage, rows_max)
     except (MismatchError, NoDataError, KoinonError) as error:
         stage.console.print(f"[bold red]The demo failed:[/] {error}", soft_wrap=True)

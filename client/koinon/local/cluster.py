@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -45,6 +46,7 @@ STOP_TIMEOUT_S = 8.0
 KILL_TIMEOUT_S = 5.0
 POLL_S = 0.05
 STATUS_TIMEOUT_MS = 1000
+_METRICS_ABOVE = 2000
 SERVING = (NodeStatus.ACTIVE, NodeStatus.DRAINING)
 
 
@@ -58,8 +60,10 @@ class LocalCluster:
     ``replication_factor`` is how many copies of each partition a new cluster begins with (None: as
     the coordinators choose, three where there are three nodes); ``racks`` are given to the first
     nodes in turn. Ports are free ones, or count up from ``coordinator_port`` and ``node_port``
-    where those are free. The flags are further arguments of ``koinon coordinator`` and
-    ``koinon node``.
+    where those are free. ``metrics`` True has every member's process serve metrics at an address
+    of its own (``metrics_address``), 2000 above its port where that is free, False none, from
+    their next start on; None: as the directory remembers, in a new one none. The flags are further
+    arguments of ``koinon coordinator`` and ``koinon node``.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class LocalCluster:
         detached: bool = False,
         coordinator_port: int = 0,
         node_port: int = 0,
+        metrics: bool | None = None,
         coordinator_flags: Sequence[str] = (),
         node_flags: Sequence[str] = (),
     ) -> None:
@@ -108,6 +113,7 @@ class LocalCluster:
             self._check_counts(nodes, coordinators)
             self._check_factor(replication_factor)
             self._processes = {name: self._process(name) for name in self._file.members}
+            self._choose_metrics(self._file.metrics if metrics is None else metrics)
             while nodes is not None and len(self._file.names("node")) < nodes:
                 self._new_member("node")
         except BaseException:
@@ -240,6 +246,10 @@ class LocalCluster:
 
     def address(self, name: str) -> str:
         return self._member(name).address
+
+    def metrics_address(self, name: str) -> str:
+        """Where the member's process serves ``/metrics``; '' where it does not."""
+        return self._member(name).metrics
 
     def pid(self, name: str) -> int | None:
         """The process id of a running member."""
@@ -414,18 +424,37 @@ class LocalCluster:
         first_port = 0
         if kind == "node" and self._node_port:
             first_port = self._node_port + len(taken)
-        address = files.choose_addresses(1, first_port)[0]
+        address = files.choose_addresses(1, first_port, self._taken())[0]
         joins = kind == "coordinator"
         self._file.members[name] = Member(
             kind=kind, address=address, joins=joins, rack=rack, weight=weight
         )
         self._processes[name] = self._process(name)
+        self._choose_metrics(self._file.metrics)
         return name
+
+    def _choose_metrics(self, wanted: bool) -> None:
+        """Give every member that does not run an address for its metrics, or take it away."""
+        self._file.metrics = wanted
+        for name, member in self._file.members.items():
+            if self._processes[name].alive or bool(member.metrics) == wanted:
+                continue
+            address = ""
+            if wanted:
+                port = int(member.address.rpartition(":")[2]) + _METRICS_ABOVE
+                address = files.choose_addresses(1, port, self._taken())[0]
+            self._file.members[name] = replace(member, metrics=address)
+            self._processes[name] = self._process(name)
+
+    def _taken(self) -> set[str]:
+        members = self._file.members.values()
+        return {a for member in members for a in (member.address, member.metrics) if a}
 
     def _process(self, name: str) -> ManagedProcess:
         member = self._file.members[name]
         argv = [sys.executable, "-m", MODULES[member.kind], "--id", name]
         argv += ["--listen", member.address, "--data", str(self.data_dir / name)]
+        argv += ["--metrics-listen", member.metrics] if member.metrics else []
         if member.kind == "node":
             argv += ["--coordinators", self.coordinators]
             argv += ["--rack", member.rack] if member.rack else []
@@ -575,7 +604,8 @@ def _first_members(
             files.choose_addresses(coordinators, coordinator_port), start=1
         )
     }
-    addresses = files.choose_addresses(nodes, node_port)
+    taken = {member.address for member in members.values()}
+    addresses = files.choose_addresses(nodes, node_port, taken)
     members |= {
         f"n{index + 1}": Member(
             kind="node", address=address, rack=racks[index % len(racks)] if racks else ""

@@ -13,6 +13,7 @@ import os
 import random
 import shlex
 import socket
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,8 @@ class LocalClusterError(KoinonError):
 @dataclass(frozen=True, kw_only=True)
 class Member:
     """One member's place. ``joins``: a coordinator that was added to an existing group. ``rack``
-    and ``weight`` are a node's; '' and None: as nodes choose.
+    and ``weight`` are a node's; '' and None: as nodes choose. ``metrics`` is where its process
+    serves metrics; '': nowhere.
     """
 
     kind: str  # "coordinator" | "node"
@@ -49,6 +51,7 @@ class Member:
     joins: bool = False
     rack: str = ""
     weight: int | None = None
+    metrics: str = ""
 
 
 @dataclass(kw_only=True)
@@ -60,6 +63,7 @@ class ClusterFile:
     replication_factor: int | None = None
     coordinator_flags: list[str] = field(default_factory=list)
     node_flags: list[str] = field(default_factory=list)
+    metrics: bool = False
     detached: bool = False
     owner: ProcessIdentity | None = None
     processes: dict[str, ProcessIdentity] = field(default_factory=dict)
@@ -128,14 +132,16 @@ class DirectoryLock:
         self._file.close()
 
 
-def choose_addresses(count: int, first_port: int) -> list[str]:
-    """Return ``count`` free local addresses: from ``first_port`` up if those ports are free,
-    else (or with ``first_port`` 0) anywhere in ``FREE_PORTS``.
+def choose_addresses(count: int, first_port: int, taken: Collection[str] = ()) -> list[str]:
+    """Return ``count`` free local addresses, none of them in ``taken``: from ``first_port`` up if
+    those ports are free, else (or with ``first_port`` 0) anywhere in ``FREE_PORTS``.
     """
+    spoken_for = {int(address.rpartition(":")[2]) for address in taken}
     held: list[socket.socket] = []
     try:
         if first_port:
-            wanted = [_hold(first_port + index) for index in range(count)]
+            ports = [first_port + index for index in range(count)]
+            wanted = [_hold(port) for port in ports if port not in spoken_for]
             held = [s for s in wanted if s is not None]
             if len(held) == count:
                 return [_address(s) for s in held]
@@ -144,7 +150,7 @@ def choose_addresses(count: int, first_port: int) -> list[str]:
         for port in random.sample(FREE_PORTS, PORT_ATTEMPTS):
             if len(held) == count:
                 return [_address(s) for s in held]
-            if (free := _hold(port)) is not None:
+            if port not in spoken_for and (free := _hold(port)) is not None:
                 held.append(free)
     finally:
         for s in held:

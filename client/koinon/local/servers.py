@@ -9,7 +9,7 @@ from pathlib import Path
 from koinon.local.files import LocalClusterError
 
 MODULES = {"coordinator": "koinon_coordinator", "node": "koinon_node"}
-SERVER_NEEDS = ("typer", "lmdb", "uvloop", "grpc_health", "grpc_reflection")
+SERVER_NEEDS = ("typer", "lmdb", "prometheus_client", "uvloop", "grpc_health", "grpc_reflection")
 """What the servers import beyond the client; it comes with the ``[server]`` extra."""
 PACKAGES = (*MODULES.values(), "koinon", "koinon_proto")
 

@@ -1,0 +1,301 @@
+"""Where the load is: rates by partition and node, how uneven they are, and which keys make them.
+
+Pure: judges counters and samples that somebody has asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+Columns = npt.NDArray[np.float64]
+"""Four rows (reads, writes, read bytes, written bytes), a column a partition, or one for all."""
+
+READS, WRITES, READ_BYTES, WRITTEN_BYTES = range(4)
+MEASURES = 4
+
+HOT_TIMES_MEAN = 3.0
+"""A partition with so much more than the mean is worth a remark."""
+KEY_SHARE = 0.3
+"""A key with so much of its partition's rows makes its heat."""
+FEW_ROWS = 1_000
+"""With fewer rows than this seen, figures of partitions are mostly chance."""
+HOT_ROWS = 50
+"""A partition with fewer rows than this may be hot by chance."""
+KEY_TAKEN = 5
+"""A key that was sampled less often than this may be there by chance."""
+
+
+class RankBy(IntEnum):
+    """What makes a partition hot; numbers are those of the wire."""
+
+    ALL = 0
+    READS = 1
+    WRITES = 2
+    BYTES = 3
+
+
+_RANKED: dict[RankBy, tuple[int, ...]] = {
+    RankBy.ALL: (READS, WRITES),
+    RankBy.READS: (READS,),
+    RankBy.WRITES: (WRITES,),
+    RankBy.BYTES: (READ_BYTES, WRITTEN_BYTES),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FollowerLag:
+    """What a primary has sent to a follower that has not acknowledged it."""
+
+    node_number: int
+    records: int
+    bytes: int
+    oldest_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeCounters:
+    """What one node process has counted in ``elapsed_s``."""
+
+    elapsed_s: float
+    counts: Columns
+    followers: tuple[FollowerLag, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """Per second: ``partitions`` by partition, over all nodes; ``nodes`` over all partitions."""
+
+    partitions: Columns
+    nodes: Mapping[int, Columns] = field(default_factory=dict)
+    rows: int = 0  # that were counted, of all partitions
+
+    def by_chance(self) -> float:
+        """Return about which coefficient of variation rows have that are spread at random."""
+        return float(np.sqrt(self.partitions.shape[1] / self.rows)) if self.rows else 0.0
+
+    def heat(self, by: RankBy) -> Columns:
+        """Return what each partition is ranked by."""
+        return heat_of(self.partitions, by)
+
+    @property
+    def total(self) -> Columns:
+        """All of it, by measure."""
+        whole: Columns = self.partitions.sum(axis=1)
+        return whole
+
+
+def heat_of(columns: Columns, by: RankBy) -> Columns:
+    """Return what is ranked by: rows, rows of one kind, or bytes."""
+    chosen: Columns = columns[list(_RANKED[by])].sum(axis=0)
+    return chosen
+
+
+def rates(
+    before: Mapping[int, NodeCounters],
+    after: Mapping[int, NodeCounters],
+    *,
+    partitions: int,
+    seconds: float,
+) -> Rates:
+    """Return the rates between two looks that were ``seconds`` apart. A node whose process began in
+    between counts from its beginning; one that did not answer the first time counts not at all.
+    """
+    whole = np.zeros((MEASURES, partitions))
+    nodes: dict[int, Columns] = {}
+    rows = 0.0
+    for number, now in after.items():
+        then = before.get(number)
+        if then is not None and then.elapsed_s < now.elapsed_s:
+            counted, elapsed_s = now.counts - then.counts, now.elapsed_s - then.elapsed_s
+        elif now.elapsed_s <= seconds + 1:
+            counted, elapsed_s = now.counts, now.elapsed_s
+        else:
+            continue
+        rate = counted / max(elapsed_s, 1e-3)
+        whole += rate
+        nodes[number] = rate.sum(axis=1)
+        rows += float(counted[READS].sum() + counted[WRITES].sum())
+    return Rates(partitions=whole, nodes=nodes, rows=int(rows))
+
+
+def behind(counters: Mapping[int, NodeCounters]) -> dict[int, FollowerLag]:
+    """Return how far behind their primaries followers are: all records, the greatest age."""
+    found: dict[int, FollowerLag] = {}
+    for node in counters.values():
+        for lag in node.followers:
+            other = found.get(lag.node_number)
+            found[lag.node_number] = FollowerLag(
+                node_number=lag.node_number,
+                records=lag.records + (other.records if other else 0),
+                bytes=lag.bytes + (other.bytes if other else 0),
+                oldest_s=max(lag.oldest_s, other.oldest_s if other else 0.0),
+            )
+    return found
+
+
+# --- how uneven it is ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Skew:
+    """How uneven the heat of partitions is; both are 0 where there is none."""
+
+    max_over_mean: float
+    coefficient_of_variation: float
+
+
+def skew_of(heat: Columns) -> Skew:
+    mean = float(heat.mean()) if len(heat) else 0.0
+    if mean <= 0:
+        return Skew(max_over_mean=0.0, coefficient_of_variation=0.0)
+    return Skew(
+        max_over_mean=float(heat.max()) / mean, coefficient_of_variation=float(heat.std()) / mean
+    )
+
+
+# --- keys ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampledRows:
+    """How much of the traffic was looked at for keys. Any count may be too small by
+    ``missed_max``.
+    """
+
+    rows: int = 0
+    taken: int = 0
+    missed_max: int = 0
+
+    def __add__(self, other: SampledRows) -> SampledRows:
+        return SampledRows(
+            rows=self.rows + other.rows,
+            taken=self.taken + other.taken,
+            missed_max=max(self.missed_max, other.missed_max),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampledKey:
+    """A key of a partition, its estimated rates, and by how many rows they are estimated."""
+
+    partition_id: int
+    key: bytes
+    reads_per_second: float
+    writes_per_second: float
+    taken: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeySample:
+    """The keys that came most often, and how much they are founded on."""
+
+    keys: Sequence[SampledKey] = ()
+    read: SampledRows = field(default_factory=SampledRows)
+    written: SampledRows = field(default_factory=SampledRows)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HotKey:
+    """A key, and its share of the rows of its partition (of those ranked by)."""
+
+    key: bytes
+    reads_per_second: float
+    writes_per_second: float
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HotPartition:
+    """A partition, with the share of all heat that is its own."""
+
+    partition_id: int
+    per_second: Columns
+    share: float
+    times_mean: float
+    rows: int  # about how many were counted
+    keys: tuple[HotKey, ...]
+
+
+def hottest(
+    found: Rates,
+    by: RankBy,
+    partitions_max: int,
+    *,
+    sample: KeySample | None = None,
+    keys_max: int = 0,
+) -> list[HotPartition]:
+    """Return the partitions with the most heat, the hottest first, those without any left out."""
+    heat = found.heat(by)
+    total, mean = float(heat.sum()), float(heat.mean()) if len(heat) else 0.0
+    order = np.argsort(-heat, kind="stable")[:partitions_max]
+    rows = found.heat(RankBy.ALL)
+    keys: dict[int, list[SampledKey]] = {}
+    for key in sample.keys if sample is not None else ():
+        keys.setdefault(key.partition_id, []).append(key)
+    return [
+        HotPartition(
+            partition_id=p,
+            per_second=found.partitions[:, p],
+            share=float(heat[p]) / total,
+            times_mean=float(heat[p]) / mean,
+            rows=round(found.rows * float(rows[p]) / max(float(rows.sum()), 1e-9)),
+            keys=_hot_keys(keys.get(p, ()), found.partitions[:, p], by, keys_max),
+        )
+        for p in order.tolist()
+        if heat[p] > 0
+    ]
+
+
+def _hot_keys(
+    keys: Sequence[SampledKey], per_second: Columns, by: RankBy, keys_max: int
+) -> tuple[HotKey, ...]:
+    """Keys are ranked by rows also where partitions are ranked by bytes."""
+    rows_by = RankBy.ALL if by is RankBy.BYTES else by
+    whole = float(heat_of(per_second, rows_by))
+
+    def rate(key: SampledKey) -> float:
+        columns = np.array([key.reads_per_second, key.writes_per_second, 0.0, 0.0])
+        return float(heat_of(columns, rows_by))
+
+    known = [key for key in keys if rate(key) > 0 and key.taken >= KEY_TAKEN]
+    ranked = sorted(known, key=lambda key: (-rate(key), key.key))[:keys_max]
+    return tuple(
+        HotKey(
+            key=key.key,
+            reads_per_second=key.reads_per_second,
+            writes_per_second=key.writes_per_second,
+            share=min(1.0, rate(key) / whole) if whole else 0.0,
+        )
+        for key in ranked
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Blamed:
+    """A hot partition, and the key that makes it so; None: no single one does."""
+
+    partition: HotPartition
+    key: HotKey | None
+
+
+def blame(hot: Sequence[HotPartition], rows: int) -> list[Blamed]:
+    """Return the partitions that are far hotter than the mean, each with what makes it so. Where
+    few rows were seen, nothing is blamed: the heat may be chance.
+    """
+    if rows < FEW_ROWS:
+        return []
+    return [
+        Blamed(
+            partition=partition,
+            key=partition.keys[0]
+            if partition.keys and partition.keys[0].share >= KEY_SHARE
+            else None,
+        )
+        for partition in hot
+        if partition.times_mean >= HOT_TIMES_MEAN and partition.rows >= HOT_ROWS
+    ]
