@@ -6,10 +6,10 @@ PROTOS := $(wildcard proto/koinon_proto/v1/*.proto)
 WORKERS ?= 2
 SEEDS ?= 5000
 
-.PHONY: help env demo test soak check proto bench clean
+.PHONY: help env demo test soak check proto bench compose-image compose-test compose-clean clean
 
 help:           ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## ?/\t/'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## ?/\t/'
 
 $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("Koinon needs Python 3.11 or newer; this is " + sys.version) if sys.version_info < (3, 11) else None'
@@ -40,6 +40,15 @@ proto: env      ## regenerate the code beside the .proto files
 
 bench: env      ## print the figures of this machine
 	$(BIN)/python -m bench
+
+compose-image: env  ## the image for compose/, from a registry or from Debian's packages
+	$(BIN)/python -m tests.compose image $(if $(SPARK),--spark)
+
+compose-test: env  ## the cluster in containers, cut off, killed, grown and rolled (SPARK=1: and loaded)
+	$(BIN)/python -m tests.compose test $(if $(SPARK),--spark)
+
+compose-clean: env  ## remove the images that these two have made
+	$(BIN)/python -m tests.compose clean
 
 clean:          ## remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
