@@ -1,7 +1,8 @@
-"""The benchmarks in turn: ``python -m bench``, or ``make bench``. Some five minutes.
+"""The benchmarks in turn: ``python -m bench``, or ``make bench``. Some seven minutes.
 
-With ``--long`` also those of moves and failover, ten minutes more: ``move_bench`` stores 1 GB three
-times and moves it (some 10 GB of disk, given back at the end), ``failover_bench`` kills ten nodes.
+With ``--long`` also those of moves, failover, stops and metrics, some 15 minutes more:
+``move_bench`` stores 1 GB three times and moves it (some 10 GB of disk, given back at the end),
+``failover_bench`` kills ten nodes.
 """
 
 from __future__ import annotations
@@ -10,8 +11,15 @@ import argparse
 import subprocess
 import sys
 
-NAMES = ("partitioner_bench", "planner_bench", "raft_bench", "node_bench", "cluster_bench")
-LONG_NAMES = ("move_bench", "failover_bench")
+NAMES = (
+    "partitioner_bench",
+    "planner_bench",
+    "raft_bench",
+    "node_bench",
+    "cluster_bench",
+    "ingest_bench",
+)
+LONG_NAMES = ("move_bench", "failover_bench", "graceful_bench", "metrics_bench")
 
 
 def main() -> int:

@@ -1,0 +1,296 @@
+"""TPC-H orders by Spark into Koinon and into Redis, and back: rows per second, in one run.
+
+    python -m bench.ingest_bench [--rows 1500000] [--replication-factor 1] [--value o_comment]
+                                 [--p99] [--json]
+
+Koinon: ``koinon ingest orders.parquet --key o_orderkey`` into a fresh cluster of three nodes, with
+staged and merged rows fsynced. Redis, if ``redis-server`` is there: the job that users write,
+pipelines of the cluster's client within ``foreachPartition``, into a cluster of three; and the best
+that could be made, Arrow batches as MSETs of 1,000, into one server; both with an append-only file
+that is synced every second. All load the same rows, keys as text and whole rows as JSON (for Redis
+made by Spark itself), or one column as the value. All run in one warmed Spark, one after the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench import ingest_redis, ingest_steps
+from bench.ingest_clients import Clients
+from koinon.demo.orders import KEY, ROWS_AT_SCALE_1, make_orders
+from koinon.ingest import row_groups
+from koinon.ingest.job import Job
+from koinon.ingest.progress import Phase, Snapshot
+from koinon.ingest.session import spark_session
+from koinon.ingest.settings import Settings
+from koinon.loads import LoadsClient
+from koinon.local import LocalCluster
+
+NODES = 3
+NOWHERE = "127.0.0.1:1"
+REPOSITORY = Path(__file__).resolve().parent.parent
+CLIENTS_ALONE_S = 5.0
+PHASES = {
+    Phase.STARTING: "start, to the first lot",
+    Phase.STAGING: "read and stage",
+    Phase.PREPARING: "prepare",
+    Phase.MERGING: "merge",
+}
+
+
+@dataclass(kw_only=True)
+class Report:
+    """Seconds by phase and the share of all cores that was busy in it; rates in rows per second,
+    those of Redis of whole jobs; latencies in milliseconds.
+    """
+
+    rows: int
+    replication_factor: int
+    encoding: str  # of whole rows
+    value: str | None  # the column that is the value instead
+    bytes: int = 0
+    steps: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    busy: dict[str, float] = field(default_factory=dict)
+    staged_to_merged: float = 0.0
+    whole_job: float = 0.0
+    read_back: float = 0.0
+    count: float = 0.0
+    redis_pipelines: float = 0.0
+    redis_arrow: float = 0.0
+    redis_missing: str = ""
+    clients_alone: dict[str, Any] = field(default_factory=dict)
+    clients_beside: dict[str, Any] = field(default_factory=dict)
+
+    def settings(self, coordinators: str) -> Settings:
+        """What is written how."""
+        encoding = self.encoding if self.value is None else None
+        return Settings(coordinators=coordinators, key=KEY, value=self.value, encoding=encoding)
+
+    @property
+    def what(self) -> str:
+        return f"whole rows as {self.encoding}" if self.value is None else self.value
+
+
+class BusyCores:
+    """Which share of this machine's cores was busy, by phase."""
+
+    def __init__(self) -> None:
+        self.share: dict[str, float] = {}
+        self._phase = Phase.STARTING
+        self._at = self._times()
+
+    def on_progress(self, snapshot: Snapshot) -> None:
+        if snapshot.phase is self._phase:
+            return
+        now = self._times()
+        busy, all_ = (later - before for later, before in zip(now, self._at, strict=True))
+        if self._phase in PHASES:
+            self.share[PHASES[self._phase]] = busy / all_ if all_ else 0.0
+        self._phase, self._at = snapshot.phase, now
+
+    @staticmethod
+    def _times() -> tuple[float, float]:
+        """Ticks that all cores were busy, and all ticks."""
+        try:
+            first = Path("/proc/stat").read_text("ascii").splitlines()[0]
+        except OSError:
+            return 0.0, 0.0
+        ticks = [float(number) for number in first.split()[1:9]]
+        return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
+
+
+def tell(text: str) -> None:
+    """Say how far it has come."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _parts(frame: Any, orders: Path) -> list[row_groups.Part] | None:
+    context = frame.sparkSession.sparkContext
+    whole = frame.sparkSession.read.parquet(str(orders)).schema
+    return row_groups.parts_of(
+        [str(orders)],
+        row_groups.fields_of(whole),
+        kind="parquet",
+        master=context.master,
+        conf={},
+        tasks=context.defaultParallelism,
+    )
+
+
+def load(frame: Any, coordinators: str, report: Report, orders: Path | None = None) -> None:
+    """Load rows as ``koinon ingest`` does; note the figures. ``orders``: the file that they are, if
+    tasks may read it themselves.
+    """
+    settings = report.settings(coordinators)
+    busy = BusyCores()
+    with LoadsClient(coordinators) as loads:
+        parts = None if orders is None else _parts(frame, orders)
+        job = Job(frame=frame, settings=settings, loads=loads, rows_total=report.rows, parts=parts)
+        outcome = job.run(busy.on_progress)
+    if outcome.error is not None:
+        raise outcome.error
+    assert outcome.rows == report.rows, f"{outcome.rows} of {report.rows} rows were loaded"
+    report.bytes = outcome.bytes
+    report.seconds = {name: outcome.seconds.get(phase, 0.0) for phase, name in PHASES.items()}
+    report.busy = busy.share
+    whole = sum(report.seconds.values())
+    report.whole_job = report.rows / whole
+    report.staged_to_merged = report.rows / (whole - report.seconds[PHASES[Phase.STARTING]])
+
+
+def read_back(spark: Any, coordinators: str, report: Report) -> None:
+    """Read everything into nothing, and count it."""
+    frame = spark.read.format("koinon").option("coordinators", coordinators).load()
+    began = time.monotonic()
+    frame.write.format("noop").mode("overwrite").save()
+    read_s = time.monotonic() - began
+    began = time.monotonic()
+    counted = frame.count()
+    report.count = counted / (time.monotonic() - began)
+    report.read_back = counted / read_s
+    assert counted >= report.rows, f"{counted} of {report.rows} rows are there"
+
+
+def measure_koinon(spark: Any, frame: Any, report: Report, orders: Path, *, p99: bool) -> None:
+    """Load into a fresh cluster, and read back."""
+    with LocalCluster(
+        nodes=NODES, coordinators=1, replication_factor=report.replication_factor
+    ) as cluster:
+        cluster.wait_ready()
+        if not p99:
+            load(frame, cluster.coordinators, report, orders)
+        else:
+            with Clients(cluster.coordinators) as alone:
+                time.sleep(CLIENTS_ALONE_S)
+            with Clients(cluster.coordinators) as beside:
+                load(frame, cluster.coordinators, report, orders)
+            report.clients_alone, report.clients_beside = alone.report, beside.report
+        tell(f"Koinon: {report.staged_to_merged:,.0f} rows/s")
+        read_back(spark, cluster.coordinators, report)
+
+
+def measure_redis(frame: Any, report: Report) -> None:
+    """The two jobs of Redis."""
+    report.redis_missing = ingest_redis.missing()
+    if report.redis_missing:
+        return
+    value = "to_json(struct(*))" if report.value is None else report.value
+    pairs = frame.selectExpr(
+        f"cast(cast({KEY} as string) as binary) key", f"cast({value} as binary) value"
+    )
+    for name, servers, job in (
+        ("redis_arrow", 1, ingest_redis.load_by_arrow),
+        ("redis_pipelines", NODES, ingest_redis.load_by_pipelines),
+    ):
+        with ingest_redis.RedisServers(servers) as redis:
+            began = time.monotonic()
+            job(pairs, *redis.addresses[0])
+            rate = report.rows / (time.monotonic() - began)
+            assert redis.records() == report.rows
+        setattr(report, name, rate)
+        tell(f"{name}: {rate:,.0f} rows/s")
+
+
+def warm_up(spark: Any, frame: Any, report: Report) -> None:
+    """Let Spark, its Python workers and the writer run once, into a cluster of their own."""
+    some = frame.limit(1_000)
+    few = Report(
+        rows=some.count(), replication_factor=1, encoding=report.encoding, value=report.value
+    )
+    ingest_steps.measure(some, few.rows, report.settings(NOWHERE))
+    with LocalCluster(nodes=1, coordinators=1) as cluster:
+        cluster.wait_ready()
+        load(some, cluster.coordinators, few)
+        read_back(spark, cluster.coordinators, few)
+
+
+def measure(options: argparse.Namespace) -> Report:
+    """Return the figures of this machine."""
+    os.environ["PYTHONPATH"] = f"{REPOSITORY}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    with tempfile.TemporaryDirectory(prefix="koinon-bench-") as scratch, spark_session() as spark:
+        orders = make_orders(Path(scratch), options.rows)
+        frame = spark.read.parquet(str(orders))
+        if options.value is not None:
+            frame = frame.select(KEY, options.value)
+        report = Report(
+            rows=frame.count(),
+            replication_factor=options.replication_factor,
+            encoding=options.encoding,
+            value=options.value,
+        )
+        tell(f"{report.rows:,} orders; warming up")
+        warm_up(spark, frame, report)
+        report.steps = ingest_steps.measure(frame, report.rows, report.settings(NOWHERE))
+        measure_koinon(spark, frame, report, orders, p99=options.p99)
+        measure_redis(frame, report)
+    return report
+
+
+def show(report: Report) -> None:
+    """Print one report."""
+    print(
+        f"{report.rows:,} orders, {report.what}, {report.bytes / 1e6:,.0f} MB, "
+        f"into {NODES} nodes, {report.replication_factor} copies each; "
+        f"{os.cpu_count()} cores for everything"
+    )
+    print("  a task's steps without a cluster, each with those before it")
+    for name, rate in report.steps.items():
+        print(f"    {name:<26} {rate:>12,.0f} rows/s")
+    print("  the load")
+    for name, seconds in report.seconds.items():
+        busy = f"   {report.busy[name]:.0%} of the cores busy" if name in report.busy else ""
+        print(f"    {name:<26} {seconds:>10.2f} s{busy}")
+    print(f"    {'first lot staged to merged':<26} {report.staged_to_merged:>12,.0f} rows/s")
+    print(f"    {'the whole job':<26} {report.whole_job:>12,.0f} rows/s")
+    print("  reading it back")
+    print(f"    {'all rows':<26} {report.read_back:>12,.0f} rows/s")
+    print(f"    {'count()':<26} {report.count:>12,.0f} rows/s")
+    for name, rate in (
+        ("Redis Cluster, pipelines", report.redis_pipelines),
+        ("one Redis, Arrow and MSET", report.redis_arrow),
+    ):
+        if rate:
+            print(
+                f"  {name:<28} {rate:>12,.0f} rows/s; the whole job is "
+                f"{report.whole_job / rate:.1f} times as fast, "
+                f"from the first lot {report.staged_to_merged / rate:.1f} times"
+            )
+    if report.redis_missing:
+        print(f"  no comparison with Redis: {report.redis_missing}")
+    for name in report.clients_alone:
+        alone, beside = report.clients_alone[name], report.clients_beside[name]
+        print(
+            f"  single {name}s: p50 / p99 {alone['p50_ms']:.1f} / {alone['p99_ms']:.1f} ms alone, "
+            f"{beside['p50_ms']:.1f} / {beside['p99_ms']:.1f} ms beside the load "
+            f"(longest {beside['longest_ms']:.0f} ms)"
+        )
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rows", type=int, default=ROWS_AT_SCALE_1)
+    parser.add_argument("--replication-factor", type=int, default=1)
+    parser.add_argument("--encoding", choices=("json", "msgpack"), default="json")
+    parser.add_argument("--value", help="a column, instead of whole rows")
+    parser.add_argument("--p99", action="store_true", help="clients' latencies, load off and on")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    report = measure(options)
+    if options.json:
+        print(json.dumps(asdict(report)))
+    else:
+        show(report)
+
+
+if __name__ == "__main__":
+    main()
