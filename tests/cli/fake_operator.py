@@ -15,6 +15,7 @@ import grpc
 
 from koinon_proto import convert, rpc
 from koinon_proto.errors import (
+    LoadClosedError,
     MembershipChangeError,
     NotLeaderError,
     PlanStaleError,
@@ -37,6 +38,8 @@ from koinon_proto.table import (
 from koinon_proto.v1 import (
     admin_pb2,
     admin_pb2_grpc,
+    loads_pb2,
+    loads_pb2_grpc,
     membership_pb2,
     replication_pb2,
     replication_pb2_grpc,
@@ -81,6 +84,33 @@ class FakeCopies(replication_pb2_grpc.ReplicationServicer):
         )
 
 
+class FakeLoads(loads_pb2_grpc.LoadsServicer):
+    """The bulk loads of the coordinator. Each time that they are asked for, ``steps`` has its next
+    say.
+    """
+
+    def __init__(self) -> None:
+        self.loads: list[loads_pb2.LoadInfo] = []
+        self.steps: list[Callable[[], None]] = []
+        self.aborted: list[tuple[int, str]] = []
+
+    @rpc.typed_errors
+    async def GetLoads(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if self.steps:
+            self.steps.pop(0)()
+        return loads_pb2.GetLoadsResponse(loads=self.loads)
+
+    @rpc.typed_errors
+    async def AbortLoad(self, request: Any, context: Any) -> Any:  # noqa: N802
+        (load,) = [load for load in self.loads if load.load_id == request.load_id]
+        if load.state not in (loads_pb2.LOAD_STATE_OPEN, loads_pb2.LOAD_STATE_ABORTED):
+            raise LoadClosedError(
+                load_id=request.load_id, state="merging", reason="it is committed"
+            )
+        self.aborted.append((request.load_id, request.reason))
+        return loads_pb2.AbortLoadResponse(state=loads_pb2.LOAD_STATE_ABORTED)
+
+
 class FakeOperator(admin_pb2_grpc.AdminServicer):
     """The coordinator. ``planned`` is what any plan comes to; ``calls`` what was asked of it."""
 
@@ -88,10 +118,14 @@ class FakeOperator(admin_pb2_grpc.AdminServicer):
         self.thread = LoopThread()
         self.copies = {n: FakeCopies(partitions) for n in range(1, nodes + 1)}
         self._servers = [
-            self._serve(replication_pb2_grpc.add_ReplicationServicer_to_server, c)
+            self._serve((replication_pb2_grpc.add_ReplicationServicer_to_server, c))
             for c in self.copies.values()
         ]
-        own = self._serve(admin_pb2_grpc.add_AdminServicer_to_server, self)
+        self.loads = FakeLoads()
+        own = self._serve(
+            (admin_pb2_grpc.add_AdminServicer_to_server, self),
+            (loads_pb2_grpc.add_LoadsServicer_to_server, self.loads),
+        )
         self._servers.append(own)
         self.address = own[1]
         addresses = [address for _, address in self._servers[:-1]]
@@ -106,10 +140,11 @@ class FakeOperator(admin_pb2_grpc.AdminServicer):
         self.not_leading = 0
         self.steps_a_poll = 0
 
-    def _serve(self, add: Any, servicer: Any) -> tuple[Any, str]:
+    def _serve(self, *services: tuple[Any, Any]) -> tuple[Any, str]:
         async def start() -> tuple[Any, str]:
             server = grpc.aio.server(options=rpc.SERVER_OPTIONS)
-            cast(Any, add)(servicer, server)
+            for add, servicer in services:
+                cast(Any, add)(servicer, server)
             port = server.add_insecure_port("127.0.0.1:0")
             await server.start()
             return server, f"127.0.0.1:{port}"
@@ -188,7 +223,7 @@ class FakeOperator(admin_pb2_grpc.AdminServicer):
         for number, copies in self.copies.items():
             session = status.sessions.add(node_number=number, live=True)
             session.stats.records = 100 * len(copies.copies)
-            session.stats.used_bytes = session.stats.map_bytes = 8_000_000
+            session.stats.used_bytes, session.stats.map_bytes = 8_000_000, 80_000_000
         return status
 
     @rpc.typed_errors

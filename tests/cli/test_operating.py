@@ -338,7 +338,7 @@ def test_status_says_what_is_wrong_and_what_to_do(operator: FakeOperator, koinon
     operator.change_node(3, status=NodeStatus.FENCED)
     operator.change_node(4, status=NodeStatus.DRAINING)
     said = " ".join(koinon("status").stdout.split())
-    assert "1 offline of 8" in said
+    assert said.startswith("Attention: 1 partition lost every in-sync copy with its store (2): ")
     assert "force-primary 2 NODE" in said
     assert "node n3" in said
     assert "After 10 min others are given its replicas" in said
@@ -348,6 +348,24 @@ def test_status_says_what_is_wrong_and_what_to_do(operator: FakeOperator, koinon
     answer = json.loads(koinon("status", "--json").stdout)
     assert not answer["ok"]
     assert answer["partitions"]["under_replicated"] == 1
+    assert said.startswith(answer["summary"])
+
+
+def test_brief_status_is_one_line_and_an_exit_code(operator: FakeOperator, koinon: Run) -> None:
+    well = koinon("status", "--brief")
+    assert well.exit_code == 0
+    assert well.stdout == (
+        "All is well. 8 partitions online on 4 nodes; 1 coordinator, c1 leads.\n"
+    )
+    operator.change_node(3, status=NodeStatus.FENCED)
+    ill = koinon("status", "-q")
+    assert ill.exit_code == 1
+    assert ill.stdout.startswith("Attention: node n3")
+    assert ill.stdout.count("\n") == 1
+    answer = koinon("status", "--brief", "--json")
+    assert answer.exit_code == 1
+    assert json.loads(answer.stdout) == {"ok": False, "summary": ill.stdout.strip()}
+    assert koinon("status").exit_code == 0
 
 
 def test_partitions_show_what_is_added_and_removed(operator: FakeOperator, koinon: Run) -> None:

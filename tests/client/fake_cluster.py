@@ -11,7 +11,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import grpc
 
@@ -92,6 +92,12 @@ class FakeNode(
 ):
     """One node's servicer: ``calls`` counts them by method, ``rows`` the rows they carried."""
 
+    services: tuple[Any, ...] = (
+        kv_pb2_grpc.add_KeyValueServicer_to_server,
+        table_pb2_grpc.add_TableServiceServicer_to_server,
+        admin_pb2_grpc.add_AdminServicer_to_server,
+    )
+
     def __init__(self, cluster: FakeCluster, number: int) -> None:
         self.cluster = cluster
         self.number = NodeNumber(number)
@@ -107,12 +113,8 @@ class FakeNode(
 
     async def start(self, port: int = 0) -> None:
         self.server = grpc.aio.server(options=rpc.SERVER_OPTIONS)
-        for add in (
-            kv_pb2_grpc.add_KeyValueServicer_to_server,
-            table_pb2_grpc.add_TableServiceServicer_to_server,
-            admin_pb2_grpc.add_AdminServicer_to_server,
-        ):
-            cast(Any, add)(self, self.server)
+        for add in self.services:
+            add(self, self.server)
         bound = self.server.add_insecure_port(f"127.0.0.1:{port}")
         self.address = f"127.0.0.1:{bound}"
         await self.server.start()
@@ -240,6 +242,8 @@ class FakeNode(
 class FakeCluster:
     """Nodes, records and the table. ``moves`` may be made while clients run."""
 
+    node_type: type[FakeNode] = FakeNode
+
     def __init__(self, nodes: int = 2, partitions: int = PARTITIONS) -> None:
         self.thread = LoopThread()
         self.partitioner: Partitioner = partitioner("murmur2", partitions)
@@ -250,7 +254,7 @@ class FakeCluster:
         self.exhausted_replies: set[str] = set()
         """Methods whose replies gRPC itself finds too large: it answers so, without a type."""
         self._versions = first_sequence(1)
-        self.nodes = [FakeNode(self, n + 1) for n in range(nodes)]
+        self.nodes = [self.node_type(self, n + 1) for n in range(nodes)]
         for node in self.nodes:
             self.thread.run(node.start())
         self.table = self._first_table(partitions)

@@ -281,10 +281,11 @@ def test_deadline_travels_with_the_call(cluster: FakeCluster, client: Any) -> No
 
 def test_queued_behind_a_silent_batch_was_not_sent(cluster: FakeCluster) -> None:
     keys = keys_of(cluster, cluster.nodes[0], 2)
-    cluster.nodes[0].before = gate = cluster.gate()
 
     async def run() -> None:
         async with await koinon.aio.connect(cluster.seeds, timeout_ms=20_000) as client:
+            await client.get(keys[0])  # the connection stands: the first write goes at once
+            cluster.nodes[0].before = gate = cluster.gate()
             first = asyncio.create_task(client.put(keys[0], b"v", timeout_ms=3_000))
             await asyncio.to_thread(gate.reached.wait, 5)
             with pytest.raises(koinon.UnavailableError, match="queued"):

@@ -22,6 +22,7 @@ from koinon_coordinator.core.commands import (
     Result,
 )
 from koinon_coordinator.core.state import ClusterState, NodeRecord, StateImage
+from koinon_proto.loads import LoadState
 from koinon_proto.table import (
     NO_NODE,
     ClusterConfig,
@@ -45,6 +46,7 @@ class Copies:
     epochs: dict[Store, int] = field(default_factory=dict)
     holders: dict[int, set[Store]] = field(default_factory=dict)
     proposed: list[tuple[AlterPartitions, set[Store]]] = field(default_factory=list)
+    index: int = 0  # of the last command in the log
 
     def fork(self) -> Copies:
         """A copy that goes its own way, its state restored from a snapshot."""
@@ -53,6 +55,7 @@ class Copies:
             epochs=dict(self.epochs),
             holders={p: set(stores) for p, stores in self.holders.items()},
             proposed=[(command, set(stores)) for command, stores in self.proposed],
+            index=self.index,
         )
 
     def propose(self, command: AlterPartitions) -> None:
@@ -77,7 +80,8 @@ class Copies:
     def apply(self, command: Command, *, complete: set[Store] | None = None) -> Result:
         before = self.state.image()
         is_old = isinstance(command, RegisterNode) and self._is_old_copy(command)
-        result = self.state.apply(command)
+        self.index += 1
+        result = self.state.apply(command, self.index)
         after = self.state.image()
         if isinstance(command, RegisterNode) and isinstance(result, Registered):
             store = (str(command.node_id), command.store_id)
@@ -161,6 +165,7 @@ def check_state(image: StateImage) -> None:
         assert row.changed_at <= image.table_version
         _check_row(row, numbers)
     _check_moves(image)
+    _check_loads(image)
     for entry in image.stranded:
         assert not image.rows[entry.partition_id].in_sync
         assert entry.node in image.rows[entry.partition_id].replicas
@@ -201,6 +206,28 @@ def _check_moves(image: StateImage) -> None:
     assert not moves
 
 
+def _check_loads(image: StateImage) -> None:
+    active, ended = image.loads.active, image.loads.ended
+    assert [load.load_id for load in active] == sorted({load.load_id for load in active})
+    known = (*active, *ended)
+    assert len({load.load_id for load in known}) == len(known)
+    assert len({load.job_id for load in known}) == len(known)
+    batches = [load.stream_batch for load in active if load.stream_batch is not None]
+    applied = {batch.query_id: batch.batch_id for batch in image.loads.batches}
+    for load in active:
+        assert load.state is (LoadState.MERGING if load.unmerged else LoadState.OPEN)
+        assert bool(load.attempts_digest) == (load.state is LoadState.MERGING)
+        assert len(load.unmerged) <= load.partitions or load.state is LoadState.OPEN
+    for load in ended:
+        assert load.state.ended
+        assert not load.attempts
+        assert not load.unmerged
+    for load in known:
+        if load.stream_batch is not None and load.attempts_digest:
+            assert load.stream_batch.batch_id <= applied[load.stream_batch.query_id]
+    assert all(batches.count(b) == 1 or b.batch_id <= applied[b.query_id] for b in batches)
+
+
 def check_step(before: StateImage, command: Command, result: object, after: StateImage) -> None:
     """Epochs only grow, and grow when they must; the version counts changes of the table."""
     assert after.table_version - before.table_version in (0, 1)
@@ -209,6 +236,7 @@ def check_step(before: StateImage, command: Command, result: object, after: Stat
     if isinstance(result, Rejected):
         assert not changed
         assert (before.moves, before.stranded) == (after.moves, after.stranded)
+        assert before.loads == after.loads
     for old, new in zip(before.nodes, after.nodes, strict=False):
         assert new.info.number == old.info.number
         assert new.info.node_epoch >= old.info.node_epoch
@@ -237,4 +265,5 @@ def _check_change(
 
 def _shown(image: StateImage) -> object:
     nodes = [record.info for record in image.nodes]
-    return image.config, image.rows, nodes, image.move_settings
+    loads = [(load.load_id, load.state) for load in image.loads.active]
+    return image.config, image.rows, nodes, image.move_settings, loads

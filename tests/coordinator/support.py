@@ -195,6 +195,9 @@ class GroupOfOne:
             raise UnknownFateError(reason="leadership was lost")
         return result
 
+    async def read_barrier(self) -> int:
+        return len(self.proposed)
+
     def quorum_contact_at(self) -> float | None:
         return None if self.contact_age_s is None else self.clock() - self.contact_age_s
 

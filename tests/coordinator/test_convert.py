@@ -15,20 +15,25 @@ from koinon_coordinator.convert import (
     image_to_bytes,
 )
 from koinon_coordinator.core.commands import (
+    AbortLoad,
     AcceptPlan,
     AlterPartitions,
     AssignPartitions,
     CancelMoves,
     Command,
+    CommitLoad,
     ConfirmRegistration,
     CreateCluster,
     FenceNode,
     FinishMoves,
     ForcePrimary,
     HostedPartition,
+    LoadOutcome,
     Move,
+    OpenLoad,
     PartitionChange,
     PartitionsHosted,
+    PartitionsMerged,
     SetMoveSettings,
     SetNodeStatus,
     SetReplicationFactor,
@@ -38,9 +43,11 @@ from koinon_coordinator.core.commands import (
 from koinon_coordinator.core.state import EMPTY_IMAGE, ClusterState
 from koinon_coordinator.replicated import ReplicatedState
 from koinon_proto.errors import DataDirectoryError, UnsupportedVersionError
+from koinon_proto.loads import LoadMode, StreamBatch
 from koinon_proto.table import NO_NODE, MoveSettings, NodeNumber, NodeStatus, PartitionId
 from koinon_proto.v1 import state_pb2
 
+from .load_states import ABORTED, Log, commit_load, merged
 from .states import plan_of, restart, start
 from .support import bootstrapped, cluster_config, fence, register
 
@@ -57,6 +64,15 @@ MOVE = Move(
 )
 TURNED_BACK = replace(MOVE, partition_id=PartitionId(0), running=True, cancelled=True)
 SOME = (PartitionId(0), PartitionId(300))
+
+OPEN_LOAD = OpenLoad(
+    job_id="j",
+    mode=LoadMode.OVERWRITE,
+    prefix=b"p\xff",
+    stream_batch=StreamBatch("q", 5),
+    description="d",
+    timeout_ms=10_000,
+)
 
 GOLDEN: list[tuple[Command, str]] = [
     (
@@ -115,6 +131,17 @@ GOLDEN: list[tuple[Command, str]] = [
         "08018201070805100218ac02",
     ),
     (SetReplicationFactor(replication_factor=3), "08018a01020803"),
+    (OPEN_LOAD, "08019201160a016a10021a0270ff22050a017110052a016430904e"),
+    (
+        OpenLoad(job_id="j", mode=LoadMode.APPEND, stream_batch=StreamBatch("q", 0)),
+        "080192010e0a016a100122030a017130c0ee6d",
+    ),
+    (
+        CommitLoad(load_id=300, attempts=(7, 1 << 63), partition_ids=SOME, rows=5, bytes=600),
+        "08019a011f08ac021210070000000000000000000000000000801a0300ac02200528d804",
+    ),
+    (AbortLoad(load_id=300, reason="r"), "0801a2010608ac02120172"),
+    (PartitionsMerged(load_id=300, partition_ids=SOME), "0801aa010808ac02120300ac02"),
 ]
 IDS = [type(command).__name__ for command, _ in GOLDEN]
 
@@ -181,6 +208,31 @@ SNAPSHOT = (
     "320f08021201012802300348035002580b3a191201011a0102220762616c616e63652a04706c616e30014002"
     "3a1908011201021a0101220762616c616e63652a04706c616e40024204100918044a0e10011a0873746f7265"
     "2d6e3120014a10080210011a0873746f72652d6e312001"
+)
+
+
+def test_snapshot_bytes_with_loads_are_the_golden_ones_and_come_back_whole() -> None:
+    log = Log(bootstrapped([(1,), (2,)], nodes=2))
+    merging = log.apply(OPEN_LOAD)
+    log.in_state(ABORTED, job_id="k")
+    log.open("l")
+    assert isinstance(merging, LoadOutcome)
+    log.apply(commit_load(merging.load_id, (7, 1 << 63), (1,)))
+    log.apply(merged(merging.load_id, 0))
+    image = log.state.image()
+    assert [load.job_id for load in image.loads.active] == ["j", "l"]
+    encoded = image_to_bytes(image)
+    of_loads = state_pb2.StateSnapshot.FromString(encoded)
+    for name in ("cluster", "nodes", "rows", "move_settings"):
+        of_loads.ClearField(name)
+    assert of_loads.SerializeToString(deterministic=True).hex() == SNAPSHOT_OF_LOADS
+    assert image_from_bytes(encoded) == image
+
+
+SNAPSHOT_OF_LOADS = (
+    "0801180b2002524b080b12016a1802220270ff2a050a0171100532016438904e40024a100700000000000000"
+    "00000000000000805210ed8c9c1b81e6a2d174a9902430a90a8a5802620101686470d00f80010f520d080e12016c18"
+    "0138c0ee6d40015a15080c12016b180138c0ee6d40047a06656e6f75676862050a01711005"
 )
 
 SNAPSHOT_OF_ONE_REPLICA = (

@@ -4,10 +4,29 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from koinon_coordinator.core.commands import FenceNode
-from koinon_coordinator.core.recovery import copies_at_risk, image_of, newest, recovered
+from koinon_coordinator.core.commands import FenceNode, LoadOutcome
+from koinon_coordinator.core.recovery import (
+    LoadsFound,
+    copies_at_risk,
+    image_of,
+    loads_found,
+    newest,
+    recovered,
+)
 from koinon_coordinator.core.state import ClusterState
+from koinon_proto.loads import LoadState
 from koinon_proto.table import NO_NODE, NodeNumber, NodeStatus, PartitionStatus
+from tests.coordinator.load_states import (
+    ABORTED,
+    DONE,
+    MERGING,
+    OPEN,
+    Log,
+    commit_load,
+    merged,
+    open_load,
+    outcome,
+)
 from tests.coordinator.support import bootstrapped, register
 
 REPLICAS: list[tuple[int, ...]] = [(1, 2), (2, 3), (3, 1), (1, 3)]
@@ -76,3 +95,93 @@ def test_rows_without_a_reached_copy_are_named() -> None:
     assert missing == {
         row.partition_id for row in image.rows if not set(row.in_sync) & set(reached)
     }
+
+
+# --- bulk loads ---------------------------------------------------------------------------------
+
+
+def with_loads() -> Log:
+    """An open load, one that is being merged, and one of a streaming query that is done."""
+    log = Log()
+    for state in (OPEN, MERGING, DONE):
+        log.in_state(state, job_id=state.name, batch=5 if state is DONE else None)
+    return log
+
+
+def active(found: LoadsFound) -> list[tuple[int, LoadState]]:
+    return [(load.load_id, load.state) for load in found.image.active]
+
+
+def test_loads_that_the_newest_state_knows_go_on_whole() -> None:
+    log = with_loads()
+    older = log.table()
+    log.open("one more")
+    image = log.state.image()
+    for table in (None, older, log.table()):
+        found = loads_found(image, table)
+        assert found.image == image.loads
+        assert (found.merging, found.open, found.is_whole) == ((), (), True)
+
+
+def test_loads_that_only_a_table_names_are_given_up_and_told() -> None:
+    log = with_loads()
+    (opened, merging) = log.table().loads
+    found = loads_found(None, log.table())
+    assert active(found) == []
+    assert (found.merging, found.open) == ((merging.load_id,), (opened.load_id,))
+    assert not found.is_whole
+
+
+def test_loads_that_an_older_member_saw_in_the_same_state_go_on() -> None:
+    log = with_loads()
+    survivor = log.state.image()
+    log.open("later")
+    found = loads_found(survivor, log.table())
+    assert active(found) == [(load.load_id, load.state) for load in survivor.loads.active]
+    assert (found.merging, found.open) == ((), (log.index,))
+    assert found.image.batches == survivor.loads.batches
+
+
+def test_load_that_was_committed_after_the_member_fell_behind_ends_with_a_reason() -> None:
+    log = with_loads()
+    survivor = log.state.image()
+    opened = survivor.loads.active[0].load_id
+    log.apply(commit_load(opened))
+    found = loads_found(survivor, log.table())
+    assert found.merging == (opened,)
+    ended = found.image.ended[-1]
+    assert (ended.load_id, ended.state) == (opened, ABORTED)
+    assert "run its job again" in ended.reason
+
+
+def test_load_that_ended_after_the_member_fell_behind_does_not_go_on() -> None:
+    log = with_loads()
+    survivor = log.state.image()
+    merging = survivor.loads.active[1].load_id
+    log.apply(merged(merging, 0, 2))
+    found = loads_found(survivor, log.table())
+    assert merging not in [load_id for load_id, _ in active(found)]
+    assert found.merging == ()
+
+
+def test_ids_of_a_recovered_group_are_above_all_that_were_ever_given() -> None:
+    image = with_loads().state.image()
+    newest_id = 0
+    for index in (1, 900_000_000_000):  # the second group has written a long log
+        state = ClusterState(recovered(replace(image, loads=replace(image.loads, active=()))))
+        opened = state.apply(open_load(f"job {index}"), 1)
+        assert isinstance(opened, LoadOutcome)
+        assert opened.load_id > newest_id
+        last = state.apply(open_load(f"last {index}"), index + 1)
+        assert isinstance(last, LoadOutcome)
+        newest_id = last.load_id
+        table = state.table()
+        assert table is not None
+        image = image_of(table)  # the next one knows no more than a table
+
+
+def test_load_that_goes_on_in_a_recovered_group_can_be_committed() -> None:
+    image = with_loads().state.image()
+    state = ClusterState(recovered(image))
+    load_id = image.loads.active[0].load_id
+    assert state.apply(commit_load(load_id), 2) == outcome(load_id, MERGING)

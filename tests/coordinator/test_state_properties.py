@@ -17,11 +17,13 @@ from koinon_coordinator.convert import (
     image_to_bytes,
 )
 from koinon_coordinator.core.commands import (
+    AbortLoad,
     AcceptPlan,
     AlterPartitions,
     AssignPartitions,
     CancelMoves,
     Command,
+    CommitLoad,
     ConfirmRegistration,
     CreateCluster,
     FenceNode,
@@ -29,8 +31,10 @@ from koinon_coordinator.core.commands import (
     ForcePrimary,
     HostedPartition,
     Move,
+    OpenLoad,
     PartitionChange,
     PartitionsHosted,
+    PartitionsMerged,
     SetMoveSettings,
     SetNodeStatus,
     SetReplicationFactor,
@@ -39,6 +43,7 @@ from koinon_coordinator.core.commands import (
 )
 from koinon_coordinator.core.placement import place
 from koinon_coordinator.core.state import ClusterState
+from koinon_proto.loads import LoadMode, StreamBatch
 from koinon_proto.table import (
     NO_NODE,
     MoveSettings,
@@ -81,6 +86,10 @@ KINDS = {
     "settings": 1,
     "factor": 1,
     "noise": 1,
+    "open_load": 2,
+    "commit_load": 1,
+    "abort_load": 1,
+    "merged": 1,
 }
 
 
@@ -116,7 +125,7 @@ def concrete(copies: Copies, step: Step) -> Command | None:
     if step.kind == "go":
         is_there = copies.state.row(step.partition) is not None
         return next_step(copies.state, step.partition) if is_there else None
-    for make in (of_node, of_primary, of_move, of_operator):
+    for make in (of_node, of_primary, of_move, of_operator, of_load):
         command = make(copies, step)
         if command is not None:
             return command
@@ -262,6 +271,27 @@ def of_operator(copies: Copies, step: Step) -> Command | None:
     return None
 
 
+def of_load(copies: Copies, step: Step) -> Command | None:
+    """Of a load that is known, or of none."""
+    known = [load.load_id for load in copies.state.loads]
+    load_id = known[step.variant % len(known)] if known else 1
+    match step.kind:
+        case "open_load":
+            batch = StreamBatch("q", step.variant) if step.late else None
+            mode = list(LoadMode)[step.partition]
+            return OpenLoad(job_id=f"j{step.node}-{step.variant}", mode=mode, stream_batch=batch)
+        case "commit_load":
+            ids = tuple(PartitionId(p) for p in range(step.partition + step.skew))
+            attempts = tuple(range(1, step.node + 1))
+            return CommitLoad(load_id=load_id, attempts=attempts, partition_ids=ids)
+        case "abort_load":
+            return AbortLoad(load_id=load_id, reason="any")
+        case "merged":
+            ids = (PartitionId(max(0, step.partition + step.skew)),)
+            return PartitionsMerged(load_id=load_id, partition_ids=ids)
+    return None
+
+
 @settings(max_examples=250, deadline=None)
 @given(STEPS, st.integers(1, 3), st.booleans())
 def test_state_any_commands_keep_the_invariants(
@@ -306,7 +336,8 @@ class Twin:
             result = copies.deliver()
         else:
             result = copies.apply(command)
-        assert self.state.apply(command_from_bytes(command_to_bytes(command))) == result
+        decoded = command_from_bytes(command_to_bytes(command))
+        assert self.state.apply(decoded, copies.index) == result
         assert self.state.image() == copies.state.image()
 
     def restart(self) -> None:
@@ -322,3 +353,4 @@ class Twin:
         assert self.table.rows == table.rows
         assert dict(self.table.nodes) == dict(table.nodes)
         assert self.table.moves == table.moves
+        assert self.table.loads == table.loads

@@ -78,6 +78,9 @@ class Watcher:
         self.gate.set()
         self.table: Table | None = None
 
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ()
+
     async def write(self, update: table_pb2.TableUpdate) -> None:
         await self.gate.wait()
         self.updates.append(update)

@@ -12,10 +12,11 @@ def test_demo_with_few_rows_shows_every_act_and_ends_well() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=180,
+        timeout=280,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "5,000 rows, 25 checks, all of them hold" in ended.stdout
+    assert "5,000 rows, 30 checks, all of them hold" in ended.stdout
     assert "kill -9" in ended.stdout
+    assert "5,000 are, column by column, those of the file, 0 are not" in ended.stdout
     assert "\x1b" not in ended.stdout
     assert "Traceback" not in ended.stderr

@@ -5,14 +5,18 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from koinon.admin import Admin
+from koinon.loads import LoadMode, LoadsClient, OpenedLoad
 from koinon.local import LocalCluster
+from koinon_coordinator.recover import Found, ask_nodes
 from tests.conftest import ClusterFactory
 
+WAIT_S = 10.0
 ROWS = {b"recovery/%d" % n: b"value %d" % n for n in range(300)}
 
 
@@ -29,6 +33,19 @@ def lose_majority(cluster: LocalCluster) -> None:
         shutil.rmtree(cluster.member_dir(name))
 
 
+def open_load(cluster: LocalCluster) -> OpenedLoad:
+    """Open a load and wait until every node knows of it."""
+    with LoadsClient(cluster.coordinators) as loads:
+        opened = loads.open_load(job_id="job", mode=LoadMode.APPEND)
+    found = Found()
+    deadline = time.monotonic() + WAIT_S
+    while min((t.table_version for t in found.tables.values()), default=0) < opened.table_version:
+        assert time.monotonic() < deadline, "the nodes never heard of the load"
+        found = Found()
+        ask_nodes([cluster.address("n1")], found)
+    return opened
+
+
 @pytest.mark.parametrize("source", ["member", "nodes"])
 def test_lost_majority_of_coordinators_is_recovered_with_all_data(
     make_cluster: ClusterFactory, tmp_path: Path, source: str
@@ -39,6 +56,7 @@ def test_lost_majority_of_coordinators_is_recovered_with_all_data(
     assert before.table is not None
     with cluster.client() as client:
         assert not client.put_many(ROWS).refused
+    load = open_load(cluster)
     lose_majority(cluster)
 
     survivor = cluster.member_dir("c1")
@@ -54,6 +72,8 @@ def test_lost_majority_of_coordinators_is_recovered_with_all_data(
     assert made.returncode == 0, made.stderr
     assert before.table.cluster.cluster_id in made.stdout
     assert "nodes reached  3 of 3" in made.stdout
+    given_up = f"Bulk loads that were open and are given up: {load.load_id}."
+    assert (given_up in made.stdout) == (source == "nodes")
 
     shutil.rmtree(survivor)
     shutil.move(tmp_path / "c1", survivor)
@@ -62,6 +82,11 @@ def test_lost_majority_of_coordinators_is_recovered_with_all_data(
     assert after.table is not None
     assert after.table.cluster.cluster_id == before.table.cluster.cluster_id
     assert after.table.table_version > before.table.table_version
+    with LoadsClient(cluster.address("c1")) as loads:
+        kept = loads.get(load.load_id)
+        assert (kept is not None) == (source == "member")
+        again = loads.open_load(job_id="another", mode=LoadMode.APPEND)
+        assert again.load_id > load.load_id
     name = cluster.add_coordinator()
     with Admin(cluster.coordinators, timeout_ms=20_000) as admin:
         admin.add_coordinator(name, cluster.address(name))

@@ -18,6 +18,7 @@ from koinon.local.files import LocalClusterError
 from koinon.local.processes import ProcessState, identify
 from koinon_proto.errors import DataDirectoryError
 from tests.conftest import ClusterFactory
+from tests.scraping import scrape
 
 SMALL = {"nodes": 1, "coordinators": 1}
 
@@ -166,11 +167,14 @@ def test_addresses_count_up_from_a_free_port_and_avoid_taken_ones() -> None:
 def test_up_detached_then_down_then_up_keeps_the_data(tmp_path: Path) -> None:
     data = str(tmp_path)
     started = run_koinon(
-        "up", "--detach", "--data", data, "--nodes", "1", "--coordinators", "1", "--json"
+        *("up", "--detach", "--data", data, "--nodes", "1", "--coordinators", "1", "--json"),
+        "--metrics",
     )
     try:
         assert started.returncode == 0, started.stderr
         answer = json.loads(started.stdout)
+        for member in answer["members"].values():
+            assert scrape(member["metrics"]).sum("koinon_build_info") == 1
         where = answer["coordinators"]
         assert run_koinon("put", "k", "v", "--coordinators", where).returncode == 0
         os.kill(answer["members"]["n1"]["pid"], signal.SIGKILL)

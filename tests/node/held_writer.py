@@ -29,16 +29,18 @@ from koinon_node.core.lease import NO_LEASE, Lease
 from koinon_node.core.records import U32Array
 from koinon_node.core.replica import PendingWrites, Primaries
 from koinon_node.engine import Engine
+from koinon_node.merging import merge
 from koinon_node.replication import Replicator
 from koinon_node.seams import RowChange
 from koinon_node.sizes import SizeEstimates
 from koinon_node.state import NodeState, WallClock
-from koinon_node.storage import Store, open_databases
+from koinon_node.storage import DATA_DB, EXPIRY_DB, Store, open_databases
 from koinon_node.writer import Answer as Answered
 from koinon_node.writer import Writer
-from koinon_node.writer_process import GroupFrame, TicketFrame
+from koinon_node.writer_process import MERGES, GroupFrame, TicketFrame
 from koinon_proto.table import (
     NO_NODE,
+    ActiveLoad,
     ClusterConfig,
     MoveSettings,
     NodeId,
@@ -50,6 +52,7 @@ from koinon_proto.table import (
     PartitionStatus,
     Table,
 )
+from koinon_proto.v1.replication_pb2 import MergeStep
 
 WAIT_S = 10.0
 PARTITIONS = 4
@@ -94,6 +97,7 @@ def table_of(
     fenced: Sequence[int] = (),
     paused: bool = False,
     node_epochs: dict[int, int] | None = None,
+    loads: Sequence[ActiveLoad] = (),
 ) -> Table:
     """Return a table of these rows (or of all partitions with this node alone) and three nodes."""
     rows = rows or tuple(row_of(p) for p in range(PARTITIONS))
@@ -125,6 +129,7 @@ def table_of(
         nodes=nodes,
         rows=rows,
         moves=MoveSettings(paused=paused),
+        loads=tuple(loads),
     )
 
 
@@ -176,6 +181,7 @@ class HeldChannel:
         self.waiting: list[Any] = []  # group frames that have been sent and not answered
         self.groups_sent = 0
         self.failing: dict[int, str] = {}  # of the next group that is committed
+        self._stored = 0  # the last group that is in the store
         self._env = store.env
         self._databases = open_databases(store.env)
         self._on_answer: Callable[[Answered], None]
@@ -209,12 +215,15 @@ class HeldChannel:
 
     def store_one(self) -> None:
         """Store the oldest group that waits; it is answered when it is committed."""
-        self._store(self.waiting[0][2], {})
+        number, _, tickets = self.waiting[0]
+        self._store(tickets, {})
+        self._stored = number
 
     def _commit(self) -> None:
         number, _, tickets = self.waiting.pop(0)
         failing, self.failing = self.failing, {}
-        self._store(tickets, failing)
+        if number > self._stored:
+            self._store(tickets, failing)
         self._on_answer((number, failing, 0))
 
     def _store(self, tickets: Sequence[TicketFrame], failing: Container[int]) -> None:
@@ -223,11 +232,19 @@ class HeldChannel:
                 if index in failing:
                     continue
                 for database, keys, values in writes:
+                    if database == MERGES:
+                        self._merge(txn, keys)
+                        continue
                     for key, value in zip(keys, values, strict=True):
                         if value is None:
                             txn.delete(key, db=self._databases[database])
                         else:
                             txn.put(key, value, db=self._databases[database])
+
+    def _merge(self, txn: Any, steps: Sequence[bytes]) -> None:
+        data, expiry = self._databases[DATA_DB], self._databases[EXPIRY_DB]
+        for step in steps:
+            merge(txn, data, expiry, MergeStep.FromString(step))
 
 
 class NoCoordinator:

@@ -18,7 +18,12 @@ from typing import Any
 import grpc
 
 from koinon_proto import convert
-from koinon_proto.errors import ClusterNotReadyError, KoinonError, NodeFencedError
+from koinon_proto.errors import (
+    ClusterNotReadyError,
+    KoinonError,
+    LoadClosedError,
+    NodeFencedError,
+)
 from koinon_proto.table import (
     ClusterConfig,
     NodeId,
@@ -31,7 +36,14 @@ from koinon_proto.table import (
     Table,
     TableUpdate,
 )
-from koinon_proto.v1 import membership_pb2, membership_pb2_grpc, table_pb2, table_pb2_grpc
+from koinon_proto.v1 import (
+    loads_pb2,
+    loads_pb2_grpc,
+    membership_pb2,
+    membership_pb2_grpc,
+    table_pb2,
+    table_pb2_grpc,
+)
 
 _WATCH_STEP_S = 0.2
 
@@ -65,7 +77,9 @@ class Script:
 
 
 class ScriptedCoordinator(
-    membership_pb2_grpc.MembershipServicer, table_pb2_grpc.TableServiceServicer
+    membership_pb2_grpc.MembershipServicer,
+    table_pb2_grpc.TableServiceServicer,
+    loads_pb2_grpc.LoadsServicer,
 ):
     """Start with ``with``; ``address`` is where it listens."""
 
@@ -77,6 +91,8 @@ class ScriptedCoordinator(
         self.watches: list[table_pb2.GetTableRequest] = []
         self.watching = 0
         self.acknowledged: dict[int, int] = {}
+        self.manifests: dict[int, loads_pb2.LoadManifest] = {}
+        self.merged: dict[int, set[int]] = {}  # load -> partitions that were reported
         self.table: Table | None = None
         self.node_epoch = 0
         self.primary_epoch = 0
@@ -86,6 +102,7 @@ class ScriptedCoordinator(
         self._server = grpc.server(futures.ThreadPoolExecutor(16))
         membership_pb2_grpc.add_MembershipServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         table_pb2_grpc.add_TableServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
+        loads_pb2_grpc.add_LoadsServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         port = self._server.add_insecure_port("127.0.0.1:0")
         self.address = f"127.0.0.1:{port}"
 
@@ -178,6 +195,22 @@ class ScriptedCoordinator(
             partition_epoch=row.partition_epoch + 1,
         )
         return True
+
+    # --- Loads -----------------------------------------------------------------------------
+
+    def GetManifest(self, request: Any, context: Any) -> loads_pb2.LoadManifest:  # noqa: N802
+        with self._lock:
+            self._refuse(context, self._check_manifest, request)
+            return self.manifests[request.load_id]
+
+    def ReportMerged(self, request: Any, context: Any) -> loads_pb2.ReportMergedResponse:  # noqa: N802
+        with self._lock:
+            self.merged.setdefault(request.load_id, set()).update(request.partition_ids)
+            return loads_pb2.ReportMergedResponse(state=loads_pb2.LOAD_STATE_MERGING)
+
+    def _check_manifest(self, request: loads_pb2.GetManifestRequest) -> None:
+        if request.load_id not in self.manifests:
+            raise LoadClosedError(load_id=request.load_id, state="done")
 
     # --- TableService ----------------------------------------------------------------------
 

@@ -190,6 +190,7 @@ class ScriptedPrimary:
         self.page_requests: list[wire.ReadPageRequest] = []
         self.keys_requests: list[wire.ReadKeysRequest] = []
         self.before_page: Callable[[wire.ReadPageRequest], Awaitable[None]] | None = None
+        self.before_keys: Callable[[wire.ReadKeysRequest], Awaitable[None]] | None = None
         self.spoil: Callable[[wire.RecordPage], None] | None = None
         self.refuse_openings = False
         self.silent = False  # streams batches to nobody
@@ -221,6 +222,21 @@ class ScriptedPrimary:
                 self.stream_batch(stream, partition_id, previous, lead.streamed, encoded)
         return lead.streamed
 
+    def merge(self, partition_id: int, step: wire.MergeStep, effect: dict[bytes, bytes]) -> int:
+        """Stream a merge step, which becomes the next; return its sequence. ``effect``: the values
+        that it leaves.
+        """
+        lead = self.leads[partition_id]
+        previous, lead.streamed = lead.streamed, lead.streamed + 1
+        step.sequence = lead.streamed
+        for key, value in effect.items():
+            lead.rows[key] = records.encode_record(lead.streamed, value)
+        for stream in self.streams:
+            if partition_id in stream.open and not self.silent:
+                merges = [step.SerializeToString()]
+                self.stream_batch(stream, partition_id, previous, lead.streamed, {}, merges=merges)
+        return lead.streamed
+
     def stream_batch(
         self,
         stream: ScriptedStream,
@@ -231,11 +247,12 @@ class ScriptedPrimary:
         *,
         epoch: int = 0,
         crc_off: int = 0,
+        merges: Sequence[bytes] = (),
     ) -> None:
         stream.batches += 1
         head = records.prefix_of(partition_id)
         keys = [head + key for key in rows]
-        crc = crc_of(keys, list(rows.values())) ^ crc_off
+        crc = crc_of(keys, list(rows.values()), merges) ^ crc_off
         batch = wire.Batch(
             number=stream.batches,
             partition_ids=[partition_id],
@@ -245,6 +262,7 @@ class ScriptedPrimary:
             keys=keys,
             records=list(rows.values()),
             crc32=crc,
+            merges=merges,
         )
         stream.respond(wire.FollowResponse(batch=batch))
 
@@ -322,6 +340,8 @@ class ScriptedPrimary:
 
     async def read_keys(self, node: NodeInfo, request: wire.ReadKeysRequest) -> wire.RecordPage:
         self.keys_requests.append(request)
+        if self.before_keys is not None:
+            await self.before_keys(request)
         lead = self.leads[request.partition_id]
         page = self._page(lead, [(key, lead.rows.get(key, b"")) for key in request.keys])
         if self.spoil is not None:
@@ -451,9 +471,9 @@ class Rig:
 
     def rows(self, partition_id: int) -> dict[bytes, Record]:
         """Read what the store holds."""
-        found, more = self.store.scan(partition_id, b"", b"", 100_000, 1 << 30)
-        assert not more
-        return {key[2:]: records.decode_record(row) for key, row in found}
+        found = self.store.read_range(partition_id, b"", 0, 100_000, 1 << 30)
+        assert found.end
+        return {key[2:]: records.decode_record(row) for key, row in found.rows}
 
     def values(self, partition_id: int) -> dict[bytes, bytes]:
         rows = self.rows(partition_id)

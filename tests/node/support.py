@@ -21,7 +21,7 @@ from koinon_node.writer import Writer
 from koinon_proto.errors import KoinonError
 from koinon_proto.partitioner import partitioner
 from koinon_proto.rpc import CHANNEL_OPTIONS, error_of
-from koinon_proto.v1 import kv_pb2_grpc, table_pb2_grpc
+from koinon_proto.v1 import kv_pb2_grpc, loads_pb2_grpc, table_pb2_grpc
 from tests.node.scripted_coordinator import ScriptedCoordinator, free_port
 
 PARTITIONS = 16
@@ -79,6 +79,7 @@ class NodeProcess:
             )
         self.channel = grpc.insecure_channel(self.address, options=CHANNEL_OPTIONS)
         self.kv: Any = kv_pb2_grpc.KeyValueStub(self.channel)  # type: ignore[no-untyped-call]
+        self.bulk: Any = loads_pb2_grpc.BulkStub(self.channel)  # type: ignore[no-untyped-call]
         self.table: Any = table_pb2_grpc.TableServiceStub(self.channel)  # type: ignore[no-untyped-call]
 
     def errors(self) -> str:

@@ -104,7 +104,7 @@ class ScriptedChannel:
             self._closed = True
             self._changed.notify_all()
 
-    def _register(self, request: Any, timeout: float) -> membership_pb2.RegisterResponse:
+    def _register(self, request: Any, timeout: float, **_: Any) -> membership_pb2.RegisterResponse:
         reply = membership_pb2.RegisterResponse(
             cluster_id="cluster-a",
             node_epoch=1,
@@ -115,7 +115,7 @@ class ScriptedChannel:
         reply.table.CopyFrom(convert.update_to_proto(self._table.since(0)))
         return reply
 
-    def _heartbeat(self, request: Any, timeout: float) -> Heartbeat:
+    def _heartbeat(self, request: Any, timeout: float, **_: Any) -> Heartbeat:
         with self._changed:
             self.requests.append(request)
             self._changed.wait_for(lambda: self._answers or self._closed)

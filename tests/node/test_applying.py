@@ -24,7 +24,7 @@ def test_change_whose_waiter_is_cancelled_is_counted_when_it_is_durable(tmp_path
         applier = Applier(bench.writer, bench.copies, bench.journal, bench.limits)
         bench.channel.held = True
         ids, through = one(0, START)
-        key, record = b"\0\0k", records.encode_record(START + 5, b"v")
+        key, record = b"\0\0\0k", records.encode_record(START + 5, b"v")
         change = Change(
             partition_ids=ids,
             complete_through=through,

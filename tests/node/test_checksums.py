@@ -33,7 +33,7 @@ async def fill(
     writer: Writer, rows: Rows, partition_id: int = P, *, through: int = 9, state: int = 0
 ) -> None:
     """Make a copy that holds these rows."""
-    prefix = records.prefix_of(partition_id)
+    prefix = records.head_of(partition_id)
     progress = records.encode_progress(
         np.array([through], np.uint64), np.zeros(1, np.uint64), state
     )
@@ -150,7 +150,7 @@ def test_digest_does_not_depend_on_how_rows_are_cut(
 ) -> None:
     rows = [
         (
-            b"\x00\x03" + key,
+            b"\x00\x03\x00" + key,
             records.encode_tombstone(1, 2) if dead else record(1, value, len(value)),
         )
         for key, value, dead in drawn

@@ -229,4 +229,4 @@ def test_partition_metadata_roundtrip_and_unknown_version_is_refused() -> None:
 def test_partition_keys_of_columns_match_the_single_ones() -> None:
     ids = np.array([0, 1, 255, 256, 65535], np.uint32)
     assert records.progress_keys(ids) == [records.progress_key(p) for p in ids.tolist()]
-    assert records.data_keys(ids, [b"k"] * 5) == [records.prefix_of(p) + b"k" for p in ids.tolist()]
+    assert records.data_keys(ids, [b"k"] * 5) == [records.head_of(p) + b"k" for p in ids.tolist()]

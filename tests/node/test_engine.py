@@ -88,7 +88,7 @@ def test_write_durable_after_the_lease_or_epoch_ended_is_answered_as_unknown(
         bench.channel.release()
         with pytest.raises(UnknownFateError):
             await write
-        assert bench.store.get(b"\0\0k") is not None
+        assert bench.store.get(b"\0\0\0k") is not None
 
     with_engine(tmp_path, use)
 
@@ -115,7 +115,7 @@ def test_write_in_steps_stops_at_the_step_before_which_the_lease_ended(tmp_path:
         bench.channel.release()
         with pytest.raises(UnknownFateError):
             await write
-        assert [bench.store.get(b"\0\0" + key) is None for key in (b"a", b"c", b"d")] == [
+        assert [bench.store.get(b"\0\0\0" + key) is None for key in (b"a", b"c", b"d")] == [
             False,
             True,
             True,
@@ -195,10 +195,10 @@ def test_read_that_meets_an_expired_record_waits_until_its_removal_is_durable(
         read = asyncio.ensure_future(call(bench))
         await settle(read)
         assert not read.done()
-        assert bench.store.get(b"\0\0k") is not None
+        assert bench.store.get(b"\0\0\0k") is not None
         bench.channel.release()
         await read
-        assert bench.store.get(b"\0\0k") is None
+        assert bench.store.get(b"\0\0\0k") is None
 
     with_engine(tmp_path, use)
 
@@ -227,7 +227,7 @@ def test_expired_record_of_a_partition_lost_meanwhile_is_not_removed(
         with pytest.raises(LeaseExpiredError):
             await call(bench)
         assert (bench.channel.groups_sent, bench.writer.pending_rows) == (sent, 0)
-        assert bench.store.get(b"\0\0k") is not None
+        assert bench.store.get(b"\0\0\0k") is not None
 
     with_engine(tmp_path, use)
 
@@ -242,8 +242,8 @@ def test_expired_records_of_partitions_still_served_are_removed_beside_a_lost_on
         bench.store.after_read = bench.lose_partition_0
         with pytest.raises(LeaseExpiredError):
             await bench.scan(0, 1)
-        assert bench.store.get(b"\0\0k") is not None
-        assert bench.store.get(b"\0\1k") is None
+        assert bench.store.get(b"\0\0\0k") is not None
+        assert bench.store.get(b"\0\1\0k") is None
 
     with_engine(tmp_path, use)
 
@@ -258,9 +258,9 @@ def test_reclaim_under_a_lease_removes_what_expired_and_only_where_it_leads(
         bench.clock.ms += 50
         bench.lose_partition_0()
         assert not await bench.engine.reclaim_step(100)
-        assert bench.store.get(b"\0\0k") is not None
-        assert bench.store.get(b"\0\1k") is None
-        assert bench.store.get(b"\0\0later") is not None
+        assert bench.store.get(b"\0\0\0k") is not None
+        assert bench.store.get(b"\0\1\0k") is None
+        assert bench.store.get(b"\0\0\0later") is not None
 
     with_engine(tmp_path, use)
 
@@ -273,7 +273,7 @@ def test_reclaim_without_a_lease_removes_nothing(tmp_path: Path) -> None:
         bench.lose_lease()
         assert not await bench.engine.reclaim_step(100)
         assert (bench.channel.groups_sent, bench.writer.pending_rows) == (sent, 0)
-        assert bench.store.get(b"\0\0k") is not None
+        assert bench.store.get(b"\0\0\0k") is not None
 
     with_engine(tmp_path, use)
 
@@ -305,6 +305,6 @@ def test_sequences_after_an_adoption_belong_to_its_epoch(tmp_path: Path) -> None
         assert {p: e.primary_epoch for p, e in epochs.items()} == dict.fromkeys(
             range(PARTITIONS), EPOCH
         )
-        assert records.decode_record(bench.store.get(b"\0\0k") or b"").value == b"v"
+        assert records.decode_record(bench.store.get(b"\0\0\0k") or b"").value == b"v"
 
     with_engine(tmp_path, use)

@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from koinon_node.core import proposals
 from koinon_node.core.assignment import Adoption
 from koinon_node.seams import RowChange
 from koinon_proto.errors import PartitionOfflineError, UnknownFateError
-from koinon_proto.table import PartitionRow, PartitionStatus
+from koinon_proto.table import NO_NODE, PartitionRow, PartitionStatus
 from tests.node.held_writer import EPOCH, F2, F3, ME, WAIT_S, Bench, row_of
 from tests.node.played_follower import PlayedFollower, turn
-from tests.node.test_replicator import answered, newer, start, tick, with_rows
+from tests.node.test_replicator import LEAVES, answered, newer, start, tick, with_rows
 
 LONG_S = 10 * WAIT_S
 Leaving = asyncio.Task[None]
@@ -104,6 +105,47 @@ def test_node_that_leaves_drains_each_partition_before_it_proposes(tmp_path: Pat
         assert changes_of(bench).keys() == {0}
 
     leaving(tmp_path, use, before, row_of(0, (1, 2)), row_of(1, (1, 2)))
+
+
+def test_node_that_leaves_hands_over_some_after_the_others(tmp_path: Path) -> None:
+    """A partition is not served while it changes hands: not all at a time."""
+    count = proposals._LEAVING_AT_ONCE + 10
+
+    async def before(bench: Bench) -> None:
+        await PlayedFollower(bench).join(*range(count))
+
+    async def use(bench: Bench, leaves: Leaving) -> None:
+        await tick(bench)
+        first = changes_of(bench)
+        assert len(first) == proposals._LEAVING_AT_ONCE
+        assert int(bench.state.stopped.sum()) == len(first)
+        bench.coordinator.calls[-1][1].set_result(frozenset())
+        rows = [row_of(p, (1, 2)) for p in range(count)]
+        for p in first:
+            rows[p] = row_of(p, (1, 2), (2,), primary=2, epoch=EPOCH + 1, partition_epoch=2)
+        newer(bench, *rows)
+        await turn()
+        await tick(bench)
+        assert changes_of(bench).keys() == set(range(count)) - first.keys()
+
+    leaving(tmp_path, use, before, *[row_of(p, (1, 2)) for p in range(count)])
+
+
+def test_node_that_leaves_hands_over_to_nobody_who_leaves_too(tmp_path: Path) -> None:
+    async def before(bench: Bench) -> None:
+        two, three = PlayedFollower(bench, 2), PlayedFollower(bench, 3)
+        await two.join(0, 1)
+        await three.join(0)
+        two.end.send(LEAVES)
+        await turn()
+
+    async def use(bench: Bench, leaves: Leaving) -> None:
+        await tick(bench)
+        changes = changes_of(bench)
+        assert (changes[0].in_sync, changes[0].hand_over_to) == ((F3,), F3)
+        assert changes[1].hand_over_to == NO_NODE
+
+    leaving(tmp_path, use, before, row_of(0, (1, 2, 3)), row_of(1, (1, 2)))
 
 
 def test_node_that_leaves_alone_just_stops(tmp_path: Path) -> None:

@@ -147,6 +147,73 @@ def test_expiry_of_a_record_that_was_rewritten_is_left_alone() -> None:
     assert not effects.records
 
 
+# --- claims ------------------------------------------------------------------------------------
+
+P0, P1 = records.prefix_of(0), records.prefix_of(1)
+
+
+def test_claim_makes_reads_and_decisions_of_the_partition_wait_for_its_group() -> None:
+    pending = PendingWrites()
+    assert not pending.claimed
+    pending.seal()
+    pending.claim(P0)
+    unknown = P0 + b"nobody writes it"
+    for go_on in (pending.seal, lambda: pending.commit(2), lambda: None):
+        assert pending.claimed
+        assert pending.claiming({P0}) == pending.claiming({P0, P1}) == [2]
+        assert pending.claiming({P1}) == []
+        assert pending.overlapping([unknown]) == [2]
+        assert pending.seen([unknown], []) == [2]
+        assert pending.overlapping([P1 + b"k"]) == pending.seen([P1 + b"k"], []) == []
+        go_on()
+    pending.complete(2)
+    assert not pending.claimed
+    assert pending.claiming({P0}) == pending.overlapping([unknown]) == []
+    assert pending.seen([unknown], []) == []
+
+
+def test_claims_of_two_groups_end_one_by_one() -> None:
+    pending = PendingWrites()
+    pending.claim(P0)
+    pending.claim(P1)
+    first = pending.seal()
+    pending.claim(P1)
+    second = pending.seal()
+    assert pending.claiming({P0}) == [first]
+    assert sorted(pending.claiming({P1})) == [first, second]
+    for group in (first, second):
+        pending.commit(group)
+    pending.complete(second)
+    assert pending.claiming({P0, P1}) == [first]
+    pending.complete(first)
+    assert not pending.claimed
+
+
+def test_claim_and_records_of_a_partition_are_both_waited_for() -> None:
+    pending = PendingWrites()
+    pending.claim(P0)
+    first = pending.seal()
+    pending.add({P0 + b"k": b"r"})
+    second = pending.seal()
+    assert set(pending.overlapping([P0 + b"k"])) == {first, second}
+    assert set(pending.overlapping([P0 + b"other"])) == {first}
+
+
+def test_partition_led_anew_forgets_claims_of_committed_groups_only() -> None:
+    pending = PendingWrites()
+    pending.claim(P0)
+    pending.claim(P1)
+    committed = pending.seal()
+    pending.claim(P0)
+    queued = pending.seal()
+    pending.commit(committed)
+    pending.forget({P0})
+    assert pending.claiming({P0}) == [queued]
+    assert pending.claiming({P1}) == [committed]
+    pending.complete(committed)
+    assert pending.claiming({P1}) == []
+
+
 Steps = list[tuple[str, list[tuple[bytes, str]]]]
 operation: st.SearchStrategy[Any] = st.one_of(
     st.tuples(

@@ -39,6 +39,7 @@ START = first_sequence(EPOCH)
 Use = Callable[[Bench], Awaitable[None]]
 TWO = row_of(0, (1, 2))
 THREE = row_of(0, (1, 2, 3))
+LEAVES = wire.FollowRequest(close=wire.ClosePartitions(leaves=True))
 
 
 def with_rows(
@@ -99,7 +100,7 @@ def test_write_is_answered_when_every_in_sync_follower_has_it(tmp_path: Path) ->
         (batch,) = two.batches
         assert list(batch.previous) == [START]
         assert list(batch.last) == [START + 1]
-        assert list(batch.keys) == [b"\0\0k"]
+        assert list(batch.keys) == [b"\0\0\0k"]
         assert records.decode_record(batch.records[0]).sequence == START + 1
 
     with_rows(tmp_path, use, THREE)
@@ -393,9 +394,9 @@ def test_followers_that_have_the_same_partitions_open_get_one_message(tmp_path: 
         two.take()
         three.take()
         assert list(two.batches[0].partition_ids) == [0, 1]
-        assert sorted(two.batches[0].keys) == [b"\0\0k", b"\0\1k"]
+        assert sorted(two.batches[0].keys) == [b"\0\0\0k", b"\0\1\0k"]
         assert list(three.batches[0].partition_ids) == [0]
-        assert list(three.batches[0].keys) == [b"\0\0k"]
+        assert list(three.batches[0].keys) == [b"\0\0\0k"]
         await three.join(1)
         writes.append(start(bench.put(b"l", partition_id=1)))
         await turn()
@@ -735,9 +736,7 @@ def test_follower_that_says_it_leaves_is_left_out_at_once(tmp_path: Path) -> Non
         write = start(bench.put(b"k"))
         await turn()
         await three.acknowledge()
-        two.end.send(
-            wire.FollowRequest(close=wire.ClosePartitions(partition_ids=[0, 1], leaves=True))
-        )
+        two.end.send(LEAVES)
         await turn()
         await tick(bench)
         assert (proposed(bench).partition_id, proposed(bench).in_sync) == (0, (ME, F3))
@@ -753,6 +752,35 @@ def test_follower_that_says_it_leaves_is_left_out_at_once(tmp_path: Path) -> Non
         assert await answered(write)
 
     with_rows(tmp_path, use, THREE, row_of(1, (1, 2, 3), (1, 2)), min_in_sync=2)
+
+
+def test_follower_that_leaves_counts_until_it_is_out_and_is_not_taken_in_again(
+    tmp_path: Path,
+) -> None:
+    async def use(bench: Bench) -> None:
+        two, three = PlayedFollower(bench, 2), PlayedFollower(bench, 3)
+        await two.join(0)
+        await three.join(0)
+        two.end.send(LEAVES)
+        write = start(bench.put(b"k"))
+        await turn()
+        await three.acknowledge()
+        assert not write.done()
+        await two.acknowledge()
+        assert await answered(write)
+        await tick(bench)
+        bench.coordinator.calls[-1][1].set_result(frozenset())
+        newer(bench, row_of(0, (1, 2, 3), (1, 3), partition_epoch=2), min_in_sync=2)
+        await tick(bench, 0.3)
+        await tick(bench, 0.3)
+        assert len(bench.coordinator.calls) == 1
+        await two.leave()
+        write = start(bench.put(b"k"))
+        await turn()
+        await three.acknowledge()
+        assert await answered(write)
+
+    with_rows(tmp_path, use, THREE, min_in_sync=2)
 
 
 def test_proposal_of_unknown_fate_is_settled_by_another(tmp_path: Path) -> None:
@@ -959,7 +987,7 @@ def test_own_commit_that_fails_after_it_was_sent_hands_over_and_leaves(tmp_path:
             await queued  # never sent anywhere
         await beside
         two.take()
-        assert [list(batch.keys) for batch in two.batches] == [[b"\0\0k"]]
+        assert [list(batch.keys) for batch in two.batches] == [[b"\0\0\0k"]]
         assert int(bench.copies.complete_through[0]) == START
         assert bench.store.read_copies([0])[0].complete_through == START
         await tick(bench)
@@ -1024,7 +1052,7 @@ def test_delete_and_expiry_of_a_replicated_partition_leave_tombstones(tmp_path: 
         assert not await answered(read)
         await two.acknowledge()
         assert (await read).missing == [0]
-        for key in (b"\0\0a", b"\0\0b"):
+        for key in (b"\0\0\0a", b"\0\0\0b"):
             record = records.decode_record(bench.store.get(key) or b"")
             assert record.tombstone
         assert int(bench.copies.purge_floors[0]) == 0
@@ -1052,17 +1080,17 @@ def test_tombstone_is_purged_late_and_only_below_what_every_follower_and_pass_ha
         (answer,) = await three.open(0, complete_through=START, history=[(EPOCH, 0)])
         assert answer.common_point == START
         await bench.engine.reclaim_step(100)
-        assert bench.store.get(b"\0\0a") is not None  # too young
+        assert bench.store.get(b"\0\0\0a") is not None  # too young
         bench.clock.ms += 600_000
         await bench.engine.reclaim_step(100)
-        assert bench.store.get(b"\0\0a") is not None  # a pass needs it
+        assert bench.store.get(b"\0\0\0a") is not None  # a pass needs it
         await three.position(0, sequence=START + 2)
         await two.open(0)  # a required follower has said nothing
         await bench.engine.reclaim_step(100)
-        assert bench.store.get(b"\0\0a") is not None
+        assert bench.store.get(b"\0\0\0a") is not None
         await two.position(0, sequence=START + 2)
         await bench.engine.reclaim_step(100)
-        assert bench.store.get(b"\0\0a") is None
+        assert bench.store.get(b"\0\0\0a") is None
         assert bench.store.read_copies([0])[0].purge_floor == START + 2
         # Who is below the floor takes a snapshot; one in sync leaves in_sync first.
         (answer,) = await three.open(0, complete_through=START, history=[(EPOCH, 0)])
@@ -1091,10 +1119,10 @@ def test_rule_14_tombstone_stays_while_a_required_follower_is_away(tmp_path: Pat
         bench.clock.ms += 600_000
         await two.leave()
         await bench.engine.reclaim_step(100)
-        assert bench.store.get(b"\0\0a") is not None
+        assert bench.store.get(b"\0\0\0a") is not None
         await PlayedFollower(bench).join(0)
         await bench.engine.reclaim_step(100)
-        assert bench.store.get(b"\0\0a") is None
+        assert bench.store.get(b"\0\0\0a") is None
 
     with_rows(tmp_path, use, TWO)
 
@@ -1116,12 +1144,12 @@ def test_page_of_a_pass_has_what_is_above_its_start_up_to_its_bound(
         if not journal:
             bench.journal.reset(0, START + 100)
         page = await bench.replicator.read_page(page_request(after_sequence=START + 2))
-        assert list(page.keys) == [b"b", b"c"]
+        assert list(page.keys) == [b"\0b", b"\0c"]
         assert (page.bound, page.end) == (START + 4, True)
         page = await bench.replicator.read_page(
-            page_request(after_sequence=START + 2, after_key=b"b")
+            page_request(after_sequence=START + 2, after_key=b"\0b")
         )
-        assert list(page.keys) == [b"c"]
+        assert list(page.keys) == [b"\0c"]
 
     with_rows(tmp_path, use, row_of(0, (1, 2), (1,)))
 
@@ -1134,7 +1162,7 @@ def test_page_waits_until_the_own_copy_reaches_where_the_stream_begins(tmp_path:
         page = start(bench.replicator.read_page(page_request(reach=START + 1)))
         assert not await answered(page)
         bench.channel.release()
-        assert list((await page).keys) == [b"a"]
+        assert list((await page).keys) == [b"\0a"]
         await write
         with pytest.raises(UnavailableError):
             await bench.replicator.read_page(page_request(reach=START + 2))
@@ -1159,9 +1187,12 @@ def test_pages_go_on_where_the_last_one_ended(tmp_path: Path) -> None:
             if page.end:
                 break
             after = page.last_key
-        assert (found, pages > 5) == (keys, True)
+        assert (found, pages > 5) == ([b"\0" + key for key in keys], True)
         asked = wire.ReadKeysRequest(
-            cluster_id="c", partition_id=0, primary_epoch=EPOCH, keys=[b"001", b"absent", b"002"]
+            cluster_id="c",
+            partition_id=0,
+            primary_epoch=EPOCH,
+            keys=[b"\x00001", b"\x00absent", b"\x00002"],
         )
         page = await bench.replicator.read_keys(asked)
         assert [bool(record) for record in page.records] == [True, False, True]

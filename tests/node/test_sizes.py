@@ -13,7 +13,7 @@ from koinon_node.storage import DATA_DB, Store
 from koinon_node.writer import Writer
 from tests.node.support import with_writer
 
-ROW = 2 + records.HEADER_BYTES
+ROW = records.KEY_AT + records.HEADER_BYTES
 
 
 def test_estimates_of_a_partition_change_when_the_pass_has_left_it() -> None:
@@ -42,7 +42,7 @@ def test_estimates_of_partitions_that_the_next_pass_finds_empty_are_gone() -> No
 
 
 async def put(writer: Writer, partition_id: int, count: int, value: bytes) -> None:
-    keys = [records.prefix_of(partition_id) + b"%05d" % n for n in range(count)]
+    keys = [records.head_of(partition_id) + b"%05d" % n for n in range(count)]
     encoded: list[bytes | None] = [records.encode_record(n + 1, value) for n in range(count)]
     await writer.submit(((DATA_DB, keys, encoded),), count, 1)
 
@@ -87,5 +87,27 @@ def test_scan_in_the_background_takes_little_of_a_core(tmp_path: Path) -> None:
         share = (time.thread_time() - cpu) / (time.perf_counter() - began)
         scanning.cancel()
         assert share < 0.1
+
+    with_writer(StoreConfig(directory=tmp_path / "n1"), use)
+
+
+def test_scan_knows_which_records_are_staged(tmp_path: Path) -> None:
+    """No client reads those: they are left out of what a node says that it holds."""
+
+    async def use(writer: Writer, store: Store) -> None:
+        for partition_id in (1, 2, 3):
+            await put(writer, partition_id, 5, b"v")
+        for partition_id, count in ((0, 4), (2, 3)):
+            head = records.head_of(partition_id, records.STAGED)
+            keys = [head + b"%05d" % n for n in range(count)]
+            chunks: list[bytes | None] = [records.encode_record(1, b"chunk")] * count
+            await writer.submit(((DATA_DB, keys, chunks),), count, 1)
+        sizes = SizeEstimates()
+        scan = SizeScan(store, sizes)
+        while scan.step(1.0):
+            pass
+        assert sizes.staged() == 7
+        assert store.count() - sizes.staged() == 15
+        assert sizes.columns()[1] == [4, 5, 8, 5]
 
     with_writer(StoreConfig(directory=tmp_path / "n1"), use)

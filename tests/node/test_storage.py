@@ -31,7 +31,7 @@ def filled(tmp_path: Path) -> Path:
     directory = tmp_path / "n1"
 
     async def fill(writer: Writer, store: Store) -> None:
-        keys = [records.prefix_of(i % 4) + b"key%05d" % i for i in range(2000)]
+        keys = [records.head_of(i % 4) + b"key%05d" % i for i in range(2000)]
         values: list[bytes | None] = [records.encode_record(i, bytes(100)) for i in range(2000)]
         await writer.submit(((DATA_DB, keys, values),), 2000, 0)
         epochs = records.encode_epochs(records.PartitionEpochs(primary_epoch=7))
@@ -49,8 +49,8 @@ def test_store_reopened_has_its_records_identity_and_epochs(filled: Path) -> Non
         assert (identity.cluster_id, identity.node_epoch) == ("c1", 5)
         assert identity.store_id == files.read_identity(filled)
         assert store.seen_epochs[3].primary_epoch == 7
-        assert store.get(records.prefix_of(1) + b"key00001") == records.encode_record(1, bytes(100))
-        missing = records.prefix_of(1) + b"nothing"
+        assert store.get(records.head_of(1) + b"key00001") == records.encode_record(1, bytes(100))
+        missing = records.head_of(1) + b"nothing"
         assert store.get(missing) is None
         assert store.get_many([missing]) == []
 
@@ -63,12 +63,42 @@ def test_scan_pages_resume_by_key_and_stay_in_partition_and_prefix(filled: Path)
             seen += [key for key, _ in rows]
             if not more:
                 break
-            after = rows[-1][0][2:]
-        expected = [records.prefix_of(1) + b"key%05d" % i for i in range(1, 100, 4)]
+            after = rows[-1][0][records.KEY_AT :]
+        expected = [records.head_of(1) + b"key%05d" % i for i in range(1, 100, 4)]
         assert seen == expected
         rows, more = store.scan(1, b"", b"", rows_max=1000, bytes_max=300)
         assert more
         assert len(rows) <= 4
+
+
+@pytest.mark.parametrize("small", [200, 700, 1500])
+def test_pages_keep_their_bound_where_large_records_follow_small_ones(
+    tmp_path: Path, small: int
+) -> None:
+    """As the chunks of a bulk load follow the users' records in every partition."""
+    sizes = [1] * small + [4_000] * 300
+    keys = [records.head_of(0) + b"%05d" % n for n in range(len(sizes))]
+    bound = 64_000
+    with Store(config_of(tmp_path)) as store:
+        with store.env.begin(store.databases[DATA_DB], write=True) as txn:
+            for key, size in zip(keys, sizes, strict=True):
+                txn.put(key, records.encode_record(1, bytes(size)))
+
+        def walked(read: Callable[[int], list[tuple[bytes, bytes]]]) -> None:
+            found: list[bytes] = []
+            while len(found) < len(keys):
+                rows = read(len(found))
+                assert rows
+                assert sum(len(record) for _, record in rows) <= bound + 4_009
+                found += [key for key, _ in rows]
+            assert found == keys
+
+        def after(done: int) -> bytes:
+            return keys[done - 1][2:] if done else b""
+
+        walked(lambda done: store.read_range(0, after(done), 0, 10_000, bound).rows)
+        walked(lambda done: store.read_keys(0, keys[done:], bound).rows)
+        walked(lambda done: store.scan(0, b"", after(done)[1:], 10_000, bound)[0])
 
 
 def test_directory_second_process_is_refused_by_name(filled: Path) -> None:
@@ -166,9 +196,9 @@ def test_directory_with_foreign_files_only_is_refused(tmp_path: Path) -> None:
 def test_store_of_a_newer_format_is_refused_with_both_versions(filled: Path) -> None:
     env = lmdb.open(str(filled), max_dbs=8)
     with env.begin(write=True) as txn:
-        txn.put(b"format_version", b"2", db=env.open_db(b"meta", txn=txn))
+        txn.put(b"format_version", b"3", db=env.open_db(b"meta", txn=txn))
     env.close()
-    with pytest.raises(DataDirectoryError, match="version 2; this build supports 1"):
+    with pytest.raises(DataDirectoryError, match="version 3; this build supports 2"):
         Store(config_of(filled))
 
 

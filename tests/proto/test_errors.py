@@ -34,6 +34,23 @@ def test_error_pickled_keeps_class_and_fields(cls: type[KoinonError]) -> None:
     assert same(pickle.loads(pickle.dumps(sample(cls))), sample(cls))
 
 
+@pytest.mark.parametrize("cls", ALL, ids=lambda c: c.__name__)
+def test_error_pickled_keeps_the_id_of_its_request(cls: type[KoinonError]) -> None:
+    error = sample(cls)
+    error.request_id = "5f0c9a1e-2b"
+    assert same(pickle.loads(pickle.dumps(error)), error)
+
+
+@pytest.mark.parametrize(
+    "cls", [errors.UnavailableError, errors.UnknownFateError, errors.InternalError]
+)
+def test_error_whose_story_is_in_servers_logs_says_under_which_id(cls: type[KoinonError]) -> None:
+    error = sample(cls)
+    assert "[request" not in str(error)
+    error.request_id = "5f0c9a1e-2b"
+    assert str(error).endswith(" [request 5f0c9a1e-2b]")
+
+
 @pytest.mark.parametrize("cls", [c for c in ALL if c not in LOCAL_ONLY], ids=lambda c: c.__name__)
 def test_error_over_the_wire_keeps_class_and_fields(cls: type[KoinonError]) -> None:
     details = convert.error_to_status_details(sample(cls), 9)

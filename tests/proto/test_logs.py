@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import contextvars
 import json
 import logging
 import sys
 
 import pytest
 
+from koinon_proto import request_ids
 from koinon_proto.errors import ConfigurationError
 from koinon_proto.logs import JsonFormatter, TextFormatter, configure_logging, event_and_fields
 
@@ -18,7 +20,8 @@ def record(message: object, *args: object, level: int = logging.INFO) -> logging
     ("message", "args", "event", "fields"),
     [
         ("node fenced node=%s epoch=%d", ("n1", 3), "node fenced", {"node": "n1", "epoch": 3}),
-        ("done took_ms=%.1f", (1.25,), "done", {"took_ms": "1.2"}),
+        ("done took_ms=%.1f", (1.25,), "done", {"took_ms": 1.2}),
+        ("seen mask=%04x", (255,), "seen", {"mask": "00ff"}),
         ("plain event", (), "plain event", {}),
         ("not a template %s and key=%s", ("a", "b"), "not a template a and key=b", {}),
         ("half full at=%d%%", (50,), "half full at=50%", {}),
@@ -46,6 +49,33 @@ def test_json_format_keeps_numbers_and_never_overwrites_its_own_keys() -> None:
     assert document["event"] == "moved"
     assert document["bytes"] == 5
     assert (document["level"], document["level_"]) == ("INFO", "high")
+
+
+def test_json_format_says_whose_process_it_is() -> None:
+    formatter = JsonFormatter({"component": "node", "component_id": "n1"})
+    document = json.loads(formatter.format(record("moved component=%s", "other")))
+    assert (document["component"], document["component_id"]) == ("node", "n1")
+    assert document["component_"] == "other"
+
+
+def test_both_formats_name_the_request_that_is_handled_and_none_after_its_end() -> None:
+    handled = request_ids.Handling("5f0c9a1e-2b/3")
+
+    def lines() -> tuple[str, dict[str, object]]:
+        line = TextFormatter().format(record("store full at=%d", 5))
+        return line, json.loads(JsonFormatter().format(record("store full")))
+
+    def handle() -> tuple[tuple[str, dict[str, object]], ...]:
+        request_ids.handling.set(handled)
+        during = lines()
+        handled.sent = ""
+        return during, lines()
+
+    (text, document), (text_after, document_after) = contextvars.copy_context().run(handle)
+    assert text.endswith("store full at=5 request_id=5f0c9a1e-2b call=3")
+    assert (document["request_id"], document["call"]) == ("5f0c9a1e-2b", 3)
+    assert "request_id" not in text_after
+    assert "request_id" not in document_after
 
 
 @pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])

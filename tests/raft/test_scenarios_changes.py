@@ -228,6 +228,18 @@ def test_transfer_target_takes_over_once_it_has_caught_up() -> None:
     assert group["a"].leader_id == "b"
 
 
+def test_transfer_waits_for_the_target_though_all_is_applied() -> None:
+    group = Group()
+    leader = group.elect("a")
+    group.propose("a")
+    group.pump_between("ac")
+    assert leader.log.applied_index == leader.log.last_index
+    group.network.clear()
+    assert leader.transfer_leadership("b", group.now) == "b"
+    group.take("a")
+    assert not group.waiting(TimeoutNow), "b lacks an entry"
+
+
 def test_transfer_refuses_proposals_and_is_given_up_in_time() -> None:
     group = Group()
     leader = group.elect("a")

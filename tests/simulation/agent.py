@@ -13,10 +13,11 @@ import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from koinon_coordinator.core.commands import HostedPartition, PartitionChange, Registered
 from koinon_coordinator.core.decisions import Registration
+from koinon_coordinator.core.loads import Load
 from koinon_node.core.assignment import Adoption, Assignment, HostCommand
 from koinon_node.core.lease import NO_LEASE
 from koinon_node.seams import PeerLostError, RowChange
@@ -41,11 +42,13 @@ from koinon_proto.table import (
     TableUpdate,
     apply_update,
 )
+from koinon_proto.v1 import loads_pb2
 from tests.simulation.network import NOT_SENT, Network
 
 Answer = TypeVar("Answer")
 HEARTBEAT_S = 0.2
 ALTER_TIMEOUT_S = 2.0
+FAREWELL_TIMEOUT_S = 0.5
 HAND_TABLE_TIMEOUT_S = 5.0
 
 
@@ -88,16 +91,35 @@ class SimulatedAgent:
         seen = {p: epochs.primary_epoch for p, epochs in store.seen_epochs.items()}
         self._assignment = Assignment(NodeId(name), seen)
         self._lease_s = 1.0
+        self._left = False
         self._events: deque[Callable[[], None]] = deque()
         self._came = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def run(self) -> None:
-        """Register, heartbeat until fenced, again and again."""
-        while True:
+        """Register, heartbeat until fenced, again and again until the node leaves."""
+        while not self._left:
             await self._register()
             await self._heartbeat_until_fenced()
+
+    async def leave(self) -> None:
+        """Give up the lease, then say farewell; nobody may hear it."""
+        self._left = True
+        self._state.lease = NO_LEASE
+        node_epoch = self._node_epoch
+        if not node_epoch:
+            return
+
+        def request() -> dict[str, Any]:
+            return {
+                "cluster_id": self._cluster_id,
+                "node_id": self._name,
+                "node_epoch": node_epoch,
+            }
+
+        with contextlib.suppress(KoinonError):
+            await self._ask("leave", request, timeout_s=FAREWELL_TIMEOUT_S)
 
     # --- events ------------------------------------------------------------------------------
 
@@ -217,7 +239,7 @@ class SimulatedAgent:
     # --- heartbeats --------------------------------------------------------------------------
 
     async def _heartbeat_until_fenced(self) -> None:
-        while True:
+        while not self._left:
             sent_at = self._state.now()
             try:
                 await self._heartbeat()
@@ -252,6 +274,8 @@ class SimulatedAgent:
         commands, update, lease_ms = await self._ask(
             "heartbeat", request, timeout_s=self._lease_s / 3
         )
+        if self._left:
+            return
         self._assignment.on_acknowledged(acknowledgements)
         if update is not None:
             self._apply(update)
@@ -358,6 +382,43 @@ class SimulatedAgent:
                 failure = UnavailableError(reason=error.reason)
                 leader = self._rng.choice(self._coordinators)
         await asyncio.sleep(self._rng.uniform(0.05, 0.1))
+        raise failure
+
+    async def load_manifest(self, cluster_id: str, load_id: int) -> loads_pb2.LoadManifest:
+        load: Load = await self._ask_loads("manifest", load_id, cluster_id)
+        return loads_pb2.LoadManifest(
+            load_id=load.load_id,
+            mode=cast(Any, int(load.mode)),
+            prefix=load.prefix,
+            attempts=load.attempts,
+            partition_ids=load.unmerged,
+        )
+
+    async def report_merged(
+        self, cluster_id: str, load_id: int, partition_ids: Sequence[int]
+    ) -> None:
+        await self._ask_loads("merged", load_id, partition_ids, cluster_id)
+
+    async def _ask_loads(self, method: str, *arguments: Any) -> Any:
+        leader = self._leader
+        failure: KoinonError = UnavailableError(reason="no coordinator can be reached")
+        for _ in range(len(self._coordinators) + 1):
+            try:
+                return await self._network.call(
+                    self._name,
+                    leader,
+                    "loads",
+                    method,
+                    *arguments,
+                    timeout_s=ALTER_TIMEOUT_S,
+                    may_double=True,
+                )
+            except NotLeaderError as error:
+                failure = error
+                leader = error.leader_address or self._rng.choice(self._coordinators)
+            except PeerLostError as error:
+                failure = UnknownFateError(reason=error.reason)
+                leader = self._rng.choice(self._coordinators)
         raise failure
 
     async def _hand_table(self, update: TableUpdate | None) -> None:

@@ -160,7 +160,7 @@ class ClusterChecker:
     @staticmethod
     def _check_one(node: SimulatedNode, row: PartitionRow, key: bytes, version: int) -> None:
         assert node.life is not None
-        data = node.life.store.get(records.prefix_of(row.partition_id) + key)
+        data = node.life.store.get(records.head_of(row.partition_id) + key)
         held = records.decode_record(data).sequence if data is not None else 0
         if held >= version:
             return

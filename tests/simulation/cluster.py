@@ -22,6 +22,8 @@ committed):
   that it is one no longer; proposals of unknown fate that the next leader commits;
 - operators meanwhile: rebalance, drain, replace, replication factor 1, 2 and 3 and changes of it,
   moves cancelled, paused, slowed down, wanted primaries, nodes that stay away and are replaced;
+- bulk loads that commit, abort, or are left alone, whose tasks fail and are doubled, with merges
+  of many small steps;
 - small journals and pages, and tombstones that are soon purged, so that snapshots, passes cut
   short and floors are frequent.
 
@@ -46,11 +48,13 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from koinon_coordinator.config import BootstrapConfig, TimingConfig
 from koinon_coordinator.core.commands import Command
+from koinon_node import staging
 from koinon_node.config import Limits
 from koinon_proto.errors import KoinonError
 from koinon_proto.table import NodeStatus, PartitionStatus, Table
@@ -61,6 +65,7 @@ from tests.simulation.clients import Client
 from tests.simulation.coordinators import RaftGroup
 from tests.simulation.disks import Disk
 from tests.simulation.faults import Faults
+from tests.simulation.loaders import Loader
 from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.network import Network, Weather
 from tests.simulation.node import SimulatedNode
@@ -70,6 +75,7 @@ FAULTS_S = 18.0
 HEALED_S_MAX = 60.0
 POLL_S = 0.1
 LAST_READS_MAX = 50
+LOADS_PAUSE_S = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +97,8 @@ class Scenario:
     tombstone_ms: int
     rereplicate_after_ms: int
     weather: Weather
+    loaders: int
+    step_bytes: int  # of a merge
 
     @classmethod
     def draw(cls, rng: random.Random) -> Scenario:
@@ -111,6 +119,8 @@ class Scenario:
             tombstone_ms=rng.choice([50, 1_000, 5_000, 600_000]),
             rereplicate_after_ms=rng.choice([2_000, 600_000, 600_000]),
             weather=Weather.draw(rng),
+            loaders=rng.choice([0, 1, 2, 3]),
+            step_bytes=rng.choice([50, 200, 1 << 22]),
         )
 
 
@@ -127,6 +137,7 @@ class Simulation:
             tombstone_ms=self.scenario.tombstone_ms,
             write_timeout_ms=self.rng.choice([500, 5_000]),
         )
+        staging.STEP_BYTES = self.scenario.step_bytes
         self.loop = VirtualLoop()
         self.stats: Counter[str] = Counter()
         self.trace_lines: list[str] = []
@@ -151,6 +162,7 @@ class Simulation:
         self.checker = ClusterChecker(self.nodes, self.table)
         self.group.on_committed = self._on_committed
         self.clients: list[Client] = []
+        self.loaders: list[Loader] = []
         self.faults = Faults(self)
         for _ in range(self.scenario.nodes):
             self.add_node()
@@ -273,15 +285,58 @@ class Simulation:
             self.clients.append(client)
             process.spawn(client.run(self.scenario.client_pause_s))
         self.keys = keys
+        for number in range(self.scenario.loaders):
+            self._start_loader(f"loader{number + 1}")
+
+    def _start_loader(self, name: str) -> None:
+        machine = self.network.add(name)
+        process = machine.process = Process(self.loop, name)
+        loader = Loader(
+            name,
+            process,
+            self.network,
+            [member.name for member in self.group.members],
+            self.history,
+            self.keys,
+            self.rng,
+            self.stats,
+            self._violated,
+        )
+        self.loaders.append(loader)
+        process.spawn(loader.run(LOADS_PAUSE_S))
+
+    def _violated(self, what: str) -> None:
+        raise ViolationError(what)
 
     async def _until_quiet(self) -> None:
         """Let clients finish what they have begun, and replicas all that is left."""
         for client in self.clients:
             client.stopping = True
+        for loader in self.loaders:
+            loader.stopping = True
         await self._until(
             lambda: "clients" if any(c.busy for c in self.clients) else "", 10.0, "clients go on"
         )
+        await self._until(
+            lambda: "loaders" if any(o.busy for o in self.loaders) else "", 60.0, "loads go on"
+        )
+        await self._until(self._what_loads_left, HEALED_S_MAX, "something is left of loads")
         await asyncio.sleep(1.0)
+
+    def _what_loads_left(self) -> str:
+        state = self.group.newest_state().state
+        if state.loads.active:
+            return f"loads {list(state.loads.active.values())}"
+        table = self.table()
+        assert table is not None
+        for row in table.rows:
+            for number in row.replicas:
+                life = self.nodes[table.nodes[number].node_id].life
+                assert life is not None
+                left = staging.staged_loads(life.store, [row.partition_id])
+                if left:
+                    return f"{life.node.name} holds what was staged: {left}"
+        return ""
 
     async def _read_all(self) -> None:
         """Every key can be read, and what is found is part of the history."""
@@ -316,6 +371,26 @@ class Simulation:
                     f"sizes { {name: len(copy) for name, copy in copies.items()} } {row}"
                 )
             self.checker.check_copies(row)
+        self._check_loads(table)
+
+    def _check_loads(self, table: Table) -> None:
+        """Beside the clients' keys there is what committed loads have left, and nothing else."""
+        held: dict[bytes, bytes] = {}
+        for row in table.rows:
+            life = self.nodes[table.nodes[row.primary].node_id].life
+            assert life is not None
+            for key, (_, value) in life.records_of(row.partition_id).items():
+                held[key[1:]] = value
+        expected = {key: value for o in self.loaders for key, value in o.model.items()}
+        for _, rows in sorted((one for o in self.loaders for one in o.common), key=itemgetter(0)):
+            expected.update(rows)
+        own = {key: value for key, value in held.items() if key not in self.keys}
+        if own != expected:
+            wrong = sorted(k for k in own | expected if own.get(k) != expected.get(k))
+            some = {key: (own.get(key), expected.get(key)) for key in wrong[:5]}
+            raise ViolationError(
+                f"{len(wrong)} keys differ from what loads have left: (held, expected) {some}"
+            )
 
     def _check_history(self) -> None:
         operations = self.history.operations()

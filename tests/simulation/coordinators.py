@@ -51,10 +51,12 @@ class Member:
         self.machine.services = {
             "register": self._register,
             "heartbeat": self._heartbeat,
+            "leave": self._leave,
             "alter": self._alter,
             "table": self._table,
             "watch": self._watch_table,
             "admin": self._admin,
+            "loads": self._loads,
         }
         self.offset_s = group.rng.uniform(0, 1000)
         self.process: Process
@@ -193,6 +195,9 @@ class Member:
         answer = await leadership.heartbeat(received_at=self.clock(), **request)
         return answer.commands, self.newer(version), leadership.timing.lease_ms
 
+    async def _leave(self, **request: Any) -> None:
+        await self.led().leave(**request)
+
     async def _alter(self, version: int, **request: Any) -> Any:
         rejected = await self.led().alter_partitions(**request)
         return rejected, self.newer(version)
@@ -212,6 +217,10 @@ class Member:
                 return None
         return update
 
+    async def _loads(self, method: str, *arguments: Any) -> Any:
+        staged = {"attempt": 0, "rows": 0, "size_bytes": 0} if method == "touch" else {}
+        return await getattr(self.led().loading, method)(*arguments, **staged)
+
     async def _admin(self, work: Callable[[Leadership], Any]) -> Any:
         return await work(self.led())
 
@@ -225,6 +234,19 @@ class _Seat:
 
     def quorum_contact_at(self) -> float | None:
         return self._member.contact_at(self._term)
+
+    async def read_barrier(self) -> int:
+        """Wait for a round that was sent after this call and answered by a quorum: by then nobody
+        else leads, so all that anybody has committed before is in the log here.
+        """
+        member = self._member
+        asked_at = member.clock()
+        while (contact_at := self.quorum_contact_at()) is None or contact_at < asked_at:
+            if member.term != self._term or member.leadership is None:
+                raise member.not_leader()
+            await asyncio.sleep(WATCH_S)
+        member.apply()
+        return member.applied
 
     async def propose(self, command: bytes) -> object:
         member = self._member

@@ -83,7 +83,7 @@ class Faults:
             assert table is not None
             node = simulation.nodes[table.nodes[command.node_number].node_id]
             actions = [self._strangle, self._kill, self._pause_life, self._cut_off]
-            self._later(0.0, lambda: self._rng.choice(actions)(node))
+            self._later(0.0, lambda: None if self._over else self._rng.choice(actions)(node))
 
     def on_page(self, follower: str, primary: str) -> None:
         """A pass has come one page further: it may be cut short here."""
@@ -93,7 +93,7 @@ class Faults:
         node = simulation.nodes[self._rng.choice([follower, follower, primary])]
         action = self._rng.choice([self._kill, self._kill, self._pause_life, self._cut_off])
         delay_s = self._rng.choice([0.0, 0.005, 0.02]) * self._rng.random()
-        self._later(delay_s, lambda: action(node) if node.life is not None else None)
+        self._later(delay_s, lambda: None if self._over or node.life is None else action(node))
 
     def _note(self, what: str) -> None:
         self._simulation.trace(what)
@@ -123,18 +123,24 @@ class Faults:
         self._later(down_s, lambda: self._boot(node))
 
     def _stop_node(self) -> None:
-        """As an operator does: the node hands over what it leads, then ends."""
+        """As an operator does: the node hands over what it leads, is put out of where others lead,
+        says farewell, and ends.
+        """
         running = [node for node in self._running() if node.life and node.life.started]
         if running:
             node = self._rng.choice(running)
             life = node.life
             assert life is not None
             self._note(f"stop {node.name}")
+            life.leaving = True  # also of one that is paused, and begins to leave later
             life.process.spawn(self._stop(node, life))
 
     async def _stop(self, node: SimulatedNode, life: Life) -> None:
-        life.leaving = True
         await life.replicator.hand_over_all(HAND_OVER_S)
+        life.follower.leave()
+        await asyncio.sleep(self._rng.choice([0.0, 0.05, 0.3]))
+        if self._rng.random() < 0.8:
+            await life.agent.leave()
         self._later(0.0, lambda: self._end(node, life))
 
     def _end(self, node: SimulatedNode, life: Life) -> None:

@@ -15,15 +15,26 @@ import heapq
 import random
 import warnings
 from collections.abc import Callable, Coroutine
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 EVENTS_AT_ONCE_MAX = 200_000
 TASKS_KEPT_MAX = 2_000
+THREAD_S = 0.002
 EVENT_S = 1e-7  # what each takes: who waits for the least moment does not wait for ever
 
 _PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+
+
+def _end(future: asyncio.Future[T], result: T) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
 
 
 class StuckError(Exception):
@@ -121,8 +132,18 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self.now
 
-    def run_in_executor(self, *_: Any, **__: Any) -> NoReturn:  # type: ignore[override]
-        raise AssertionError("a simulated process has no threads")
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, work: Callable[..., T], *arguments: Any
+    ) -> asyncio.Future[T]:
+        """Do a thread's work at once; what comes of it is known a moment later."""
+        future: asyncio.Future[T] = self.create_future()
+        try:
+            result = work(*arguments)
+        except Exception as error:
+            self.call_later(THREAD_S, _fail, future, error)
+        else:
+            self.call_later(THREAD_S, _end, future, result)
+        return future
 
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Any, *args: Any, context: Any = None

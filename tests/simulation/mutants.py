@@ -2,14 +2,17 @@
 
     python -m tests.simulation 0-60 --mutant NAME --failures-max 1
 
-A method of the product is replaced before the first seed runs. Seven rules whose absence 60 seeds
+A method of the product is replaced before the first seed runs. Ten rules whose absence 60 seeds
 do not show have directed tests alone: sets whose fate is unknown (5), a takeover that is complete
 (4), the metadata that goes before the data (15), a new leader's full session and quorum (10), a
-late acknowledgement's epoch by itself, and the leader's look at in_sync before it finishes a move.
+late acknowledgement's epoch by itself, the leader's look at in_sync before it finishes a move, and
+of bulk loads that a step counts once all replicas have it, that nothing is decided beside it, and
+the order of commits.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,15 +21,16 @@ import numpy as np
 
 from koinon_coordinator.core import election, members, state
 from koinon_coordinator.core.commands import AlterPartitions
-from koinon_node import links
+from koinon_node import links, merging, staging
 from koinon_node.copying import Puller
-from koinon_node.core import following, leading
+from koinon_node.core import following, leading, staged
 from koinon_node.core.copies import CopyState
 from koinon_node.core.following import Following, Step
 from koinon_node.core.leading import Leading
 from koinon_node.core.proposals import Proposals, Why
 from koinon_node.core.records import NO_SEQUENCE, PartitionEpochs
 from koinon_node.core.replica import PendingWrites
+from koinon_node.loads import Loads
 from koinon_node.reclaim import Reclaimer
 from koinon_node.state import NodeState
 from koinon_proto.table import NO_NODE, NodeNumber, PartitionRow
@@ -221,6 +225,59 @@ def takes_any_two_lineages_for_alike() -> None:
         return point
 
     replace_method(leading, "common_point", lambda _: shorter)
+
+
+# --- bulk loads -------------------------------------------------------------------------------
+
+
+@mutant
+def merges_where_not_all_chunks_have_come() -> None:
+    """A follower that still catches up does what it can of a step."""
+
+    def make(merge: Any) -> Any:
+        def merge_of_some(*arguments: Any) -> None:
+            with contextlib.suppress(merging.MergeError):
+                merge(*arguments)
+
+        return merge_of_some
+
+    replace_method(merging, "merge", make)
+    replace_method(links.Link, "_without_merges", lambda _: lambda *_: None)
+
+
+@mutant
+def deletes_what_is_staged_by_an_old_table() -> None:
+    """The loads that were active when the sweep began decide on what it finds in the end."""
+
+    def make(sweep: Any) -> Any:
+        async def late(self: Loads) -> Any:
+            table = self._state.served.table
+            loads = {load.load_id for load in table.loads} if table is not None else set()
+            replace_method(self, "_is_active", lambda _: loads.__contains__)
+            return await sweep(self)
+
+        return late
+
+    replace_method(Loads, "_sweep", make)
+
+
+@mutant
+def stages_for_loads_that_are_closed() -> None:
+    replace_method(NodeState, "check_load", lambda _: lambda *_: None)
+
+
+@mutant
+def begins_a_merge_anew_after_each_takeover() -> None:
+    """What says how far a load is merged is not looked at, but for its end."""
+
+    def make(read_mark: Any) -> Any:
+        def whole_or_nothing(*arguments: Any) -> staged.Mark:
+            mark = read_mark(*arguments)
+            return mark if mark.merged else staged.Mark()
+
+        return whole_or_nothing
+
+    replace_method(staging, "read_mark", make)
 
 
 # --- the coordinators -------------------------------------------------------------------------

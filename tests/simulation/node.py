@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from koinon_node.batches import Durability, ReadAnswer, WriteAnswer, WriteBatch
+from koinon_node.bulk import Bulk, Prepared
 from koinon_node.core import records
 from koinon_node.core.assignment import Adoption
 from koinon_node.core.journal import Journal
@@ -18,6 +19,7 @@ from koinon_node.core.replica import PendingWrites, Primaries
 from koinon_node.drops import Drops
 from koinon_node.engine import Engine
 from koinon_node.follower import Follower
+from koinon_node.loads import Loads
 from koinon_node.replication import Replicator
 from koinon_node.seams import FollowerEnd, PeerLostError
 from koinon_node.sizes import SizeEstimates
@@ -134,6 +136,10 @@ class Life:
         self.engine = Engine(
             state, store, writer, pending, primaries, self.replicator, limits, wall
         )
+        self.bulk = Bulk(state, store, self.engine, pending, self.replicator, limits, wall)
+        self.loads = Loads(
+            state, store, writer, self.engine, primaries, self.replicator, agent, wall
+        )
         peers = SimulatedPeers(simulation.network, self.process, simulation.faults.on_page)
         seeded = random.Random(simulation.rng.random())
         self.follower = Follower(
@@ -143,6 +149,8 @@ class Life:
         node.machine.services = {
             "read": self._read,
             "write": self._write,
+            "stage": self.bulk.stage,
+            "prepare": self._prepare,
             "read_page": self.replicator.read_page,
             "read_keys": self.replicator.read_keys,
         }
@@ -153,6 +161,7 @@ class Life:
                 self.replicator.run(),
                 self.follower.run(),
                 self.drops.run(),
+                self.loads.run(),
                 self._reclaim(),
                 agent.run(),
             ):
@@ -189,6 +198,13 @@ class Life:
             )
         return answer
 
+    async def _prepare(
+        self, load_id: int, attempts: frozenset[int], rows: dict[int, int], table_version: int
+    ) -> Prepared:
+        return await self.bulk.prepare(
+            load_id, attempts, rows, table_version, find_duplicates=False
+        )
+
     async def _accept(self, end: StreamEnd) -> None:
         """Serve a follower; it is told why if that ends by an error (as in peers.py)."""
         try:
@@ -212,6 +228,7 @@ class Life:
         self.follower.on_table(table, number, node_epoch)
         self.replicator.on_table(table, number, node_epoch)
         self.drops.on_table(table, number, node_epoch)
+        self.loads.on_table(table, number, node_epoch)
 
     # --- what is asked of it -----------------------------------------------------------------
 
@@ -224,9 +241,11 @@ class Life:
         )
 
     def records_of(self, partition_id: int) -> dict[bytes, tuple[int, bytes]]:
-        """Return what the store holds: {key: (sequence, value)}, tombstones left out."""
-        rows, _ = self.store.scan(partition_id, b"", b"", 1_000_000, 1 << 40)
-        decoded = ((key, records.decode_record(data)) for key, data in rows)
+        """Return what the store holds, of all kinds: {kind and key: (sequence, value)}, tombstones
+        left out.
+        """
+        held = self.store.read_range(partition_id, b"", 0, 1_000_000, 1 << 40)
+        decoded = ((key, records.decode_record(data)) for key, data in held.rows)
         return {key[2:]: (r.sequence, r.value) for key, r in decoded if not r.tombstone}
 
     def kill(self) -> None:

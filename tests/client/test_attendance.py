@@ -1,0 +1,69 @@
+"""A server that stops cuts off no call of those who attend it, however many are on their way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any, cast
+
+import grpc
+import pytest
+
+from koinon.core.operations import WriteReply
+from koinon.core.retry import NotSentError
+from koinon.links import Link
+from koinon_node.attendance import Attendance
+from koinon_proto.v1 import kv_pb2, kv_pb2_grpc
+
+CALLERS = 30
+BEFORE_S = 0.1
+WORK_S = 0.002
+
+
+class Server(kv_pb2_grpc.KeyValueServicer):
+    """Answers every write, as long as gRPC lets it."""
+
+    def __init__(self) -> None:
+        self.attendance = Attendance()
+
+    async def BatchWrite(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await asyncio.sleep(WORK_S)
+        return kv_pb2.BatchWriteResponse()
+
+    async def Attend(self, request: Any, context: Any) -> None:  # noqa: N802
+        await self.attendance.serve(context)
+
+
+async def stopped_under_calls() -> tuple[Counter[str], bool]:
+    """Return what calls came to, and whether a call was sent to the server that was leaving."""
+    server, service = grpc.aio.server(), Server()
+    cast(Any, kv_pb2_grpc.add_KeyValueServicer_to_server)(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    link = Link(f"127.0.0.1:{port}")
+    assert await link.connect()
+    outcomes: Counter[str] = Counter()
+
+    async def call_until_it_leaves() -> None:
+        while True:
+            reply = await link.write(kv_pb2.BatchWriteRequest(), 10.0)
+            outcomes[type(reply).__name__] += 1
+            if isinstance(reply, NotSentError):
+                return
+
+    callers = [asyncio.create_task(call_until_it_leaves()) for _ in range(CALLERS)]
+    await asyncio.sleep(BEFORE_S)
+    await service.attendance.end(least_s=0.0, most_s=10.0)
+    let_in = await link.connect()
+    await server.stop(10.0)
+    await asyncio.gather(*callers)
+    await link.close()
+    return outcomes, let_in
+
+
+@pytest.mark.parametrize("_", range(5))
+def test_server_that_leaves_answers_all_that_was_sent_and_lets_nobody_in(_: int) -> None:
+    outcomes, let_in = asyncio.run(stopped_under_calls())
+    assert outcomes.keys() == {WriteReply.__name__, NotSentError.__name__}
+    assert outcomes[NotSentError.__name__] == CALLERS
+    assert not let_in

@@ -1,0 +1,257 @@
+"""What a status is judged to mean, in one line and in all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from koinon.admin import ClusterStatus, CoordinatorView, SessionView
+from koinon.health import notes, problems, summary
+from koinon.loads import LoadMode, LoadState, LoadView
+from koinon_proto.table import (
+    ActiveLoad,
+    ClusterConfig,
+    NodeId,
+    NodeInfo,
+    NodeNumber,
+    NodeStatus,
+    OfflineReason,
+    PartitionId,
+    PartitionRow,
+    PartitionStatus,
+    Table,
+)
+
+PARTITIONS = 12
+
+
+def number(n: int) -> NodeNumber:
+    return NodeNumber((n - 1) % 3 + 1)
+
+
+def table_of(**changes: Any) -> Table:
+    nodes = {
+        NodeNumber(n): NodeInfo(
+            number=NodeNumber(n),
+            node_id=NodeId(f"n{n}"),
+            address=f"host{n}:1",
+            rack="",
+            node_epoch=1,
+            status=NodeStatus.ACTIVE,
+            store_id=f"s{n}",
+            changed_at=1,
+        )
+        for n in (1, 2, 3)
+    }
+    rows = tuple(
+        PartitionRow(
+            partition_id=PartitionId(p),
+            replicas=(number(p), number(p + 1)),
+            in_sync=(number(p), number(p + 1)),
+            primary=number(p),
+            primary_epoch=1,
+            partition_epoch=1,
+            status=PartitionStatus.ONLINE,
+            changed_at=1,
+        )
+        for p in range(PARTITIONS)
+    )
+    config = ClusterConfig(
+        cluster_id="one",
+        partitioner="murmur2",
+        partition_count=PARTITIONS,
+        replication_factor=2,
+        min_in_sync=1,
+        bootstrap_nodes=3,
+        max_value_bytes=1000,
+    )
+    return replace(Table(cluster=config, table_version=1, nodes=nodes, rows=rows), **changes)
+
+
+def with_row(table: Table, p: int, **fields: Any) -> Table:
+    rows = list(table.rows)
+    rows[p] = replace(rows[p], **fields)
+    return replace(table, rows=tuple(rows))
+
+
+def with_node(table: Table, n: int, **fields: Any) -> Table:
+    changed = replace(table.nodes[NodeNumber(n)], **fields)
+    return replace(table, nodes={**table.nodes, NodeNumber(n): changed})
+
+
+def status_of(table: Table | None = None, *, used: float = 0.1, **fields: Any) -> ClusterStatus:
+    given: dict[str, Any] = {
+        "member_id": "c1",
+        "is_leader": True,
+        "leader_id": "c1",
+        "leader_address": "c1:1",
+        "term": 1,
+        "commit_index": 1,
+        "applied_index": 1,
+        "coordinators": tuple(coordinator(n) for n in (1, 2, 3)),
+        "sessions": tuple(session(n, used if n == 2 else 0.1) for n in (1, 2, 3)),
+        "table": table or table_of(),
+        "lease_ms": 1000,
+        "session_timeout_ms": 1500,
+    }
+    return ClusterStatus(**{**given, **fields})
+
+
+def coordinator(n: int, *, voter: bool = True, active: bool = True) -> CoordinatorView:
+    return CoordinatorView(
+        member_id=f"c{n}",
+        address=f"c{n}:1",
+        voter=voter,
+        leader=n == 1,
+        active=active,
+        match_index=1,
+    )
+
+
+def session(n: int, used: float) -> SessionView:
+    return SessionView(
+        node_number=n,
+        live=True,
+        heard_ms_ago=10,
+        records=1,
+        used_bytes=int(used * 1_000_000),
+        map_bytes=1_000_000,
+        reads_per_second=0.0,
+        writes_per_second=0.0,
+    )
+
+
+def test_healthy_cluster_has_no_problem_and_no_note() -> None:
+    status = status_of()
+    assert problems(status) == []
+    assert notes(status) == []
+    assert summary(status) == (
+        "All is well. 12 partitions online on 3 nodes; 3 coordinators, c1 leads."
+    )
+
+
+def test_summary_is_one_line_of_the_most_urgent_problem_and_its_cure() -> None:
+    table = with_node(table_of(), 3, status=NodeStatus.FENCED)
+    line = summary(status_of(with_row(table, 5, in_sync=(number(5),), primary=number(5))))
+    assert "\n" not in line
+    assert line.startswith("Attention: node n3 at host3:1 is down (8 replicas): start it")
+    assert line.endswith("(1 more problem)")
+
+
+def test_lost_store_is_more_urgent_than_what_is_offline_and_both_name_the_cure() -> None:
+    table = with_node(table_of(), 3, status=NodeStatus.FENCED)
+    lost = {
+        "status": PartitionStatus.OFFLINE,
+        "primary": NodeNumber(0),
+        "offline_reason": OfflineReason.STORE_LOST,
+        "in_sync": (),
+    }
+    alone = {
+        "status": PartitionStatus.OFFLINE,
+        "primary": NodeNumber(0),
+        "offline_reason": OfflineReason.NO_LIVE_REPLICA,
+        "in_sync": (number(3),),
+    }
+    found = problems(status_of(with_row(with_row(table, 4, **lost), 2, **alone)))
+    assert found[0].startswith("1 partition lost every in-sync copy")
+    assert "force-primary 4 NODE" in found[0]
+    assert found[1] == "partitions: 1 offline of 12: start n3 again"
+
+
+def test_read_only_partition_names_the_node_whose_copy_is_in_sync_and_down() -> None:
+    table = with_node(table_of(), 3, status=NodeStatus.FENCED)
+    (first, *_) = problems(status_of(with_row(table, 5, in_sync=(number(6),), primary=number(6))))
+    assert first.startswith("1 partition is read-only")
+    assert "n3 is down: 1" in first
+
+
+def test_no_leader_comes_before_everything() -> None:
+    table = with_node(table_of(), 3, status=NodeStatus.FENCED)
+    status = status_of(table, is_leader=False, leader_id="", sessions=())
+    assert summary(status).startswith("Attention: no coordinator leads, so nothing is served: ")
+
+
+@pytest.mark.parametrize(
+    ("used", "as_problem", "as_note"),
+    [(0.79, False, False), (0.81, False, True), (0.949, False, True), (0.96, True, False)],
+)
+def test_store_that_fills_is_noted_and_one_that_is_full_a_problem(
+    used: float, as_problem: bool, as_note: bool
+) -> None:
+    status = status_of(used=used)
+    assert any("store of node n2" in one for one in problems(status)) == as_problem
+    assert any("store of node n2" in one for one in notes(status)) == as_note
+
+
+def test_primaries_elsewhere_than_preferred_are_noted_where_they_could_return() -> None:
+    table = with_row(table_of(), 0, primary=number(1))
+    table = with_row(table, 1, primary=number(2), in_sync=(number(2),))  # it could not
+    (note,) = notes(status_of(table))
+    assert note.startswith("1 partition is led by another node than preferred")
+    assert "koinon admin primaries" in note
+
+
+def test_uneven_replicas_are_noted_by_weight_and_only_where_they_could_move() -> None:
+    table = table_of()
+    for p in range(PARTITIONS):
+        if p % 3:
+            table = with_row(table, p, replicas=(number(1), number(2)), primary=number(1))
+            table = with_row(table, p, in_sync=table.rows[p].replicas)
+    (note,) = notes(status_of(table))
+    assert note.startswith("replicas lie unevenly (n1 has 12, by its weight 8; ")
+    assert "koinon admin rebalance" in note
+    moving = with_row(table, 0, adding=(number(2),))
+    assert not any("unevenly" in note for note in notes(status_of(moving)))
+    by_weight = with_node(with_node(table, 3, weight=10), 1, weight=120)
+    assert notes(status_of(by_weight)) == []
+    heavy = table_of()  # every node holds all: whatever the weights, nothing can move
+    for p in range(PARTITIONS):
+        heavy = with_row(heavy, p, replicas=(number(p), number(p + 1), number(p + 2)))
+        heavy = with_row(heavy, p, in_sync=heavy.rows[p].replicas)
+    assert notes(status_of(with_node(heavy, 3, weight=1000))) == []
+
+
+@pytest.mark.parametrize(
+    ("voters", "said"),
+    [(1, "one coordinator alone votes"), (2, "2 coordinators vote, of which 0 may fail"), (3, "")],
+)
+def test_groups_of_coordinators_that_bear_less_than_they_could_are_noted(
+    voters: int, said: str
+) -> None:
+    found = notes(status_of(coordinators=tuple(coordinator(n + 1) for n in range(voters))))
+    assert [note[: len(said)] for note in found] == [said] * bool(said)
+
+
+def test_coordinator_that_does_not_vote_yet_is_noted() -> None:
+    group = (*(coordinator(n) for n in (1, 2, 3)), coordinator(4, voter=False))
+    (note,) = notes(status_of(coordinators=group))
+    assert "'koinon admin coordinators add c4 c4:1'" in note
+
+
+def test_loads_are_noted_and_one_that_nobody_touches_with_its_end() -> None:
+    table = table_of(
+        loads=(ActiveLoad(load_id=7, merging=False), ActiveLoad(load_id=8, merging=True))
+    )
+    load = LoadView(
+        load_id=7,
+        job_id="job",
+        state=LoadState.OPEN,
+        mode=LoadMode.APPEND,
+        prefix=b"",
+        stream_batch=None,
+        description="",
+        partitions=0,
+        partitions_merged=0,
+        rows=1,
+        bytes=1,
+        idle_ms=20 * 60_000,
+        timeout_ms=30 * 60_000,
+        reason="",
+    )
+    found = notes(status_of(table), [load])
+    assert found[0].startswith("bulk loads: 1 open, 1 being merged")
+    assert "nobody has touched load 7 for 20 min" in found[1]
+    assert found[1].endswith("by itself it ends in 10 min")
+    assert len(notes(status_of(table), [replace(load, idle_ms=1000)])) == 1

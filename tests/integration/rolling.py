@@ -1,0 +1,55 @@
+"""Stops and starts the processes of a cluster one after the other, as an operator does."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from koinon.admin import ClusterStatus
+from koinon.health import problems
+from koinon.local import LocalCluster
+
+TIMEOUT_S = 60.0
+STOP_S_MAX = 28.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restart:
+    """When a process was told to stop, had ended, was started, and all was well again; all by
+    ``time.monotonic``.
+    """
+
+    name: str
+    stop_at: float
+    ended_at: float
+    start_at: float
+    well_at: float
+
+
+def is_well(status: ClusterStatus) -> bool:
+    """Whether ``koinon admin status`` finds nothing wrong."""
+    return status.is_leader and not problems(status)
+
+
+def wait_well(cluster: LocalCluster) -> None:
+    cluster.wait_ready(TIMEOUT_S)
+    cluster.wait_for(is_well, timeout_s=TIMEOUT_S, what="nothing is wrong")
+
+
+def restart(cluster: LocalCluster, name: str, *, down_s: float = 0.0) -> Restart:
+    """Stop the process by SIGTERM, start it again, and wait until all is well."""
+    stop_at = time.monotonic()
+    cluster.terminate(name, timeout_s=STOP_S_MAX)
+    ended_at = time.monotonic()
+    assert ended_at - stop_at < STOP_S_MAX, f"{name} did not end by itself"
+    time.sleep(down_s)
+    start_at = time.monotonic()
+    cluster.restart(name)
+    wait_well(cluster)
+    return Restart(
+        name=name,
+        stop_at=stop_at,
+        ended_at=ended_at,
+        start_at=start_at,
+        well_at=time.monotonic(),
+    )

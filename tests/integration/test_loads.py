@@ -1,0 +1,281 @@
+"""Bulk loads on real processes: all of a load or none of it, whoever dies and whatever moves.
+
+``KOINON_LOAD_ROUNDS=20 pytest tests/integration/test_loads.py`` is the longer form.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from koinon.admin import Admin
+from koinon.client import Client
+from koinon.loads import LoadsClient, LoadState
+from koinon.local import LocalCluster
+from koinon.moves import PlanKind, PlanRequest
+from koinon.spark.jobs import Commit
+from koinon_proto.errors import InvalidArgumentError, LoadClosedError
+from tests.conftest import ClusterFactory
+from tests.integration.copies import assert_copies_are_identical, is_settled
+from tests.integration.loading import Load, readable, rows_of, wait_until_clean
+from tests.integration.watching import wait_for_table
+from tests.integration.workload import Workload
+
+PARTITIONS = 64
+ROWS = 40_000
+TIMEOUT_S = 90.0
+ROUNDS = int(os.environ.get("KOINON_LOAD_ROUNDS", "1"))
+
+pytestmark = pytest.mark.timeout(300 * ROUNDS)
+
+
+@pytest.fixture
+def start(make_cluster: ClusterFactory) -> Callable[..., LocalCluster]:
+    def started(nodes: int, factor: int) -> LocalCluster:
+        cluster = make_cluster(
+            nodes=nodes,
+            coordinators=3,
+            replication_factor=factor,
+            coordinator_flags=["--partitions", str(PARTITIONS)],
+        )
+        cluster.start()
+        cluster.wait_ready()
+        return cluster
+
+    return started
+
+
+def settle(cluster: LocalCluster) -> None:
+    cluster.wait_for(is_settled, timeout_s=TIMEOUT_S, what="all replicas are in sync")
+
+
+# --- what a load does --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[LocalCluster]:
+    """One cluster for the tests that break nothing."""
+    with LocalCluster(
+        nodes=3, coordinators=1, coordinator_flags=["--partitions", str(PARTITIONS)]
+    ) as cluster:
+        yield cluster
+
+
+def test_rows_of_a_load_are_readable_once_it_is_saved_and_nothing_else_is_left(
+    small: LocalCluster,
+) -> None:
+    with small.client() as client:
+        load = Load(small, rows_of("plain", ROWS))
+
+        def nothing_is_visible() -> None:
+            assert readable(client, load.rows) == 0
+            assert not list(client.scan(prefix=b"plain/"))
+
+        assert load.save(nothing_is_visible)
+        assert readable(client, load.rows) == ROWS
+        assert {e.key: e.value for e in client.scan(prefix=b"plain/")} == load.rows
+        wait_until_clean(small, client)
+    assert_copies_are_identical(small.status())
+
+
+def test_overwrite_replaces_a_prefix_and_only_that(small: LocalCluster) -> None:
+    with small.client() as client:
+        old = rows_of("over", 3_000)
+        client.put_many({**old, b"beside": b"stays"}).raise_for_errors()
+        new = {key: value for key, value in rows_of("over", 5_000, 1).items() if b"7" in key}
+        assert Load(small, new, overwrite=True, prefix="over/").save()
+        assert {e.key: e.value for e in client.scan(prefix=b"over/")} == new
+        assert client.get(b"beside") == b"stays"
+        assert Load(small, {}, overwrite=True, prefix="over/").save()
+        assert not list(client.scan(prefix=b"over/"))
+    assert_copies_are_identical(small.status())
+
+
+def test_key_that_repeats_fails_the_load_and_leaves_nothing(small: LocalCluster) -> None:
+    with small.client() as client:
+        load = Load(small, rows_of("twice", 1_000))
+        reports = [*load.stage(), *Load.stage(load)]  # the same rows by other attempts
+        with pytest.raises(InvalidArgumentError, match="1000 rows have the key of another row"):
+            Commit(job=load.job, reports=reports).run()
+        assert readable(client, load.rows) == 0
+        wait_until_clean(small, client)
+
+
+def test_attempts_that_the_commit_does_not_name_leave_nothing(small: LocalCluster) -> None:
+    with small.client() as client:
+        load = Load(small, rows_of("attempts", 1_000))
+        load.stage()  # lost on its way to the driver
+        load.commit(load.stage())
+        assert readable(client, load.rows) == 1_000
+        wait_until_clean(small, client)
+
+
+def test_load_that_nobody_touches_is_given_up(small: LocalCluster) -> None:
+    """What a driver and workers that are killed leave behind."""
+    with small.client() as client, LoadsClient(small.coordinators) as loads:
+        load = Load(small, rows_of("left", 2_000), loadTimeout="10s")
+        reports = load.stage()
+        load_id = reports[0].load_id
+        wait_until_clean(small, client)
+        view = loads.get(load_id)
+        assert view is not None
+        assert view.state is LoadState.ABORTED
+        with pytest.raises(LoadClosedError):
+            load.commit(reports)
+        assert readable(client, load.rows) == 0
+
+
+def test_aborted_load_takes_no_more_rows(small: LocalCluster) -> None:
+    with LoadsClient(small.coordinators) as loads:
+        load = Load(small, rows_of("aborted", 2_000))
+        loads.abort(load.stage()[0].load_id, reason="an operator")
+        with pytest.raises(LoadClosedError):
+            load.stage()
+
+
+def test_writes_of_clients_during_a_merge_are_kept(small: LocalCluster) -> None:
+    """What is acknowledged after the load was saved wins over it; what goes on beside it, under
+    other keys, is not touched.
+    """
+    rows = rows_of("beside", ROWS)
+    keys = list(rows)[::400]
+    with small.client() as client, Workload(small, "workload") as workload:
+        workload.wait_for_progress()
+        assert Load(small, rows).save()
+        workload.wait_for_progress()
+        for key in keys:
+            client.put(key, b"later")
+        assert client.get_many(keys) == [b"later"] * len(keys)
+    with small.client() as client:
+        workload.check(client)
+        assert not workload.errors
+        rest = {key: value for key, value in rows.items() if key not in set(keys)}
+        assert readable(client, rest) == len(rest)
+    assert_copies_are_identical(small.status())
+
+
+# --- who dies, and when ------------------------------------------------------------------------
+
+
+class Killer:
+    """Kills a member some moment after a stage of a load has begun, and starts it again."""
+
+    def __init__(self, cluster: LocalCluster, victim: str, rng: random.Random) -> None:
+        self._cluster = cluster
+        self._victim = victim
+        self._rng = rng
+        self._thread: threading.Thread | None = None
+        self.error: BaseException | None = None
+
+    def strike(self, within_s: float, *, merging: bool = False) -> None:
+        """Begin; goes on beside the caller. ``merging``: once a load is seen to be committed."""
+        delay_s = self._rng.uniform(0, within_s)
+        self._thread = threading.Thread(target=self._run, args=(delay_s, merging))
+        self._thread.start()
+
+    def _run(self, delay_s: float, merging: bool) -> None:
+        try:
+            if merging:
+                wait_for_table(
+                    self._cluster.coordinators,
+                    lambda table: any(load.merging for load in table.loads),
+                    what="a load is being merged",
+                )
+            time.sleep(delay_s)
+            name = self._victim
+            if name == "leader":
+                leader = self._cluster.wait_for(
+                    lambda s: s.is_leader, timeout_s=TIMEOUT_S, what="one leads"
+                )
+                name = leader.member_id
+            self._cluster.kill(name)
+            time.sleep(self._rng.uniform(0.1, 2.5))
+            self._cluster.restart(name)
+        except BaseException as error:
+            self.error = error
+
+    def join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+        if self.error is not None:
+            raise self.error
+
+
+def judge(client: Client, load: Load, committed: bool) -> None:
+    """All of it or none of it."""
+    with LoadsClient(load.job.options.coordinators, timeout_s=TIMEOUT_S) as loads:
+        view = next((v for v in loads.loads() if v.job_id == load.job.job_id), None)
+        done = view is not None and view.state in (LoadState.MERGING, LoadState.DONE)
+        assert done or not committed
+        deadline = time.monotonic() + TIMEOUT_S
+        while done and view is not None and view.state is not LoadState.DONE:
+            assert time.monotonic() < deadline, view
+            time.sleep(0.1)
+            view = loads.get(view.load_id)
+    assert readable(client, load.rows) == (len(load.rows) if done else 0)
+
+
+@pytest.mark.parametrize("stage", ["staging", "preparing", "merging"])
+@pytest.mark.parametrize("victim", ["n1", "leader"])
+@pytest.mark.parametrize("factor", [1, 3])
+def test_load_ends_whole_or_without_a_trace_whoever_is_killed(
+    start: Callable[..., LocalCluster], factor: int, victim: str, stage: str
+) -> None:
+    cluster = start(3, factor)
+    rng = random.Random(f"{factor} {victim} {stage}")
+    with cluster.client(timeout_ms=60_000) as client:
+        for number in range(ROUNDS):
+            load = Load(cluster, rows_of(f"round{number}", ROWS))
+            killer = Killer(cluster, victim, rng)
+            if stage == "staging":
+                killer.strike(0.8)
+                committed = load.save()
+            elif stage == "preparing":
+                committed = load.save(functools.partial(killer.strike, 0.15))
+            else:
+                committed = load.save(functools.partial(killer.strike, 0.05, merging=True))
+            killer.join()
+            settle(cluster)
+            judge(client, load, committed)
+            if not readable(client, load.rows):
+                again = Load(cluster, load.rows)
+                assert again.save(), "a rerun succeeds"
+                assert readable(client, load.rows) == ROWS
+            wait_until_clean(cluster, client)
+        settle(cluster)
+        assert_copies_are_identical(cluster.status())
+
+
+def test_load_goes_on_while_its_partitions_move(start: Callable[..., LocalCluster]) -> None:
+    cluster = start(3, 2)
+    admin = Admin(cluster.coordinators)
+    with cluster.client() as client, Workload(cluster, "workload") as workload:
+        client.put_many(rows_of("ballast", 20_000)).raise_for_errors()
+        cluster.add_node()
+        cluster.wait_ready()
+        loads = [Load(cluster, rows_of(f"moving{n}", ROWS)) for n in range(3)]
+        assert loads[0].save()
+        request = PlanRequest(kind=PlanKind.REBALANCE)
+        plan = admin.plan(request)
+        assert plan.moves
+        reports = loads[1].stage()
+        admin.execute(request, plan.plan_id)
+        loads[1].commit(reports)
+        assert loads[2].save()
+        cluster.wait_for(
+            lambda s: is_settled(s) and not admin.moves().moves,
+            timeout_s=TIMEOUT_S,
+            what="the moves are over",
+        )
+        for load in loads:
+            assert readable(client, load.rows) == ROWS
+    with cluster.client() as client:
+        workload.check(client)
+        wait_until_clean(cluster, client)
+    assert_copies_are_identical(cluster.status())

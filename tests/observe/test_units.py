@@ -1,0 +1,82 @@
+"""The systemd units are valid, and their commands are what the servers take."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from koinon_coordinator.__main__ import app as coordinator
+from koinon_node.__main__ import serve as node
+from tests.observe.shipped import ROOT
+
+SYSTEMD = ROOT / "docs" / "systemd"
+UNITS = sorted(SYSTEMD.glob("*.service"))
+PROGRAM = "/opt/koinon/bin/koinon"
+
+
+def settings(name: str) -> dict[str, str]:
+    """What an environment file sets."""
+    lines = (SYSTEMD / name).read_text().splitlines()
+    pairs = (line.partition("=") for line in lines if line and not line.startswith("#"))
+    return {name: value for name, _, value in pairs}
+
+
+def command(unit: str, environment: str, server: str) -> list[str]:
+    """The unit's command line as systemd makes it: ``$NAME`` splits into words, ``${NAME}`` not."""
+    text = (SYSTEMD / unit).read_text().replace("\\\n", "")
+    (line,) = re.findall(r"^ExecStart=(.+)$", text, re.M)
+    values = settings(environment)
+    words: list[str] = []
+    for word in shlex.split(line.replace("%i", server)):
+        if re.fullmatch(r"\$\w+", word):
+            words += values[word[1:]].split()
+        else:
+            words.append(re.sub(r"\$\{(\w+)\}", lambda found: values[found[1]], word))
+    return words
+
+
+@pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None,
+    reason="there is no systemd-analyze: install systemd (it need not run)",
+)
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_unit_is_valid(unit: Path, tmp_path: Path) -> None:
+    instance = tmp_path / unit.name.replace("@", "@x1")
+    instance.write_text(unit.read_text().replace(PROGRAM, sys.executable))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(instance)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert instance.name not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("unit", "environment", "server", "kind"),
+    [
+        ("koinon-coordinator@.service", "coordinator.env", "c1", "coordinator"),
+        ("koinon-node@.service", "node.env", "n1", "node"),
+    ],
+)
+def test_command_of_unit_is_taken_by_the_server(
+    unit: str, environment: str, server: str, kind: str
+) -> None:
+    program, subcommand, *arguments = command(unit, environment, server)
+    assert (program, subcommand) == (PROGRAM, kind)
+    app = coordinator
+    if kind == "node":
+        app = typer.Typer()
+        app.command()(node)
+    with typer.main.get_command(app).make_context(kind, arguments) as context:
+        assert context.params["data"] == Path(settings(environment)["KOINON_DATA"])
+        assert context.params["metrics_listen"] == settings(environment)["KOINON_METRICS"]

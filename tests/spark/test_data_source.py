@@ -1,0 +1,268 @@
+"""The data source in a real Spark, over a fake cluster."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+import pytest
+
+from koinon.spark.keys import key_bytes
+from koinon_proto.loads import LoadState
+from tests.spark.fake_loads import LoadsCluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def write(df: DataFrame, fake: LoadsCluster, mode: str = "append", **options: str) -> None:
+    given = {"coordinators": fake.seeds, "timeout": "5s", **options}
+    df.write.format("koinon").options(**given).mode(mode).save()
+
+
+def read(spark: SparkSession, fake: LoadsCluster, **options: str) -> DataFrame:
+    return spark.read.format("koinon").options(coordinators=fake.seeds, **options).load()
+
+
+def failure(df: DataFrame, fake: LoadsCluster, mode: str = "append", **options: str) -> str:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 -- Spark's own, by version
+        write(df, fake, mode, **options)
+    return str(caught.value)
+
+
+def test_write_and_read_back_a_data_frame(spark: SparkSession, fake: LoadsCluster) -> None:
+    df = spark.range(0, 3_000, numPartitions=3).selectExpr(
+        "concat('key-', id) key", "concat('v', id) value"
+    )
+    write(df, fake)
+    expected = {f"key-{i}".encode(): f"v{i}".encode() for i in range(3_000)}
+    assert fake.values() == expected
+    assert len(fake.only_load().attempts) == 3
+    back = read(spark, fake)
+    assert back.schema.simpleString() == "struct<key:binary,value:binary>"
+    assert {bytes(row.key): bytes(row.value) for row in back.collect()} == expected
+
+
+def test_write_whole_rows_of_every_type(spark: SparkSession, fake: LoadsCluster) -> None:
+    df = spark.sql(
+        "select id, cast(id as int) i, cast(id as short) sh, cast(id as byte) by, "
+        "cast(id as float) f, cast(id as double) d, cast(1.5 as decimal(15,2)) price, "
+        "date'2024-01-31' day, timestamp'2024-01-31 12:00:00Z' at, "
+        "timestamp_ntz'2024-01-31 12:00:00' local, true yes, 'te\"xt' t, cast('b' as binary) b, "
+        "array(1, 2) a, map('k', 1) m, named_struct('x', 1, 'y', 'z') s, "
+        "cast(null as string) nothing from range(5)"
+    )
+    write(df, fake, keyColumn="id", valueEncoding="json")
+    row = json.loads(fake.values()[key_bytes(3)])
+    assert row == {
+        "id": 3,
+        "i": 3,
+        "sh": 3,
+        "by": 3,
+        "f": 3,
+        "d": 3,
+        "price": "1.50",
+        "day": "2024-01-31",
+        "at": "2024-01-31T12:00:00.000000Z",
+        "local": "2024-01-31T12:00:00.000000",
+        "yes": True,
+        "t": 'te"xt',
+        "b": "Yg==",
+        "a": [1, 2],
+        "m": {"k": 1},
+        "s": {"x": 1, "y": "z"},
+        "nothing": None,
+    }
+    write(df, fake, "overwrite", keyColumn="t, id", valueEncoding="msgpack")
+    unpacked = msgpack.unpackb(fake.values()[key_bytes('te"xt', 3)], timestamp=3)
+    assert unpacked["at"].isoformat() == "2024-01-31T12:00:00+00:00"
+    assert (unpacked["b"], unpacked["s"], unpacked["d"]) == (b"b", {"x": 1, "y": "z"}, 3.0)
+
+
+def test_overwrite_replaces_and_a_prefix_bounds_it(spark: SparkSession, fake: LoadsCluster) -> None:
+    fake.write(b"a:old", b"1", 0)
+    fake.write(b"b:old", b"2", 0)
+    write(spark.sql("select 'a:new' key, 'x' value"), fake, "overwrite", prefix="a:")
+    assert fake.values() == {b"a:new": b"x", b"b:old": b"2"}
+    write(spark.sql("select 'c' key, 'y' value"), fake, "overwrite")
+    assert fake.values() == {b"c": b"y"}
+    write(spark.sql("select 'c' key, 'y' value where false"), fake, "overwrite")
+    assert fake.values() == {}
+
+
+def test_append_without_rows_changes_nothing(spark: SparkSession, fake: LoadsCluster) -> None:
+    write(spark.sql("select 'c' key, 'y' value where false"), fake)
+    assert fake.loads == {}
+
+
+def test_write_mistakes_are_named_before_any_row_is_visible(
+    spark: SparkSession, fake: LoadsCluster
+) -> None:
+    df = spark.sql("select 'a' id, 'x' name")
+    null_key = spark.sql("select cast(null as string) key, 'x' value union all select 'k', 'v'")
+    twice = spark.sql("select 'same' key, id value from range(3)").selectExpr(
+        "key", "cast(value as string) value"
+    )
+    for text, told in (
+        (failure(df, fake), "option keyColumn: is required; the columns are id, name"),
+        (failure(df, fake, keyColum="id"), "unknown; did you mean keyColumn?"),
+        (failure(df, fake, keyColumn="idd", valueColumn="name"), "did you mean 'id'?"),
+        (failure(null_key, fake), "column key: null key in 1 row"),
+        (failure(twice, fake), "2 rows have the key of another row, such as 'same'"),
+    ):
+        assert told in text
+    assert fake.values() == {}
+    assert {load.state for load in fake.loads.values()} <= {LoadState.ABORTED}
+    with pytest.raises(Exception, match=r"option coordinators: 127\.0\.0\.1:1: ") as unreachable:
+        df.write.format("koinon").options(
+            coordinators="127.0.0.1:1", timeout="300ms", keyColumn="id", valueColumn="name"
+        ).mode("append").save()
+    assert "not served within 0.3 s" in str(unreachable.value)
+
+
+def test_write_order_by_leaves_the_greatest(spark: SparkSession, fake: LoadsCluster) -> None:
+    df = spark.range(0, 100, numPartitions=4).selectExpr(
+        "cast(id % 10 as string) k", "cast(id as string) v", "id at"
+    )
+    write(df, fake, keyColumn="k", valueColumn="v", orderBy="at")
+    assert fake.values() == {b"%d" % i: b"%d" % (90 + i) for i in range(10)}
+
+
+def test_write_bad_rows_are_set_aside(
+    spark: SparkSession, fake: LoadsCluster, tmp_path: Path
+) -> None:
+    df = spark.sql("select if(id = 3, null, id) k, cast(id as string) v from range(10)")
+    write(df, fake, keyColumn="k", valueColumn="v", badRecordsPath=str(tmp_path))
+    assert len(fake.values()) == 9
+    (line,) = [
+        line for path in tmp_path.glob("*/*.jsonl") for line in path.read_text().splitlines()
+    ]
+    assert json.loads(line)["row"] == {"k": None, "v": "3"}
+
+
+def test_write_that_fails_in_a_task_leaves_nothing(spark: SparkSession, fake: LoadsCluster) -> None:
+    df = spark.range(0, 1_000, numPartitions=4).selectExpr(
+        "cast(id as string) key",
+        "if(id = 999, raise_error('boom'), cast(id as string)) value",
+    )
+    assert "boom" in failure(df, fake)
+    assert fake.values() == {}
+    assert all(load.state is LoadState.ABORTED for load in fake.loads.values())
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def filled(fake: LoadsCluster) -> LoadsCluster:
+    for i in range(300):
+        fake.write(b"key-%03d" % i, b"v%d" % i, 0)
+    return fake
+
+
+def test_read_counts_keys_without_values(spark: SparkSession, filled: LoadsCluster) -> None:
+    keys = read(spark, filled, keysOnly="true")
+    assert keys.columns == ["key"]
+    assert keys.count() == 300
+    assert read(spark, filled, prefix="key-00").count() == 10
+
+
+def test_read_metadata_columns(spark: SparkSession, filled: LoadsCluster) -> None:
+    df = read(spark, filled, metadata="true")
+    assert [field.simpleString() for field in df.schema.fields] == [
+        "key:binary",
+        "value:binary",
+        "partition_id:int",
+        "version:bigint",
+        "expires_at:timestamp",
+    ]
+    rows = df.where("expires_at is null and version > 0").collect()
+    part = filled.partitioner.partition_of
+    assert {(bytes(row.key), row.partition_id) for row in rows} == {
+        (key, part(key)) for key in filled.store
+    }
+
+
+def test_read_schema_picks_columns_and_refuses_others(
+    spark: SparkSession, filled: LoadsCluster
+) -> None:
+    source = spark.read.format("koinon").option("coordinators", filled.seeds)
+    picked = source.schema("version long, key binary").load()
+    assert picked.columns == ["version", "key"]
+    assert picked.count() == 300
+    for schema, told in (
+        ("kee binary", "there is no column 'kee'"),
+        ("key string", "column 'key' has type binary, not string"),
+    ):
+        with pytest.raises(Exception, match=told):
+            source.schema(schema).load().collect()
+
+
+def test_read_of_keys_asks_for_those_only(spark: SparkSession, filled: LoadsCluster) -> None:
+    df = read(spark, filled)
+    few = df.where(df.key.isin(bytearray(b"key-007"), bytearray(b"key-299"), bytearray(b"none")))
+    one = df.where("key = cast('key-001' as binary) and value is not null")
+    none = df.where("key = cast('key-001' as binary) and key = cast('key-002' as binary)")
+    assert sorted(bytes(row.value) for row in few.collect()) == [b"v299", b"v7"]
+    assert [bytes(row.value) for row in one.collect()] == [b"v1"]
+    assert none.collect() == []
+    assert (filled.count("ReadColumns") == 0) == _pushes_down()
+
+
+def test_read_works_with_push_down_switched_off(spark: SparkSession, filled: LoadsCluster) -> None:
+    name = "spark.sql.python.filterPushdown.enabled"
+    before = spark.conf.get(name, "unset")
+    spark.conf.set(name, "false")
+    try:
+        df = read(spark, filled).where("key = cast('key-001' as binary)")
+        assert [bytes(row.value) for row in df.collect()] == [b"v1"]
+        assert filled.count("ReadColumns")
+    finally:
+        if before != "unset":
+            spark.conf.set(name, str(before))
+
+
+def test_read_mistakes_are_named(spark: SparkSession, fake: LoadsCluster) -> None:
+    for options, told in (
+        ({"keyOnly": "true"}, "did you mean keysOnly?"),
+        ({"ttl": "1s"}, "option ttl: is an option of writes only"),
+    ):
+        with pytest.raises(Exception, match=told):
+            read(spark, fake, **options).collect()
+
+
+def _pushes_down() -> bool:
+    from pyspark.sql.datasource import DataSourceReader
+
+    return hasattr(DataSourceReader, "pushFilters")
+
+
+# --- registration -------------------------------------------------------------------------------
+
+
+def test_package_for_registration_offers_the_data_source() -> None:
+    import pyspark_koinon
+    from koinon.spark import KoinonDataSource
+
+    assert pyspark_koinon.DefaultSource is KoinonDataSource
+
+
+def test_import_of_koinon_brings_neither_spark_nor_arrow() -> None:
+    script = (
+        "import sys, koinon, koinon.spark, koinon.spark.keys, koinon.spark.options\n"
+        "from koinon.spark import key_bytes\n"
+        "key_bytes(1)\n"
+        "assert not {'pyspark', 'pyarrow'} & {m.split('.')[0] for m in sys.modules}"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_format_is_found_without_registration(spark: SparkSession, filled: LoadsCluster) -> None:
+    """Spark looks for sources on its Python path once a session: a new one here knows of it."""
+    fresh: Any = spark.newSession()
+    source = fresh.read.format("koinon").option("coordinators", filled.seeds)
+    assert source.load().count() == 300
