@@ -14,6 +14,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+import koinon_proto  # noqa: F401 (first of all: it sets what gRPC reads when it is imported)
 from koinon import aio
 from koinon.aio import AsyncClient
 from koinon.client import Client, connect

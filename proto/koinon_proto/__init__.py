@@ -1,1 +1,8 @@
 """What coordinator, node and client share: the wire contract, the table, errors, partitioners."""
+
+import os
+
+# gRPC's handlers of fork() crash about a third of the children that a process with channels forks,
+# before they can exec (grpc/grpc#43055): PySpark starts its Java like that. Nothing here goes on
+# with gRPC in a forked child, so the handlers are left out; gRPC reads this when it is imported.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
