@@ -125,7 +125,9 @@ class ClusterChecker:
     # --- acknowledged writes -----------------------------------------------------------------
 
     def on_acknowledged(self, rows: Sequence[tuple[int, bytes, int]]) -> None:
-        """These writes (partition, key, version) are about to be answered."""
+        """These writes (partition, key, version) are about to be answered, or were read: what one
+        read has seen, each later one must.
+        """
         for partition_id, key, version in rows:
             known = self._acknowledged[partition_id]
             known[key] = max(known.get(key, 0), version)

@@ -183,7 +183,16 @@ class Life:
     async def _read(
         self, keys: list[bytes], partition_ids: U32Array, table_version: int
     ) -> ReadAnswer:
-        return await self.engine.read(keys, partition_ids, table_version, want_versions=True)
+        answer = await self.engine.read(keys, partition_ids, table_version, want_versions=True)
+        missing = set(answer.missing)
+        self.node.simulation.checker.on_acknowledged(
+            [
+                (int(partition_ids[row]), key, int(answer.versions[row]))
+                for row, key in enumerate(keys)
+                if row not in missing and int(partition_ids[row]) not in answer.refusals
+            ]
+        )
+        return answer
 
     async def _write(self, batch: WriteBatch) -> WriteAnswer:
         answer = await self.engine.write(batch)
