@@ -477,22 +477,13 @@ class Engine:
         """Wait for all; rows that failed get their error (all of the batch's raise it).
 
         What was written to a partition that this node has ceased to lead meanwhile is of unknown
-        fate, and only that: moves go on under batches that write many partitions.
+        fate, and only that: moves go on under batches that write many partitions. A step is judged
+        when it is complete itself: its partitions may be handed on while others are waited for.
         """
+        fates = [self._await_ticket(rows, ticket, batch, view) for rows, ticket in tickets]
+        ended = [await fates[0]] if len(fates) == 1 else await asyncio.gather(*fates)
         whole: KoinonError | None = None
-        all_in_sync = batch.durability is Durability.ALL_IN_SYNC
-        for rows, ticket in tickets:
-            failed, error = rows[:0], None
-            try:
-                if ticket is not None:
-                    await self._replicator.finish(ticket, all_in_sync=all_in_sync)
-            except KoinonError as failure:
-                failed, error = rows, failure
-            else:
-                partition_ids = batch.partition_ids[rows]
-                if not self._state.still_leads(view, partition_ids):
-                    failed = rows[~self._state.led_as(view, partition_ids)]
-                    error = UnknownFateError(reason="its partition was handed on before the answer")
+        for failed, error in ended:
             if error is None or not len(failed):
                 continue
             if len(failed) == len(batch.keys):
@@ -504,6 +495,22 @@ class Engine:
             answer.row_errors.update(dict.fromkeys(lost, error))
         if whole is not None:
             raise whole
+
+    async def _await_ticket(
+        self, rows: np.ndarray, ticket: Ticket | None, batch: WriteBatch, view: ServedPartitions
+    ) -> tuple[np.ndarray, KoinonError | None]:
+        """Wait for one step; return its rows that failed, and why."""
+        all_in_sync = batch.durability is Durability.ALL_IN_SYNC
+        try:
+            if ticket is not None:
+                await self._replicator.finish(ticket, all_in_sync=all_in_sync)
+        except KoinonError as error:
+            return rows, error
+        partition_ids = batch.partition_ids[rows]
+        if self._state.still_leads(view, partition_ids):
+            return rows[:0], None
+        lost = rows[~self._state.led_as(view, partition_ids)]
+        return lost, UnknownFateError(reason="its partition was handed on before the answer")
 
     async def unclaimed(self, partition_ids: U32Array) -> None:
         """Wait until no merge step is under way in these partitions: what they hold is not known

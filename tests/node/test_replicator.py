@@ -331,6 +331,35 @@ def test_batch_under_which_a_partition_is_handed_on_loses_only_its_rows(tmp_path
     with_rows(tmp_path, use, TWO, row_of(1, (1, 2)))
 
 
+def test_step_that_was_complete_before_its_partition_was_handed_on_is_acknowledged(
+    tmp_path: Path,
+) -> None:
+    async def use(bench: Bench) -> None:
+        two, three = PlayedFollower(bench, 2), PlayedFollower(bench, 3)
+        await two.join(0)
+        await three.join(1)
+        batch = WriteBatch(
+            table_version=1,
+            keys=[b"a", b"b"],
+            values=[b"v"] * 2,
+            partition_ids=np.array([0, 1], np.uint32),
+        )
+        write = start(bench.engine.write(batch))
+        await turn()
+        await three.acknowledge()
+        await tick(bench, 1.1)
+        await tick(bench)
+        newer(bench, row_of(0, (1, 2)), row_of(1, (1, 3), primary=3, epoch=EPOCH + 1))
+        assert not await answered(write)
+        await two.acknowledge()
+        await tick(bench)
+        answer = await write
+        assert not answer.row_errors
+        assert answer.versions.tolist() == [START + 1, START + 1]
+
+    with_rows(tmp_path, use, TWO, row_of(1, (1, 3)), limits=Limits(step_rows=1))
+
+
 def test_write_not_complete_in_time_is_unknown_and_stays_pending(tmp_path: Path) -> None:
     async def use(bench: Bench) -> None:
         two = PlayedFollower(bench)
