@@ -50,6 +50,8 @@ class SessionView:
     records: int
     used_bytes: int
     map_bytes: int
+    disk_free_bytes: int
+    disk_bytes: int
     reads_per_second: float
     writes_per_second: float
 
@@ -119,6 +121,8 @@ def status_from_proto(message: admin_pb2.ClusterStatus) -> ClusterStatus:
                 records=s.stats.records,
                 used_bytes=s.stats.used_bytes,
                 map_bytes=s.stats.map_bytes,
+                disk_free_bytes=s.stats.disk_free_bytes,
+                disk_bytes=s.stats.disk_bytes,
                 reads_per_second=s.stats.reads_per_second,
                 writes_per_second=s.stats.writes_per_second,
             )

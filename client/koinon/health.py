@@ -27,6 +27,9 @@ FULL = 0.95
 FILLING = 0.8
 UNEVEN = 1.25
 """How many times its share of replicas a node may have before that is worth a note."""
+DISK_FREE_SHARE_MIN = 0.05
+DISK_FREE_BYTES_ENOUGH = 4 << 30
+"""A disk is scarce with less than both."""
 IDLE_MS = 5 * 60_000
 """A load that nobody has touched for so long may have lost its job."""
 
@@ -61,6 +64,9 @@ def problems(status: ClusterStatus) -> list[str]:
         )
     found += _table_problems(status)
     found += _full(status, FULL, 2.0)
+    found += _disks_full(status)
+    if status.table is not None:
+        found += _under_replicated(status.table)
     if status.is_leader:
         silent = [c.member_id for c in status.coordinators if not c.active and not c.leader]
         if silent:
@@ -231,6 +237,21 @@ def _full(status: ClusterStatus, least: float, below: float) -> list[str]:
     return found
 
 
+def _disks_full(status: ClusterStatus) -> list[str]:
+    """Nodes that are about to find no room on their disk, whatever their store may hold."""
+    found = []
+    for session in status.sessions:
+        node = _node(status.table, session.node_number) if status.table is not None else None
+        scarce = min(DISK_FREE_SHARE_MIN * session.disk_bytes, DISK_FREE_BYTES_ENOUGH)
+        if node is None or not session.live or session.disk_free_bytes >= scarce:
+            continue
+        found.append(
+            f"the disk of node {node.node_id} has {session.disk_free_bytes / 1e6:,.0f} MB left, "
+            "and writes to it fail soon or already: make room there, it goes on by itself"
+        )
+    return found
+
+
 def used_share(session: SessionView) -> float:
     """Return which part of what a node's store may hold it holds; 0 where nobody knows."""
     return session.used_bytes / session.map_bytes if session.map_bytes else 0.0
@@ -252,7 +273,6 @@ def _table_problems(status: ClusterStatus) -> list[str]:
         *_unserved(table),
         *_below_minimum(table),
         *_down(table),
-        *_under_replicated(table),
     ]
 
 
@@ -319,8 +339,14 @@ def _down(table: Table) -> list[str]:
         after_ms = table.cluster.rereplicate_after_ms
         alone = table.cluster.replication_factor < 2
         later = ""
-        if replicas and after_ms and not alone:
+        if after_ms and not alone:
             later = f". After {after_ms / 60_000:g} min others are given its replicas"
+        if not replicas:
+            found.append(
+                f"node {node.node_id} at {node.address} is down and holds nothing: start it, or "
+                f"'koinon admin remove {node.node_id}' takes it out for good"
+            )
+            continue
         unit = "partition" if alone else "replica"
         found.append(
             f"node {node.node_id} at {node.address} is down ({_count(replicas, unit)}): "

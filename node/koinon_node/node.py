@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import random
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -336,6 +337,7 @@ class Node:
         read, written, at = engine.rows_read, engine.rows_written, time.monotonic()
         while True:
             engine.traffic.flush()
+            disk = await asyncio.to_thread(os.statvfs, store.config.directory)
             now = time.monotonic()
             elapsed_s = max(now - at, 0.001)
             self.stats = membership_pb2.NodeStats(
@@ -344,6 +346,8 @@ class Node:
                 map_bytes=self._config.store.map_size_bytes,
                 reads_per_second=(engine.rows_read - read) / elapsed_s,
                 writes_per_second=(engine.rows_written - written) / elapsed_s,
+                disk_free_bytes=disk.f_bavail * disk.f_frsize,
+                disk_bytes=disk.f_blocks * disk.f_frsize,
             )
             read, written, at = engine.rows_read, engine.rows_written, now
             await asyncio.sleep(_STATS_INTERVAL_S)

@@ -110,7 +110,7 @@ def coordinator(n: int, *, voter: bool = True, active: bool = True) -> Coordinat
     )
 
 
-def session(n: int, used: float) -> SessionView:
+def session(n: int, used: float, disk_free: int = 50_000_000_000) -> SessionView:
     return SessionView(
         node_number=n,
         live=True,
@@ -118,6 +118,8 @@ def session(n: int, used: float) -> SessionView:
         records=1,
         used_bytes=int(used * 1_000_000),
         map_bytes=1_000_000,
+        disk_free_bytes=disk_free,
+        disk_bytes=100_000_000_000,
         reads_per_second=0.0,
         writes_per_second=0.0,
     )
@@ -255,3 +257,24 @@ def test_loads_are_noted_and_one_that_nobody_touches_with_its_end() -> None:
     assert "nobody has touched load 7 for 20 min" in found[1]
     assert found[1].endswith("by itself it ends in 10 min")
     assert len(notes(status_of(table), [replace(load, idle_ms=1000)])) == 1
+
+
+def test_disk_that_is_nearly_full_is_named_before_the_copies_that_fall_behind() -> None:
+    behind = with_row(table_of(), 5, in_sync=(number(5),))
+    full = session(3, 0.1, disk_free=12_000_000)
+    found = problems(replace(status_of(behind), sessions=(session(1, 0.1), full)))
+    assert [line.split(":")[0] for line in found] == [
+        "the disk of node n3 has 12 MB left, and writes to it fail soon or already",
+        "1 partition has fewer copies in sync than wanted (n3 is catching up",
+    ]
+
+
+def test_dead_node_that_holds_nothing_may_be_removed() -> None:
+    table = with_node(table_of(), 3, status=NodeStatus.FENCED)
+    for p in range(PARTITIONS):
+        table = with_row(table, p, replicas=(number(1),), in_sync=(number(1),), primary=number(1))
+    (line,) = problems(status_of(table))
+    assert line == (
+        "node n3 at host3:1 is down and holds nothing: start it, or 'koinon admin remove n3' takes "
+        "it out for good"
+    )

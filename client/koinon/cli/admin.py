@@ -221,6 +221,8 @@ def _stats_json(status: ClusterStatus, node: NodeInfo) -> dict[str, Any] | None:
         "records": session.records,
         "used_bytes": session.used_bytes,
         "map_bytes": session.map_bytes,
+        "disk_free_bytes": session.disk_free_bytes,
+        "disk_bytes": session.disk_bytes,
         "reads_per_second": round(session.reads_per_second, 1),
         "writes_per_second": round(session.writes_per_second, 1),
     }

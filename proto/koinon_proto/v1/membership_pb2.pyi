@@ -57,18 +57,22 @@ class HostCommand(_message.Message):
     def __init__(self, partition_id: _Optional[int] = ..., primary_epoch: _Optional[int] = ..., partition_epoch: _Optional[int] = ...) -> None: ...
 
 class NodeStats(_message.Message):
-    __slots__ = ("records", "used_bytes", "map_bytes", "reads_per_second", "writes_per_second")
+    __slots__ = ("records", "used_bytes", "map_bytes", "reads_per_second", "writes_per_second", "disk_free_bytes", "disk_bytes")
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAP_BYTES_FIELD_NUMBER: _ClassVar[int]
     READS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     WRITES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    DISK_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
     records: int
     used_bytes: int
     map_bytes: int
     reads_per_second: float
     writes_per_second: float
-    def __init__(self, records: _Optional[int] = ..., used_bytes: _Optional[int] = ..., map_bytes: _Optional[int] = ..., reads_per_second: _Optional[float] = ..., writes_per_second: _Optional[float] = ...) -> None: ...
+    disk_free_bytes: int
+    disk_bytes: int
+    def __init__(self, records: _Optional[int] = ..., used_bytes: _Optional[int] = ..., map_bytes: _Optional[int] = ..., reads_per_second: _Optional[float] = ..., writes_per_second: _Optional[float] = ..., disk_free_bytes: _Optional[int] = ..., disk_bytes: _Optional[int] = ...) -> None: ...
 
 class ReplicaProgress(_message.Message):
     __slots__ = ("partition_id", "stage", "records", "bytes", "records_total", "bytes_total")
