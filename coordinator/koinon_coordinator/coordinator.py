@@ -246,12 +246,14 @@ class Coordinator:
         log.info("coordinator removed member=%s", member_id)
 
     async def transfer_leadership(self, to: str | None, timeout_s: float) -> str:
-        """Hand over; return the new leader's id.
+        """Hand over; return the new leader's id. To whom leads already, it is done.
 
         Raises:
             NotLeaderError, MembershipChangeError.
         """
         _ = self.leadership
+        if to == self._raft.member_id:
+            return to
         await self._raft.transfer_leadership(to)
         try:
             async with asyncio.timeout(0.9 * timeout_s):

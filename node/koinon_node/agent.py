@@ -42,6 +42,7 @@ from koinon_proto.errors import (
     DuplicateNodeError,
     InvalidArgumentError,
     KoinonError,
+    MembershipChangeError,
     NodeFencedError,
     RegistrationPendingError,
     UnknownNodeError,
@@ -63,6 +64,7 @@ _FATAL = (
     InvalidArgumentError,
 )
 _BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.05, 1.0
+_REMOVED_RETRY_S = 30.0
 _FAREWELL_S_MAX = 1.0
 _FAREWELL_TIMEOUT_S = 0.5  # of one attempt
 
@@ -231,6 +233,10 @@ class Agent:
             except RegistrationPendingError as error:
                 log.info("registration pending retry_after_ms=%d", error.retry_after_ms)
                 self._pause(max(error.retry_after_ms, 10) / 1000)
+                continue
+            except MembershipChangeError as error:
+                log.warning("registration refused: stop this process error=%s", error)
+                self._pause(_REMOVED_RETRY_S)
                 continue
             except (KoinonError, grpc.RpcError) as error:
                 log.info("registration failed error=%s", _describe(error))

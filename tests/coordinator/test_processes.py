@@ -254,6 +254,8 @@ def test_processes_member_added_and_leadership_transferred_and_member_removed(
                 await caller.call(caller.admin.TransferLeadership, transfer)
             assert refused.value.leader_address == address
             caller = processes.callers[await processes.leader()]
+            reply = await caller.call(caller.admin.TransferLeadership, transfer)
+            assert reply.leader_id == "c4"  # it leads already
             remove = admin_pb2.RemoveCoordinatorRequest(member_id=leader)
             await caller.call(caller.admin.RemoveCoordinator, remove, 20)
             status = await caller.status()

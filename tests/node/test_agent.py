@@ -15,6 +15,7 @@ from koinon_node.storage import Store
 from koinon_proto.errors import (
     DuplicateNodeError,
     LeaseExpiredError,
+    MembershipChangeError,
     NotLeaderError,
     RegistrationPendingError,
     WrongClusterError,
@@ -107,6 +108,21 @@ def test_node_refused_for_good_exits_with_2_and_one_clear_line(
         last_line = node.errors().strip().splitlines()[-1]
         assert all(word in last_line for word in words)
         assert "Traceback" not in node.errors()
+        node.close()
+
+
+def test_node_that_was_removed_says_so_seldom_and_still_stops_at_once(tmp_path: Path) -> None:
+    def refuse(request: Any) -> None:
+        raise MembershipChangeError(reason="node 'n1' has left the cluster")
+
+    with ScriptedCoordinator(Script(on_register=refuse)) as coordinator:
+        node = NodeProcess(tmp_path / "n1", coordinator.address)
+        wait_for(lambda: "has left the cluster" in node.errors(), "the refusal in the log")
+        time.sleep(1.0)
+        assert len(coordinator.registrations) == 1
+        began = time.monotonic()
+        assert node.stop() == 0
+        assert time.monotonic() - began < WAIT_S
         node.close()
 
 
