@@ -84,12 +84,14 @@ class Pages:
             call = self._progress.next_call(engine.routing())
             if call is None:
                 return None
+            steps = self._progress.steps
             outcome = await self._ask(call, deadline)
             entries, again = self._progress.settle(call, outcome, engine.router)
             if entries:
                 return entries
-            if again is None:  # the deadline is that of a step forward
+            if self._progress.steps > steps:  # the deadline is that of a step forward
                 deadline = engine.now() + self._timeout_ms / 1000
+            if again is None:
                 continue
             if not await engine.wait_for_news(again, call.revision, deadline, call.partition_ids):
                 raise final_error(

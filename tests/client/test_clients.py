@@ -310,6 +310,17 @@ def test_offline_partition_at_the_deadline_is_unavailable_and_says_why(
     assert type(result.refused[0].error) is koinon.UnavailableError
 
 
+def test_scan_that_every_node_refuses_ends_at_its_deadline(
+    cluster: FakeCluster, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(node: Any, partition_id: int) -> koinon.KoinonError:
+        return koinon.LeaseExpiredError(node_id=f"n{node.number}")
+
+    monkeypatch.setattr(cluster, "refusal", refuse)
+    with pytest.raises(koinon.UnavailableError):
+        list(client.scan(timeout_ms=300))
+
+
 def test_connect_waits_for_the_bootstrap(cluster: FakeCluster, connect: Connect) -> None:
     table, cluster.served_table = cluster.served_table, None
     with pytest.raises(koinon.ClusterNotReadyError):

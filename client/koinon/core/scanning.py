@@ -59,6 +59,8 @@ class ScanProgress:
         self._policy = policy
         self._random = random
         self._attempt = 0
+        self.steps = 0
+        """How many pages brought the scan forward."""
         self.last_error: KoinonError | None = None
         """Why the last page that was refused was."""
 
@@ -105,6 +107,7 @@ class ScanProgress:
         after = len(self._todo), self._todo.get(call.partition_ids[0])
         if entries or after != before:
             self._attempt = 0
+            self.steps += 1
         elif not outcome.refused:
             raise InternalError(reason=f"a page of {call.address} does not advance the scan")
         if outcome.refused:
