@@ -7,14 +7,13 @@ paused costs nothing while the leader answers.
 from __future__ import annotations
 
 import queue
-import threading
 import time
 from typing import Any
 
 import grpc
 
+from koinon.channels import Channels
 from koinon.options import parse_addresses
-from koinon.request_ids import naming
 from koinon_proto import rpc
 from koinon_proto.errors import KoinonError, UnavailableError
 from koinon_proto.v1 import admin_pb2, admin_pb2_grpc
@@ -23,7 +22,7 @@ ATTEMPT_TIMEOUT_S = 2.0
 RETRY_PAUSE_S = 0.05
 
 
-class Coordinators:
+class Coordinators(Channels):
     """Channels to the coordinators, and who of them leads. Thread-safe."""
 
     def __init__(self, addresses: str) -> None:
@@ -32,24 +31,8 @@ class Coordinators:
         Raises:
             ConfigurationError: it names nobody, or one is not host:port.
         """
+        super().__init__()
         self.addresses = parse_addresses(addresses)
-        self._lock = threading.Lock()
-        self._channels: dict[str, grpc.Channel] = {}
-
-    def close(self) -> None:
-        with self._lock:
-            channels = list(self._channels.values())
-            self._channels.clear()
-        for channel in channels:
-            channel.close()
-
-    def channel(self, address: str) -> grpc.Channel:
-        """Return the channel to a coordinator, made once."""
-        with self._lock:
-            if address not in self._channels:
-                plain = grpc.insecure_channel(address, rpc.CHANNEL_OPTIONS)
-                self._channels[address] = naming(plain)
-            return self._channels[address]
 
     def admin(self, address: str) -> Any:
         """Return the stub of a coordinator's Admin service."""

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import grpc
 
 from koinon.admin import ClusterStatus
+from koinon.channels import Channels
 from koinon.coordinators import why
-from koinon.request_ids import naming
-from koinon_proto import rpc
 from koinon_proto.table import NodeNumber, Table
 from koinon_proto.v1 import replication_pb2, replication_pb2_grpc
 
@@ -46,27 +44,8 @@ class PartitionSize:
     guessed: bool = False
 
 
-class Replicas:
+class Replicas(Channels):
     """Connections to the nodes of a cluster. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._channels: dict[str, grpc.Channel] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        for channel in self._channels.values():
-            channel.close()
-        self._channels.clear()
 
     def checksums(
         self, table: Table, wanted: Mapping[int, Sequence[int]]
@@ -136,11 +115,8 @@ class Replicas:
         }
 
     def _stub(self, table: Table, number: int) -> Any:
-        address = table.nodes[NodeNumber(number)].address
-        if address not in self._channels:
-            plain = grpc.insecure_channel(address, rpc.CHANNEL_OPTIONS)
-            self._channels[address] = naming(plain)
-        return replication_pb2_grpc.ReplicationStub(self._channels[address])  # type: ignore[no-untyped-call]
+        channel = self.channel(table.nodes[NodeNumber(number)].address)
+        return replication_pb2_grpc.ReplicationStub(channel)  # type: ignore[no-untyped-call]
 
 
 def _averages(status: ClusterStatus, table: Table) -> dict[int, PartitionSize]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import grpc
 import numpy as np
 
+from koinon.channels import Channels
 from koinon.coordinators import why
 from koinon.heat import (
     MEASURES,
@@ -30,7 +30,6 @@ from koinon.heat import (
     SampledRows,
     rates,
 )
-from koinon_proto import rpc
 from koinon_proto.table import NodeInfo, NodeStatus, Table
 from koinon_proto.v1 import traffic_pb2, traffic_pb2_grpc
 
@@ -58,27 +57,8 @@ class Survey:
     silent: Mapping[int, str]
 
 
-class TrafficClient:
+class TrafficClient(Channels):
     """Connections to the nodes of a cluster. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._channels: dict[str, grpc.Channel] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        for channel in self._channels.values():
-            channel.close()
-        self._channels.clear()
 
     def counters(self, table: Table, timeout_s: float = ANSWER_S_MAX) -> Counters:
         """Return the counters of the nodes that run, by the table."""
@@ -146,9 +126,7 @@ class TrafficClient:
         }
 
     def _stub(self, node: NodeInfo) -> Any:
-        if node.address not in self._channels:
-            self._channels[node.address] = grpc.insecure_channel(node.address, rpc.CHANNEL_OPTIONS)
-        return traffic_pb2_grpc.TrafficStub(self._channels[node.address])  # type: ignore[no-untyped-call]
+        return traffic_pb2_grpc.TrafficStub(self.channel(node.address))  # type: ignore[no-untyped-call]
 
 
 def _runs(node: NodeInfo) -> bool:

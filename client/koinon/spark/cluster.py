@@ -10,15 +10,15 @@ import threading
 import time
 from collections.abc import Sequence
 from random import Random
-from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, cast
 
 import grpc
 
+from koinon.channels import Channels
 from koinon.core.retry import Again, RetryPolicy, decide
 from koinon.core.routing import Router, Routing
 from koinon.options import parse_addresses
-from koinon.request_ids import naming, operation
+from koinon.request_ids import operation
 from koinon_proto import convert, rpc
 from koinon_proto.errors import (
     ClusterNotReadyError,
@@ -35,7 +35,7 @@ CALL_S = 30.0
 NODES_ASKED_MAX = 8
 
 
-class Cluster:
+class Cluster(Channels):
     """Knows who leads which partition, and calls nodes."""
 
     def __init__(self, coordinators: str, *, timeout_s: float) -> None:
@@ -44,31 +44,13 @@ class Cluster:
         Raises:
             ConfigurationError: no address is given, or one is not host:port.
         """
+        super().__init__()
         self.timeout_s = timeout_s
         self._seeds = parse_addresses(coordinators)
         self._router = Router()
         self._lock = threading.Lock()
         self._refreshing = threading.Lock()
-        self._channels: dict[str, grpc.Channel] = {}
         self._turn = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        with self._lock:
-            channels = list(self._channels.values())
-            self._channels.clear()
-        for channel in channels:
-            channel.close()
 
     # --- the table ------------------------------------------------------------------------------
 
@@ -124,7 +106,7 @@ class Cluster:
             cluster_id=routing.table.cluster.cluster_id if routing else "",
             known_version=self._router.table_version,
         )
-        stub = cast(Any, table_pb2_grpc.TableServiceStub)(self._channel(address))
+        stub = cast(Any, table_pb2_grpc.TableServiceStub)(self.channel(address))
         reply = self._called(address, stub.GetTable, request, ASK_S)
         if isinstance(reply, KoinonError):
             return reply
@@ -145,15 +127,8 @@ class Cluster:
         """Call a method of a node's Bulk service; return the reply, or the error. Raises nothing
         of its own. A call that was not answered ends as UnknownFateError.
         """
-        stub = cast(Any, loads_pb2_grpc.BulkStub)(self._channel(address))
+        stub = cast(Any, loads_pb2_grpc.BulkStub)(self.channel(address))
         return self._called(address, getattr(stub, method), request, CALL_S)
-
-    def _channel(self, address: str) -> grpc.Channel:
-        with self._lock:
-            if address not in self._channels:
-                plain = grpc.insecure_channel(address, rpc.CHANNEL_OPTIONS)
-                self._channels[address] = naming(plain)
-            return self._channels[address]
 
     @staticmethod
     def _called(address: str, method: Any, request: Any, timeout_s: float) -> Any:
