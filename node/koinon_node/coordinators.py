@@ -41,6 +41,9 @@ _READY_TIMEOUT_S = 0.5  # of a connection that is being made
 _HAND_TABLE_TIMEOUT_S = 5.0
 _PAUSE_MIN_S, _PAUSE_MAX_S = 0.05, 0.1
 
+_READY = grpc.ChannelConnectivity.READY
+_REFUSED = grpc.ChannelConnectivity.TRANSIENT_FAILURE
+
 
 def connect(address: str) -> Any:
     """Open a channel for blocking calls."""
@@ -234,13 +237,16 @@ class LeaderCalls:
         raise failure
 
     async def _standing(self, address: str) -> Any:
-        """Return a channel whose connection stands; None if it cannot be had soon."""
+        """Return a channel whose connection stands; None if it is refused, or not had soon."""
         channel = self._channels.get(address)
         if channel is None:
             channel = self._channels[address] = self._connect(address)
         try:
             async with asyncio.timeout(_READY_TIMEOUT_S):
-                await channel.channel_ready()
+                while (state := channel.get_state(try_to_connect=True)) is not _READY:
+                    if state is _REFUSED:
+                        return None
+                    await channel.wait_for_state_change(state)
         except TimeoutError:
             return None
         return channel
