@@ -205,7 +205,8 @@ def test_up_in_the_foreground_leaves_no_process_behind(
 ) -> None:
     command = [sys.executable, "-m", "koinon.cli", "up", "--data", str(tmp_path), "--json"]
     command += ["--nodes", "1", "--coordinators", "1"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    buffered = {name: os.environ[name] for name in os.environ.keys() - {"PYTHONUNBUFFERED"}}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=buffered) as process:
         assert process.stdout is not None
         answer = json.loads(process.stdout.readline())
         process.send_signal(number)

@@ -185,7 +185,7 @@ def _print_entry(entry: Any, *, keys_only: bool, as_json: bool) -> None:
         row = _entry_json(entry)
         if keys_only:
             del row["value"]
-        output.print_json(row)
+        sys.stdout.write(output.json_line(row))
         return
     value = "" if keys_only else f"\t{output.printable(entry.value)}"
     sys.stdout.write(f"{output.printable(entry.key)}{value}\n")

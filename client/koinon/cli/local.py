@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
-import threading
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +15,7 @@ from koinon.admin import ClusterStatus
 from koinon.cli import output
 from koinon.cli.admin import print_status, status_json
 from koinon.cli.session import INTERRUPTED, NOT_FOUND, Session, command, default_data_dir
+from koinon.cli.signals import StopSignals
 from koinon.local.cluster import LocalCluster, running_cluster, stop_owner
 from koinon.local.files import LocalClusterError
 from koinon.local.processes import ProcessState, state_of
@@ -94,25 +93,24 @@ def up(
         metrics=metrics,
     )
     serving = False
-    stopping = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
-    signal.signal(signal.SIGHUP, lambda *_: stopping.set())
-    try:
-        status = _start(cluster, quiet=session.json)
-        serving = True
-        if session.json:
-            output.print_json(_up_json(cluster, status))
-        else:
-            _welcome(cluster, status, detach=detach)
-        if not detach:
-            _watch(cluster, stopping)
-    except KeyboardInterrupt:
-        if not session.json:
-            output.note("stopping…")
-    finally:
-        if detach and not serving:
-            cluster.undo_start()
-        cluster.close()
+    with StopSignals() as stopping:
+        try:
+            status = _start(cluster, quiet=session.json)
+            serving = True
+            with stopping.deferred():
+                if session.json:
+                    output.print_json(_up_json(cluster, status))
+                else:
+                    _welcome(cluster, status, detach=detach)
+                if not detach:
+                    _watch(cluster, stopping)
+        except KeyboardInterrupt:
+            if not session.json:
+                output.note("stopping…")
+        finally:
+            if detach and not serving:
+                cluster.undo_start()
+            cluster.close()
     if not (detach and serving) and not session.json:
         output.note(f"stopped; the data stays in {directory}")
     return None if serving else INTERRUPTED
@@ -197,7 +195,7 @@ def _up_json(cluster: LocalCluster, status: ClusterStatus) -> dict[str, Any]:
     }
 
 
-def _watch(cluster: LocalCluster, stopping: threading.Event) -> None:
+def _watch(cluster: LocalCluster, stopping: StopSignals) -> None:
     """Stay until told to stop; say when a member dies."""
     down: set[str] = set()
     while not stopping.wait(WATCH_S):

@@ -75,6 +75,7 @@ def show(made: RichTable, *, expendable: Sequence[str] = ()) -> None:
     with printer.capture() as capture:
         printer.print(made)
     sys.stdout.write("".join(line.rstrip() + "\n" for line in capture.get().splitlines()))
+    sys.stdout.flush()
 
 
 def fitted(printer: Console, made: RichTable, expendable: Sequence[str]) -> RichTable:
@@ -112,8 +113,14 @@ def json_bytes(data: bytes) -> str | dict[str, str]:
 
 
 def print_json(answer: Any) -> None:
-    """One JSON value on one line."""
-    sys.stdout.write(json.dumps(answer, ensure_ascii=False, separators=(",", ":")) + "\n")
+    """One JSON value on one line, at once: whoever reads it through a pipe may be waiting for it."""
+    sys.stdout.write(json_line(answer))
+    sys.stdout.flush()
+
+
+def json_line(answer: Any) -> str:
+    """Return one JSON value as a line."""
+    return json.dumps(answer, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
 def printable(data: bytes) -> str:
