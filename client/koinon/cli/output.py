@@ -113,7 +113,7 @@ def json_bytes(data: bytes) -> str | dict[str, str]:
 
 
 def print_json(answer: Any) -> None:
-    """One JSON value on one line, at once: whoever reads it through a pipe may be waiting for it."""
+    """One JSON value on one line, at once: who reads it through a pipe may be waiting for it."""
     sys.stdout.write(json_line(answer))
     sys.stdout.flush()
 
