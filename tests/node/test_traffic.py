@@ -281,7 +281,7 @@ def test_sample_keys_answers_when_the_time_is_over(node: NodeProcess) -> None:
         put(node, key)
         wrote += 1
     sample = call.result()
-    assert sample.elapsed_us >= 1_500_000
+    assert sample.elapsed_us >= 1_490_000  # a timer may be a little early
     rows = zip(sample.partition_ids, sample.keys, sample.writes, strict=True)
     found = {(p, k): writes for p, k, writes in rows}
     assert 0 < found[partitions_of([key])[0], key] <= wrote
