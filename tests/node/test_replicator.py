@@ -13,7 +13,7 @@ import pytest
 
 from koinon_node.batches import Durability, WriteAnswer, WriteBatch
 from koinon_node.config import Limits
-from koinon_node.core import proposals, records
+from koinon_node.core import records
 from koinon_node.core.assignment import Adoption
 from koinon_node.seams import RowChange
 from koinon_node.sizes import SizeScan
@@ -30,7 +30,7 @@ from koinon_proto.errors import (
     UnknownFateError,
     WrongClusterError,
 )
-from koinon_proto.table import PartitionRow, PartitionStatus, Table, first_sequence
+from koinon_proto.table import PartitionRow, Table, first_sequence
 from koinon_proto.v1 import replication_pb2 as wire
 from tests.node.held_writer import EPOCH, F2, F3, ME, Bench, row_of, table_of, with_engine
 from tests.node.played_follower import PlayedFollower, turn
@@ -909,41 +909,6 @@ def test_hand_over_waits_for_what_is_in_flight_and_serves_nothing_meanwhile(
         )
 
     with_rows(tmp_path, use, TWO)
-
-
-def test_wanted_primaries_are_handed_over_some_after_the_others(tmp_path: Path) -> None:
-    """So many may be stopped here, and as many again on their way to being served elsewhere."""
-    at_once, count = proposals._AT_ONCE, 3 * proposals._AT_ONCE
-
-    async def use(bench: Bench) -> None:
-        await PlayedFollower(bench).join(*range(count))
-        rows = [row_of(p, (1, 2), partition_epoch=2, wanted=F2) for p in range(count)]
-        newer(bench, *rows)
-        handed: set[int] = set()
-        for _ in range(2):
-            await tick(bench)
-            changes = {change.partition_id for change in bench.coordinator.calls[-1][0]}
-            assert len(changes) == at_once == int(bench.state.stopped.sum())
-            bench.coordinator.calls[-1][1].set_result(frozenset())
-            for p in changes:
-                taken = row_of(p, (1, 2), primary=2, epoch=EPOCH + 1, partition_epoch=3)
-                rows[p] = replace(taken, status=PartitionStatus.ASSIGNED)
-            newer(bench, *rows)
-            await turn()
-            handed |= changes
-        assert len(handed) == 2 * at_once
-        calls = len(bench.coordinator.calls)
-        await tick(bench)
-        assert len(bench.coordinator.calls) == calls  # these are served by nobody yet
-        for p in handed:
-            rows[p] = replace(rows[p], status=PartitionStatus.ONLINE, partition_epoch=4)
-        newer(bench, *rows)
-        await turn()
-        await tick(bench)
-        last = {change.partition_id for change in bench.coordinator.calls[-1][0]}
-        assert last == set(range(count)) - handed
-
-    with_rows(tmp_path, use, *[row_of(p, (1, 2)) for p in range(count)])
 
 
 def test_read_under_which_a_hand_over_begins_is_refused(tmp_path: Path) -> None:

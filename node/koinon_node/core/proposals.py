@@ -9,7 +9,6 @@ Rules that hold here:
 - A planned hand-over stops the partition, waits until nothing is in flight, and then proposes; once
   it has proposed, only a newer row that names this node lets it serve again (rule 7). If the wanted
   one has died, a change of nothing is proposed, for the newer row that it makes.
-- Of these, only some partitions at a time change hands: they are served by nobody meanwhile.
 - A node that is about to stop hands over what it leads likewise, each partition once, to nobody
   that is about to stop too, and leaves its in_sync where the minimum allows.
 - A follower that is about to stop is put out at once, and is waited for until that is committed.
@@ -37,7 +36,7 @@ _AGAIN_S = 0.2  # between two proposals for one partition
 _WIDEN_EVERY_S = 0.1  # a table costs every node the same, however many rows it changes
 _PAUSE_MIN_S, _PAUSE_MAX_S = 2.0, 60.0  # between two hand-overs for want of a connection
 _NEVER = float("inf")
-_AT_ONCE, _LEAVING_PARTS = 64, 12  # a partition is not served while it changes hands
+_LEAVING_AT_ONCE, _LEAVING_PARTS = 64, 12  # a partition is not served while it changes hands
 
 
 class Proposal(NamedTuple):
@@ -57,11 +56,6 @@ class Why(Enum):
     LEAVING = auto()  # this node is about to stop
     UNREACHABLE = auto()  # rule 6
     BROKEN = auto()  # rule 8
-
-    @property
-    def planned(self) -> bool:
-        """Whether it may as well be done later."""
-        return self in (Why.WANTED, Why.LEAVING)
 
 
 @dataclass(slots=True)
@@ -99,8 +93,7 @@ class Proposals:
         self._cut_off_since: dict[int, float] = {}
         self._pauses: dict[int, tuple[float, float]] = {}  # (length, when the next may be)
         self._leaving: dict[int, int] = {}  # partition -> primary epoch, of what was led at the end
-        self._handed: dict[int, int] = {}  # likewise, of what was handed over by plan
-        self._room = 0  # how many more partitions may be stopped by plan now
+        self._leaving_room = 0  # how many more of these may be stopped now
 
     # --- what happens ----------------------------------------------------------------------
 
@@ -116,8 +109,6 @@ class Proposals:
                 not led or row.partition_epoch > hand_over.partition_epoch
             ):
                 del self.hand_overs[p]
-                if hand_over.why.planned and not led:
-                    self._handed[p] = row.primary_epoch
             kept = [q for q in self._unknown.pop(p, ()) if led and _same_row(q, row)]
             if kept:
                 self._unknown[p] = kept
@@ -202,11 +193,6 @@ class Proposals:
         leading = self._leading
         if row.primary == leading.me:
             return row.primary_epoch == primary_epoch and bool(self._successor(row.partition_id))
-        return self._is_taken(row)
-
-    def _is_taken(self, row: PartitionRow) -> bool:
-        """Return whether another node is about to serve the partition."""
-        leading = self._leading
         taking = row.status is PartitionStatus.ASSIGNED and row.primary in leading.slots
         return taking and bool(leading.live[leading.slots[row.primary]])
 
@@ -233,7 +219,7 @@ class Proposals:
             elif not self._waits(p, now):
                 wanted[p] = self._propose(p, in_sync)
         self.check_too_few(stuck)
-        self._room = self._room_by_plan()
+        self._leaving_room = self._room_to_leave()
         for p in self._hand_over_candidates():
             self._begin_hand_over(p, now)
         self._notice_cut_off(now, timeout_s)
@@ -333,19 +319,17 @@ class Proposals:
         ]
         return [p for p in {*broken, *leaving, *wanted} if p not in self.hand_overs]
 
-    def _room_by_plan(self) -> int:
-        """Return how many more partitions this node may stop by plan: so many may be stopped here,
-        and as many again on their way to being served elsewhere.
+    def _room_to_leave(self) -> int:
+        """Return how many more partitions this node may stop because it leaves: so many may be
+        stopped here, and as many again on their way to being served elsewhere.
         """
-        at_once = max(_AT_ONCE, len(self._leaving) // _LEAVING_PARTS)
-        stopped = sum(h.why.planned for h in self.hand_overs.values())
-        rows = ((self._row(p), epoch) for p, epoch in self._handed.items())
-        self._handed = {
-            row.partition_id: epoch
-            for row, epoch in rows
-            if row.primary_epoch == epoch and self._is_taken(row)
-        }
-        return min(at_once - stopped, 2 * at_once - stopped - len(self._handed))
+        if not self._leaving:
+            return 0
+        at_once = max(_LEAVING_AT_ONCE, len(self._leaving) // _LEAVING_PARTS)
+        stopped = sum(h.why is Why.LEAVING for h in self.hand_overs.values())
+        rows = ((self._row(p), epoch) for p, epoch in self._leaving.items())
+        taken = sum(r.primary != self._leading.me and self._on_its_way(r, e) for r, e in rows)
+        return min(at_once - stopped, 2 * at_once - stopped - taken)
 
     def _leaves(self, p: int) -> bool:
         """Return whether the partition is led as it was when this node began to leave."""
@@ -360,8 +344,10 @@ class Proposals:
         else:
             to, why = self._wanted(row), Why.WANTED
             if self._leaves(p):
+                if self._leaving_room <= 0:
+                    return
                 to, why = to or self._successor(p), Why.LEAVING
-            if to == NO_NODE or self._room <= 0 or self._waits(p, now):
+            if to == NO_NODE or self._waits(p, now):
                 return
             if self._masks.too_few[p] and not leading.drained(p):
                 return  # it would be stopped in vain: what is in flight cannot be completed now
@@ -372,7 +358,7 @@ class Proposals:
             self._stop(p, to, why, now)
 
     def _stop(self, p: int, to: NodeNumber, why: Why, now: float) -> None:
-        self._room -= why.planned
+        self._leaving_room -= why is Why.LEAVING
         self.hand_overs[p] = HandOver(to, why, now, self._row(p).partition_epoch)
         self._set_stopped(p, True)
 
@@ -437,6 +423,7 @@ class Proposals:
         """Return what to propose for a partition that is stopped, or nothing yet."""
         leading, row = self._leading, self._row(p)
         leaves = hand_over.why in (Why.BROKEN, Why.LEAVING)
+        planned = hand_over.why in (Why.WANTED, Why.LEAVING)
         if not self._can_lead(row, hand_over.to):
             hand_over.to = self._successor(p) if leaves else NO_NODE
             if hand_over.to == NO_NODE and hand_over.why is Why.BROKEN:
@@ -446,7 +433,7 @@ class Proposals:
                 return self._propose(p, row.in_sync)  # for the newer row that it makes
             self._serve_again(p, now)
             return None
-        if hand_over.why.planned and not hand_over.proposed and not leading.drained(p):
+        if planned and not hand_over.proposed and not leading.drained(p):
             if now - hand_over.since > timeout_s:
                 self._serve_again(p, now)
             return None
