@@ -18,6 +18,7 @@ from typing import Any, Final, Self
 import numpy as np
 
 from koinon.loads import LoadsClient, LoadState
+from koinon.spark import memory
 from koinon.spark.batching import Batcher
 from koinon.spark.cluster import Cluster
 from koinon.spark.faults import BadRows, Limits, Refusing, SettingAside, find_faults, without
@@ -44,7 +45,7 @@ def run_task(job: Job, task: int, batches: Iterable[Any]) -> TaskReport:
         LoadClosedError: the load has ended meanwhile.
         KoinonError: the cluster refused for good, or served nobody in time.
     """
-    with _Task(job, task) as running:
+    with memory.kept(), _Task(job, task) as running:
         return running.run(batches)
 
 
