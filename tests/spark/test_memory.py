@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import textwrap
+
+import pytest
 
 from koinon.local.servers import environment
 
@@ -19,3 +22,31 @@ def test_task_grows_by_its_buffers_however_much_it_writes() -> None:
         command, capture_output=True, text=True, check=True, timeout=120, env=environment()
     )
     assert int(ended.stdout) < 200 * MIB
+
+
+def test_task_faults_its_memory_in_once() -> None:
+    program = """
+        import resource
+        from koinon.spark import memory
+
+        size = 32 << 20
+
+        def faults_of_blocks():
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            for _ in range(20):
+                b"x" * size
+            return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+        usual = faults_of_blocks()
+        with memory.kept():
+            faults_of_blocks()
+            print(usual, faults_of_blocks())
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=60, env=environment()
+    )
+    usual, kept = map(int, ended.stdout.split())
+    if usual < 20 * 32:
+        pytest.skip("this system gives out memory in pages so large that they are not counted")
+    assert 10 * kept < usual
