@@ -291,6 +291,19 @@ def _unserved(table: Table) -> list[str]:
     parts = [f"{len(offline):,} offline"] * bool(offline)
     parts += [f"{starting:,} starting"] * bool(starting)
     wait = "this takes a moment"
+    absent = {
+        n
+        for row in unserved
+        if row.status is PartitionStatus.ASSIGNED
+        and _live_in_sync(table, row) < min_in_sync_of(table.cluster, row)
+        for n in row.in_sync
+        if not _is_live(table, n)
+    }
+    if absent:
+        wait = (
+            f"fewer copies are in sync than a write needs without "
+            f"{_names(table, sorted(absent)[:_NAMED_MAX])}: start it again"
+        )
     if offline:
         down = sorted({n for row in offline for n in row.in_sync if not _is_live(table, n)})
         wait = f"start {_names(table, down[:_NAMED_MAX]) or 'its nodes'} again"
@@ -303,13 +316,15 @@ def _lost(table: Table) -> list[str]:
         return []
     ids = ranges([row.partition_id for row in lost])
     example = lost[0]
-    left = [n for n in example.replicas if _is_live(table, n)]
-    nodes = _names(table, left or example.replicas)
+    down = sorted({n for row in lost for n in row.replicas if not _is_live(table, n)})
+    first = ""
+    if down:
+        first = f"start {_names(table, down[:_NAMED_MAX])}, whose copies may be the best left; "
     return [
         f"{_count(len(lost), 'partition')} lost every in-sync copy with its store ({ids}): bring "
-        "the disk back that had it and start its node on it. If it is gone for good: 'koinon admin "
-        f"force-primary {example.partition_id} NODE' makes do with another replica (of "
-        f"{example.partition_id}: {nodes}), which may lack acknowledged writes"
+        f"the disk back that had it and start its node on it. If it is gone for good: {first}"
+        f"'koinon admin force-primary {example.partition_id} NODE' shows the copies that are left, "
+        "and makes do with one that may lack acknowledged writes"
     ]
 
 
@@ -340,7 +355,7 @@ def _down(table: Table) -> list[str]:
         alone = table.cluster.replication_factor < 2
         later = ""
         if after_ms and not alone:
-            later = f". After {after_ms / 60_000:g} min others are given its replicas"
+            later = f". After {_minutes(after_ms)} others are given its replicas"
         if not replicas:
             found.append(
                 f"node {node.node_id} at {node.address} is down and holds nothing: start it, or "

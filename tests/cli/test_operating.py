@@ -274,6 +274,24 @@ def test_force_primary_shows_copies_and_asks_for_the_number(
     assert koinon("force-primary", "99", "n1").exit_code == 2
 
 
+def test_force_primary_refuses_an_empty_copy_while_another_may_be_better(
+    operator: FakeOperator, koinon: Run
+) -> None:
+    operator.change_row(5, **LOST)
+    operator.copies[1].not_usable.add(5)
+    refused = koinon("force-primary", "5", "n1", "--yes-i-may-lose-writes")
+    assert refused.exit_code == 2
+    assert "the copy on n1 is not usable" in refused.stderr
+    assert "n2 has a usable one" in refused.stderr
+    operator.stop_node(2)
+    refused = koinon("force-primary", "5", "n1", "--yes-i-may-lose-writes", "--json")
+    assert "n2 does not say what it has: start it first" in json.loads(refused.stdout)["better"]
+    assert kinds(operator).count("ForcePrimaryRequest") == 0
+    done = koinon("force-primary", "5", "n1", "--yes-i-may-lose-writes", "--even-if-empty")
+    assert done.exit_code == 0, done.output
+    assert kinds(operator).count("ForcePrimaryRequest") == 1
+
+
 # --- verify -------------------------------------------------------------------------------------
 
 

@@ -162,6 +162,29 @@ def test_lost_store_is_more_urgent_than_what_is_offline_and_both_name_the_cure()
     assert found[1] == "partitions: 1 offline of 12: start n3 again"
 
 
+def test_lost_store_names_the_replicas_to_be_started_before_anything_is_forced() -> None:
+    table = with_node(table_of(), 2, status=NodeStatus.FENCED)
+    lost = {
+        "status": PartitionStatus.OFFLINE,
+        "primary": NodeNumber(0),
+        "offline_reason": OfflineReason.STORE_LOST,
+        "in_sync": (),
+    }
+    found = problems(status_of(with_row(table, 4, **lost)))  # of n2 and n3
+    assert "start n2, whose copies may be the best left; 'koinon admin force-primary 4" in found[0]
+
+
+def test_takeover_that_cannot_do_without_a_dead_replica_names_it() -> None:
+    table = with_node(table_of(), 3, status=NodeStatus.FENCED)
+    table = replace(table, cluster=replace(table.cluster, min_in_sync=2))
+    three = (number(5), number(6), number(7))
+    status = status_of(with_row(table, 5, status=PartitionStatus.ASSIGNED, replicas=three))
+    assert problems(status)[0] == (
+        "partitions: 1 starting of 12: fewer copies are in sync than a write needs without n3: "
+        "start it again"
+    )
+
+
 def test_read_only_partition_names_the_node_whose_copy_is_in_sync_and_down() -> None:
     table = with_node(table_of(), 3, status=NodeStatus.FENCED)
     (first, *_) = problems(status_of(with_row(table, 5, in_sync=(number(6),), primary=number(6))))

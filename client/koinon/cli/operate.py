@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -245,11 +246,18 @@ def force_primary(
         bool,
         typer.Option("--yes-i-may-lose-writes", help="Do not ask: writes may be lost for good."),
     ] = False,
+    even_if_empty: Annotated[
+        bool,
+        typer.Option(
+            "--even-if-empty", help="Though the copy is not usable, and another is or may be."
+        ),
+    ] = False,
 ) -> int | None:
     """Let a replica lead an offline partition though it may lack acknowledged writes.
 
     The last resort, for when no in-sync copy comes back. What the chosen copy lacks is lost for
-    good.
+    good, and the others are made like it: start every node that has one first, and choose one that
+    is usable and complete through the most.
     """
     with session.admin(CLUSTER_TIMEOUT_MS) as admin:
         status = admin.status()
@@ -263,6 +271,9 @@ def force_primary(
             found, silent = replicas.checksums(table, asked)
         if not session.json:
             _print_copies(row, status, found, silent)
+        better = _better_copies(row, table, node, found)
+        if better and not even_if_empty:
+            return _refuse_empty(session, node, better)
         if not accepted and (refused := _ask_for_loss(session, partition)) is not None:
             return refused
         epoch = admin.force_primary(partition, node)
@@ -272,6 +283,33 @@ def force_primary(
         {"partition_id": partition, "primary": node, "primary_epoch": epoch},
     )
     return None
+
+
+def _better_copies(
+    row: PartitionRow, table: Table, node: str, found: dict[tuple[int, int], Checksum]
+) -> list[str]:
+    """Return what speaks against a copy that is not usable: others that are, or may be."""
+    copies = {number: found.get((number, int(row.partition_id))) for number in row.replicas}
+    chosen = next((n for n in row.replicas if node_name(table, n) == node), None)
+    if chosen is None or ((copy := copies.pop(chosen)) is not None and copy.usable):
+        return []
+    usable = [n for n, copy in copies.items() if copy is not None and copy.usable]
+    unknown = [n for n, copy in copies.items() if copy is None]
+    return [
+        *(f"{node_name(table, n)} has a usable one" for n in usable),
+        *(f"{node_name(table, n)} does not say what it has: start it first" for n in unknown),
+    ]
+
+
+def _refuse_empty(session: Session, node: str, better: Sequence[str]) -> int:
+    reason = f"the copy on {node} is not usable, and the others would be made like it"
+    output.problem(
+        f"not carried out: {reason}\n  {'; '.join(better)}.\n"
+        "  --even-if-empty does it all the same."
+    )
+    if session.json:
+        output.print_json({"error": f"not carried out: {reason}", "better": list(better)})
+    return USAGE
 
 
 def _print_copies(
