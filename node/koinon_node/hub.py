@@ -56,7 +56,7 @@ class Hub:
     passes: dict[Rank, asyncio.Semaphore] = field(
         default_factory=lambda: {rank: asyncio.Semaphore(n) for rank, n in _PASSES.items()}
     )
-    full: bool = False  # the store; so that it is logged once
+    told_full_at: float = float("-inf")  # when it was logged that there is no room
     bytes_pulled: int = 0
 
     @property

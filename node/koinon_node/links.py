@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 PROTOCOL_VERSION = 1
 _BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.05, 1.0
 _RETRY_MIN_S, _RETRY_MAX_S = 0.02, 1.0
+_TELL_FULL_EVERY_S = 5.0
 _ANSWER_TIMEOUT_S = 10.0
 _OPENINGS_PER_MESSAGE = 1_024
 
@@ -472,7 +473,6 @@ class Link:
 
     def _positioned(self, positions: Iterable[tuple[Followed, int, int]]) -> None:
         """These are complete, durably: batches that follow are applied as they come."""
-        self._hub.full = False
         acks = wire.PositionAcks()
         for followed, epoch, position in positions:
             followed.take(Step.DURABLE)
@@ -595,9 +595,9 @@ class Link:
         if not begun:
             return
         if isinstance(error, StorageFullError):
-            if not hub.full:
+            if hub.clock() - hub.told_full_at >= _TELL_FULL_EVERY_S:
                 log.warning("no room to follow, tries again error=%s", error)
-            hub.full = True
+                hub.told_full_at = hub.clock()
         else:
             log.info("opens again count=%d error=%s", len(begun), error)
         jitter = hub.random.uniform(0.5, 1.0)
