@@ -82,11 +82,13 @@ class ScriptedChannel:
         self.requests: list[membership_pb2.HeartbeatRequest] = []
         self._table = table
         self._answers: list[Callable[[], Heartbeat]] = []
+        self._answered = 0
         self._changed = threading.Condition()
         self._closed = False
 
     def answer(self, how: Callable[[], Heartbeat]) -> None:
         """Answer the next heartbeat so; return when the agent has asked for the one after it."""
+        wait_for(lambda: len(self.requests) > self._answered, "a heartbeat")
         with self._changed:
             asked = len(self.requests)  # the last of them waits
             self._answers.append(how)
@@ -122,6 +124,7 @@ class ScriptedChannel:
             if not self._answers:
                 raise RuntimeError("the channel is closed")
             how = self._answers.pop(0)
+            self._answered += 1
         return how()
 
 
