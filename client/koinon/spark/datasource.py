@@ -11,8 +11,10 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain, zip_longest
 from typing import Any, Final
 
+import numpy as np
 from pyspark import TaskContext
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
@@ -201,12 +203,12 @@ class KoinonReader(DataSourceReader):
         with _reached(self.options.coordinators, self.options.timeout_s) as cluster:
             for partition_id, owner in enumerate(cluster.routing().owner_of):
                 by_owner.setdefault(owner, []).append(partition_id)
-        step = self.options.partitions_per_task
-        return [
-            Partitions(tuple(mine[at : at + step]))
+        cut = [
+            np.array_split(mine, -(-len(mine) // self.options.partitions_per_task))
             for mine in by_owner.values()
-            for at in range(0, len(mine), step)
         ]
+        in_turn = chain.from_iterable(zip_longest(*cut))  # neighbours ask different nodes
+        return [Partitions(tuple(ids.tolist())) for ids in in_turn if ids is not None]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         if isinstance(partition, Keys):
