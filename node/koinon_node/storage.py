@@ -44,7 +44,7 @@ RUN_STATE = b"run_state"  # "clean" or "open <durability> <boot id>"
 _ALL_PARTITIONS = 65_536
 _NO_BOUND = 2**62
 _SEEN_BYTES = 8 * 1024 * 1024  # looked at in one transaction, wanted or not
-_SCANNED_AT_ONCE = 16  # each of these values may have a MiB
+_SCANNED_AT_ONCE = 16, 64  # at first, and at most: each of these values may have a MiB
 _second = operator.itemgetter(1)
 _value_after = {
     False: operator.itemgetter(slice(records.HEADER_BYTES, None)),
@@ -331,15 +331,17 @@ class Store:
             if not cursor.set_range(start):
                 return found, False
             rows = cursor.iternext(keys=True, values=True)
-            size = 0
+            size, step = 0, _SCANNED_AT_ONCE[0]
             while len(found) < rows_max and size < bytes_max:
-                count = min(_SCANNED_AT_ONCE, rows_max - len(found))
+                count = min(step, rows_max - len(found))
                 some = list(islice(rows, count))
                 inside = _within(some, head)
                 found += inside
                 size += sum(map(len, map(_second, inside)))
                 if len(inside) < count and size < bytes_max:
                     return found, False
+                fit = (bytes_max - size) * len(found) // max(size, 1)  # if all are alike
+                step = max(_SCANNED_AT_ONCE[0], min(_SCANNED_AT_ONCE[1], fit))
             while found and size - len(found[-1][1]) >= bytes_max:
                 size -= len(found.pop()[1])
             return found, True
