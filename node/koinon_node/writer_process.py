@@ -33,6 +33,7 @@ import struct
 import sys
 import threading
 import time
+from bisect import bisect_right
 from pathlib import Path
 from typing import Any
 
@@ -214,7 +215,9 @@ def _size_of(tickets: list[Writes]) -> int:
 
 
 def _put_sorted(txn: lmdb.Transaction, database: Any, rows: dict[bytes, bytes | None]) -> None:
-    """Apply the rows in key order."""
+    """Apply the rows in key order. Those after the last key are appended, which fills pages; LMDB
+    leaves half of each empty where it puts ascending keys one by one.
+    """
     if not rows:
         return
     keys = sorted(rows)
@@ -223,8 +226,11 @@ def _put_sorted(txn: lmdb.Transaction, database: Any, rows: dict[bytes, bytes | 
             for key in keys:
                 if rows[key] is None and cursor.set_key(key):
                     cursor.delete()
-        puts = ((key, value) for key in keys if (value := rows[key]) is not None)
-        cursor.putmulti(puts)
+            keys = [key for key in keys if rows[key] is not None]
+        end = bisect_right(keys, bytes(cursor.key())) if cursor.last() else 0
+        items = [(key, value) for key in keys if (value := rows[key]) is not None]
+        cursor.putmulti(items[:end])
+        cursor.putmulti(items[end:], append=True)
 
 
 def receive(connection: socket.socket) -> Any:
