@@ -52,6 +52,7 @@ from koinon_proto.v1 import replication_pb2
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.05
+_TICKS_APART_S = 0.005  # what happens meanwhile is looked at together
 _HANDING_OVER_S = 0.01  # between two looks at how far it is
 
 
@@ -510,13 +511,13 @@ class Replicator:
         """Notice who is late, propose, hand over, announce; until cancelled."""
         try:
             while True:
+                began = self._clock()
                 self.tick()
                 self._kick.clear()
-                try:
+                with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_TICK_S):
                         await self._kick.wait()
-                except TimeoutError:
-                    continue
+                await asyncio.sleep(max(0.0, began + _TICKS_APART_S - self._clock()))
         finally:
             if self._call is not None:
                 self._call.cancel()

@@ -165,6 +165,7 @@ class Leading:
             self.adopted_at = np.zeros(size, np.float64)
             self.clean_from = np.full(size, NO_SEQUENCE, np.uint64)
             self.minima = np.ones(size, np.int64)
+            self.given_up = np.zeros(size, np.bool_)  # the row wants another primary
 
     def slot_of(self, number: NodeNumber) -> int:
         """Return the node's slot; a new one if it has none."""
@@ -189,7 +190,7 @@ class Leading:
         """Take the newest table. Returns the partitions that are led no more, and those whose row
         changed; ``me`` and ``node_epoch`` are this node's, as far as it is registered.
         """
-        before = self.table
+        before, same = self.table, self.me == me
         self.table, self.me = table, me
         if not table.rows:
             return [], []
@@ -198,29 +199,36 @@ class Leading:
         info = table.nodes.get(me)
         registered = info is not None and node_epoch != 0 and info.node_epoch == node_epoch
         old_rows = before.rows if before is not None and before.rows else [None] * self._size
-        changed = [row for row, old in zip(table.rows, old_rows, strict=True) if row is not old]
-        for row in changed:
+        rows = [row for row, old in zip(table.rows, old_rows, strict=True) if row is not old]
+        changed: list[int] = [row.partition_id for row in rows]
+        for row in rows:
             self._take_row(row)
-        self.require([row.partition_id for row in changed])
+        self.require(changed)
         self.any_replicated = bool(self.primaries.replicated.any())
+        # What is led by a row that has not changed is led by this node still.
+        looked = changed if registered and same else np.flatnonzero(self.led).tolist()
         lost = [
             p
-            for p in np.flatnonzero(self.led).tolist()
-            if not registered
-            or table.rows[p].primary != me
-            or table.rows[p].primary_epoch != int(self.epochs[p])
+            for p in looked
+            if self.epochs[p]
+            and not (
+                registered
+                and table.rows[p].primary == me
+                and table.rows[p].primary_epoch == int(self.epochs[p])
+            )
         ]
         for p in lost:
             self._lose(p)
         for slot, number in enumerate(self.numbers):
             node = table.nodes.get(number)
             self.live[slot] = node is not None and node.status in _LIVE
-        return lost, [row.partition_id for row in changed]
+        return lost, changed
 
     def _take_row(self, row: PartitionRow) -> None:
         assert self.table is not None
         p = row.partition_id
         self.minima[p] = min_in_sync_of(self.table.cluster, row)
+        self.given_up[p] = row.wanted_primary != NO_NODE or bool(row.removing)
         self.primaries.replicated[p] = len(row.replicas) > 1
         for number in row.replicas:
             if number != self.me:

@@ -311,12 +311,9 @@ class Proposals:
         assert table is not None
         broken = np.flatnonzero(leading.broken).tolist()
         leaving = [p for p in self._leaving if self._leaves(p)]
-        wanted = [
-            p
-            for p in np.flatnonzero(leading.ready & ~leading.broken).tolist()
-            if not table.moves.paused
-            and (table.rows[p].wanted_primary != NO_NODE or table.rows[p].removing)
-        ]
+        wanted: list[int] = []
+        if not table.moves.paused:
+            wanted = np.flatnonzero(leading.ready & leading.given_up & ~leading.broken).tolist()
         return [p for p in {*broken, *leaving, *wanted} if p not in self.hand_overs]
 
     def _room_to_leave(self) -> int:
