@@ -15,7 +15,12 @@ from typing import Annotated
 import typer
 import uvloop
 
-from koinon_node.config import DEFAULT_MAP_SIZE_BYTES, NodeConfig, StoreConfig
+from koinon_node.config import (
+    DEFAULT_MAP_SIZE_BYTES,
+    KEPT_BYTES,
+    NodeConfig,
+    StoreConfig,
+)
 from koinon_node.node import Node
 from koinon_proto.errors import (
     ConfigurationError,
@@ -27,6 +32,7 @@ from koinon_proto.errors import (
     WrongClusterError,
 )
 from koinon_proto.logs import configure_logging
+from koinon_proto.memory import keep_freed
 from koinon_proto.requests import SLOW_MS, log_slow_after
 from koinon_proto.table import DEFAULT_WEIGHT
 
@@ -87,6 +93,7 @@ def serve(
                 sync_interval_ms=sync_interval_ms,
             ),
         )
+        keep_freed(KEPT_BYTES)
         uvloop.run(_run(config))
     except _CONFIGURATION as error:
         print(f"koinon node {node_id}: {error}", file=sys.stderr)

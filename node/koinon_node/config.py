@@ -15,6 +15,8 @@ Durability = Literal["commit", "interval"]
 MIN_MAP_SIZE_BYTES = 1024 * 1024
 DEFAULT_MAP_SIZE_BYTES = 64 * 1024**3
 MAX_WEIGHT = 10_000
+KEPT_BYTES = 64 * 1024 * 1024
+"""Of freed memory, by each process of a node: a few commit groups."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,7 +40,7 @@ from typing import Any
 import lmdb
 
 from koinon_node import directory as files
-from koinon_node.config import StoreConfig
+from koinon_node.config import KEPT_BYTES, StoreConfig
 from koinon_node.storage import (
     DATA_DB,
     EXPIRY_DB,
@@ -49,6 +49,7 @@ from koinon_node.storage import (
     open_environment,
     tree_bytes,
 )
+from koinon_proto.memory import keep_freed
 from koinon_proto.v1.replication_pb2 import MergeStep
 
 LENGTH = struct.Struct(">Q")
@@ -258,6 +259,7 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's; the node decides when to stop
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    keep_freed(KEPT_BYTES)
     connection = socket.socket(fileno=int(sys.argv[1]))
     settings = receive(connection)
     if settings is None:

@@ -1,0 +1,45 @@
+"""Memory that a process uses again and again stays its own.
+
+malloc, as glibc sets it by default, gives large blocks back to the system as soon as they are free,
+and each page of the next such block is a fault and is zeroed: serialising 16 MB took four times as
+long as with memory that was there already.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Final
+
+_TRIM_THRESHOLD: Final = -1
+_MMAP_THRESHOLD: Final = -3
+_USUAL: Final = 32 << 20
+"""What glibc lets the threshold grow to by itself; it trims from twice of that on."""
+
+
+def keep_freed(size: int) -> bool:
+    """Keep freed blocks of up to ``size`` bytes, and as many free bytes at the heap's end. Holds
+    for the whole process. Returns False, and does nothing, where the C library is not glibc.
+    """
+    libc = _libc()
+    if libc is None:
+        return False
+    libc.mallopt(_MMAP_THRESHOLD, size)
+    libc.mallopt(_TRIM_THRESHOLD, size)
+    return True
+
+
+def give_back() -> None:
+    """Give freed memory back now, and keep no more than usual from now on."""
+    libc = _libc()
+    if libc is not None:
+        libc.mallopt(_MMAP_THRESHOLD, _USUAL)
+        libc.mallopt(_TRIM_THRESHOLD, 2 * _USUAL)
+        libc.malloc_trim(0)
+
+
+def _libc() -> Any:
+    try:
+        libc = ctypes.CDLL(None)
+        return libc if libc.mallopt and libc.malloc_trim else None
+    except (OSError, AttributeError):
+        return None
