@@ -13,7 +13,7 @@ import operator
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import compress, islice
+from itertools import accumulate, compress, islice
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -366,7 +366,7 @@ class Store:
                 rows = cursor.iternext(keys=True, values=True) if cursor.set_range(start) else []
                 found: list[tuple[bytes, bytes]] = []
                 looked, size, seen, last, end = 0, 0, 0, after_key, False
-                step = 4  # small first: each of these values may have a MiB
+                step = 4
                 while looked < rows_max and size < bytes_max and seen < _SEEN_BYTES and not end:
                     left = min(bytes_max - size, _SEEN_BYTES - seen)
                     chunk, more = _some(rows, min(step, rows_max - looked), left)
@@ -381,7 +381,7 @@ class Store:
                     found += above
                     size += sum(map(len, map(_second, above)))
                     left = min(bytes_max - size, _SEEN_BYTES - seen)
-                    step = max(1, min(512, left * looked // max(seen, 1)))
+                    step = max(1, min(_SCANNED_AT_ONCE[1], left * looked // max(seen, 1)))
         return Range(found, last, end, through, floor)
 
     def read_keys(self, partition_id: int, data_keys: Sequence[bytes], bytes_max: int) -> Range:
@@ -477,15 +477,14 @@ def _some(
     rows: Iterable[tuple[bytes, bytes]], count: int, size: int
 ) -> tuple[list[tuple[bytes, bytes]], bool]:
     """Return (the next rows, up to ``count`` or to the one with which their records have ``size``
-    bytes, whether there may be more). One by one: a small record may be before a large one.
+    bytes, whether there may be more). Those after it are read in vain, for a small record may be
+    before large ones.
     """
-    found: list[tuple[bytes, bytes]] = []
-    for row in islice(rows, count):
-        found.append(row)
-        size -= len(row[1])
-        if size <= 0:
-            return found, True
-    return found, len(found) == count
+    found = list(islice(rows, count))
+    if sum(map(len, map(_second, found))) < size:
+        return found, len(found) == count
+    ends = accumulate(map(len, map(_second, found)))
+    return found[: next(at for at, end in enumerate(ends, 1) if end >= size)], True
 
 
 def _within(rows: list[tuple[bytes, bytes]], head: bytes) -> list[tuple[bytes, bytes]]:
