@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
 RETRY_PAUSE_S = 0.1
-BATCH_PAUSE_S = 0.05
+BATCH_PAUSE_S = 0.15
 """Every table that moves make costs each node and client about the same, however many rows it
 changes: with many moves under way most are one row's, unless some are waited for.
 """

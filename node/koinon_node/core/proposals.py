@@ -33,7 +33,7 @@ from koinon_node.core.records import BoolArray
 from koinon_proto.table import NO_NODE, NodeNumber, PartitionRow, PartitionStatus
 
 _AGAIN_S = 0.2  # between two proposals for one partition
-_WIDEN_EVERY_S = 0.1  # a table costs every node the same, however many rows it changes
+_WIDEN_EVERY_S = 0.25  # a table costs every node the same, however many rows it changes
 _PAUSE_MIN_S, _PAUSE_MAX_S = 2.0, 60.0  # between two hand-overs for want of a connection
 _NEVER = float("inf")
 _LEAVING_AT_ONCE, _LEAVING_PARTS = 64, 12  # a partition is not served while it changes hands
