@@ -1,7 +1,8 @@
 """The least that moving partitions costs: scan LMDB, send over loopback gRPC, append to LMDB.
 
 Two processes, as with two nodes. Pages of 1 MiB of columns travel on one stream; the receiver puts
-them in key order with ``append`` and commits, with one fsync, every 16 MiB, as a node does.
+them in key order with ``append`` and commits, with one fsync, every 16 MiB, as a node does; both
+keep freed memory as nodes do.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import Any
 import grpc
 import lmdb
 
+from koinon_node.config import KEPT_BYTES
+from koinon_proto.memory import keep_freed
 from koinon_proto.rpc import COMMON_OPTIONS
 from koinon_proto.v1 import replication_pb2
 
@@ -44,6 +47,7 @@ def copy_rate(scratch: Path, rows: int, value_bytes: int) -> float:
     """Return bytes (of keys and values) per second of one copy of ``rows`` rows."""
     source, target = scratch / "source", scratch / "target"
     source.mkdir(parents=True)
+    keep_freed(KEPT_BYTES)
     target.mkdir()
     size = make_source(source, rows, value_bytes)
     context = multiprocessing.get_context("spawn")
@@ -74,6 +78,7 @@ def _pages(env: lmdb.Environment) -> Iterator[replication_pb2.RecordPage]:
 
 
 def _serve(directory: Path, connection: Connection) -> None:
+    keep_freed(KEPT_BYTES)
     env = lmdb.open(str(directory), map_size=MAP_BYTES, readonly=True)
     server = grpc.server(ThreadPoolExecutor(2), options=COMMON_OPTIONS)
     handler = grpc.unary_stream_rpc_method_handler(
