@@ -216,8 +216,8 @@ def _size_of(tickets: list[Writes]) -> int:
 
 
 def _put_sorted(txn: lmdb.Transaction, database: Any, rows: dict[bytes, bytes | None]) -> None:
-    """Apply the rows in key order. Those after the last key are appended, which fills pages; LMDB
-    leaves half of each empty where it puts ascending keys one by one.
+    """Apply the rows in key order. Those after the last key are appended, which fills pages: where
+    only some rows fit on one, LMDB else leaves a third of it or half empty.
     """
     if not rows:
         return

@@ -87,6 +87,34 @@ def test_group_that_was_ended_takes_nothing_more(tmp_path: Path) -> None:
     with_writer(config_of(tmp_path), use)
 
 
+def test_rows_after_the_last_key_fill_their_pages(tmp_path: Path) -> None:
+    """Put one by one, of 1.1 KB, two would be on each page: a node that joins gets its rows in
+    order.
+    """
+
+    async def use(writer: Writer, store: Store) -> None:
+        for start in range(0, 900, 300):
+            keys = [b"\0\0%04d" % number for number in range(start, start + 300)]
+            await writer.submit(((DATA_DB, keys, [bytes(1_100)] * 300),), 300, 330_000)
+        with store.env.begin() as txn:
+            pages = txn.stat(store.databases[DATA_DB])["leaf_pages"]
+        assert pages == 900 / 3
+
+    with_writer(config_of(tmp_path), use)
+
+
+def test_group_may_overwrite_delete_and_append(tmp_path: Path) -> None:
+    async def use(writer: Writer, store: Store) -> None:
+        for key in (b"\0\0b", b"\0\0d", b"\0\0f"):
+            await put(writer, key, b"old")
+        changes = {b"a": b"1", b"b": b"2", b"d": None, b"f": None, b"e": b"3", b"g": b"4"}
+        await asyncio.gather(*[put(writer, b"\0\0" + k, v) for k, v in changes.items()])
+        found = [(k[-1:], store.get(k)) for k in store.scan_keys(0, b"", b"", 100)]
+        assert found == [(b"a", b"1"), (b"b", b"2"), (b"e", b"3"), (b"g", b"4")]
+
+    with_writer(config_of(tmp_path), use)
+
+
 def test_writer_queue_full_refuses_at_once_and_recovers(tmp_path: Path) -> None:
     async def use(writer: Writer, store: Store) -> None:
         writer.check_room(1000, 0, 0)  # an empty queue takes any one batch
