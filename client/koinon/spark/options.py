@@ -34,7 +34,7 @@ reading
 ``keysOnly``              ``false``; ``true``: only the column ``key``, no values are read: for
                           counting
 ``metadata``              ``false``; ``true``: also ``partition_id``, ``version``, ``expires_at``
-``partitionsPerTask``     ``256``: partitions of one node that a task reads
+``partitionsPerTask``     ``256``: partitions of one node that a task reads, at most
 ``pageBytes``             ``4MiB``: what a task asks for at once
 ========================= =================================================================
 """
