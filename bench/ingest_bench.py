@@ -39,6 +39,7 @@ from koinon.local import LocalCluster
 
 NODES = 3
 READS = 5  # of which the median is shown
+RATES = ("staged_to_merged", "whole_job", "read_back", "count")
 NOWHERE = "127.0.0.1:1"
 REPOSITORY = Path(__file__).resolve().parent.parent
 CLIENTS_ALONE_S = 5.0
@@ -186,9 +187,6 @@ def measure_koinon(
             report.clients_alone, report.clients_beside = alone.report, beside.report
         tell(f"Koinon: {report.staged_to_merged:,.0f} rows/s")
         read_back(spark, cluster.coordinators, report, times=reads)
-
-
-RATES = ("staged_to_merged", "whole_job", "read_back", "count")
 
 
 def measure_twice(spark: Any, frame: Any, report: Report, orders: Path, *, p99: bool) -> None:

@@ -44,7 +44,7 @@ RUN_STATE = b"run_state"  # "clean" or "open <durability> <boot id>"
 _ALL_PARTITIONS = 65_536
 _NO_BOUND = 2**62
 _SEEN_BYTES = 8 * 1024 * 1024  # looked at in one transaction, wanted or not
-_SCANNED_AT_ONCE = 16, 64  # at first, and at most: each of these values may have a MiB
+_SCANNED_FIRST, _SCANNED_AT_ONCE = 16, 64  # at most: each of these values may have a MiB
 _second = operator.itemgetter(1)
 _value_after = {
     False: operator.itemgetter(slice(records.HEADER_BYTES, None)),
@@ -331,7 +331,7 @@ class Store:
             if not cursor.set_range(start):
                 return found, False
             rows = cursor.iternext(keys=True, values=True)
-            size, step = 0, _SCANNED_AT_ONCE[0]
+            size, step = 0, _SCANNED_FIRST
             while len(found) < rows_max and size < bytes_max:
                 count = min(step, rows_max - len(found))
                 some = list(islice(rows, count))
@@ -341,7 +341,7 @@ class Store:
                 if len(inside) < count and size < bytes_max:
                     return found, False
                 fit = (bytes_max - size) * len(found) // max(size, 1)  # if all are alike
-                step = max(_SCANNED_AT_ONCE[0], min(_SCANNED_AT_ONCE[1], fit))
+                step = max(_SCANNED_FIRST, min(_SCANNED_AT_ONCE, fit))
             while found and size - len(found[-1][1]) >= bytes_max:
                 size -= len(found.pop()[1])
             return found, True
@@ -366,7 +366,7 @@ class Store:
                 rows = cursor.iternext(keys=True, values=True) if cursor.set_range(start) else []
                 found: list[tuple[bytes, bytes]] = []
                 looked, size, seen, last, end = 0, 0, 0, after_key, False
-                step = 4
+                step = 4  # small first: each of these values may have a MiB
                 while looked < rows_max and size < bytes_max and seen < _SEEN_BYTES and not end:
                     left = min(bytes_max - size, _SEEN_BYTES - seen)
                     chunk, more = _some(rows, min(step, rows_max - looked), left)
@@ -381,7 +381,7 @@ class Store:
                     found += above
                     size += sum(map(len, map(_second, above)))
                     left = min(bytes_max - size, _SEEN_BYTES - seen)
-                    step = max(1, min(_SCANNED_AT_ONCE[1], left * looked // max(seen, 1)))
+                    step = max(1, min(_SCANNED_AT_ONCE, left * looked // max(seen, 1)))
         return Range(found, last, end, through, floor)
 
     def read_keys(self, partition_id: int, data_keys: Sequence[bytes], bytes_max: int) -> Range:

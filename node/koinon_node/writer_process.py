@@ -25,6 +25,7 @@ import errno
 import importlib
 import itertools
 import marshal
+import operator
 import os
 import select
 import signal
@@ -56,6 +57,7 @@ LENGTH = struct.Struct(">Q")
 MERGES = 4
 """In place of a database: merge steps."""
 _PR_SET_PDEATHSIG = 1
+_key_of = operator.itemgetter(0)
 _MERGING = "koinon_node.merging"
 _NO_ROOM_NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_ROOM = tuple(map(os.strerror, _NO_ROOM_NUMBERS))
@@ -227,9 +229,8 @@ def _put_sorted(txn: lmdb.Transaction, database: Any, rows: dict[bytes, bytes | 
             for key in keys:
                 if rows[key] is None and cursor.set_key(key):
                     cursor.delete()
-            keys = [key for key in keys if rows[key] is not None]
-        end = bisect_right(keys, bytes(cursor.key())) if cursor.last() else 0
         items = [(key, value) for key in keys if (value := rows[key]) is not None]
+        end = bisect_right(items, bytes(cursor.key()), key=_key_of) if cursor.last() else 0
         cursor.putmulti(items[:end])
         cursor.putmulti(items[end:], append=True)
 
