@@ -315,7 +315,6 @@ def _lost(table: Table) -> list[str]:
     if not lost:
         return []
     ids = ranges([row.partition_id for row in lost])
-    example = lost[0]
     down = sorted({n for row in lost for n in row.replicas if not _is_live(table, n)})
     first = ""
     if down:
@@ -323,8 +322,8 @@ def _lost(table: Table) -> list[str]:
     return [
         f"{_count(len(lost), 'partition')} lost every in-sync copy with its store ({ids}): bring "
         f"the disk back that had it and start its node on it. If it is gone for good: {first}"
-        f"'koinon admin force-primary {example.partition_id} NODE' shows the copies that are left, "
-        "and makes do with one that may lack acknowledged writes"
+        "'koinon admin force-primary lost' shows the copies that are left, and makes do with the "
+        "most complete of each, which may lack acknowledged writes"
     ]
 
 

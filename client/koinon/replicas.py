@@ -48,9 +48,15 @@ class Replicas(Channels):
     """Connections to the nodes of a cluster. Thread-safe."""
 
     def checksums(
-        self, table: Table, wanted: Mapping[int, Sequence[int]]
+        self,
+        table: Table,
+        wanted: Mapping[int, Sequence[int]],
+        *,
+        positions_only: bool = False,
     ) -> tuple[dict[tuple[int, int], Checksum], dict[int, str]]:
         """Ask nodes (by number) for the checksums of their copies of partitions, all at once.
+
+        ``positions_only``: no records are read, so that records, bytes and digest are 0.
 
         Returns:
             The checksums by (node, partition), and for nodes that did not answer why not.
@@ -58,7 +64,9 @@ class Replicas(Channels):
         calls = {
             number: self._stub(table, number).Checksums.future(
                 replication_pb2.ChecksumsRequest(
-                    cluster_id=table.cluster.cluster_id, partition_ids=partition_ids
+                    cluster_id=table.cluster.cluster_id,
+                    partition_ids=partition_ids,
+                    positions_only=positions_only,
                 ),
                 timeout=CHECKSUMS_S_MAX,
             )

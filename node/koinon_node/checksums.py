@@ -107,6 +107,17 @@ class Checksums:
                 found.append(await self._of(partition_id, pace))
         return found
 
+    def positions(self, partition_ids: Iterable[int]) -> list[replication_pb2.CopyChecksum]:
+        """Return whether copies are usable and what they are complete through; reads no records."""
+        with self._store.env.begin() as txn:
+            through = [(p, self._usable_through(txn, p)) for p in partition_ids]
+        return [
+            replication_pb2.CopyChecksum(
+                partition_id=p, usable=sequence is not None, complete_through=sequence or 0
+            )
+            for p, sequence in through
+        ]
+
     async def _of(self, partition_id: int, pace: _Pace) -> replication_pb2.CopyChecksum:
         digest = Digest()
         with self._store.env.begin(self._store.databases[DATA_DB], buffers=True) as txn:

@@ -432,6 +432,8 @@ class ReplicationService:
                 limit=cluster.partition_count - 1,
                 actual=max(wanted),
             )
+        if request.positions_only:
+            return replication_pb2.ChecksumsResponse(copies=self._checksums.positions(wanted))
         return replication_pb2.ChecksumsResponse(copies=await self._checksums.of(wanted))
 
     @typed_errors

@@ -131,6 +131,7 @@ class FakeOperator(admin_pb2_grpc.AdminServicer):
         addresses = [address for _, address in self._servers[:-1]]
         self.table = _table(addresses, partitions)
         self.planned: list[tuple[int, Sequence[int], Sequence[int]]] = []
+        self.forced_meanwhile: set[int] = set()
         self.refusals: list[admin_pb2.PlanRefusal] = []
         self.generation = 1
         self.stale_after_plan = 0
@@ -316,7 +317,7 @@ class FakeOperator(admin_pb2_grpc.AdminServicer):
         self._enter(request)
         self._node(request.node_id)
         row = self.table.rows[request.partition_id]
-        if row.status is not PartitionStatus.OFFLINE:
+        if row.status is not PartitionStatus.OFFLINE or row.partition_id in self.forced_meanwhile:
             raise MembershipChangeError(reason="nothing has to be forced")
         return admin_pb2.ForcePrimaryResponse(primary_epoch=row.primary_epoch + 1)
 

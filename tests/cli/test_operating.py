@@ -3,55 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
-from koinon.cli import following, output, verify
-from koinon.cli.app import app
 from koinon.cli.units import bytes_per_second, partition_ids
 from koinon_proto.table import NodeNumber, NodeStatus, first_sequence
 from koinon_proto.v1 import admin_pb2
+from tests.cli.conftest import Run, kinds, three
 from tests.cli.fake_operator import LOST, FakeOperator
-
-Run = Callable[..., Any]
-
-
-@pytest.fixture
-def operator(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeOperator]:
-    made = FakeOperator(nodes=4)
-    for p in range(8):  # the fourth node has just joined
-        made.change_row(p, **dict.fromkeys(("replicas", "in_sync"), _three(p)))
-        made.change_row(p, primary=_three(p)[0])
-    made.planned = [(0, (1, 2, 3), (4, 2, 3)), (1, (2, 3, 1), (2, 3, 4)), (2, (3, 1, 2), (1, 3, 2))]
-    monkeypatch.setattr(following, "POLL_S", 0.01)
-    monkeypatch.setattr(verify, "PAUSE_S", 0.0)
-    yield made
-    made.close()
-
-
-def _three(p: int) -> tuple[NodeNumber, ...]:
-    return tuple(NodeNumber((p + i) % 3 + 1) for i in range(3))
-
-
-@pytest.fixture
-def koinon(operator: FakeOperator, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs ``koinon admin ARGS``; ``typed`` is what a person types."""
-
-    def run(*arguments: str, typed: str | None = None) -> Any:
-        monkeypatch.setattr(output, "somebody_is_there", lambda: typed is not None)
-        where = ["--coordinators", operator.address]
-        return CliRunner().invoke(app, ["admin", *arguments, *where], input=typed)
-
-    return run
-
-
-def kinds(operator: FakeOperator) -> list[str]:
-    return [type(request).__name__ for request in operator.requests]
-
 
 # --- plans --------------------------------------------------------------------------------------
 
@@ -251,47 +211,6 @@ def test_moves_lists_what_is_under_way(operator: FakeOperator, koinon: Run) -> N
     assert answer == {"dropped": 2, "turned_back": 1}
 
 
-# --- force-primary ------------------------------------------------------------------------------
-
-
-def test_force_primary_shows_copies_and_asks_for_the_number(
-    operator: FakeOperator, koinon: Run
-) -> None:
-    operator.change_row(5, **LOST)
-    operator.stop_node(2)
-    refused = koinon("force-primary", "5", "n1")
-    assert refused.exit_code == 2
-    assert "--yes-i-may-lose-writes" in refused.stderr
-    wrong = koinon("force-primary", "5", "n1", typed="4\n")
-    assert wrong.exit_code == 1
-    shown = koinon("force-primary", "5", "n1", typed="5\n")
-    assert shown.exit_code == 0, shown.output
-    assert "Partition 5 is offline (store_lost)" in shown.stdout
-    assert "not reachable" in shown.stdout
-    assert "epoch 1, 5" in shown.stdout
-    assert kinds(operator).count("ForcePrimaryRequest") == 1
-    assert koinon("force-primary", "0", "n1", "--yes-i-may-lose-writes").exit_code == 2
-    assert koinon("force-primary", "99", "n1").exit_code == 2
-
-
-def test_force_primary_refuses_an_empty_copy_while_another_may_be_better(
-    operator: FakeOperator, koinon: Run
-) -> None:
-    operator.change_row(5, **LOST)
-    operator.copies[1].not_usable.add(5)
-    refused = koinon("force-primary", "5", "n1", "--yes-i-may-lose-writes")
-    assert refused.exit_code == 2
-    assert "the copy on n1 is not usable" in refused.stderr
-    assert "n2 has a usable one" in refused.stderr
-    operator.stop_node(2)
-    refused = koinon("force-primary", "5", "n1", "--yes-i-may-lose-writes", "--json")
-    assert "n2 does not say what it has: start it first" in json.loads(refused.stdout)["better"]
-    assert kinds(operator).count("ForcePrimaryRequest") == 0
-    done = koinon("force-primary", "5", "n1", "--yes-i-may-lose-writes", "--even-if-empty")
-    assert done.exit_code == 0, done.output
-    assert kinds(operator).count("ForcePrimaryRequest") == 1
-
-
 # --- verify -------------------------------------------------------------------------------------
 
 
@@ -351,13 +270,13 @@ def test_status_says_what_is_wrong_and_what_to_do(operator: FakeOperator, koinon
     well = koinon("status")
     assert well.stdout.startswith("All is well.")
     assert "n4 holds nothing yet: 'koinon admin rebalance'" in well.stdout
-    operator.change_row(1, in_sync=_three(1)[:1])
+    operator.change_row(1, in_sync=three(1)[:1])
     operator.change_row(2, **LOST)
     operator.change_node(3, status=NodeStatus.FENCED)
     operator.change_node(4, status=NodeStatus.DRAINING)
     said = " ".join(koinon("status").stdout.split())
     assert said.startswith("Attention: 1 partition lost every in-sync copy with its store (2): ")
-    assert "force-primary 2 NODE" in said
+    assert "force-primary lost" in said
     assert "node n3" in said
     assert "After 10 min others are given its replicas" in said
     assert "1 partition is read-only" in said
@@ -387,7 +306,7 @@ def test_brief_status_is_one_line_and_an_exit_code(operator: FakeOperator, koino
 
 
 def test_partitions_show_what_is_added_and_removed(operator: FakeOperator, koinon: Run) -> None:
-    replicas = (NodeNumber(4), *_three(0))
+    replicas = (NodeNumber(4), *three(0))
     operator.change_row(0, replicas=replicas, adding=(NodeNumber(4),), removing=(NodeNumber(1),))
     assert "+n4 -n1" in koinon("partitions").stdout
     row = json.loads(koinon("partitions", "--json").stdout.splitlines()[0])

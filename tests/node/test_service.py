@@ -446,6 +446,10 @@ def test_checksums_and_sizes_tell_what_is_held(node: NodeProcess) -> None:
         node.kv.BatchGet(read_request(keys, want_versions=True)).versions
     )
     assert stub.Checksums(asked).copies[0] == mine
+    asked.positions_only = True
+    position, nothing = stub.Checksums(asked).copies
+    assert (position.usable, position.complete_through) == (True, mine.complete_through)
+    assert (position.records, position.digest, nothing.usable) == (0, 0, False)
 
     def counted() -> bool:
         sizes = stub.PartitionSizes(replication_pb2.PartitionSizesRequest())

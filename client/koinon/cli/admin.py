@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from koinon.admin import Admin, ClusterStatus, count_by_primary
-from koinon.cli import hot, loads, operate, output, plans, verify
+from koinon.cli import force, hot, loads, operate, output, plans, verify
 from koinon.cli.session import NOT_FOUND, Session, command, default_command
 from koinon.health import is_short, notes, problems, replicas_by_node, summary
 from koinon.loads import LoadView
@@ -461,7 +461,7 @@ for _name_of, _function, _examples in (
     ("moves-per-node", operate.moves_per_node, ["moves-per-node 8"]),
     ("primaries", operate.primaries, []),
     ("verify", verify.verify_copies, ["verify", "verify --partition 0-15"]),
-    ("force-primary", operate.force_primary, ["force-primary 17 n2"]),
+    ("force-primary", force.force_primary, ["force-primary 17 n2", "force-primary lost"]),
 ):
     command(
         app,

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
-from koinon.admin import ClusterStatus
 from koinon.cli import output
 from koinon.cli.following import follow
 from koinon.cli.plans import NodeId, Yes, ask, node_name, say, steps
-from koinon.cli.session import NOT_FOUND, USAGE, Session
+from koinon.cli.session import USAGE, Session
 from koinon.cli.units import bytes_per_second, partition_ids
 from koinon.health import replicas_by_node
 from koinon.moves import CopyProgress, MovesView, MoveView, Stage
-from koinon.replicas import Checksum, Replicas
 from koinon_proto.errors import UnknownNodeError
-from koinon_proto.table import MoveSettings, NodeStatus, PartitionRow, PartitionStatus, Table
+from koinon_proto.table import MoveSettings, NodeStatus, Table
 
 MOVES_SHOWN = 20
 CLUSTER_TIMEOUT_MS = 10_000
@@ -235,124 +232,3 @@ def remove(session: Session, node: NodeId, *, yes: Yes = False) -> int | None:
         {"removed": node},
     )
     return None
-
-
-def force_primary(
-    session: Session,
-    partition: Annotated[int, typer.Argument(metavar="PARTITION", min=0, show_default=False)],
-    node: NodeId,
-    *,
-    accepted: Annotated[
-        bool,
-        typer.Option("--yes-i-may-lose-writes", help="Do not ask: writes may be lost for good."),
-    ] = False,
-    even_if_empty: Annotated[
-        bool,
-        typer.Option(
-            "--even-if-empty", help="Though the copy is not usable, and another is or may be."
-        ),
-    ] = False,
-) -> int | None:
-    """Let a replica lead an offline partition though it may lack acknowledged writes.
-
-    The last resort, for when no in-sync copy comes back. What the chosen copy lacks is lost for
-    good, and the others are made like it: start every node that has one first, and choose one that
-    is usable and complete through the most.
-    """
-    with session.admin(CLUSTER_TIMEOUT_MS) as admin:
-        status = admin.status()
-        table = status.table
-        if table is None or partition >= len(table.rows):
-            output.problem(f"there is no partition {partition}")
-            return USAGE
-        row = table.rows[partition]
-        with Replicas() as replicas:
-            asked = {int(number): [partition] for number in row.replicas}
-            found, silent = replicas.checksums(table, asked)
-        if not session.json:
-            _print_copies(row, status, found, silent)
-        better = _better_copies(row, table, node, found)
-        if better and not even_if_empty:
-            return _refuse_empty(session, node, better)
-        if not accepted and (refused := _ask_for_loss(session, partition)) is not None:
-            return refused
-        epoch = admin.force_primary(partition, node)
-    say(
-        session,
-        f"{node} leads partition {partition} from epoch {epoch} on. Its other replicas follow it.",
-        {"partition_id": partition, "primary": node, "primary_epoch": epoch},
-    )
-    return None
-
-
-def _better_copies(
-    row: PartitionRow, table: Table, node: str, found: dict[tuple[int, int], Checksum]
-) -> list[str]:
-    """Return what speaks against a copy that is not usable: others that are, or may be."""
-    copies = {number: found.get((number, int(row.partition_id))) for number in row.replicas}
-    chosen = next((n for n in row.replicas if node_name(table, n) == node), None)
-    if chosen is None or ((copy := copies.pop(chosen)) is not None and copy.usable):
-        return []
-    usable = [n for n, copy in copies.items() if copy is not None and copy.usable]
-    unknown = [n for n, copy in copies.items() if copy is None]
-    return [
-        *(f"{node_name(table, n)} has a usable one" for n in usable),
-        *(f"{node_name(table, n)} does not say what it has: start it first" for n in unknown),
-    ]
-
-
-def _refuse_empty(session: Session, node: str, better: Sequence[str]) -> int:
-    reason = f"the copy on {node} is not usable, and the others would be made like it"
-    output.problem(
-        f"not carried out: {reason}\n  {'; '.join(better)}.\n"
-        "  --even-if-empty does it all the same."
-    )
-    if session.json:
-        output.print_json({"error": f"not carried out: {reason}", "better": list(better)})
-    return USAGE
-
-
-def _print_copies(
-    row: PartitionRow,
-    status: ClusterStatus,
-    found: dict[tuple[int, int], Checksum],
-    silent: dict[int, str],
-) -> None:
-    table = status.table
-    assert table is not None
-    state = row.status.name.lower()
-    reason = f" ({row.offline_reason.name.lower()})" if row.offline_reason else ""
-    printer = output.console()
-    printer.print(f"Partition {row.partition_id} is {state}{reason}. Its replicas:", markup=False)
-    shown = output.table("NODE", "IN SYNC", "COPY", ">COMPLETE THROUGH", ">RECORDS", ">BYTES")
-    for number in row.replicas:
-        copy = found.get((number, int(row.partition_id)))
-        usual = "yes" if number in row.in_sync else "no"
-        cells = ["", "", ""]
-        what = f"unknown: {silent.get(number, 'the node does not say')}"
-        if copy is not None:
-            what = "usable" if copy.usable else "not usable"
-            through = copy.complete_through
-            through_text = f"epoch {through >> 40}, {through & ((1 << 40) - 1):,}"
-            cells = [through_text, f"{copy.records:,}", output.bytes_text(copy.bytes)]
-        shown.add_row(node_name(table, number), usual, escape(what), *cells)
-    output.show(shown)
-    if row.status is not PartitionStatus.OFFLINE:
-        printer.print("It is served: nothing has to be forced.", markup=False)
-
-
-def _ask_for_loss(session: Session, partition: int) -> int | None:
-    if session.json or not output.somebody_is_there():
-        output.problem(
-            "not carried out: nobody is there to ask\n"
-            "  --yes-i-may-lose-writes carries it out without asking."
-        )
-        if session.json:
-            output.print_json({"error": "not carried out: --yes-i-may-lose-writes is missing"})
-        return USAGE
-    output.note("Acknowledged writes that the chosen copy lacks are lost for good.")
-    typed = typer.prompt(f"To go on, type the partition's number ({partition})", err=True)
-    if str(typed).strip() == str(partition):
-        return None
-    output.note("nothing was changed")
-    return NOT_FOUND

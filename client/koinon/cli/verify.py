@@ -42,7 +42,7 @@ def verify_copies(
     both have come to the same point. Reads every record once on every node.
     """
     with session.admin(TIMEOUT_MS) as admin, Replicas() as replicas:
-        table = _table(admin)
+        table = ready_table(admin)
         chosen = partition_ids(partition) if partition else list(range(len(table.rows)))
         if chosen and chosen[-1] >= len(table.rows):
             raise typer.BadParameter(f"the partitions are 0 to {len(table.rows) - 1}")
@@ -54,7 +54,12 @@ def verify_copies(
     return NOT_FOUND if report.of(Verdict.DIFFERENT) else None
 
 
-def _table(admin: Admin) -> Table:
+def ready_table(admin: Admin) -> Table:
+    """Return the table of a cluster whose partitions are placed.
+
+    Raises:
+        ClusterNotReadyError: too few nodes have registered yet.
+    """
     table = admin.status().table
     if table is None or not table.bootstrapped:
         waits = 0 if table is None else table.cluster.bootstrap_nodes
@@ -69,7 +74,7 @@ def _verify(session: Session, admin: Admin, replicas: Replicas, chosen: list[int
         threading.Event().wait(PAUSE_S)
 
     def now() -> Table:
-        return _table(admin)
+        return ready_table(admin)
 
     if session.json:
         return verify(now, replicas, chosen, pause=pause)

@@ -246,12 +246,14 @@ class ReadKeysRequest(_message.Message):
     def __init__(self, cluster_id: _Optional[str] = ..., partition_id: _Optional[int] = ..., primary_epoch: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ChecksumsRequest(_message.Message):
-    __slots__ = ("cluster_id", "partition_ids")
+    __slots__ = ("cluster_id", "partition_ids", "positions_only")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     PARTITION_IDS_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_ONLY_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     partition_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, cluster_id: _Optional[str] = ..., partition_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    positions_only: bool
+    def __init__(self, cluster_id: _Optional[str] = ..., partition_ids: _Optional[_Iterable[int]] = ..., positions_only: bool = ...) -> None: ...
 
 class CopyChecksum(_message.Message):
     __slots__ = ("partition_id", "usable", "complete_through", "records", "bytes", "digest")
