@@ -15,7 +15,7 @@ from koinon_proto.errors import PartitionOfflineError, UnknownFateError
 from koinon_proto.table import NO_NODE, PartitionRow, PartitionStatus
 from tests.node.held_writer import EPOCH, F2, F3, ME, WAIT_S, Bench, row_of
 from tests.node.played_follower import PlayedFollower, turn
-from tests.node.test_replicator import LEAVES, answered, newer, start, tick, with_rows
+from tests.node.primary import LEAVES, answered, newer, start, tick, with_rows
 
 LONG_S = 10 * WAIT_S
 Leaving = asyncio.Task[None]

@@ -1,0 +1,210 @@
+"""Hand-overs: of a primary that is cut off, leaves, or cannot commit (rules 6 to 8)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from koinon_node.core.assignment import Adoption
+from koinon_node.seams import RowChange
+from koinon_proto.errors import (
+    LeaseExpiredError,
+    PartitionOfflineError,
+    StorageFullError,
+    UnknownFateError,
+)
+from tests.node.held_writer import EPOCH, F2, ME, Bench, row_of
+from tests.node.played_follower import PlayedFollower, turn
+from tests.node.primary import START, TWO, answered, newer, proposed, start, tick, with_rows
+
+
+def test_primary_cut_off_from_live_replicas_hands_over_to_one(tmp_path: Path) -> None:
+    async def use(bench: Bench) -> None:
+        await tick(bench)
+        await tick(bench, 1.9)
+        assert not bench.coordinator.calls
+        await tick(bench, 0.2)
+        assert proposed(bench).hand_over_to == F2
+        assert proposed(bench).in_sync == (ME, F2)
+
+    with_rows(tmp_path, use, row_of(0, (1, 2, 3), (1, 2)), min_in_sync=2)
+
+
+def test_hand_over_waits_for_what_is_in_flight_and_serves_nothing_meanwhile(
+    tmp_path: Path,
+) -> None:
+    async def use(bench: Bench) -> None:
+        two = PlayedFollower(bench)
+        await two.join(0)
+        write = start(bench.put(b"k"))
+        await turn()
+        newer(bench, row_of(0, (1, 2), partition_epoch=2, wanted=F2))
+        await tick(bench)
+        for refused in (bench.put(b"l"), bench.get(b"other")):
+            answer = await refused
+            assert isinstance(answer.refusals[0], PartitionOfflineError)
+        scan = await bench.scan()
+        assert isinstance(scan.refusals[0], PartitionOfflineError)
+        assert not bench.coordinator.calls
+        await two.acknowledge()
+        assert await answered(write)  # it is on all replicas
+        await tick(bench)
+        assert proposed(bench) == RowChange(
+            partition_id=0,
+            primary_epoch=EPOCH,
+            partition_epoch=2,
+            in_sync=(ME, F2),
+            hand_over_to=F2,
+        )
+
+    with_rows(tmp_path, use, TWO)
+
+
+def test_read_under_which_a_hand_over_begins_is_refused(tmp_path: Path) -> None:
+    async def use(bench: Bench) -> None:
+        two = PlayedFollower(bench)
+        await two.join(0)
+        newer(bench, row_of(0, (1, 2), partition_epoch=2, wanted=F2))
+        bench.store.after_read = bench.replicator.tick
+        with pytest.raises(LeaseExpiredError):
+            await bench.get(b"k")
+
+    with_rows(tmp_path, use, TWO)
+
+
+@pytest.mark.parametrize("fate", ["unknown", "rejected"])
+def test_hand_over_proposed_serves_again_only_on_a_newer_row(tmp_path: Path, fate: str) -> None:
+    async def use(bench: Bench) -> None:
+        two = PlayedFollower(bench)
+        await two.join(0)
+        newer(bench, row_of(0, (1, 2), partition_epoch=2, wanted=F2))
+        await tick(bench)
+        assert proposed(bench).hand_over_to == F2
+        outcome = bench.coordinator.calls[-1][1]
+        if fate == "unknown":
+            outcome.set_exception(UnknownFateError(reason="cut off"))
+        else:
+            outcome.set_result(frozenset((0,)))
+        for _ in range(5):
+            await tick(bench, 10.0)
+            assert (await bench.get(b"k")).refusals
+        assert len(bench.coordinator.calls) == 2  # it is proposed again
+        # The wanted one has died: a change of nothing is proposed, for its newer row.
+        newer(bench, row_of(0, (1, 2), partition_epoch=2, wanted=F2), fenced=(2,))
+        bench.coordinator.calls[-1][1].set_exception(UnknownFateError(reason="cut off"))
+        await turn()
+        await tick(bench, 1.0)
+        await tick(bench)
+        assert (proposed(bench).hand_over_to, proposed(bench).in_sync) == (0, (ME, F2))
+        assert (await bench.get(b"k")).refusals
+        newer(bench, row_of(0, (1, 2), (1,), partition_epoch=3), fenced=(2,))
+        assert not (await bench.get(b"k")).refusals
+
+    with_rows(tmp_path, use, TWO)
+
+
+def test_hand_over_that_was_not_proposed_is_given_up_if_it_cannot_drain(tmp_path: Path) -> None:
+    async def use(bench: Bench) -> None:
+        two = PlayedFollower(bench)
+        await two.join(0)
+        write = start(bench.put(b"k"))
+        await turn()
+        newer(bench, row_of(0, (1, 2, 3), (1, 2), partition_epoch=2, wanted=F2), min_in_sync=2)
+        await tick(bench)
+        assert (await bench.get(b"other")).refusals
+        await tick(bench, 1.1)
+        assert not (await bench.get(b"other")).refusals
+        await tick(bench, 0.3)  # nor is it begun again while that write cannot be completed
+        assert not (await bench.get(b"other")).refusals
+        assert not bench.coordinator.calls
+        await two.acknowledge()
+        await tick(bench, 0.1)
+        await tick(bench, 0.1)
+        assert proposed(bench).hand_over_to == F2
+        await write
+
+    with_rows(tmp_path, use, row_of(0, (1, 2, 3), (1, 2)), min_in_sync=2)
+
+
+def test_removed_primary_hands_over_once_all_added_are_in_sync(tmp_path: Path) -> None:
+    async def use(bench: Bench) -> None:
+        two = PlayedFollower(bench)
+        await two.join(0)
+        moving = row_of(0, (2, 1), (1,), partition_epoch=2, adding=(2,), removing=(1,))
+        newer(bench, moving)
+        await tick(bench)
+        assert proposed(bench).hand_over_to == 0
+        newer(bench, replace(moving, in_sync=(ME, F2), partition_epoch=3), paused=True)
+        await tick(bench, 1.0)
+        assert not (await bench.get(b"k")).refusals  # not while moves are paused
+        newer(bench, replace(moving, in_sync=(ME, F2), partition_epoch=3))
+        bench.coordinator.calls[-1][1].set_result(frozenset())
+        await turn()
+        await tick(bench, 1.0)
+        await tick(bench)
+        assert proposed(bench).hand_over_to == F2
+
+    with_rows(tmp_path, use, row_of(0, (1, 2), (1,)))
+
+
+def test_own_commit_that_fails_after_it_was_sent_hands_over_and_leaves(tmp_path: Path) -> None:
+    async def use(bench: Bench) -> None:
+        two = PlayedFollower(bench)
+        await two.join(0)
+        bench.channel.held = True
+        failing = start(bench.put(b"k", value=b"lost here"))
+        await turn()
+        queued = start(bench.put(b"l"))
+        beside = start(bench.put(b"l", partition_id=1))
+        await turn()
+        bench.channel.failing = {0: "no room"}
+        bench.channel.release()
+        with pytest.raises(UnknownFateError):
+            await failing
+        with pytest.raises(StorageFullError):
+            await queued  # never sent anywhere
+        await beside
+        two.take()
+        assert [list(batch.keys) for batch in two.batches] == [[b"\0\0\0k"]]
+        assert int(bench.copies.complete_through[0]) == START
+        assert bench.store.read_copies([0])[0].complete_through == START
+        await tick(bench)
+        assert (proposed(bench).hand_over_to, proposed(bench).in_sync) == (F2, (F2,))
+        assert (await bench.get(b"k")).refusals
+
+    with_rows(tmp_path, use, TWO, row_of(1))
+
+
+def test_own_commit_that_fails_with_nobody_else_in_sync_begins_a_new_epoch(tmp_path: Path) -> None:
+    """The follower that has what was not stored here has a tail from then on."""
+
+    async def use(bench: Bench) -> None:
+        two = PlayedFollower(bench)
+        await two.open(0)
+        bench.channel.failing = {0: "no room"}
+        with pytest.raises(UnknownFateError):
+            await bench.put(b"k")
+        await tick(bench)
+        assert (proposed(bench).hand_over_to, proposed(bench).in_sync) == (ME, (ME,))
+        newer(bench, row_of(0, (1, 2), (1,), epoch=EPOCH + 1, partition_epoch=2))
+        await bench.replicator.adopt([Adoption(0, EPOCH + 1)])
+        assert (await bench.get(b"k")).missing == [0]
+        (answer,) = await two.open(
+            0, epoch=EPOCH + 1, complete_through=START + 1, history=[(EPOCH, 0)]
+        )
+        assert answer.common_point == START
+
+    with_rows(tmp_path, use, row_of(0, (1, 2), (1,)))
+
+
+def test_own_commit_that_fails_unsent_is_only_refused(tmp_path: Path) -> None:
+    async def use(bench: Bench) -> None:
+        bench.channel.failing = {0: "no room"}
+        with pytest.raises(StorageFullError):
+            await bench.put(b"k")
+        await bench.put(b"l")
+        assert (await bench.get(b"k", b"l")).missing == [0]
+
+    with_rows(tmp_path, use, row_of(0))
