@@ -9,7 +9,7 @@ asked again when the leader goes; what may not ends as ``UnknownFateError``.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
@@ -270,16 +270,26 @@ class Admin:
         )
         return int(reply.wanted)
 
-    def force_primary(self, partition_id: int, node_id: str) -> int:
-        """Elect a replica that may lack acknowledged writes; return the new primary epoch.
+    def force_primaries(self, wanted: Mapping[int, str]) -> tuple[dict[int, int], dict[int, str]]:
+        """Elect replicas that may lack acknowledged writes: node ids by partition.
+
+        Returns:
+            The new primary epochs by partition, and of those that were refused why: they are not
+            offline, or the node cannot lead them.
 
         Raises:
-            UnknownNodeError, InvalidArgumentError
-            MembershipChangeError: the partition is not offline, or the node cannot lead it.
+            UnknownNodeError, InvalidArgumentError: nothing was changed.
+            UnknownFateError: the leader went away; the table shows which are led now.
         """
-        message = admin_pb2.ForcePrimaryRequest(partition_id=partition_id, node_id=node_id)
-        reply = self._at_leader(lambda stub, t: stub.ForcePrimary(message, timeout=t))
-        return int(reply.primary_epoch)
+        message = admin_pb2.ForcePrimariesRequest(
+            primaries=[
+                admin_pb2.PrimaryToForce(partition_id=partition_id, node_id=node_id)
+                for partition_id, node_id in wanted.items()
+            ]
+        )
+        reply = self._at_leader(lambda stub, t: stub.ForcePrimaries(message, timeout=t))
+        forced = {p.partition_id: p.primary_epoch for p in reply.primaries if not p.refused}
+        return forced, {p.partition_id: p.refused for p in reply.primaries if p.refused}
 
     # --- bulk loads -------------------------------------------------------------------------------
 

@@ -175,11 +175,19 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
     @typed_errors
     @bounded(CALLS_MAX)
-    async def ForcePrimary(  # noqa: N802
-        self, request: admin_pb2.ForcePrimaryRequest, _context: Any
-    ) -> admin_pb2.ForcePrimaryResponse:
-        forced = self._operations().force_primary(request.partition_id, request.node_id)
-        return admin_pb2.ForcePrimaryResponse(primary_epoch=await self._coordinator.led(forced))
+    async def ForcePrimaries(  # noqa: N802
+        self, request: admin_pb2.ForcePrimariesRequest, _context: Any
+    ) -> admin_pb2.ForcePrimariesResponse:
+        wanted = [(one.partition_id, one.node_id) for one in request.primaries]
+        forced = await self._coordinator.led(self._operations().force_primaries(wanted))
+        return admin_pb2.ForcePrimariesResponse(
+            primaries=[
+                admin_pb2.ForcedPrimary(partition_id=partition_id, refused=outcome)
+                if isinstance(outcome, str)
+                else admin_pb2.ForcedPrimary(partition_id=partition_id, primary_epoch=outcome)
+                for (partition_id, _), outcome in zip(wanted, forced, strict=True)
+            ]
+        )
 
     # --- helpers ------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from koinon_proto.table import NO_NODE, MoveSettings, NodeNumber, NodeStatus
 from .core.commands import (
     Applied,
     Command,
+    ForcePrimary,
     Move,
     Reason,
     Rejected,
@@ -193,25 +194,38 @@ class Operations:
         log.info("preferred primaries wanted partitions=%d", result.rows_changed)
         return len(command.wishes) - len(result.rejected)
 
-    async def force_primary(self, partition_id: int, node_id: str) -> int:
-        """Elect a replica by name, whatever it lacks; return its primary epoch.
+    async def force_primaries(self, wanted: Sequence[tuple[int, str]]) -> list[int | str]:
+        """Elect replicas by partition and node id, whatever they lack; return for each its primary
+        epoch, or why it was refused.
 
         Raises:
-            ClusterNotReadyError, InvalidArgumentError, UnknownNodeError
-            MembershipChangeError: the partition is not offline, or the node cannot lead it.
+            ClusterNotReadyError, InvalidArgumentError, UnknownNodeError: nothing was changed.
         """
         self._term.check_cluster("")
-        command = decide_force(self._term.state, partition_id, node_id)
-        row = self._term.state.row(partition_id)
-        await self._done(command, node=command.node_number)
+        decided: list[ForcePrimary | str] = []
+        for partition_id, node_id in wanted:
+            try:
+                decided.append(decide_force(self._term.state, partition_id, node_id))
+            except MembershipChangeError as error:
+                decided.append(str(error))
+        return await asyncio.gather(*map(self._force, decided))
+
+    async def _force(self, command: ForcePrimary | str) -> int | str:
+        if isinstance(command, str):
+            return command
+        before = self._term.state.row(command.partition_id)
+        try:
+            await self._done(command, node=command.node_number)
+        except MembershipChangeError as error:
+            return str(error)
         log.warning(
             "primary forced by an operator partition=%d node=%s in_sync_before=%s why=%s",
-            partition_id,
-            node_id,
-            [self._term.node_name(n) for n in row.in_sync] if row is not None else [],
-            "an operator called ForcePrimary; writes that this copy lacks are lost",
+            command.partition_id,
+            self._term.node_name(command.node_number),
+            [self._term.node_name(n) for n in before.in_sync] if before is not None else [],
+            "an operator called ForcePrimaries; writes that this copy lacks are lost",
         )
-        row = self._term.state.row(partition_id)
+        row = self._term.state.row(command.partition_id)
         return row.primary_epoch if row is not None else 0
 
     async def _done(

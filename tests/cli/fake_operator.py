@@ -313,13 +313,17 @@ class FakeOperator(admin_pb2_grpc.AdminServicer):
         return admin_pb2.RestorePrimariesResponse(wanted=3)
 
     @rpc.typed_errors
-    async def ForcePrimary(self, request: Any, context: Any) -> Any:  # noqa: N802
+    async def ForcePrimaries(self, request: Any, context: Any) -> Any:  # noqa: N802
         self._enter(request)
-        self._node(request.node_id)
-        row = self.table.rows[request.partition_id]
-        if row.status is not PartitionStatus.OFFLINE or row.partition_id in self.forced_meanwhile:
-            raise MembershipChangeError(reason="nothing has to be forced")
-        return admin_pb2.ForcePrimaryResponse(primary_epoch=row.primary_epoch + 1)
+        reply = admin_pb2.ForcePrimariesResponse()
+        for one in request.primaries:
+            self._node(one.node_id)
+            epoch = self.table.rows[one.partition_id].primary_epoch + 1
+            if one.partition_id in self.forced_meanwhile:
+                reply.primaries.add(partition_id=one.partition_id, refused="it is led")
+            else:
+                reply.primaries.add(partition_id=one.partition_id, primary_epoch=epoch)
+        return reply
 
 
 def _table(addresses: Sequence[str], partitions: int) -> Table:

@@ -27,6 +27,7 @@ from koinon_proto.errors import (
     PlanStaleError,
     ResourceExhaustedError,
     UnknownFateError,
+    UnknownNodeError,
 )
 from koinon_proto.table import NO_NODE, NodeNumber, NodeStatus, PartitionId, PartitionRow
 
@@ -509,16 +510,20 @@ def test_force_primary_elects_by_name_and_is_logged_as_what_it_is(
         fence(state, 1)
         fence(state, 2)
         before = row_of(state).primary_epoch
-        epoch = await term.leadership.operations.force_primary(0, "n3")
+        operations = term.leadership.operations
+        epoch, refused = await operations.force_primaries([(0, "n3"), (1, "n3")])
         assert epoch == row_of(state).primary_epoch == before + 1
-        with pytest.raises(MembershipChangeError, match="nothing has to be forced"):
-            await term.leadership.operations.force_primary(0, "n3")
+        assert "nothing has to be forced" in str(refused)
+        (refused,) = await operations.force_primaries([(0, "n3")])
+        assert "nothing has to be forced" in str(refused)
+        with pytest.raises(UnknownNodeError):
+            await operations.force_primaries([(0, "n3"), (0, "n9")])
 
-    run_term(test, state=bootstrapped([(1, 2, 3)]))
-    warning = next(r for r in caplog.records if "primary forced" in r.message)
+    run_term(test, state=bootstrapped([(1, 2, 3), (3, 1)]))
+    (warning,) = (r for r in caplog.records if "primary forced" in r.message)
     assert warning.levelno == logging.WARNING
     assert "partition=0 node=n3" in warning.message
-    assert "ForcePrimary" in warning.message
+    assert "ForcePrimaries" in warning.message
 
 
 def test_force_primary_that_another_operator_was_quicker_with_is_refused() -> None:
@@ -528,11 +533,11 @@ def test_force_primary_that_another_operator_was_quicker_with_is_refused() -> No
         for number in (1, 2):
             fence(state, number)
         proposed, gate = hold_proposals(term)
-        call = asyncio.ensure_future(term.leadership.operations.force_primary(0, "n3"))
+        call = asyncio.ensure_future(term.leadership.operations.force_primaries([(0, "n3")]))
         await proposed.wait()
         force(state, 3)
         gate.set()
-        with pytest.raises(MembershipChangeError, match="has changed"):
-            await call
+        (refused,) = await call
+        assert "the partition has changed" in str(refused)
 
     run_term(test, state=bootstrapped([(1, 2, 3)]))

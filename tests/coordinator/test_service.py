@@ -285,9 +285,11 @@ def test_services_nodes_and_primaries_are_changed_by_operators(tmp_path: Path) -
                 await caller.call(admin.PlanMoves, kind)
         with pytest.raises(InvalidArgumentError, match="pause"):
             await caller.call(admin.SetMoves, admin_pb2.SetMovesRequest(moves_per_node=0))
-        force = admin_pb2.ForcePrimaryRequest(partition_id=0, node_id="n2")
-        with pytest.raises(MembershipChangeError, match="nothing has to be forced"):
-            await caller.call(admin.ForcePrimary, force)
+        force = admin_pb2.PrimaryToForce(partition_id=0, node_id="n2")
+        forcing = admin_pb2.ForcePrimariesRequest(primaries=[force])
+        (forced,) = (await caller.call(admin.ForcePrimaries, forcing)).primaries
+        assert (forced.partition_id, forced.primary_epoch) == (0, 0)
+        assert "nothing has to be forced" in forced.refused
         restored = await caller.call(admin.RestorePrimaries, admin_pb2.RestorePrimariesRequest())
         assert restored.wanted == 0
         for life in lives:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from koinon.cli import output
 from koinon.cli.plans import node_name, say
@@ -18,7 +17,7 @@ from koinon.cli.units import partition_ids
 from koinon.cli.verify import ready_table
 from koinon.health import ranges
 from koinon.replicas import Checksum, Replicas
-from koinon_proto.errors import MembershipChangeError, UnknownNodeError
+from koinon_proto.errors import MembershipChangeError, UnknownFateError, UnknownNodeError
 from koinon_proto.table import NodeNumber, OfflineReason, PartitionRow, PartitionStatus, Table
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 CLUSTER_TIMEOUT_MS = 10_000
 LOST, OFFLINE = "lost", "offline"
-NAMED_MAX = 5
 WHO_HAS = "'koinon admin partitions' shows who has copies: start those nodes, or name one of them."
 
 
@@ -89,7 +87,8 @@ def force_primary(
         rows = _rows(table, partitions)
         named = _number(table, node)
         if not rows:
-            say(session, f"No partition is {partitions}: nothing has to be forced.", _json([], {}))
+            nothing = f"No partition is {partitions}: nothing has to be forced."
+            say(session, nothing, {"forced": [], "not_forced": []})
             return None
         with Replicas() as replicas:
             found, reasons = replicas.checksums(table, _asked(rows), positions_only=len(rows) > 1)
@@ -297,38 +296,30 @@ def _ask_for_loss(session: Session, choice: Choice) -> int | None:
 
 
 def _carry_out(session: Session, admin: Admin, table: Table, choice: Choice) -> int | None:
-    """Elect them one by one. One that has changed meanwhile is passed over, and named."""
-    forced: list[tuple[int, str, int]] = []
-    refused = dict(choice.skipped)
-    columns = (
-        TextColumn("forcing"),
-        BarColumn(bar_width=30),
-        MofNCompleteColumn(),
-        TextColumn("partitions"),
-        TimeRemainingColumn(),
-    )
-    console = output.console(stderr=True)
-    quiet = session.json or not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=quiet) as bar:
-        for partition_id, number in bar.track(choice.leaders.items(), total=len(choice.leaders)):
-            name = node_name(table, number)
-            try:
-                epoch = admin.force_primary(partition_id, name)
-            except MembershipChangeError as error:
-                refused[partition_id] = str(error)
-            except BaseException:
-                output.note(
-                    f"{len(forced):,} of {output.count(len(choice.leaders), 'partition')} are "
-                    "forced; run it again for the rest: it passes over those that are led"
-                )
-                raise
-            else:
-                forced.append((partition_id, name, epoch))
-    say(session, _summary(forced), _json(forced, refused))
-    late = {p: why for p, why in refused.items() if p not in choice.skipped}
-    for partition_id, reason in list(late.items())[:NAMED_MAX]:
-        output.problem(f"partition {partition_id}: {reason}")
-    return USAGE if late and not forced else None
+    """Elect them. One that has changed meanwhile is refused, and named."""
+    wanted = {p: node_name(table, number) for p, number in choice.leaders.items()}
+    try:
+        epochs, refused = admin.force_primaries(wanted)
+    except UnknownFateError:
+        output.note("run it again: partitions that are led by then are passed over")
+        raise
+    forced = [(p, wanted[p], epoch) for p, epoch in epochs.items()]
+    answer = {
+        "forced": [
+            {"partition_id": partition_id, "primary": name, "primary_epoch": epoch}
+            for partition_id, name, epoch in forced
+        ],
+        "not_forced": [
+            {"partition_id": partition_id, "reason": reason}
+            for partition_id, reason in sorted((choice.skipped | refused).items())
+        ],
+    }
+    for reason in dict.fromkeys(refused.values()):
+        partitions = [p for p, why in refused.items() if why == reason]
+        output.problem(f"not forced: {ranges(partitions)}: {reason}")
+    if forced or session.json:
+        say(session, _summary(forced), answer)
+    return None if forced else USAGE
 
 
 def _summary(forced: Sequence[tuple[int, str, int]]) -> str:
@@ -339,16 +330,3 @@ def _summary(forced: Sequence[tuple[int, str, int]]) -> str:
     leads = Counter(name for _, name, _ in forced)
     words = ", ".join(f"{name} leads {number:,}" for name, number in sorted(leads.items()))
     return f"{output.count(len(forced), 'partition')} forced: {words}. Their other replicas follow."
-
-
-def _json(forced: Sequence[tuple[int, str, int]], refused: Mapping[int, str]) -> dict[str, Any]:
-    return {
-        "forced": [
-            {"partition_id": partition_id, "primary": name, "primary_epoch": epoch}
-            for partition_id, name, epoch in forced
-        ],
-        "not_forced": [
-            {"partition_id": partition_id, "reason": reason}
-            for partition_id, reason in sorted(refused.items())
-        ],
-    }

@@ -268,7 +268,7 @@ class RestorePrimariesResponse(_message.Message):
     wanted: int
     def __init__(self, wanted: _Optional[int] = ...) -> None: ...
 
-class ForcePrimaryRequest(_message.Message):
+class PrimaryToForce(_message.Message):
     __slots__ = ("partition_id", "node_id")
     PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -276,8 +276,24 @@ class ForcePrimaryRequest(_message.Message):
     node_id: str
     def __init__(self, partition_id: _Optional[int] = ..., node_id: _Optional[str] = ...) -> None: ...
 
-class ForcePrimaryResponse(_message.Message):
-    __slots__ = ("primary_epoch",)
+class ForcePrimariesRequest(_message.Message):
+    __slots__ = ("primaries",)
+    PRIMARIES_FIELD_NUMBER: _ClassVar[int]
+    primaries: _containers.RepeatedCompositeFieldContainer[PrimaryToForce]
+    def __init__(self, primaries: _Optional[_Iterable[_Union[PrimaryToForce, _Mapping]]] = ...) -> None: ...
+
+class ForcedPrimary(_message.Message):
+    __slots__ = ("partition_id", "primary_epoch", "refused")
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
     PRIMARY_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    partition_id: int
     primary_epoch: int
-    def __init__(self, primary_epoch: _Optional[int] = ...) -> None: ...
+    refused: str
+    def __init__(self, partition_id: _Optional[int] = ..., primary_epoch: _Optional[int] = ..., refused: _Optional[str] = ...) -> None: ...
+
+class ForcePrimariesResponse(_message.Message):
+    __slots__ = ("primaries",)
+    PRIMARIES_FIELD_NUMBER: _ClassVar[int]
+    primaries: _containers.RepeatedCompositeFieldContainer[ForcedPrimary]
+    def __init__(self, primaries: _Optional[_Iterable[_Union[ForcedPrimary, _Mapping]]] = ...) -> None: ...

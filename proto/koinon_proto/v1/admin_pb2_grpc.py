@@ -90,10 +90,10 @@ class AdminStub(object):
                 request_serializer=koinon__proto_dot_v1_dot_admin__pb2.RestorePrimariesRequest.SerializeToString,
                 response_deserializer=koinon__proto_dot_v1_dot_admin__pb2.RestorePrimariesResponse.FromString,
                 _registered_method=True)
-        self.ForcePrimary = channel.unary_unary(
-                '/koinon.v1.Admin/ForcePrimary',
-                request_serializer=koinon__proto_dot_v1_dot_admin__pb2.ForcePrimaryRequest.SerializeToString,
-                response_deserializer=koinon__proto_dot_v1_dot_admin__pb2.ForcePrimaryResponse.FromString,
+        self.ForcePrimaries = channel.unary_unary(
+                '/koinon.v1.Admin/ForcePrimaries',
+                request_serializer=koinon__proto_dot_v1_dot_admin__pb2.ForcePrimariesRequest.SerializeToString,
+                response_deserializer=koinon__proto_dot_v1_dot_admin__pb2.ForcePrimariesResponse.FromString,
                 _registered_method=True)
 
 
@@ -189,9 +189,10 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ForcePrimary(self, request, context):
-        """Elects a replica that may lack acknowledged writes. Only for a partition that is offline.
-        Errors: NotLeader, UnknownNode, InvalidArgument, MembershipChange (why not), UnknownFate.
+    def ForcePrimaries(self, request, context):
+        """Elects replicas that may lack acknowledged writes. Only for partitions that are offline; what
+        cannot be is refused one by one.
+        Errors: NotLeader, UnknownNode, InvalidArgument (nothing was changed), UnknownFate.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -255,10 +256,10 @@ def add_AdminServicer_to_server(servicer, server):
                     request_deserializer=koinon__proto_dot_v1_dot_admin__pb2.RestorePrimariesRequest.FromString,
                     response_serializer=koinon__proto_dot_v1_dot_admin__pb2.RestorePrimariesResponse.SerializeToString,
             ),
-            'ForcePrimary': grpc.unary_unary_rpc_method_handler(
-                    servicer.ForcePrimary,
-                    request_deserializer=koinon__proto_dot_v1_dot_admin__pb2.ForcePrimaryRequest.FromString,
-                    response_serializer=koinon__proto_dot_v1_dot_admin__pb2.ForcePrimaryResponse.SerializeToString,
+            'ForcePrimaries': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForcePrimaries,
+                    request_deserializer=koinon__proto_dot_v1_dot_admin__pb2.ForcePrimariesRequest.FromString,
+                    response_serializer=koinon__proto_dot_v1_dot_admin__pb2.ForcePrimariesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -569,7 +570,7 @@ class Admin(object):
             _registered_method=True)
 
     @staticmethod
-    def ForcePrimary(request,
+    def ForcePrimaries(request,
             target,
             options=(),
             channel_credentials=None,
@@ -582,9 +583,9 @@ class Admin(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/koinon.v1.Admin/ForcePrimary',
-            koinon__proto_dot_v1_dot_admin__pb2.ForcePrimaryRequest.SerializeToString,
-            koinon__proto_dot_v1_dot_admin__pb2.ForcePrimaryResponse.FromString,
+            '/koinon.v1.Admin/ForcePrimaries',
+            koinon__proto_dot_v1_dot_admin__pb2.ForcePrimariesRequest.SerializeToString,
+            koinon__proto_dot_v1_dot_admin__pb2.ForcePrimariesResponse.FromString,
             options,
             channel_credentials,
             insecure,
