@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.mutants import MUTANTS
+from tests.simulation.mutants import MUTANTS, SHOWN_BY
 
 pytestmark = pytest.mark.timeout(900)  # not of one seed: of ten, on a machine that does much else
 
@@ -60,8 +60,14 @@ def test_seed_is_repeatable() -> None:
 
 @pytest.mark.parametrize("name", [mutant.name for mutant in MUTANTS])
 def test_planted_defect_is_caught(name: str) -> None:
-    seeds = f"0-{SEEDS_PER_MUTANT_MAX}"
-    done = simulate(seeds, "--mutant", name, "--failures-max", "1", "--json")
+    tries = [range(SEEDS_PER_MUTANT_MAX)]
+    if (likely := SHOWN_BY.get(name)) is not None:
+        tries.insert(0, range(likely, likely + 1))
+    for seeds in tries:
+        which = f"{seeds.start}-{seeds.stop}"
+        done = simulate(which, "--mutant", name, "--failures-max", "1", "--json")
+        if done.returncode != 0:
+            break
     assert done.returncode == 1, f"{name} passed {SEEDS_PER_MUTANT_MAX} seeds: {done.stderr}"
     assert "Violation" in done.stderr or "last events" in done.stderr, done.stderr[-2_000:]
 
