@@ -171,12 +171,11 @@ def choose(
         choice.silent.update(silent)
         if leader is None:
             choice.skipped[partition_id] = "no copy of it that answers is usable"
-        elif leader not in copies:
-            choice.skipped[partition_id] = "the node has no copy of it"
-        else:
-            choice.leaders[partition_id] = leader
-        if leader not in copies:
             continue
+        if leader not in copies:
+            choice.skipped[partition_id] = "the node has no copy of it"
+            continue
+        choice.leaders[partition_id] = leader
         if leader in usable:
             through = usable[leader].complete_through
             choice.behind.update(n for n in usable if usable[n].complete_through > through)
