@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import operator
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, compress, islice
 from types import TracebackType
@@ -355,8 +355,8 @@ class Store:
         bytes_max: int,
     ) -> Range:
         """Read the records above ``after_sequence`` of one partition, from ``after_key``, in key
-        order. Looks at no more than ``rows_max`` records, and at none beyond the one that reaches
-        ``bytes_max``.
+        order. Looks at no more than ``rows_max`` records, and returns none beyond the one that
+        reaches ``bytes_max``.
         """
         head = records.prefix_of(partition_id)
         with self.env.begin() as txn:
@@ -368,18 +368,21 @@ class Store:
                 looked, size, seen, last, end = 0, 0, 0, after_key, False
                 step = 4  # small first: each of these values may have a MiB
                 while looked < rows_max and size < bytes_max and seen < _SEEN_BYTES and not end:
-                    left = min(bytes_max - size, _SEEN_BYTES - seen)
-                    chunk, more = _some(rows, min(step, rows_max - looked), left)
-                    inside = _within(chunk, head)
-                    end = len(inside) < len(chunk) or not more
+                    count = min(step, rows_max - looked)
+                    inside = _within(list(islice(rows, count)), head)
+                    end = len(inside) < count
                     if not inside:
                         break
                     last = inside[-1][0][2:]
                     looked += len(inside)
                     seen += sum(map(len, map(_second, inside)))
                     above = _above(inside, after_sequence)
-                    found += above
-                    size += sum(map(len, map(_second, above)))
+                    taken = _fitting(above, bytes_max - size)
+                    found += taken
+                    if len(taken) < len(above):  # those behind it are the next call's
+                        last, end = taken[-1][0][2:], False
+                        break
+                    size += sum(map(len, map(_second, taken)))
                     left = min(bytes_max - size, _SEEN_BYTES - seen)
                     step = max(1, min(_SCANNED_AT_ONCE, left * looked // max(seen, 1)))
         return Range(found, last, end, through, floor)
@@ -473,18 +476,12 @@ def tree_bytes(txn: lmdb.Transaction, databases: Sequence[Any]) -> int:
     return pages * page_bytes
 
 
-def _some(
-    rows: Iterable[tuple[bytes, bytes]], count: int, size: int
-) -> tuple[list[tuple[bytes, bytes]], bool]:
-    """Return (the next rows, up to ``count`` or to the one with which their records have ``size``
-    bytes, whether there may be more). Those after it are read in vain, for a small record may be
-    before large ones.
-    """
-    found = list(islice(rows, count))
-    if sum(map(len, map(_second, found))) < size:
-        return found, len(found) == count
-    ends = accumulate(map(len, map(_second, found)))
-    return found[: next(at for at, end in enumerate(ends, 1) if end >= size)], True
+def _fitting(rows: list[tuple[bytes, bytes]], size: int) -> list[tuple[bytes, bytes]]:
+    """Return the rows up to the one with which their records have ``size`` bytes."""
+    if sum(map(len, map(_second, rows))) < size:
+        return rows
+    ends = accumulate(map(len, map(_second, rows)))
+    return rows[: next(at for at, end in enumerate(ends, 1) if end >= size)]
 
 
 def _within(rows: list[tuple[bytes, bytes]], head: bytes) -> list[tuple[bytes, bytes]]:

@@ -101,6 +101,31 @@ def test_pages_keep_their_bound_where_large_records_follow_small_ones(
         walked(lambda done: store.scan(0, b"", after(done)[1:], 10_000, bound)[0])
 
 
+@pytest.mark.parametrize("bound", [1_000, 20_000, 1 << 20])
+@pytest.mark.parametrize("largest", [30, 2_000, 20_000])
+def test_pages_above_a_sequence_leave_nothing_out(tmp_path: Path, largest: int, bound: int) -> None:
+    """Whatever lies between the records that are wanted, and however their sizes change."""
+    rng = random.Random(largest + bound)
+    rows = [
+        (records.head_of(0) + b"%05d" % n, rng.choice([1, 2, 3]), rng.randrange(largest))
+        for n in range(400)
+    ]
+    with Store(config_of(tmp_path)) as store:
+        with store.env.begin(store.databases[DATA_DB], write=True) as txn:
+            for key, sequence, size in rows:
+                txn.put(key, records.encode_record(sequence, bytes(size)))
+        for sequence in (0, 1, 2, 3):
+            found: list[bytes] = []
+            page = store.read_range(0, b"", sequence, 10_000, bound)
+            while not page.end:
+                before = page.last_key
+                found += [key for key, _ in page.rows]
+                page = store.read_range(0, page.last_key, sequence, 10_000, bound)
+                assert page.end or page.last_key > before
+            found += [key for key, _ in page.rows]
+            assert found == [key for key, given, _ in rows if given > sequence]
+
+
 def test_directory_second_process_is_refused_by_name(filled: Path) -> None:
     with Store(config_of(filled)):
         with pytest.raises(DataDirectoryError, match="another node process") as caught:
