@@ -170,7 +170,7 @@ class Admin:
             UnavailableError: no coordinator answered inside the deadline.
         """
         answers = self._coordinators.ask_all(time.monotonic() + self._timeout_s)
-        best = max(answers, key=lambda s: (s.is_leader, s.term, s.applied_index))
+        best = max(answers.values(), key=lambda s: (s.is_leader, s.term, s.applied_index))
         return status_from_proto(best)
 
     def add_coordinator(self, member_id: str, address: str) -> None:

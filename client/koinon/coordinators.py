@@ -38,9 +38,9 @@ class Coordinators(Channels):
         """Return the stub of a coordinator's Admin service."""
         return admin_pb2_grpc.AdminStub(self.channel(address))  # type: ignore[no-untyped-call]
 
-    def ask_all(self, deadline: float) -> list[admin_pb2.ClusterStatus]:
-        """Ask known members for their status until the leader has answered, or all have.
-        ``deadline`` is by ``time.monotonic``.
+    def ask_all(self, deadline: float) -> dict[str, admin_pb2.ClusterStatus]:
+        """Ask known members for their status until the leader has answered, or all have; return
+        the answers by the addresses that gave them. ``deadline`` is by ``time.monotonic``.
 
         Raises:
             UnavailableError: nobody answered.
@@ -58,10 +58,10 @@ class Coordinators(Channels):
 
         for address in self.addresses:
             ask(address)
-        answers: list[admin_pb2.ClusterStatus] = []
+        answers: dict[str, admin_pb2.ClusterStatus] = {}
         reasons: list[str] = []
         waiting = len(asked)
-        while waiting and not any(answer.is_leader for answer in answers):
+        while waiting and not any(answer.is_leader for answer in answers.values()):
             address, future = arrived.get()
             waiting -= 1
             try:
@@ -69,7 +69,7 @@ class Coordinators(Channels):
             except grpc.RpcError as failure:
                 reasons.append(f"{address}: {why(failure)}")
                 continue
-            answers.append(answer)
+            answers[address] = answer
             if answer.leader_address and answer.leader_address not in asked:
                 ask(answer.leader_address)
                 waiting += 1
@@ -78,13 +78,15 @@ class Coordinators(Channels):
         return answers
 
     def leader_address(self, deadline: float) -> str:
-        """Return where the leader is, as the best informed member says; '' if none leads.
+        """Return where the leader has answered, or else is by the best informed member; '' if none
+        leads. (The address that it gives to the others may mean nothing here.)
 
         Raises:
             UnavailableError: nobody answered.
         """
         answers = self.ask_all(deadline)
-        return max(answers, key=lambda s: (s.is_leader, s.term)).leader_address
+        address, best = max(answers.items(), key=lambda item: (item[1].is_leader, item[1].term))
+        return address if best.is_leader else best.leader_address
 
 
 def why(failure: grpc.RpcError) -> str:

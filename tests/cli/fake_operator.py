@@ -132,6 +132,7 @@ class FakeOperator(admin_pb2_grpc.AdminServicer):
         self.table = _table(addresses, partitions)
         self.planned: list[tuple[int, Sequence[int], Sequence[int]]] = []
         self.forced_meanwhile: set[int] = set()
+        self.advertised = ""  # where the others find it
         self.refusals: list[admin_pb2.PlanRefusal] = []
         self.generation = 1
         self.stale_after_plan = 0
@@ -214,7 +215,7 @@ class FakeOperator(admin_pb2_grpc.AdminServicer):
             member_id="c1",
             is_leader=True,
             leader_id="c1",
-            leader_address=self.address,
+            leader_address=self.advertised or self.address,
             term=1,
             table=convert.update_to_proto(table.since(0)),
         )

@@ -295,3 +295,9 @@ def test_default_directory_that_is_no_directory_is_one_line(koinon: Run, tmp_pat
 @pytest.mark.parametrize("server", ["node", "coordinator"])
 def test_server_help_is_called_by_its_command(koinon: Run, server: str) -> None:
     assert f"Usage: koinon {server} " in koinon(server, "-h").stdout
+
+
+def test_options_before_a_servers_name_are_refused(koinon: Run) -> None:
+    ended = koinon("--debug", "node", "--id", "x")
+    assert ended.returncode == 2
+    assert "'node' takes its own options only" in ended.stderr

@@ -148,6 +148,19 @@ def test_watch_follows_the_loads_until_none_is_under_way(
     assert "3 loads: 1 aborted, 2 done" in ended.stdout
 
 
+def test_watch_for_programs_says_nothing_before_the_end(
+    operator: FakeOperator, koinon: Run
+) -> None:
+    def finish() -> None:
+        operator.loads.loads = [load_of(42, DONE)]
+
+    operator.loads.steps = [lambda: None, lambda: None, finish]
+    ended = koinon("--watch", "--json")
+    assert ended.exit_code == 0, ended.output
+    assert [load["state"] for load in json.loads(ended.stdout)["loads"]] == ["done"]
+    assert ended.stderr == ""
+
+
 def test_abort_asks_first_and_says_what_was_done(operator: FakeOperator, koinon: Run) -> None:
     refused = koinon("abort", "41", typed="n\n")
     assert refused.exit_code == 2

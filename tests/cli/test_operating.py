@@ -147,6 +147,25 @@ def test_wait_tells_moves_that_were_turned_back(operator: FakeOperator, koinon: 
     assert "1 turned back" in ended.stdout
 
 
+def test_watch_for_programs_waits_too(operator: FakeOperator, koinon: Run) -> None:
+    koinon("rebalance", "--yes")
+    operator.steps_a_poll = 1
+    ended = koinon("moves", "--watch", "--json")
+    assert ended.exit_code == 0, ended.output
+    assert json.loads(ended.stdout)["moves"] == []
+    assert ended.stderr == ""
+
+
+def test_leader_is_asked_where_it_answers_not_where_others_find_it(
+    operator: FakeOperator, koinon: Run
+) -> None:
+    """Its own address may be a name that only containers know."""
+    operator.advertised = "coordinator-1.invalid:7400"
+    ended = koinon("rebalance", "--dry-run")
+    assert ended.exit_code == 0, ended.output
+    assert koinon("loads").exit_code == 0
+
+
 # --- nodes --------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from koinon.cli import admin, bench, data, ingest, load, local, session, top
+from koinon.cli import admin, bench, data, ingest, load, local, output, session, top
 from koinon.local.servers import missing_for_servers
 
 # Commands of the other packages, which this one does not import: name -> (module, help)
@@ -63,8 +63,13 @@ def root(
     session.root_options(context, coordinators, timeout, json, debug)
 
 
-def _never_reached() -> None:
+def _comes_first(context: typer.Context) -> None:
     """These are in the list of commands only: ``run`` hands them over unparsed."""
+    name = context.info_name
+    output.problem(
+        f"'{name}' takes its own options only, after its name\n  'koinon {name} --help' lists them."
+    )
+    raise typer.Exit(session.USAGE)
 
 
 data.add_to(app)
@@ -81,7 +86,7 @@ for _name, (_, _what) in PASSED_THROUGH.items():
         rich_help_panel="Servers",
         add_help_option=False,
         context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-    )(_never_reached)
+    )(_comes_first)
 
 
 def run() -> None:

@@ -56,10 +56,8 @@ def list_loads(
 ) -> int | None:
     """The bulk loads that are open or being merged, and the last that ended."""
     with session.admin() as admin:
-        if watch and not session.json:
-            code = _follow(admin)
-            if code is not None:
-                return code
+        if watch and (code := _follow(session, admin)) is not None:
+            return code
         loads = admin.loads()
     if session.json:
         output.print_json({"loads": [load_json(load) for load in loads]})
@@ -179,10 +177,10 @@ def load_json(load: LoadView) -> dict[str, Any]:
 # --- following -----------------------------------------------------------------------------------
 
 
-def _follow(admin: Admin) -> int | None:
+def _follow(session: Session, admin: Admin) -> int | None:
     """Show the loads under way until none is; return an exit code if that was not waited for."""
     try:
-        with _view() as draw:
+        with _view(session) as draw:
             _until_ended(admin, draw)
     except KeyboardInterrupt:
         output.note("\nthe loads go on without you")
@@ -210,7 +208,10 @@ def _until_ended(admin: Admin, draw: Draw) -> None:
 
 
 @contextmanager
-def _view() -> Iterator[Draw]:
+def _view(session: Session) -> Iterator[Draw]:
+    if session.json:
+        yield lambda _loads: None
+        return
     if not sys.stderr.isatty():
         yield _line_by_line()
         return

@@ -11,7 +11,7 @@ from rich.markup import escape
 from koinon.cli import output
 from koinon.cli.following import follow
 from koinon.cli.plans import NodeId, Yes, ask, node_name, say, steps
-from koinon.cli.session import USAGE, Session
+from koinon.cli.session import INTERRUPTED, USAGE, Session
 from koinon.cli.units import bytes_per_second, partition_ids
 from koinon.health import replicas_by_node
 from koinon.moves import CopyProgress, MovesView, MoveView, Stage
@@ -42,15 +42,16 @@ def moves(
 ) -> int | None:
     """The moves of replicas that are queued or under way, and how they are set."""
     with session.admin() as admin:
-        if watch and not session.json:
-            return follow(session, admin)
+        code = follow(session, admin) if watch else None
+        if watch and (not session.json or code == INTERRUPTED):
+            return code
         view, table = admin.moves(), admin.status().table
     assert table is not None, "a leader has answered"
     if session.json:
         output.print_json(_moves_json(view, table))
     else:
         _print_moves(view, table, len(view.moves) if every else MOVES_SHOWN)
-    return None
+    return code
 
 
 def _print_moves(view: MovesView, table: Table, shown_max: int) -> None:
