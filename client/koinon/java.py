@@ -19,6 +19,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 from koinon_proto.errors import ConfigurationError
@@ -90,9 +91,15 @@ def find_java(
 def use_java(*, spark_version: str | None = None) -> Java:
     """Find a Java, and set this process's JAVA_HOME to it, which Spark follows.
 
+    Args:
+        spark_version: as in ``find_java``; by default that of the PySpark that is installed.
+
     Raises:
         JavaNotFoundError: as by ``find_java``.
     """
+    if spark_version is None:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            spark_version = metadata.version("pyspark")
     java = find_java(spark_version=spark_version)
     os.environ["JAVA_HOME"] = str(java.home)
     return java

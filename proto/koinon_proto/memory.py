@@ -23,7 +23,8 @@ def keep_freed(size: int) -> bool:
     libc = _libc()
     if libc is None:
         return False
-    libc.mallopt(_MMAP_THRESHOLD, size)
+    if not libc.mallopt(_MMAP_THRESHOLD, size):  # glibc before 2.35 refuses more than the usual
+        libc.mallopt(_MMAP_THRESHOLD, _USUAL)
     libc.mallopt(_TRIM_THRESHOLD, size)
     return True
 
