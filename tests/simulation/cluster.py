@@ -54,7 +54,7 @@ from typing import Any
 
 from koinon_coordinator.config import BootstrapConfig, TimingConfig
 from koinon_coordinator.core.commands import Command
-from koinon_node import staging
+from koinon_node import bulk, merging, staging
 from koinon_node.config import Limits
 from koinon_proto.errors import KoinonError
 from koinon_proto.table import NodeStatus, PartitionStatus, Table
@@ -76,6 +76,10 @@ HEALED_S_MAX = 60.0
 POLL_S = 0.1
 LAST_READS_MAX = 50
 LOADS_PAUSE_S = 0.2
+
+# A node imports it on a thread with its first load: once a process, so whatever ran before a seed
+# in this one would be part of what happens in it.
+bulk._modules[merging.__name__] = merging
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +103,11 @@ class Scenario:
     weather: Weather
     loaders: int
     step_bytes: int  # of a merge
+
+    @property
+    def page_bytes(self) -> int:
+        """Small where the rows do not bound a page, and the journal seldom has what is missing."""
+        return 120 if self.page_rows == 1_000 and self.journal_rows < 1_000 else 2 << 20
 
     @classmethod
     def draw(cls, rng: random.Random) -> Scenario:
@@ -134,6 +143,7 @@ class Simulation:
         self.scenario = Scenario.draw(self.rng)
         self.limits = Limits(
             page_rows=self.scenario.page_rows,
+            page_bytes=self.scenario.page_bytes,
             tombstone_ms=self.scenario.tombstone_ms,
             write_timeout_ms=self.rng.choice([500, 5_000]),
         )
