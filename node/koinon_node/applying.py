@@ -145,6 +145,18 @@ class Applier:
         while self.busy[partition_ids].any():
             await self.changed()
 
+    async def led(self, partition_ids: Sequence[int]) -> bool:
+        """Wait until what this node queued as the primary of these is durable or refused; return
+        whether there was something. Before that, neither the position of such a copy nor the
+        journal tells of it, and a tail that nobody knows of would not be repaired (rule 12).
+        """
+        partitions = np.zeros(len(self.busy), np.bool_)
+        partitions[partition_ids] = True
+        if not self._writer.is_queued(partitions):
+            return False
+        await self._writer.barrier()
+        return True
+
     async def changed(self) -> None:
         """Wait until a ticket has ended."""
         self._settled.clear()

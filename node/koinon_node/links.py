@@ -201,6 +201,8 @@ class Link:
             if due and hub.applier.busy[ids].any():
                 await hub.applier.idle(ids)
                 continue
+            if due and await hub.applier.led(ids):
+                continue
             for start in range(0, len(due), _OPENINGS_PER_MESSAGE):
                 self._send_openings(stream, due[start : start + _OPENINGS_PER_MESSAGE], now)
             asked = min(self.following.unanswered.values(), default=None)

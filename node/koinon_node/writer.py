@@ -294,6 +294,14 @@ class Writer:
                             kept.update(zip(keys, values, strict=True))
             self._pending.replace(number, kept)
 
+    def is_queued(self, partitions: BoolArray) -> bool:
+        """Return whether a ticket that has ``touched`` any of these is not committed yet."""
+        return any(
+            ticket.touched is not None and bool(partitions[ticket.touched].any())
+            for group in self._groups.values()
+            for ticket in group.tickets
+        )
+
     async def barrier(self) -> None:
         """Wait until all that is queued now has been committed here, or refused."""
         if not self._idle.is_set():

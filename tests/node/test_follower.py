@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from koinon_node.core import records
@@ -16,6 +17,7 @@ from koinon_node.core.copies import CopyState
 from koinon_node.core.following import ProgressStage
 from koinon_node.core.lease import NO_LEASE
 from koinon_node.core.records import EpochStart, PartitionEpochs
+from koinon_node.storage import DATA_DB, PARTITIONS_DB
 from koinon_proto.convert import error_to_proto
 from koinon_proto.errors import TableBehindError
 from koinon_proto.table import MoveSettings, Table, first_sequence
@@ -480,6 +482,43 @@ def test_rule_12_tail_is_replaced_without_comparing_and_before_the_pass(
         assert rig.journal.since(0, E6 + 2) == []
 
     follow(tmp_path, Both(old, new), test)
+
+
+def test_rule_12_what_was_queued_as_the_primary_is_repaired_too(tmp_path: Path) -> None:
+    """It was deposed by a row that overtook its own last group on the way to a slow disk."""
+    new = ScriptedPrimary(P2)
+
+    async def test(rig: Rig) -> None:
+        kept, tail = E5 + 1, E5 + 2
+        history = PartitionEpochs(primary_epoch=5, history=(EpochStart(5, 0),))
+        await rig.put(0, {b"a": value(kept, b"1")}, through=kept, epochs=history)
+        rig.journal.reset(0, kept)
+        hub = rig.follower._hub
+        hub.uncovered.discard(0)
+        new.lead(0, 6, [(5, 0), (6, kept)]).rows = {b"a": value(kept, b"1")}
+        held: list[Any] = []
+        send = rig.writer._channel.send
+        rig.writer._channel.send = held.append  # type: ignore[assignment]
+        ids = np.array([0], np.uint32)
+        key = records.prefix_of(0) + b"tail"
+        progress = records.encode_progress(np.array([tail], np.uint64), np.zeros(1, np.uint64))
+        writes: Any = (
+            (DATA_DB, [key], [value(tail, b"unacknowledged")]),
+            (PARTITIONS_DB, records.progress_keys(ids), progress),
+        )
+        write = rig.writer.submit(writes, 1, 100, touched=ids)
+        rig.on_table(one_row(1, primary=P2, epoch=6))
+        await asyncio.sleep(0.1)
+        hub.journal.append(ids, np.array([tail], np.uint64), [key])  # as when it is sealed
+        hub.copies.complete_through[0] = tail  # and committed
+        rig.writer._channel.send = send  # type: ignore[method-assign]
+        for frame in held:
+            send(frame)
+        await write
+        await live(rig, new)
+        assert rig.values(0) == {b"a": b"1"}
+
+    follow(tmp_path, new, test)
 
 
 def test_rule_12_half_a_repair_is_begun_again_by_a_new_process(tmp_path: Path) -> None:
