@@ -15,7 +15,7 @@ from koinon_proto.errors import (
     StorageFullError,
     UnknownFateError,
 )
-from tests.node.held_writer import EPOCH, F2, ME, Bench, row_of
+from tests.node.held_writer import EPOCH, F2, F3, ME, Bench, row_of
 from tests.node.played_follower import PlayedFollower, turn
 from tests.node.primary import START, TWO, answered, newer, proposed, start, tick, with_rows
 
@@ -147,6 +147,21 @@ def test_removed_primary_hands_over_once_all_added_are_in_sync(tmp_path: Path) -
         assert proposed(bench).hand_over_to == F2
 
     with_rows(tmp_path, use, row_of(0, (1, 2), (1,)))
+
+
+def test_removed_primary_hands_over_to_another_if_the_wanted_one_is_down(tmp_path: Path) -> None:
+    """The preferred replica was dead before the move began, and may never come back."""
+
+    async def use(bench: Bench) -> None:
+        two = PlayedFollower(bench)
+        await two.join(0)
+        moving = row_of(0, (3, 2, 1), (1, 2), partition_epoch=2, removing=(1,), wanted=F3)
+        newer(bench, moving, fenced=(3,))
+        await tick(bench, 1.0)
+        await tick(bench)
+        assert proposed(bench).hand_over_to == F2
+
+    with_rows(tmp_path, use, row_of(0, (3, 2, 1), (1, 2)), fenced=(3,))
 
 
 def test_own_commit_that_fails_after_it_was_sent_hands_over_and_leaves(tmp_path: Path) -> None:

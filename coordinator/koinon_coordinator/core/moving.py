@@ -254,7 +254,9 @@ def _running_waits_for(state: ClusterState, move: Move, progress: ProgressOf) ->
             _copying(state, n, row.primary, progress.get(n, {}).get(move.partition_id))
             for n in missing
         )
-    return f"{_name(state, row.primary)} hands over to {_name(state, row.wanted_primary)}"
+    able = [n for n in (row.wanted_primary, *row.target) if n in row.in_sync and is_live(state, n)]
+    successor = _name(state, able[0]) if able else "nobody yet"
+    return f"{_name(state, row.primary)} hands over to {successor}"
 
 
 def _copying(

@@ -361,9 +361,9 @@ class Proposals:
 
     def _wanted(self, row: PartitionRow) -> NodeNumber:
         """Return whom the row wants as its primary instead of this node."""
-        me = self._leading.me
-        if row.wanted_primary not in (NO_NODE, me):
-            return row.wanted_primary if self._can_lead(row, row.wanted_primary) else NO_NODE
+        me, wanted = self._leading.me, row.wanted_primary
+        if wanted not in (NO_NODE, me) and self._can_lead(row, wanted):
+            return wanted
         if me in row.removing and all(n in row.in_sync for n in row.adding):
             return next((n for n in row.target if self._can_lead(row, n)), NO_NODE)
         return NO_NODE
