@@ -112,6 +112,9 @@ class Members:
         except NEVER_APPENDED:
             self.sessions.release(number)
             return
+        now = self._term.state.node(number)
+        if now is not None and now.live and now.info.node_epoch != epoch:
+            return  # it has registered meanwhile: the session is the new epoch's
         self.sessions.close(number)
         self._hosting.forget(number)
         if isinstance(result, Applied) and left:
@@ -263,6 +266,8 @@ class Members:
         term = self._term
         term.check_cluster(cluster_id)
         record = decide_heartbeat(term.state, node_id, node_epoch)
+        if self.sessions.is_held(record.info.number):
+            raise term.not_leader()  # what is proposed already ends this epoch: ask again
         self.sessions.hold(record.info.number)
         await term.outcome(term.spawn(self._fence(record, left=True)))
         if term.state.node(record.info.number) is record:

@@ -294,3 +294,23 @@ def test_leader_refuses_another_cluster_by_both_ids() -> None:
         assert refused.value.actual_cluster_id == "elsewhere"
 
     run_term(test)
+
+
+def test_leave_beside_a_registration_does_not_end_the_new_session() -> None:
+    async def test(term: Term) -> None:
+        await term.register()
+        await until(lambda: term.replicated.state.bootstrapped)
+        await term.heartbeat()
+        term.clock.now += 1.1  # its lease is over, its session is not
+        proposed, gate = hold_proposals(term)
+        again = asyncio.ensure_future(term.register(last=1, registration="again"))
+        await proposed.wait()
+        with pytest.raises(NotLeaderError):
+            await term.leadership.leave(cluster_id="", node_id="n1", node_epoch=1)
+        gate.set()
+        assert (await again).node_epoch == 2
+        assert term.leadership.sessions.is_live(NodeNumber(1), term.clock.now)
+        await term.pass_time(5.0)
+        assert term.count(FenceNode) == 1
+
+    run_term(test)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -434,3 +435,20 @@ def test_member_that_lost_its_directory_stops_and_says_so() -> None:
                 await again.stopped()
 
     run(test)
+
+
+def test_member_that_cannot_remember_a_store_says_so_and_does_not_call_it_another() -> None:
+    class Full(MemoryRaftStorage):
+        def pin_store(self, member_id: str, store_id: str) -> None:
+            raise OSError(errno.ENOSPC, "no space left on device")
+
+    async def test() -> None:
+        group = InProcessGroup()
+        group.disks["a"] = Full(Configuration(voters=group.addresses))
+        member = group.make("a")
+        await member.start()
+        with pytest.raises(MemberStoppedError):
+            await member.is_known_store("b", "store-of-b")
+        await member.stop()
+
+    asyncio.run(test())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -16,6 +17,7 @@ from koinon_coordinator.raft import (
     TransportConfig,
 )
 from koinon_coordinator.raft.convert import MalformedMessageError, from_proto, to_proto
+from koinon_coordinator.raft.errors import MemberStoppedError
 from koinon_proto.v1 import raft_pb2_grpc
 from koinon_proto.v1.raft_pb2 import RaftBatch, RaftExchangeReply, RaftHello, RaftMessage
 
@@ -74,11 +76,14 @@ class Endpoint:
         self.received: list[Any] = []
         self.refused_by: list[str] = []
         self.pins: dict[str, str] = {}
+        self.stopped = False
 
     def on_messages(self, messages: Any) -> None:
         self.received.extend(messages)
 
     async def is_known_store(self, member_id: str, store_id: str) -> bool:
+        if self.stopped:
+            raise MemberStoppedError(reason="not running")
         return self.pins.setdefault(member_id, store_id) == store_id
 
     def on_store_refused(self, refused_by: str) -> None:
@@ -201,6 +206,25 @@ def test_transport_member_with_another_store_is_refused(wire_kind: str) -> None:
         await send_until(from_a, lambda: a.refused_by)
         assert a.refused_by[0] == "b"
         assert b.received == []
+
+    with_wires(wire_kind, test)
+
+
+def test_transport_member_that_nobody_can_judge_is_not_refused(wire_kind: str) -> None:
+    """The other one stops, or its disk fails, while it wants to remember a newcomer's store."""
+
+    async def test(wires: Wires) -> None:
+        a, from_a = await wires.make("a")
+        b, _ = await wires.make("b")
+        from_a.set_peers({"b": b.address})
+        b.stopped = True
+        for _ in range(20):
+            from_a.send([reply("a", "b")])
+            await asyncio.sleep(0.01)
+        assert a.refused_by == []
+        assert b.received == []
+        b.stopped = False
+        await send_until(from_a, lambda: b.received)
 
     with_wires(wire_kind, test)
 

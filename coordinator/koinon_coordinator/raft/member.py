@@ -391,7 +391,10 @@ class RaftMember:
     async def is_known_store(self, member_id: str, store_id: str) -> bool:
         if self._core is None or member_id not in self._core.configuration:
             return True  # a stranger: the core knows what to make of it, and it leaves no trace
-        return await self._pin(member_id, store_id) == store_id
+        known = await self._pin(member_id, store_id)
+        if known is None:
+            raise MemberStoppedError(reason=f"member {self.member_id} is not running")
+        return known == store_id
 
     async def _pin(self, name: str, value: str) -> str | None:
         """Remember the first value of the name, durably; return the one that is remembered."""

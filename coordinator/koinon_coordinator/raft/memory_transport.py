@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from koinon_coordinator.core.raft import Message
 
+from .errors import MemberStoppedError
 from .transport import RaftEndpoint
 
 
@@ -62,7 +63,11 @@ class MemoryRaftTransport:
         sender, receiver = source.endpoint, self.endpoint
         if sender is None or receiver is None or len({sender.group, receiver.group} - {""}) > 1:
             return
-        if not await receiver.is_known_store(sender.member_id, sender.store_id):
+        try:
+            known = await receiver.is_known_store(sender.member_id, sender.store_id)
+        except MemberStoppedError:
+            return
+        if not known:
             sender.on_store_refused(receiver.member_id)
             return
         self._learned[sender.member_id] = source._address

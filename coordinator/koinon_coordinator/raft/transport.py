@@ -25,6 +25,7 @@ from koinon_proto.v1.raft_pb2 import RaftBatch, RaftExchangeReply, RaftHello
 
 from .config import BATCH_ROOM_BYTES
 from .convert import MalformedMessageError, from_proto, to_proto
+from .errors import MemberStoppedError
 
 PROTOCOL_VERSION = 1
 LEARNED_ADDRESSES_MAX = 16
@@ -55,7 +56,9 @@ class RaftEndpoint(Protocol):
     def on_messages(self, messages: Sequence[Message]) -> None: ...
 
     async def is_known_store(self, member_id: str, store_id: str) -> bool:
-        """Whether `member_id` is known by this store id; a member first seen is, from now on."""
+        """Whether `member_id` is known by this store id; a member first seen is, from now on.
+        Raises MemberStoppedError where nobody can say.
+        """
         ...
 
     def on_store_refused(self, refused_by: str) -> None:
@@ -190,7 +193,11 @@ class GrpcRaftTransport(raft_pb2_grpc.RaftServicer):
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "not running")
                 raise AssertionError("abort raises")
             if not sender:
-                refusal = await self._refusal(batch, endpoint)
+                try:
+                    refusal = await self._refusal(batch, endpoint)
+                except MemberStoppedError as error:
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+                    raise AssertionError("abort raises") from error
                 if refusal is not None:
                     self.counters["refused_streams"] += 1
                     log.warning("stream refused peer=%s why=%s", context.peer(), refusal.detail)
