@@ -51,6 +51,7 @@ def test_small_files_share_a_part_and_one_may_be_empty(tmp_path: Path) -> None:
     files = [write(tmp_path / f"{n}.parquet") for n in range(3)]
     assert parts(*files) == [tuple(Groups(str(file), 0, 1) for file in files)]
     assert parts(tmp_path) == parts(*files)
+    assert parts(tmp_path, files[0]) == parts(*files), "a file that is named twice is read once"
     empty = {"id": pa.array([], pa.int64()), "name": pa.array([], pa.string())}
     found = parts(write(tmp_path / "none" / "a.parquet", **empty))
     assert found is not None
@@ -89,6 +90,11 @@ def test_files_that_arrow_might_read_otherwise_are_left_to_spark(tmp_path: Path)
     table = pq.read_table(fine).replace_schema_metadata({"org.apache.spark.legacyDateTime": ""})
     pq.write_table(table, old)
     assert parts(old) is None
+    older = pq.read_table(fine).replace_schema_metadata({"org.apache.spark.version": "2.4.8"})
+    pq.write_table(older, old)
+    assert parts(old) is None
+    pq.write_table(older.replace_schema_metadata({"org.apache.spark.version": "4.0.1"}), old)
+    assert parts(old) is not None
     at = pa.array([0], pa.timestamp("us", "UTC"))
     instants = write(tmp_path / "at.parquet", at=at)
     assert parts(instants, fields={"at": "timestamp"}) is None

@@ -209,7 +209,9 @@ def test_read_of_keys_asks_for_those_only(spark: SparkSession, filled: LoadsClus
     none = df.where("key = cast('key-001' as binary) and key = cast('key-002' as binary)")
     assert sorted(bytes(row.value) for row in few.collect()) == [b"v299", b"v7"]
     assert [bytes(row.value) for row in one.collect()] == [b"v1"]
+    impossible = df.where(df.key.isin(bytearray(), bytearray(b"k" * 501), bytearray(b"key-001")))
     assert none.collect() == []
+    assert [bytes(row.value) for row in impossible.collect()] == [b"v1"]
     assert (filled.count("ReadColumns") == 0) == _pushes_down()
 
 

@@ -152,6 +152,12 @@ def test_values_nested_types_become_objects_and_arrays() -> None:
     assert as_msgpack[1] == {"s": None, "a": [], "m": {2: None}, "p": None}
 
 
+def test_values_nested_instants_of_early_years_have_four_digits_too() -> None:
+    early = dt.datetime(1, 1, 1, tzinfo=dt.UTC)
+    batch = batch_of(a=pa.array([[early]], pa.list_(pa.timestamp("us", "UTC"))))
+    assert both(batch)[0] == [{"a": ["0001-01-01T00:00:00.000000Z"]}]
+
+
 @pytest.mark.parametrize("length", [31, 32, 255, 256, 65_535, 65_536])
 def test_values_msgpack_heads_fit_the_longest(length: int) -> None:
     batch = batch_of(t=pa.array(["x" * length, "short"]), b=pa.array([b"y" * length, b""]))

@@ -118,7 +118,8 @@ def put_chunks(
         keys, values = _columns(rows, first_row)
         check_keys(keys, first_row)
         check_values(values, max_value_bytes, first_row)
-        yield _chunk(first_row, keys, values)
+        for a, b in _bounds(keys, values, rows_max, bytes_max):  # a piece may be far larger
+            yield _chunk(first_row + a, keys[a:b], values[a:b])
         first_row += len(rows)
 
 

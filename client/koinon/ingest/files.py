@@ -8,7 +8,7 @@ job, unless bad rows are to be kept: then it is written where they go, and left 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ def rows_of(spark: Any, paths: Sequence[str], kind: str) -> int | None:
     if not all(is_local(path) for path in paths):
         reader = spark.read.parquet if kind == "parquet" else spark.read.orc
         return int(reader(*paths).count())
-    files = [file for path in paths for file in local_files(path)]
+    files = local_files(paths)
     if kind == "parquet":
         import pyarrow.parquet as pq
 
@@ -100,12 +100,13 @@ def read(
     Args:
         typed: a column of CSV that is to be a number, a date or a timestamp if its cells are.
     """
+    reader = spark.read.options(**_lookup(paths))
     if kind == "parquet":
-        return spark.read.parquet(*paths), None
+        return reader.parquet(*paths), None
     if kind == "orc":
-        return spark.read.orc(*paths), None
+        return reader.orc(*paths), None
     read_one = _json_lines if kind == "jsonl" else _delimited
-    reader = spark.read.options(**_options(kind))
+    reader = reader.options(**_options(kind))
     if kind != "jsonl" and typed is not None:
         reader = reader.schema(_typed_schema(spark, paths, kind, typed))
     if not keep_malformed:
@@ -164,7 +165,7 @@ def _typed_schema(spark: Any, paths: Sequence[str], kind: str, typed: str) -> An
     """All columns as strings, but for one."""
     from pyspark.sql.types import StringType, StructField, StructType
 
-    options = {**_options(kind), "inferSchema": "true"}
+    options = {**_options(kind), **_lookup(paths), "inferSchema": "true"}
     inferred = spark.read.options(**options).csv(list(paths)).schema
     return StructType(
         [
@@ -216,9 +217,24 @@ def _data_files(path: Path) -> list[Path]:
     ]
 
 
-def local_files(path: str) -> list[Path]:
-    """Return the data files of a local path: of a directory all under it, as Spark takes them."""
-    return _data_files(local_path(path))
+def local_files(paths: Iterable[str]) -> list[Path]:
+    """Return the data files of local paths, each once: of a directory all under it."""
+    found = (file for path in paths for file in _data_files(local_path(path)))
+    return list({file.absolute(): file for file in found}.values())
+
+
+def _lookup(paths: Sequence[str]) -> dict[str, str]:
+    """Have Spark take what is in plain subdirectories too, which it passes over by itself; those
+    such as ``day=1`` are its own.
+    """
+    for path in filter(is_local, paths):
+        root = local_path(path)
+        if any(character in path for character in "*?[") or not root.is_dir():
+            continue
+        below = [file.relative_to(root).parts[:-1] for file in _data_files(root)]
+        if any(below) and not any("=" in name for parts in below for name in parts):
+            return {"recursiveFileLookup": "true"}
+    return {}
 
 
 def _by_suffix(name: str) -> str | None:

@@ -19,6 +19,7 @@ BATCH_ROWS: Final = 65_536
 PART_BYTES_MIN, PART_BYTES_MAX = 4 * 1024 * 1024, 128 * 1024 * 1024
 READ_BYTES: Final = 1024 * 1024
 _OTHER_CALENDAR: Final = b"org.apache.spark.legacyDateTime"
+_SPARK: Final = b"org.apache.spark.version"  # before 3 it wrote dates by the other calendar, too
 _STRINGS: Final = ("string", "large_string", "string_view")
 _BINARIES: Final = ("binary", "large_binary", "binary_view")
 _SAME_AS: Final = {
@@ -70,7 +71,7 @@ def parts_of(
         return None
     if any(name.startswith(("spark.sql.", "spark.hadoop.")) for name in conf):
         return None
-    files = [file for path in paths for file in local_files(path)]
+    files = local_files(paths)
     sizes: dict[Groups, int] = {}
     for file in files:
         found = _groups_of(file, fields)
@@ -126,7 +127,8 @@ def _groups_of(file: Path, fields: Mapping[str, Any]) -> dict[Groups, int] | Non
             schema, metadata = opened.schema_arrow, opened.metadata
     except (OSError, pa.ArrowException):
         return None  # Spark tells what is wrong with it
-    if _OTHER_CALENDAR in (metadata.metadata or {}):
+    written_by = metadata.metadata or {}
+    if _OTHER_CALENDAR in written_by or written_by.get(_SPARK, b"3")[:2] in (b"1.", b"2."):
         return None
     if any("=" in directory.name for directory in file.parents):
         return None  # a column of Spark's

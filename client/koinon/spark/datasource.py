@@ -38,6 +38,7 @@ from koinon.spark.reading import METADATA, read_keys, read_partitions
 from koinon.spark.tasks import run_task
 from koinon_proto.errors import ConfigurationError, InternalError, UnavailableError
 from koinon_proto.loads import StreamBatch
+from koinon_proto.table import MAX_KEY_BYTES
 
 FORMAT: Final = "koinon"
 PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
@@ -194,7 +195,11 @@ class KoinonReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         if self.keys is not None:
-            keys = sorted(key for key in self.keys if key.startswith(self.options.prefix))
+            keys = sorted(
+                key
+                for key in self.keys
+                if key.startswith(self.options.prefix) and 0 < len(key) <= MAX_KEY_BYTES
+            )
             return [
                 Keys(tuple(keys[at : at + KEYS_PER_TASK]))
                 for at in range(0, len(keys), KEYS_PER_TASK)

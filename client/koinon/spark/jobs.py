@@ -197,7 +197,13 @@ class Commit:
         poll_s, began = POLL_S, time.monotonic()
         moved, said, merged = began, began + SILENT_S - SAY_EVERY_S, -1
         while True:
-            load = loads.get(load_id)
+            try:
+                load = loads.get(load_id)
+            except UnavailableError as error:
+                raise UnavailableError(
+                    reason=f"load {load_id} is committed, and will be merged; the coordinators do "
+                    f"not say how far it is: {error}. `koinon admin loads` shows it"
+                ) from error
             if load is None:
                 raise UnknownFateError(
                     reason=f"load {load_id} was committed, and the coordinators know nothing of it "

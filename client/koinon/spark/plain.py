@@ -13,8 +13,6 @@ from typing import Any
 
 import pyarrow as pa
 
-ISO_INSTANT = "%Y-%m-%dT%H:%M:%S.%fZ"
-
 
 def plain_values(column: Any, *, json: bool) -> list[Any]:
     """Return the values of a column. ``json``: only what JSON has, keys of maps as text."""
@@ -50,7 +48,9 @@ def _leaf(value: Any, json: bool) -> Any:
         if value.tzinfo is None:
             return value.isoformat(timespec="microseconds")
         instant = value.astimezone(datetime.UTC)
-        return instant.strftime(ISO_INSTANT) if json else instant
+        if not json:
+            return instant
+        return instant.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
     if isinstance(value, datetime.date):
         return value.isoformat()
     if isinstance(value, decimal.Decimal):

@@ -73,11 +73,16 @@ class _Task:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is not None:
-            self._bad.discard()
-        if self._staging is not None:
-            self._staging.close(error)
-        self._cluster.close()
+        try:
+            if self._staging is not None:
+                self._staging.close(error)
+        finally:
+            self._cluster.close()
+            if error is not None:
+                try:
+                    self._bad.discard()
+                except Exception as failure:  # what the task failed of says more
+                    log.warning("bad rows of a failed attempt are left error=%s", failure)
 
     def run(self, batches: Iterable[Any]) -> TaskReport:
         config = self._cluster.routing().table.cluster
