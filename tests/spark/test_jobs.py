@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+from koinon.loads import LoadsClient
 from koinon.spark import jobs
+from koinon.spark.faults import SettingAside
 from koinon.spark.tasks import run_task
 from koinon_proto.errors import (
     InvalidArgumentError,
@@ -142,6 +145,19 @@ def test_job_whose_commit_is_lost_with_the_coordinators_says_so(fake: LoadsClust
         commit(job, report)
 
 
+def test_job_whose_coordinators_vanish_after_the_commit_says_that_it_is_committed(
+    fake: LoadsCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nobody(*_: object) -> None:
+        raise UnavailableError(reason="not reachable")
+
+    job = make_job(fake)
+    report = run(job, 0, pairs(0, 5))
+    fake.after_commit = lambda: monkeypatch.setattr(LoadsClient, "get", nobody)
+    with pytest.raises(UnavailableError, match="is committed, and will be merged"):
+        commit(job, report)
+
+
 # --- bad rows -----------------------------------------------------------------------------------
 
 
@@ -168,6 +184,23 @@ def test_job_bad_rows_are_set_aside_and_the_others_written(
     assert path.name.startswith("task-00001-")
     reasons = [json.loads(line)["reason"] for line in path.read_text().splitlines()]
     assert reasons == ["null key", "empty key"]
+
+
+def test_job_task_fails_by_its_own_error_though_its_bad_rows_cannot_be_removed(
+    fake: LoadsCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stuck(_: SettingAside) -> None:
+        raise OSError("read-only file system")
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield batch_of([(b"a", b"1"), (None, b"no key")])
+        raise RuntimeError("the executor is told to stop")
+
+    monkeypatch.setattr(SettingAside, "discard", stuck)
+    job = make_job(fake, badRecordsPath=str(tmp_path))
+    with pytest.raises(RuntimeError, match="told to stop"):
+        run_task(job, 0, batches())
+    assert not [one for one in threading.enumerate() if one.name.startswith("koinon-touch")]
 
 
 def test_job_whole_rows_are_values_and_expire(fake: LoadsCluster) -> None:
