@@ -241,10 +241,11 @@ def _print_choice(choice: Choice, table: Table, offline: int) -> None:
 # --- refusing and asking -------------------------------------------------------------------------
 
 
-def _refuse(session: Session, reason: str, advice: str) -> int:
+def _refuse(session: Session, reason: str, advice: str, **more: list[str]) -> int:
+    """Say why nothing is done and what would help; ``more``: for programs, beside the error."""
     output.problem(f"not carried out: {reason}\n  {advice}")
     if session.json:
-        output.print_json({"error": f"not carried out: {reason}"})
+        output.print_json({"error": f"not carried out: {reason}", **more})
     return USAGE
 
 
@@ -262,13 +263,8 @@ def _refuse_empty(session: Session, choice: Choice, table: Table) -> int:
             if n != number
         ),
     ]
-    output.problem(
-        f"not carried out: {reason}\n  {'; '.join(better)}.\n"
-        "  --even-if-empty does it all the same."
-    )
-    if session.json:
-        output.print_json({"error": f"not carried out: {reason}", "better": better})
-    return USAGE
+    advice = f"{'; '.join(better)}.\n  --even-if-empty does it all the same."
+    return _refuse(session, reason, advice, better=better)
 
 
 def _ask_for_loss(session: Session, choice: Choice) -> int | None:

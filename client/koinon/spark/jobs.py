@@ -191,7 +191,7 @@ class Commit:
         """Return when the load is merged; say how far it is if that takes long.
 
         Raises:
-            UnavailableError: its merge does not advance.
+            UnavailableError: its merge does not advance, or nobody says whether it does.
             UnknownFateError, LoadClosedError: its commit was lost, with all coordinators.
         """
         poll_s, began = POLL_S, time.monotonic()

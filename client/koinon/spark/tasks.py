@@ -81,8 +81,8 @@ class _Task:
             if error is not None:
                 try:
                     self._bad.discard()
-                except Exception as failure:  # what the task failed of says more
-                    log.warning("bad rows of a failed attempt are left error=%s", failure)
+                except Exception:  # what the task failed of says more
+                    log.warning("bad rows of a failed attempt are left", exc_info=True)
 
     def run(self, batches: Iterable[Any]) -> TaskReport:
         config = self._cluster.routing().table.cluster
