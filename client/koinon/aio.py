@@ -112,7 +112,9 @@ class AsyncClient:
     async def get_many(
         self, keys: Iterable[bytes], *, timeout_ms: int | None = None
     ) -> list[bytes | None]:
-        """Return the values in the order of the keys, None for those without a record."""
+        """Return the values in the order of the keys, None for those without a record. Keys go in
+        batches, side by side; ``timeout_ms`` bounds each, not the whole.
+        """
         return await self._engine.read_many(
             as_columns(keys), want_entries=False, timeout_ms=timeout_ms
         )
@@ -120,7 +122,7 @@ class AsyncClient:
     async def get_entries(
         self, keys: Iterable[bytes], *, timeout_ms: int | None = None
     ) -> list[Entry | None]:
-        """Return the records in the order of the keys, None for those without one."""
+        """Return the records, as :meth:`get_many` does the values."""
         return await self._engine.read_many(
             as_columns(keys), want_entries=True, timeout_ms=timeout_ms
         )

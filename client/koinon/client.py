@@ -176,14 +176,16 @@ class Client:
     def get_many(
         self, keys: Iterable[bytes], *, timeout_ms: int | None = None
     ) -> list[bytes | None]:
-        """Return the values in the order of the keys, None for those without a record."""
+        """Return the values in the order of the keys, None for those without a record. Keys go in
+        batches, side by side; ``timeout_ms`` bounds each, not the whole.
+        """
         columns = as_columns(keys)
         return self._run(self._engine.read_many(columns, want_entries=False, timeout_ms=timeout_ms))
 
     def get_entries(
         self, keys: Iterable[bytes], *, timeout_ms: int | None = None
     ) -> list[Entry | None]:
-        """Return the records in the order of the keys, None for those without one."""
+        """Return the records, as :meth:`get_many` does the values."""
         columns = as_columns(keys)
         return self._run(self._engine.read_many(columns, want_entries=True, timeout_ms=timeout_ms))
 

@@ -3,22 +3,25 @@
 A follower purges only up to the floor that the primary has announced (rule 14), and only where the
 copy is live and has no ticket under way: then what the store holds is what the index is compared
 with. The purge floor rises in the transaction that removes the tombstones. A record that has
-expired stays until the primary removes it (rule 13).
+expired stays until the primary removes it (rule 13). What the deletion of a copy has left in the
+index goes when it is due: where it stands there is known from the records only, which are gone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence, Set
 
 import numpy as np
 
-from koinon_node.applying import Change
+from koinon_node.applying import Change, retrieved
 from koinon_node.core import records
 from koinon_node.core.following import Followed, Stage
 from koinon_node.hub import Hub
 from koinon_node.state import WallClock
-from koinon_node.writer import Writer
+from koinon_node.storage import EXPIRY_DB
+from koinon_node.writer import Writer, columns
 from koinon_proto.errors import KoinonError
 
 log = logging.getLogger(__name__)
@@ -57,6 +60,7 @@ class FollowedPurge:
         more = bool(self._from)
         live = self._live()
         looked = [(entry, *records.split_expiry_key(entry)) for entry in entries]
+        self._drop_left([(entry, key) for entry, _, key in looked])
         looked = [e for e in looked if records.partition_of_data_key(e[2]) in live]
         stored = dict(hub.store.get_many([key for _, _, key in looked]))
         dropped: list[bytes] = []
@@ -85,6 +89,34 @@ class FollowedPurge:
                 )
             )
         return more
+
+    def _drop_left(self, looked: Sequence[tuple[bytes, bytes]]) -> None:
+        """Remove the entries of copies that are gone. What would be written of these partitions
+        from now on comes after this.
+        """
+        gone = self._gone({records.partition_of_data_key(key) for _, key in looked})
+        left = [one for one in looked if records.partition_of_data_key(one[1]) in gone]
+        stored = dict(self._hub.store.get_many([key for _, key in left]))
+        entries = [entry for entry, key in left if key not in stored]
+        if entries:
+            writes = ((EXPIRY_DB, *columns(entries, None)),)
+            self._writer.submit(writes, len(entries), 0).add_done_callback(retrieved)
+
+    def _gone(self, partition_ids: Set[int]) -> set[int]:
+        """Return of which of them nothing is held here, on the way here, or to be held."""
+        hub = self._hub
+        if hub.table is None:
+            return set()
+        rows, copies = hub.table.rows, hub.copies
+        return {
+            p
+            for p in partition_ids
+            if hub.number not in rows[p].replicas
+            and p not in copies.epochs
+            and not copies.complete_through[p]
+            and not copies.states[p]
+            and not hub.applier.busy[p]
+        }
 
     def _live(self) -> dict[int, Followed]:
         """Return the partitions of which the store holds all that was received."""

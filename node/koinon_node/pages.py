@@ -8,6 +8,8 @@ waited for if the follower's stream begins after it.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from koinon_node.config import Limits
 from koinon_node.copying import crc_of
 from koinon_node.core import records
@@ -30,7 +32,9 @@ _JOURNAL_KEYS_MAX = 1_000  # read by key; a pass over more of them is a scan
 
 
 class Pages:
-    """Stateless, but for what the columns of ``leading`` say, and a count."""
+    """Stateless, but for what the columns of ``leading`` say, and a count. ``fill_gap`` makes a
+    copy reach what was decided last, where writes that failed have left their sequences unused.
+    """
 
     def __init__(
         self,
@@ -40,10 +44,12 @@ class Pages:
         copies: Copies,
         journal: Journal,
         limits: Limits,
+        fill_gap: Callable[[int], Awaitable[None]],
     ) -> None:
         self._leading = leading
         self._store = store
         self._writer = writer
+        self._fill_gap = fill_gap
         self._copies = copies
         self._journal = journal
         self._limits = limits
@@ -57,6 +63,7 @@ class Pages:
         Raises:
             WrongClusterError, NotPrimaryError, TableBehindError: as the contract says.
             UnavailableError: the copy here does not reach as far as asked for.
+            StorageFullError: nor can that be mended now.
         """
         p = request.partition_id
         self._check(request.cluster_id, p, request.primary_epoch)
@@ -65,6 +72,9 @@ class Pages:
         if int(self._copies.complete_through[p]) < request.reach:
             await self._writer.barrier()
             self._check(request.cluster_id, p, request.primary_epoch)
+            if int(self._copies.complete_through[p]) < request.reach:
+                await self._fill_gap(p)
+                self._check(request.cluster_id, p, request.primary_epoch)
             if int(self._copies.complete_through[p]) < request.reach:
                 raise UnavailableError(reason=f"partition {p} does not reach {request.reach} here")
         bytes_max = min(request.bytes_max or self._limits.page_bytes, self._limits.page_bytes)

@@ -108,7 +108,7 @@ class Replicator:
         self._on_ready = on_ready
         self.leading = Leading(copies, primaries)
         self._proposals = Proposals(self.leading, state)
-        self._pages = Pages(self.leading, store, writer, copies, journal, limits)
+        self._pages = Pages(self.leading, store, writer, copies, journal, limits, self._fill_gap)
         self._kick = asyncio.Event()
         self._followers = Followers(
             sizes, copies, journal, self.leading, limits, self.advance, self._kick.set
@@ -347,6 +347,19 @@ class Replicator:
             ),
         )
         self._kick.set()
+
+    async def _fill_gap(self, p: int) -> None:
+        """Make durable that the copy reaches what was decided last, as the next write would: one
+        that found no room before it was sent to anybody has left its sequence unused. Nothing is
+        written on top of one that was sent and failed: that refuses what is queued (rule 8).
+
+        Raises:
+            StorageFullError: there is no room for that either, or the partition is handed over.
+        """
+        if self.leading.broken[p]:
+            return
+        await self.submit_purge(np.array([p], np.uint32), (), ())
+        self._copies.complete_through[p] = self._store.read_copies([p])[p].complete_through
 
     def _broken_everywhere(self) -> records.BoolArray:
         mask = np.zeros(len(self._copies.complete_through), np.bool_)

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from koinon_node.core import records
 from koinon_node.core.copies import CopyState
 from koinon_node.core.lease import NO_LEASE
 from koinon_node.core.records import EpochStart, PartitionEpochs
+from koinon_node.storage import EXPIRY_DB
+from koinon_node.writer import columns
 from koinon_proto.table import Table, first_sequence
 from tests.node.scripted_primary import (
     P1,
@@ -74,6 +77,48 @@ def test_rule_15_copy_left_out_is_deleted_with_all_that_was_known_of_it(tmp_path
         assert rig.store.dropping() == []
         assert rig.copies.states[0] == CopyState.USABLE
         assert set(rig.rows(1)) == {b"k"}
+
+    follow(tmp_path, ScriptedPrimary(), test)
+
+
+def test_expiry_entries_of_deleted_copy_go_when_they_are_due(tmp_path: Path) -> None:
+    def entries(rig: Rig, before_ms: int = 1 << 50) -> int:
+        return len(rig.store.expired_entries(b"", before_ms, 1_000)[0])
+
+    async def test(rig: Rig) -> None:
+        due, later = 1_000_000, (1 << 45)
+        rows = {
+            b"%06d" % number: records.encode_record(
+                E4 + 1 + number, b"v", expires_at_ms=due if number < 6 else later
+            )
+            for number in range(10)
+        }
+        for partition_id in (0, 1):
+            await rig.put(partition_id, rows, through=E4 + 10, epochs=EPOCHS)
+            keys = [records.prefix_of(partition_id) + key for key in rows]
+            found = records.expiry_keys_of(keys, list(rows.values()))
+            await rig.writer.submit(((EXPIRY_DB, *columns(found, b"")),), len(found), 0)
+        table = a_table(1, [a_row(p, replicas=(P1, P2)) for p in range(PARTITIONS)])
+        rig.on_table(replace(table, rows=(table.rows[0], a_row(1), *table.rows[2:])))
+        purge = rig.follower._purge
+        await purge.step()
+        await rig.writer.barrier()
+        assert entries(rig) == 20  # the copy is there still
+        async with dropping(rig):
+            await until(lambda: 0 not in rig.copies.epochs, "it is deleted")
+        rig.follower.applier.busy[0] += 1  # something of it is on the way to the disk
+        await purge.step()
+        await rig.writer.barrier()
+        assert entries(rig) == 20
+        rig.follower.applier.busy[0] -= 1
+        rig.on_table(a_table(2, [a_row(p) for p in range(PARTITIONS)]))
+        await purge.step()
+        await rig.writer.barrier()
+        assert entries(rig) == 20  # a copy may be made anew
+        rig.on_table(replace(table, table_version=3))
+        await purge.step()
+        await rig.writer.barrier()
+        assert (entries(rig, due), entries(rig)) == (6, 14)
 
     follow(tmp_path, ScriptedPrimary(), test)
 

@@ -13,8 +13,10 @@ from koinon_proto.errors import (
     LeaseExpiredError,
     PartitionOfflineError,
     StorageFullError,
+    UnavailableError,
     UnknownFateError,
 )
+from koinon_proto.v1 import replication_pb2 as wire
 from tests.node.held_writer import EPOCH, F2, F3, ME, Bench, row_of
 from tests.node.played_follower import PlayedFollower, turn
 from tests.node.primary import START, TWO, answered, newer, proposed, start, tick, with_rows
@@ -223,3 +225,57 @@ def test_own_commit_that_fails_unsent_is_only_refused(tmp_path: Path) -> None:
         assert (await bench.get(b"k", b"l")).missing == [0]
 
     with_rows(tmp_path, use, row_of(0))
+
+
+def test_follower_joins_after_an_own_commit_that_failed_unsent(tmp_path: Path) -> None:
+    """It need not wait for the partition's next write, nor for more than room for one entry."""
+
+    async def use(bench: Bench) -> None:
+        two = PlayedFollower(bench)
+        await bench.put(b"a")
+        bench.channel.failing = {0: "no room"}
+        with pytest.raises(StorageFullError):
+            await bench.put(b"k")
+        (opened,) = await two.open(0)
+        assert opened.stream_from == START + 2
+        request = wire.ReadPageRequest(
+            cluster_id="c", partition_id=0, primary_epoch=EPOCH, reach=opened.stream_from
+        )
+        bench.channel.failing = {0: "no room"}
+        with pytest.raises(StorageFullError):
+            await bench.replicator.read_page(request)
+        page = await bench.replicator.read_page(request)
+        assert (page.bound, list(page.keys)) == (START + 2, [b"\0a"])
+        assert bench.store.read_copies([0])[0].complete_through == START + 2
+        await two.position(0, sequence=page.bound)
+        await bench.put(b"k")
+        two.take()
+        assert [(*batch.previous, *batch.last) for batch in two.batches] == [(START + 2, START + 3)]
+
+    with_rows(tmp_path, use, row_of(0, (1, 2), (1,)))
+
+
+def test_gap_of_a_commit_that_was_sent_is_never_filled(tmp_path: Path) -> None:
+    async def use(bench: Bench) -> None:
+        two = PlayedFollower(bench)
+        await two.open(0)
+        bench.channel.held = True
+        failing = start(bench.put(b"k"))
+        await turn()
+        request = wire.ReadPageRequest(
+            cluster_id="c", partition_id=0, primary_epoch=EPOCH, reach=START + 1
+        )
+        filling = start(bench.replicator._fill_gap(0))
+        asking = start(bench.replicator.read_page(request))
+        await turn()
+        bench.channel.failing = {0: "no room"}
+        bench.channel.release()
+        with pytest.raises(UnknownFateError):
+            await failing
+        with pytest.raises(StorageFullError):
+            await filling
+        with pytest.raises(UnavailableError):
+            await asking
+        assert bench.store.read_copies([0])[0].complete_through == START
+
+    with_rows(tmp_path, use, row_of(0, (1, 2), (1,)))

@@ -106,6 +106,26 @@ def test_follower_that_has_all_is_added_and_required_from_the_proposal_on(tmp_pa
     with_rows(tmp_path, use, row_of(0, (1, 2), (1,)))
 
 
+def test_follower_is_added_at_once_though_a_call_was_out_when_it_was_ready(tmp_path: Path) -> None:
+    """What is decided and not proposed does not count for how often sets are widened."""
+
+    async def use(bench: Bench) -> None:
+        two = PlayedFollower(bench)
+        await two.join(0)
+        await tick(bench, 1.0)
+        assert proposed(bench).partition_id == 0
+        await two.join(1)
+        await tick(bench, 1.0)  # nothing is called beside that call
+        assert len(bench.coordinator.calls) == 1
+        newer(bench, row_of(0, (1, 2), partition_epoch=2), row_of(1, (1, 2), (1,)))
+        bench.coordinator.calls[-1][1].set_result(frozenset())
+        await turn()
+        await tick(bench, 0.01)
+        assert (proposed(bench).partition_id, proposed(bench).in_sync) == (1, (ME, F2))
+
+    with_rows(tmp_path, use, row_of(0, (1, 2), (1,)), row_of(1, (1, 2), (1,)))
+
+
 def test_follower_that_says_it_leaves_is_left_out_at_once(tmp_path: Path) -> None:
     async def use(bench: Bench) -> None:
         two, three = PlayedFollower(bench, 2), PlayedFollower(bench, 3)

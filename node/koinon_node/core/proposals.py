@@ -88,7 +88,7 @@ class Proposals:
         self._under_way: dict[int, Proposal] = {}
         self._unknown: dict[int, list[Proposal]] = {}
         self._again_at: dict[int, float] = {}
-        self._widen_at = 0.0
+        self._widen_at = self._widened_until = 0.0
         self._completed_before = leading.completed
         self._cut_off_since: dict[int, float] = {}
         self._pauses: dict[int, tuple[float, float]] = {}  # (length, when the next may be)
@@ -123,7 +123,8 @@ class Proposals:
         self.check_too_few(())
 
     def sent(self, proposals: Sequence[Proposal]) -> None:
-        """These are being proposed now."""
+        """These, the newest that were decided, are being proposed now."""
+        self._widen_at = self._widened_until
         for proposal in proposals:
             p = proposal.partition_id
             self._under_way[p] = proposal
@@ -209,8 +210,9 @@ class Proposals:
         stuck: set[int] = set()
         wanted: dict[int, Proposal] = {}
         due = late.any(axis=0)
+        self._widened_until = self._widen_at
         if now >= self._widen_at and (added.any(axis=0) & ~due).any():
-            self._widen_at = now + _WIDEN_EVERY_S
+            self._widened_until = now + _WIDEN_EVERY_S
             due = (late | added).any(axis=0)
         for p in np.flatnonzero(due).tolist():
             in_sync = self._new_in_sync(p, late[:, p], added[:, p])
