@@ -5,7 +5,7 @@ that repeat.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
@@ -16,6 +16,7 @@ from koinon_proto.errors import KoinonError
 from koinon_proto.v1 import loads_pb2
 
 PARTITIONS_PER_CALL: Final = 64
+ROWS_PER_CALL: Final = 4_000_000  # a node looks for duplicates among a million a second, or less
 CALLS_AT_ONCE: Final = 8
 EXAMPLES: Final = 5
 
@@ -46,7 +47,7 @@ def prepare(
     check = _Check(cluster, load_id, attempts, rows_of, duplicates_allowed)
     routing = cluster.routing()
     with ThreadPoolExecutor(CALLS_AT_ONCE, thread_name_prefix="koinon-prepare") as pool:
-        pending = [pool.submit(check.run, ids) for _, ids in _slices(sorted(rows_of), routing)]
+        pending = [pool.submit(check.run, ids) for _, ids in slices(rows_of, rows_of, routing)]
         try:
             found = [future.result() for future in pending]
         except BaseException:
@@ -81,7 +82,7 @@ class _Check:
             routing = self._cluster.routing()
             left: list[int] = []
             errors: list[KoinonError] = []
-            for owner, mine in _slices(partition_ids, routing):
+            for owner, mine in slices(partition_ids, self._rows_of, routing):
                 reply = self._ask(owner, mine, routing)
                 if isinstance(reply, KoinonError):
                     left += mine
@@ -119,11 +120,23 @@ class _Check:
         return reply
 
 
-def _slices(partition_ids: Sequence[int], routing: Routing) -> Iterator[tuple[str, list[int]]]:
-    """Yield owners with at most so many of their partitions."""
+def slices(
+    partition_ids: Iterable[int], rows_of: Mapping[int, int], routing: Routing
+) -> Iterator[tuple[str, list[int]]]:
+    """Yield owners with some of their partitions at a time: few enough to be checked within one
+    call's time, but for a partition that alone has more rows.
+    """
     by_owner: dict[str, list[int]] = {}
     for partition_id in sorted(partition_ids):
         by_owner.setdefault(routing.owner_of[partition_id], []).append(partition_id)
     for owner, mine in by_owner.items():
-        for at in range(0, len(mine), PARTITIONS_PER_CALL):
-            yield owner, mine[at : at + PARTITIONS_PER_CALL]
+        part: list[int] = []
+        rows = 0
+        for partition_id in mine:
+            more = rows_of[partition_id]
+            if part and (len(part) == PARTITIONS_PER_CALL or rows + more > ROWS_PER_CALL):
+                yield owner, part
+                part, rows = [], 0
+            part.append(partition_id)
+            rows += more
+        yield owner, part
