@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -85,7 +85,7 @@ class Loads:
         self._replicator = replicator
         self._calls = calls
         self._clock = clock
-        self._due = asyncio.Event()
+        self._merge_due, self._sweep_due = asyncio.Event(), asyncio.Event()
         self._manifests: dict[int, Manifest] = {}
         self._merged: dict[int, set[int]] = {}  # reported, by load
         self._swept: ServedPartitions | None = None  # what it was done for
@@ -98,28 +98,27 @@ class Loads:
         if table.loads and not self._announced:
             self._announced = True
             self._writer.submit(((MERGES, [], []),), 0, 0).add_done_callback(retrieved)
-        self._due.set()
+        self._merge_due.set()
+        self._sweep_due.set()
 
     async def run(self) -> None:
-        """Work until cancelled."""
-        while True:
-            self._due.clear()
-            again_s: float | None = None
-            try:
-                earlier: set[int] = set()  # what loads that were committed before have not merged
-                for load_id in self._merging():
-                    if await self._merge(load_id, earlier):
-                        again_s = _RETRY_S
-                sweep_s = await self._sweep()
-                again_s = min((s for s in (again_s, sweep_s) if s is not None), default=None)
-            except KoinonError as error:
-                log.warning("bulk loads wait error=%s", error)
-                again_s = _RETRY_S
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(again_s):
-                    await self._due.wait()
+        """Work until cancelled. What is to be merged does not wait for what is to be deleted."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_whenever(self._merge_due, self._merge_all))
+            group.create_task(_whenever(self._sweep_due, self._sweep))
 
     # --- merging ---------------------------------------------------------------------------
+
+    async def _merge_all(self) -> float | None:
+        """Merge what is led here of all loads; return when to look again, in seconds, if something
+        is left.
+        """
+        earlier: set[int] = set()  # what loads that were committed before have not merged
+        again_s: float | None = None
+        for load_id in self._merging():
+            if await self._merge(load_id, earlier):
+                again_s = _RETRY_S
+        return again_s
 
     def _merging(self) -> list[int]:
         """Return the loads that are being merged, in the order of their commits."""
@@ -136,8 +135,10 @@ class Loads:
         """Merge what is led here of a load, but for the partitions that ``earlier`` loads have not
         merged; add to these. Return whether something is left that could be merged.
         """
-        if not self._served_of(range(len(self._state.served.epochs))):
-            return bool(self._state.served.epochs.any())  # no table tells when they are served
+        epochs = self._state.served.epochs
+        if not self._served_of(range(len(epochs))):
+            earlier.update(range(len(epochs)))  # they may be served before the next load's turn
+            return bool(epochs.any())  # no table tells when they are served
         manifest = await self._manifest(load_id)
         if manifest is None:
             return False
@@ -221,7 +222,7 @@ class Loads:
                     done.append(p)
                     continue
                 steps.append(step)
-                size += step.bytes
+                size += staging.weight(step.rows, step.bytes)
                 if size >= staging.STEP_BYTES:
                     break
             return steps, done
@@ -352,3 +353,17 @@ class Loads:
             for error in (*answer.refusals.values(), *answer.row_errors.values()):
                 raise error
             await asyncio.sleep((loop.time() - began) * (1 / _DELETE_DUTY - 1))
+
+
+async def _whenever(due: asyncio.Event, work: Callable[[], Awaitable[float | None]]) -> None:
+    """Work whenever it is due, and again after the seconds that it returns; until cancelled."""
+    while True:
+        due.clear()
+        try:
+            again_s = await work()
+        except KoinonError as error:
+            log.warning("bulk loads wait error=%s", error)
+            again_s = _RETRY_S
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(again_s):
+                await due.wait()

@@ -24,6 +24,8 @@ from koinon_proto.v1.replication_pb2 import MergeStep
 
 STEP_BYTES = 4 * 1024 * 1024
 """What one merge step writes, about: a writer is busy with so much for some 50 ms."""
+STEP_ROWS = 50_000
+"""How many rows at most, about, however small."""
 STEP_RECORDS = 20_000
 """How many records that were there before one step of an overwriting load looks at."""
 _DELETE_BYTES = 80  # that a deleted record costs, about: a tombstone and its entry in an index
@@ -224,6 +226,11 @@ def next_step(store: Store, manifest: Manifest, partition_id: int) -> MergeStep 
     return step
 
 
+def weight(rows: int, size: int) -> int:
+    """Return what rows of so many bytes count for, of STEP_BYTES."""
+    return max(size, rows * (STEP_BYTES // STEP_ROWS))
+
+
 def _staged_end(chunks: Sequence[Chunk], after_key: bytes) -> bytes:
     """Return a key up to which the chunks hold about STEP_BYTES; b"": they hold no more than that
     in all.
@@ -231,7 +238,7 @@ def _staged_end(chunks: Sequence[Chunk], after_key: bytes) -> bytes:
     until, enough = b"", STEP_BYTES
     while True:
         parts = [slice_of(chunk.columns, after_key, until) for chunk in chunks]
-        if sum(part.bytes for part in parts) <= enough:
+        if sum(weight(part.rows, part.bytes) for part in parts) <= enough:
             return until
         # Many chunks that are alike hold much below the first sample of each: then look closer.
         key = _sampled_end(parts)
@@ -247,13 +254,13 @@ def _sampled_end(parts: Sequence[Slice]) -> bytes:
     samples: list[tuple[bytes, int]] = []
     for part in parts:
         stride = max(1, part.rows // _SAMPLES)
-        weight = part.bytes * stride // max(part.rows, 1)
+        share = weight(part.rows, part.bytes) * stride // max(part.rows, 1)
         for row in range(part.start + stride - 1, part.end, stride):
-            samples.append((staged.key_at(part.columns, row), weight))
+            samples.append((staged.key_at(part.columns, row), share))
     samples.sort()
     size = 0
-    for key, weight in samples:
-        size += weight
+    for key, share in samples:
+        size += share
         if size >= STEP_BYTES:
             return key
     return b""

@@ -170,6 +170,27 @@ def test_loads_merged_at_once_are_merged_in_the_order_of_their_commits(tmp_path:
     with_loads(tmp_path, use)
 
 
+def test_later_load_is_not_merged_first_though_the_lease_comes_back_between_the_two(
+    tmp_path: Path,
+) -> None:
+    async def use(bench: LoadsBench) -> None:
+        bench.loads_are(OPEN, ActiveLoad(load_id=8, merging=False))
+        for load_id in (7, 8):
+            await bench.stage([(b"k", b"%d" % load_id)], load_id=load_id)
+            bench.coordinators.commit(1, load_id=load_id)
+        bench.loads_are(merging(7, 10), merging(8, 20))
+        serving = bench.state.serving
+        looks = iter([False])
+        patched = mock.Mock(side_effect=lambda: next(looks, True) and serving())
+        with mock.patch.object(bench.state, "serving", patched):
+            async with bench.loading():
+                await until(lambda: len(bench.coordinators.reports) == 2, "both are reported")
+        assert [load_id for load_id, _ in bench.coordinators.reports] == [7, 8]
+        assert bench.partition().values == {b"k": b"8"}
+
+    with_loads(tmp_path, use)
+
+
 def test_load_waits_for_an_earlier_one_only_where_that_is_not_merged(tmp_path: Path) -> None:
     async def use(bench: LoadsBench) -> None:
         two = PlayedFollower(bench)

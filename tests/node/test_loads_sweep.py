@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from tests.node.held_writer import EPOCH, table_of
 from tests.node.held_writer import row_of as row
 from tests.node.loads_bench import (
     ALL,
+    OPEN,
     LoadsBench,
     many_turns,
     reported,
@@ -173,6 +175,30 @@ def test_chunk_queued_when_its_load_ended_is_deleted_too(tmp_path: Path) -> None
             bench.channel.release()
             await staging_one
             await swept(bench, {})
+
+    with_loads(tmp_path, use)
+
+
+def test_load_is_merged_while_another_is_being_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loads, "_DELETE_KEYS", 1)
+    monkeypatch.setattr(loads, "_DELETE_DUTY", 0.001)
+
+    async def use(bench: LoadsBench) -> None:
+        other = ActiveLoad(load_id=LOAD + 1, merging=False)
+        bench.loads_are(OPEN, other)
+        for number in range(50):
+            await bench.stage([(b"a%03d" % number, b"1")], number=number)
+        await bench.stage([(b"k", b"2")], load_id=LOAD + 1)
+        bench.loads_are(other)  # the first was aborted
+        async with bench.loading():
+            await until(lambda: len(bench.partition().chunks) < 51, "it is being deleted")
+            bench.coordinators.commit(1, load_id=LOAD + 1)
+            bench.loads_are(replace(other, merging=True))
+            await reported(bench, 0, load_id=LOAD + 1)
+            assert len(bench.partition().chunks) > 10
+        assert bench.partition().values == {b"k": b"2"}
 
     with_loads(tmp_path, use)
 

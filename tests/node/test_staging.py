@@ -229,6 +229,20 @@ def test_steps_have_about_a_steps_bytes_however_many_chunks_there_are(
     assert steps[-1].last
 
 
+def test_steps_have_a_bounded_number_of_rows_however_small(
+    partition: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a step of tiny rows would be more than a node takes beside what clients write."""
+    monkeypatch.setattr(staging, "STEP_BYTES", 8 * 1024)
+    monkeypatch.setattr(staging, "STEP_ROWS", 100)
+    for number in range(3):
+        partition.stage(1, number, [(b"%04d" % n, b"") for n in range(number, 1_500, 3)])
+    steps = partition.merge_all(manifest_of(1))
+    assert sum(step.rows for step in steps) == 1_500
+    assert max(step.rows for step in steps) <= 300
+    assert sum(step.bytes for step in steps) < 8 * 1024
+
+
 def test_steps_with_large_and_small_values_are_cut_by_bytes(
     partition: Partition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
