@@ -120,13 +120,24 @@ class Applier:
         self._rows = self._size = 0
         self._settled = asyncio.Event()
         self.busy = np.zeros(len(copies.complete_through), np.uint32)
+        self._queued_through = np.zeros(len(copies.complete_through), np.uint64)
 
     # --- room ------------------------------------------------------------------------------
 
-    async def room(self, rows: int, size: int, put_size: int, *, bulk: bool = False) -> None:
-        """Wait until so many more rows and bytes may be queued, ``put_size`` of them to be stored.
-        The caller submits right after. What is ``bulk`` leaves room, so that nothing urgent, a
-        takeover or a client's write, waits behind much of it.
+    async def room(
+        self,
+        rows: int,
+        size: int,
+        stored: Sequence[bytes],
+        *,
+        merged_size: int = 0,
+        bulk: bool = False,
+    ) -> None:
+        """Wait until so many more rows and bytes may be queued, and see that there is room for the
+        records that are ``stored``, and for what merge steps make. The caller submits right after.
+        What is ``bulk`` leaves room, so that nothing urgent, a takeover or a client's write, waits
+        behind much of it. What only removes is let in where the store is full: its tombstones
+        have the reserve, as they do where clients delete.
 
         Raises:
             StorageFullError: the store is full.
@@ -137,6 +148,7 @@ class Applier:
             self._rows + rows > self._rows_max or self._size + size > bytes_max
         ):
             await self.changed()
+        put_size = 0 if self._writer.fits(size) else records.put_bytes(stored) + merged_size
         with contextlib.suppress(ResourceExhaustedError):  # by what this node leads; see above
             self._writer.check_room(0, 0, put_size)
 
@@ -144,6 +156,13 @@ class Applier:
         """Wait until none of the partitions has a ticket under way."""
         while self.busy[partition_ids].any():
             await self.changed()
+
+    def through(self, partition_ids: Sequence[int]) -> U64Array:
+        """Return what these copies are complete through once all that is queued is durable."""
+        durable = self._copies.complete_through[partition_ids]
+        busy = self.busy[partition_ids] != 0
+        through: U64Array = np.where(busy, self._queued_through[partition_ids], durable)
+        return through
 
     async def led(self, partition_ids: Sequence[int]) -> bool:
         """Wait until what this node queued as the primary of these is durable or refused; return
@@ -193,6 +212,7 @@ class Applier:
         self._rows += rows
         self._size += size
         self.busy[ids] += np.uint32(1)
+        self._queued_through[ids] = change.complete_through
 
         def ended(done: asyncio.Future[None]) -> None:
             del self._in_flight[number]

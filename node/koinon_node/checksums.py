@@ -156,7 +156,7 @@ class Checksums:
         if progress is None:
             return 0
         complete_through, _, state = records.decode_progress(bytes(progress))
-        return complete_through if state == CopyState.USABLE else None
+        return complete_through if state & ~CopyState.UNTRUSTED == 0 else None
 
 
 def _of_partition(rows: Sequence[Row], partition_id: int) -> Sequence[Row]:

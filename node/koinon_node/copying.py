@@ -466,9 +466,7 @@ class Puller:
             metadata=metadata,
             journalled=self._partition_id not in self._uncovered,
         )
-        size = change.size
-        put_size = size if keys else 0
-        await self._applier.room(len(keys) + len(removed), size, put_size, bulk=True)
+        await self._applier.room(len(keys) + len(removed), change.size, rows, bulk=True)
         self._guard()
         self._writing.append(self._applier.submit(change))
 

@@ -443,6 +443,7 @@ class Engine:
                 raise self._replicator.not_enough(int(batch.partition_ids[few][0]))
         count = len(batch.keys)
         self._writer.check_room(count, size, size if len(batch.deletes) < count else 0)
+        self._writer.begin(size)
         now_ms = self._clock.now_ms()
         expires = None
         if batch.ttl_ms is not None:
@@ -561,7 +562,11 @@ class Engine:
                 await self._replicator.finish(ticket)
 
     async def reclaim_step(self, rows_max: int) -> bool:
-        """Reclaim some expired records and old tombstones; return whether there may be more now."""
+        """Reclaim some expired records and old tombstones; return whether there may be more now.
+
+        Raises:
+            StorageFullError: there is no room for it.
+        """
         return await self._reclaimer.step(rows_max)
 
 

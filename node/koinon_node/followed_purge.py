@@ -1,16 +1,15 @@
 """Purges tombstones of followed partitions, and entries of the expiry index that fit no record.
 
 A follower purges only up to the floor that the primary has announced (rule 14), and only where the
-copy is live and has no ticket under way: then what the store holds is what the index is compared
-with. The purge floor rises in the transaction that removes the tombstones. A record that has
-expired stays until the primary removes it (rule 13). What the deletion of a copy has left in the
-index goes when it is due: where it stands there is known from the records only, which are gone.
+copy is live. What the index is compared with is what the store holds; keys of which something is on
+the way there are left alone, which the journal tells. The purge floor rises in the transaction that
+removes the tombstones. A record that has expired stays until the primary removes it (rule 13). What
+the deletion of a copy has left in the index goes when it is due: where it stands there is known
+from the records only, which are gone.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Sequence, Set
 
 import numpy as np
@@ -22,17 +21,11 @@ from koinon_node.hub import Hub
 from koinon_node.state import WallClock
 from koinon_node.storage import EXPIRY_DB
 from koinon_node.writer import Writer, columns
-from koinon_proto.errors import KoinonError
-
-log = logging.getLogger(__name__)
-
-_ROWS = 256
-_INTERVAL_S = 0.5
-_PAUSE_S = 0.02
+from koinon_proto.errors import StorageFullError
 
 
 class FollowedPurge:
-    """Background work in small steps, while the writer has little to do."""
+    """Background work in bounded steps (upkeep.py)."""
 
     def __init__(self, hub: Hub, writer: Writer, wall: WallClock) -> None:
         self._hub = hub
@@ -40,28 +33,31 @@ class FollowedPurge:
         self._wall = wall
         self._from = b""
 
-    async def run(self) -> None:
-        """Purge until cancelled."""
-        while True:
-            more = True
-            while more and not self._writer.pending_rows:
-                try:
-                    more = await self.step()
-                except KoinonError as error:
-                    log.debug("nothing purged error=%s", error)
-                    break
-                await asyncio.sleep(_PAUSE_S)
-            await asyncio.sleep(_INTERVAL_S)
+    async def step(self, rows_max: int) -> bool:
+        """Look at some entries of the index that are due; return whether there are more.
 
-    async def step(self) -> bool:
-        """Look at some entries of the index that are due; return whether there are more."""
+        Raises:
+            StorageFullError: for some of them there is no room; they stay.
+        """
+        began = self._from
+        try:
+            return await self._step(rows_max)
+        except StorageFullError:
+            if rows_max > 1:
+                self._from = began
+            raise
+
+    async def _step(self, rows_max: int) -> bool:
         hub = self._hub
-        entries, self._from = hub.store.expired_entries(self._from, self._wall.now_ms(), _ROWS)
+        entries, self._from = hub.store.expired_entries(self._from, self._wall.now_ms(), rows_max)
         more = bool(self._from)
-        live = self._live()
         looked = [(entry, *records.split_expiry_key(entry)) for entry in entries]
+        live = self._live()
         self._drop_left([(entry, key) for entry, _, key in looked])
-        looked = [e for e in looked if records.partition_of_data_key(e[2]) in live]
+        coming = self._coming(live, {records.partition_of_data_key(key) for _, _, key in looked})
+        looked = [
+            e for e in looked if records.partition_of_data_key(e[2]) in live and e[2] not in coming
+        ]
         stored = dict(hub.store.get_many([key for _, _, key in looked]))
         dropped: list[bytes] = []
         floors: dict[int, int] = {}
@@ -82,7 +78,7 @@ class FollowedPurge:
             await hub.applier.submit(
                 Change(
                     partition_ids=np.array(ids, np.uint32),
-                    complete_through=hub.copies.complete_through[ids],
+                    complete_through=hub.applier.through(ids),
                     purge_floors=np.array([floors.get(p, 0) for p in ids], np.uint64),
                     removed=removed,
                     dropped_entries=dropped,
@@ -118,14 +114,26 @@ class FollowedPurge:
             and not hub.applier.busy[p]
         }
 
+    def _coming(self, live: dict[int, Followed], looked: Set[int]) -> set[bytes]:
+        """Return the keys of which something is on the way to the store. Partitions are taken out
+        of ``live`` where that is not known.
+        """
+        hub = self._hub
+        busy = np.array([p for p in looked if p in live and hub.applier.busy[p]], np.uint32)
+        if not len(busy):
+            return set()
+        coming, unknown = hub.journal.above(busy, hub.copies.complete_through[busy])
+        for p in unknown:
+            del live[p]
+        return coming
+
     def _live(self) -> dict[int, Followed]:
-        """Return the partitions of which the store holds all that was received."""
+        """Return the partitions whose batches are applied as they come."""
         hub = self._hub
         return {
             partition_id: followed
             for link in hub.links.values()
             for partition_id, followed in link.following.partitions.items()
             if followed.stage is Stage.LIVE
-            and not hub.applier.busy[partition_id]
             and hub.current(partition_id, link.node.number, followed.want.primary_epoch)
         }

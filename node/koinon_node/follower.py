@@ -27,6 +27,7 @@ from koinon_node.links import Link
 from koinon_node.seams import Peers
 from koinon_node.state import NodeState, WallClock
 from koinon_node.storage import Store
+from koinon_node.upkeep import in_steps
 from koinon_node.writer import Writer
 from koinon_proto.table import NodeNumber, Table
 
@@ -113,7 +114,7 @@ class Follower:
                 self._group = group
                 for link in self._hub.links.values():
                     link.start(group)
-                group.create_task(self._purge.run())
+                group.create_task(in_steps(self._purge.step))
         finally:
             self._group = None
 

@@ -22,7 +22,7 @@ import numpy as np
 from koinon_node.applying import change_of
 from koinon_node.copying import BatchRows, Puller, Source, checked_batch
 from koinon_node.core import following as core
-from koinon_node.core.copies import CopyState
+from koinon_node.core.copies import NEEDS_SNAPSHOT, CopyState
 from koinon_node.core.following import (
     BadMessageError,
     Fate,
@@ -221,7 +221,7 @@ class Link:
             partition_id = followed.partition_id
             sent = self._held(partition_id)
             self.following.open(followed, sent, now)
-            unusable = bool(sent.state & CopyState.UNUSABLE)
+            unusable = bool(sent.state & NEEDS_SNAPSHOT)
             opening = message.partitions.add(
                 partition_id=partition_id,
                 primary_epoch=followed.want.primary_epoch,
@@ -332,8 +332,9 @@ class Link:
         self._last_batch = batch.number
         full: StorageFullError | None = None
         try:
-            size = batch.ByteSize() + sum(step.bytes for step in whole.merges.values())
-            await self._hub.applier.room(len(whole.keys), size, size)
+            merged = sum(step.bytes for step in whole.merges.values())
+            size = batch.ByteSize() + merged
+            await self._hub.applier.room(len(whole.keys), size, whole.records, merged_size=merged)
         except StorageFullError as error:
             full = error
         applied, kept, gone = self._sorted(batch)
@@ -443,8 +444,8 @@ class Link:
         hub = self._hub
         try:
             size = sum(f.kept_bytes for f in chunk)
-            rows = sum(len(kept.keys) for f in chunk for kept in f.kept_back)
-            await hub.applier.room(rows, size, size)
+            stored = [record for f in chunk for kept in f.kept_back for record in kept.records]
+            await hub.applier.room(len(stored), size, stored)
         except StorageFullError as error:
             self._give_up(chunk, error)
             return

@@ -41,6 +41,7 @@ from koinon_node.sizes import SizeEstimates, SizeScan
 from koinon_node.state import NodeState, WallClock
 from koinon_node.storage import Store
 from koinon_node.traffic_service import TrafficService
+from koinon_node.upkeep import in_steps
 from koinon_node.writer import Writer
 from koinon_proto import rpc
 from koinon_proto.errors import ConfigurationError, InternalError, StorageFullError
@@ -64,9 +65,6 @@ SERVICES = (
     "koinon.v1.Traffic",
 )
 _HEALTH_INTERVAL_S = 0.05
-_RECLAIM_INTERVAL_S = 0.5
-_RECLAIM_ROWS = 256
-_RECLAIM_PAUSE_S = 0.02
 _HAND_OVER_S = 10.0
 _FAREWELL_S, _FAREWELL_S_MAX = 0.3, 5.0
 _PUT_OUT_PAUSE_S = 0.02
@@ -179,7 +177,7 @@ class Node:
                 asyncio.create_task(self._watched(work))
                 for work in (
                     self._tell_health(health),
-                    self._reclaim(parts.engine, parts.writer),
+                    in_steps(parts.engine.reclaim_step),
                     self._collect_stats(parts),
                     self._collect_progress(parts.follower),
                     parts.replicator.run(),
@@ -322,15 +320,6 @@ class Node:
         status = health_pb2.HealthCheckResponse
         for name in ("", *SERVICES):
             await health.set(name, status.SERVING if serving else status.NOT_SERVING)
-
-    async def _reclaim(self, engine: Engine, writer: Writer) -> None:
-        """Reclaim expired records in small steps, only while the writer has little to do."""
-        while True:
-            more = True
-            while more and not writer.pending_rows:
-                more = await engine.reclaim_step(_RECLAIM_ROWS)
-                await asyncio.sleep(_RECLAIM_PAUSE_S)
-            await asyncio.sleep(_RECLAIM_INTERVAL_S)
 
     async def _collect_stats(self, parts: Parts) -> None:
         engine, store, writer = parts.engine, parts.store, parts.writer

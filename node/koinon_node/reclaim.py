@@ -12,7 +12,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -61,33 +61,40 @@ class Reclaimer:
         self._from = b""
 
     async def step(self, rows_max: int) -> bool:
-        """Look at some entries of the index; return whether there may be more now."""
+        """Look at some entries of the index; return whether there may be more now (``upkeep``).
+
+        Raises:
+            StorageFullError: for some of them there is no room; they stay.
+        """
         view = self._state.served
         if not self._state.serving() or not len(view.epochs):
             return False
-        entries, self._from = self._store.expired_entries(
-            self._from, self._clock.now_ms(), rows_max
-        )
+        began = self._from
+        entries, self._from = self._store.expired_entries(began, self._clock.now_ms(), rows_max)
         if not entries:
             return bool(self._from)
         partition_ids = records.partitions_of_data_keys([entry[8:] for entry in entries])
         served = self._state.served_as(view, partition_ids) & ~self._state.too_few[partition_ids]
         due = self._due([e for e, here in zip(entries, served.tolist(), strict=True) if here])
-        purge = self._purge(due.tombstones) if due.tombstones else None
-        ticket = None
+        work: list[Awaitable[None]] = []
+        if due.tombstones and (purge := self._purge(due.tombstones)) is not None:
+            work.append(purge)
         if due.dropped:
             effects = replica.decide_expiry(
                 due.expired, self._primaries, self._pending, self._stored, self._clock.now_ms()
             )
             ticket = self._replicator.submit(effects, len(due.dropped) * _ENTRY_BYTES, due.dropped)
-        try:
-            if purge is not None:
-                await purge
             if ticket is not None:
-                await self._replicator.finish(ticket)
-        except (StorageFullError, UnknownFateError):  # what has expired stays, unserved
-            return False
-        return bool(self._from)
+                work.append(self._replicator.finish(ticket))
+        more = bool(self._from)
+        # What one of them removes makes room, even if the other finds none.
+        for error in await asyncio.gather(*work, return_exceptions=True):
+            if isinstance(error, StorageFullError) and rows_max > 1:
+                self._from = began
+            if error is not None and not isinstance(error, UnknownFateError):
+                raise error
+            more &= error is None  # what has expired stays, unserved
+        return more
 
     def _due(self, entries: Sequence[bytes]) -> _Due:
         due = _Due()

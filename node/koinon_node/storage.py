@@ -41,6 +41,7 @@ NODE_EPOCH = b"node_epoch"
 REGISTRATION_ID = b"registration_id"
 RUN_STATE = b"run_state"  # "clean" or "open <durability> <boot id>"
 
+_EPOCHS, _PROGRESS, _DROPPING = range(3)  # kinds of a partition's metadata
 _ALL_PARTITIONS = 65_536
 _NO_BOUND = 2**62
 _SEEN_BYTES = 8 * 1024 * 1024  # looked at in one transaction, wanted or not
@@ -89,6 +90,16 @@ def open_environment(config: StoreConfig, *, sync: bool = True) -> lmdb.Environm
 def open_databases(env: lmdb.Environment, *, create: bool = False) -> list[Any]:
     """Return the handles in the order of DATABASES."""
     return [env.open_db(name.encode(), create=create) for name in DATABASES]
+
+
+def _distrust_copies(txn: lmdb.Transaction[bytes], partitions: Any) -> None:
+    """Mark every copy as one that may lack any of what it says it holds."""
+    found = [(key, value) for key, value in txn.cursor(partitions) if key[2] == _PROGRESS]
+    for key, value in found:
+        through, floor, state = records.decode_progress(value)
+        columns = np.array([through], np.uint64), np.array([floor], np.uint64)
+        (marked,) = records.encode_progress(*columns, state | CopyState.UNTRUSTED)
+        txn.put(key, marked, db=partitions)
 
 
 class Store:
@@ -171,9 +182,11 @@ class Store:
 
     def _distrust_after_crash(self) -> None:
         """Rule 3: after an unclean end under durability=interval, another boot means that rows
-        which had been acknowledged may be gone. The copy then gives up its identity: it registers
-        under a new store_id, the coordinator treats the old store as lost (out of in_sync; where
-        it was the only member, offline), and what is on the disk stays there for the operator.
+        which had been acknowledged may be gone, any of them. The store then gives up its identity:
+        it registers under a new store_id, the coordinator treats the old one as lost (out of
+        in_sync; where it was the only member, offline). Its copies say themselves that they are not
+        to be built on: each is replaced by its primary's. What is on the disk stays there for the
+        operator until then.
         """
         state = self._meta(RUN_STATE).split(" ")
         if state[:2] != ["open", "interval"] or state[2] == files.boot_id():
@@ -186,7 +199,10 @@ class Store:
             self.identity().store_id,
             store_id,
         )
-        self._put_meta({NEXT_STORE_ID: store_id})
+        meta, partitions = self._databases[META_DB], self._databases[PARTITIONS_DB]
+        with self.env.begin(write=True) as txn:
+            txn.put(NEXT_STORE_ID, store_id.encode(), db=meta)
+            _distrust_copies(txn, partitions)
         files.write_identity(self.config.directory, store_id)
         self._put_meta({STORE_ID: store_id, NEXT_STORE_ID: ""})
 
@@ -246,7 +262,7 @@ class Store:
         """Read the epochs of all partitions that this store has seen."""
         return {
             int.from_bytes(key[:2], "big"): records.decode_epochs(value)
-            for key, value in self._partition_entries(0)
+            for key, value in self._partition_entries(_EPOCHS)
         }
 
     def copies(self) -> Copies:
@@ -254,7 +270,7 @@ class Store:
         complete_through = np.zeros(_ALL_PARTITIONS, np.uint64)
         purge_floors = np.zeros(_ALL_PARTITIONS, np.uint64)
         states = np.zeros(_ALL_PARTITIONS, np.uint8)
-        for key, value in self._partition_entries(1):
+        for key, value in self._partition_entries(_PROGRESS):
             partition_id = int.from_bytes(key[:2], "big")
             through, floor, state = records.decode_progress(value)
             complete_through[partition_id], purge_floors[partition_id] = through, floor
@@ -279,7 +295,7 @@ class Store:
 
     def dropping(self) -> list[int]:
         """Return the partitions whose data is being deleted."""
-        return [int.from_bytes(key[:2], "big") for key, _ in self._partition_entries(2)]
+        return [int.from_bytes(key[:2], "big") for key, _ in self._partition_entries(_DROPPING)]
 
     def _partition_entries(self, kind: int) -> Iterator[tuple[bytes, bytes]]:
         with self.env.begin(self._databases[PARTITIONS_DB]) as txn:

@@ -188,13 +188,19 @@ class Writer:
             raise ResourceExhaustedError(
                 resource="bytes waiting to be written", limit=self._limits.pending_bytes
             )
-        limit = self._store.config.map_size_bytes
-        if put_size and self._used_bytes + 2 * (held_size + put_size) > limit:
+        if put_size and not self.fits(put_size):
+            limit = self._store.config.map_size_bytes
             reason = (
                 f"the store holds {self._used_bytes} of {limit} bytes, {put_size} more do not fit"
             )
             self._tell_full(1, reason)
             raise StorageFullError(node_id=self._node_id, reason=reason)
+
+    def fits(self, put_size: int) -> bool:
+        """Return whether so much more may be stored. What only removes may always try."""
+        held_size = self._size + self._promised_size
+        limit = self._store.config.map_size_bytes
+        return self._used_bytes + 2 * (held_size + put_size) <= limit
 
     def promise(self, rows: int, size: int, put_size: int) -> None:
         """Set room aside for a batch that is queued in steps, so that batches side by side are
@@ -264,6 +270,14 @@ class Writer:
     def end_group(self) -> None:
         """Let what is queued from now on go into a later group than what is queued."""
         if self._groups[self._pending.open_group].tickets:
+            self._seal()
+
+    def begin(self, size: int) -> None:
+        """End the open group if it would be too large with so much more: it goes to followers as
+        one message. Called before what is to be written is decided, in the open group.
+        """
+        group = self._groups[self._pending.open_group]
+        if group.tickets and group.size + size > self._limits.group_bytes:
             self._seal()
 
     def release(self, group: int) -> None:

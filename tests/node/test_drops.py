@@ -101,22 +101,22 @@ def test_expiry_entries_of_deleted_copy_go_when_they_are_due(tmp_path: Path) -> 
         table = a_table(1, [a_row(p, replicas=(P1, P2)) for p in range(PARTITIONS)])
         rig.on_table(replace(table, rows=(table.rows[0], a_row(1), *table.rows[2:])))
         purge = rig.follower._purge
-        await purge.step()
+        await purge.step(1_000)
         await rig.writer.barrier()
         assert entries(rig) == 20  # the copy is there still
         async with dropping(rig):
             await until(lambda: 0 not in rig.copies.epochs, "it is deleted")
         rig.follower.applier.busy[0] += 1  # something of it is on the way to the disk
-        await purge.step()
+        await purge.step(1_000)
         await rig.writer.barrier()
         assert entries(rig) == 20
         rig.follower.applier.busy[0] -= 1
         rig.on_table(a_table(2, [a_row(p) for p in range(PARTITIONS)]))
-        await purge.step()
+        await purge.step(1_000)
         await rig.writer.barrier()
         assert entries(rig) == 20  # a copy may be made anew
         rig.on_table(replace(table, table_version=3))
-        await purge.step()
+        await purge.step(1_000)
         await rig.writer.barrier()
         assert (entries(rig, due), entries(rig)) == (6, 14)
 

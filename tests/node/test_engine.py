@@ -127,6 +127,25 @@ def test_write_in_steps_stops_at_the_step_before_which_the_lease_ended(tmp_path:
 # --- what is in flight -------------------------------------------------------------------------
 
 
+def test_writes_queued_at_once_do_not_make_a_group_larger_than_a_message(tmp_path: Path) -> None:
+    async def use(bench: Bench) -> None:
+        bench.channel.held = True
+        writes = [asyncio.ensure_future(bench.put(b"%d" % n, value=bytes(1_000))) for n in range(9)]
+        for write in writes:
+            await settle(write)
+        bench.channel.release()
+        await asyncio.gather(*writes)
+        groups = dict(
+            zip(bench.writer.commit_bytes.bounds, bench.writer.commit_bytes.counts, strict=False)
+        )
+        assert groups[4_096] >= 3
+        assert sum(bench.writer.commit_bytes.counts) == groups[1_024] + groups[4_096]
+        for n in range(9):
+            assert (await bench.get(b"%d" % n)).values == [bytes(1_000)]
+
+    with_engine(tmp_path, use, limits=Limits(group_bytes=3_500))
+
+
 @pytest.mark.parametrize("keys", [(b"k",), (b"other", b"k")], ids=["one key", "a batch"])
 def test_read_of_a_key_in_flight_waits_until_it_is_durable(
     tmp_path: Path, keys: tuple[bytes, ...]

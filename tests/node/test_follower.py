@@ -687,7 +687,7 @@ def test_rule_13_follower_keeps_what_has_expired_until_its_primary_removes_it(
         floors = wire.PurgeFloors(partition_ids=[0], sequences=[last])
         primary.stream.respond(wire.FollowResponse(floors=floors))
         await until(lambda: b"t" not in rig.rows(0), "the tombstone is purged")
-        await rig.follower._purge.step()
+        await rig.follower._purge.step(1_000)
         assert set(rig.rows(0)) == {b"e"}
 
     follow(tmp_path, primary, test)
@@ -704,12 +704,12 @@ def test_rule_14_tombstones_are_purged_only_up_to_the_announced_floor(tmp_path: 
         floor = primary.write(0, {b"a": None})
         last = primary.write(0, {b"b": None})
         await until(lambda: primary.acknowledged() == 3, "all is here")
-        assert not await rig.follower._purge.step()
+        assert not await rig.follower._purge.step(1_000)
         assert set(rig.rows(0)) == {b"a", b"b"}
         floors = wire.PurgeFloors(partition_ids=[0], sequences=[floor])
         primary.stream.respond(wire.FollowResponse(floors=floors))
         await until(lambda: b"a" not in rig.rows(0), "the first is purged")
-        await rig.follower._purge.step()
+        await rig.follower._purge.step(1_000)
         assert set(rig.rows(0)) == {b"b"}
         assert rig.durable(0) == (last, CopyState.USABLE, floor)
 

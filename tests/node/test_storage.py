@@ -15,9 +15,21 @@ import pytest
 from koinon_node import directory as files
 from koinon_node.config import StoreConfig
 from koinon_node.core import records
+from koinon_node.core.copies import CopyState
+from koinon_node.core.records import EpochStart, PartitionEpochs
 from koinon_node.storage import DATA_DB, PARTITIONS_DB, Store
 from koinon_node.writer import Writer
 from koinon_proto.errors import ConfigurationError, DataDirectoryError
+from koinon_proto.table import first_sequence
+from tests.node.scripted_primary import (
+    PARTITIONS,
+    Rig,
+    ScriptedPrimary,
+    a_row,
+    a_table,
+    follow,
+    until,
+)
 from tests.node.support import with_writer
 
 
@@ -274,6 +286,34 @@ def test_store_unclean_interval_on_another_boot_gives_up_its_identity(
         assert store.count() == 2000
     with Store(config_of(filled)) as store:  # and keeps what it has become
         assert (store.identity().store_id == before) is trusted
+
+
+def test_rule_3_copies_of_a_store_that_is_not_trusted_are_replaced_by_their_primarys(
+    tmp_path: Path,
+) -> None:
+    """Of what was acknowledged any part may be missing, not only the newest."""
+    begun = first_sequence(4)
+    epochs = PartitionEpochs(primary_epoch=4, history=(EpochStart(4, 0),))
+    rows = {key: records.encode_record(begun + n, b"v") for n, key in enumerate((b"a", b"b"), 1)}
+
+    async def hold(rig: Rig) -> None:
+        await rig.put(0, {b"b": rows[b"b"]}, through=begun + 2, epochs=epochs)  # "a" was lost
+
+    follow(tmp_path, ScriptedPrimary(), hold)
+    _run_state(tmp_path, "open interval another-boot")
+    primary = ScriptedPrimary()
+    primary.lead(0, 5, [(4, 0), (5, begun + 2)]).rows = rows
+
+    async def back(rig: Rig) -> None:
+        assert rig.copies.states[0] == CopyState.UNTRUSTED
+        rig.on_table(a_table(1, [a_row(p, in_sync=False) for p in range(PARTITIONS)]))
+        await until(lambda: 0 in primary.positions(), "it follows")
+        assert primary.page_requests[0].snapshot
+        assert set(rig.rows(0)) == {b"a", b"b"}
+        assert rig.copies.states[0] == CopyState.USABLE
+        assert rig.durable(0)[1] == CopyState.USABLE
+
+    follow(tmp_path, primary, back)
 
 
 @pytest.mark.parametrize("identity_written", [False, True])

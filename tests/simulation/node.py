@@ -24,6 +24,7 @@ from koinon_node.replication import Replicator
 from koinon_node.seams import FollowerEnd, PeerLostError
 from koinon_node.sizes import SizeEstimates
 from koinon_node.state import NodeState, WallClock
+from koinon_node.upkeep import in_steps
 from koinon_node.writer import Writer
 from koinon_proto.errors import KoinonError
 from koinon_proto.table import NodeInfo, NodeNumber, Table
@@ -162,21 +163,13 @@ class Life:
                 self.follower.run(),
                 self.drops.run(),
                 self.loads.run(),
-                self._reclaim(),
+                in_steps(self.engine.reclaim_step, rows=RECLAIM_ROWS),
                 agent.run(),
             ):
                 group.create_task(work)
 
     def _on_writer_lost(self, reason: str) -> None:
         raise AssertionError(reason)
-
-    async def _reclaim(self) -> None:
-        while True:
-            more = True
-            while more and not self._writer.pending_rows:
-                more = await self.engine.reclaim_step(RECLAIM_ROWS)
-                await asyncio.sleep(0.02)
-            await asyncio.sleep(0.5)
 
     # --- services ----------------------------------------------------------------------------
 

@@ -4,6 +4,8 @@ Invariants:
 - ``complete_through[p]`` = S says: for every key of p, this copy holds what the lineage described
   by ``epochs[p].history`` held at S. It is stored in the same transaction as the records that make
   it true, and only ever counts what is durable.
+- What an ``UNTRUSTED`` copy holds may have holes anywhere (rule 3): it is replaced by a snapshot
+  before it counts again, unless it is the last that is left, and is made to lead.
 - A copy that is ``UNUSABLE`` (a snapshot into it is under way, or its deletion) is nobody's ground.
 - ``DIRTY_TAIL``: records above ``complete_through`` may belong to another lineage; they are
   repaired before anything else is asked of the copy, unless it becomes the primary, whose tail is
@@ -29,6 +31,10 @@ class CopyState(IntFlag):
     USABLE = 0
     UNUSABLE = 1
     DIRTY_TAIL = 2
+    UNTRUSTED = 4
+
+
+NEEDS_SNAPSHOT = CopyState.UNUSABLE | CopyState.UNTRUSTED
 
 
 class Copy(NamedTuple):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from koinon_node.core.records import U32Array, U64Array
+from koinon_node.core.records import NO_SEQUENCE, U32Array, U64Array
 
 _NOBODY = np.uint32(2**32 - 1)
 ROWS_MAX = 200_000
@@ -57,6 +57,20 @@ class Journal:
             return None
         rows = np.flatnonzero((self._partitions == partition_id) & (self._sequences > after))
         return sorted({self._keys[row] for row in rows.tolist()})
+
+    def above(
+        self, partition_ids: U32Array, sequences: U64Array
+    ) -> tuple[set[bytes], frozenset[int]]:
+        """Return the data keys that were written in each of these partitions above its sequence;
+        and the partitions of which some may not be known.
+        """
+        known = sequences >= self._floors[partition_ids]
+        bounds = np.full(len(self._floors), NO_SEQUENCE, np.uint64)
+        bounds[partition_ids[known]] = sequences[known]
+        used = np.flatnonzero(self._partitions != _NOBODY)
+        rows = used[self._sequences[used] > bounds[self._partitions[used]]]
+        keys = {self._keys[row] for row in rows.tolist()}
+        return keys, frozenset(partition_ids[~known].tolist())
 
     def reset(self, partition_id: int, floor: int) -> None:
         """The partition's content was replaced by other means: nothing up to ``floor`` is covered,

@@ -133,6 +133,11 @@ def encode_record(sequence: int, value: bytes, expires_at_ms: int = 0) -> bytes:
     return _HEADER.pack(sequence, 0) + value
 
 
+def put_bytes(encoded: Sequence[bytes]) -> int:
+    """Return the bytes of the records that are no tombstones ("" is no record)."""
+    return sum(len(r) for r in encoded if r and not r[FLAGS_AT] & FLAG_TOMBSTONE)
+
+
 def encode_records(
     sequences: U64Array, values: Sequence[bytes], expires_at_ms: Sequence[int] | None
 ) -> list[bytes]:

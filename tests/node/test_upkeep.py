@@ -1,0 +1,164 @@
+"""How work on the expiry index is paced, and that it makes room where there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from koinon_node import upkeep
+from koinon_node.core import records
+from koinon_proto.errors import StorageFullError, UnknownFateError
+from koinon_proto.v1 import replication_pb2 as wire
+from tests.node.held_writer import Bench, row_of
+from tests.node.played_follower import PlayedFollower, turn
+from tests.node.primary import answered, start, with_rows
+from tests.node.scripted_primary import Rig, ScriptedPrimary, a_row, a_table, follow, until
+
+FULL = StorageFullError(node_id="n1", reason="no room")
+
+
+def sizes_of(answers: list[bool | Exception]) -> list[int]:
+    """Return how many entries each step looked at, that was answered so."""
+    sizes: list[int] = []
+
+    async def step(rows: int) -> bool:
+        if len(sizes) == len(answers):
+            raise asyncio.CancelledError
+        sizes.append(rows)
+        answer = answers[len(sizes) - 1]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def run() -> None:
+        with pytest.raises(asyncio.CancelledError):
+            await upkeep.in_steps(step, rows=4, rows_max=16)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(upkeep, "_PAUSE_S", 0.0)
+        patched.setattr(upkeep, "_INTERVAL_S", 0.0)
+        asyncio.run(run())
+    return sizes
+
+
+def test_steps_grow_while_there_is_more() -> None:
+    assert sizes_of([True, True, True, False, True]) == [4, 8, 16, 16, 4]
+
+
+def test_steps_shrink_to_one_entry_where_there_is_no_room() -> None:
+    assert sizes_of([FULL, FULL, FULL, True, True]) == [4, 2, 1, 1, 2]
+
+
+def test_steps_go_on_after_an_error() -> None:
+    assert sizes_of([True, UnknownFateError(reason="late"), True]) == [4, 8, 8]
+
+
+async def many_steps(step: Callable[[int], object], done: Callable[[], bool]) -> None:
+    """Make steps until it is ``done``."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(upkeep, "_PAUSE_S", 0.0)
+        patched.setattr(upkeep, "_INTERVAL_S", 0.001)
+        task = asyncio.create_task(upkeep.in_steps(step))  # type: ignore[arg-type]
+        try:
+            await until(done, "it is done")
+        finally:
+            task.cancel()
+
+
+def test_what_has_expired_goes_though_something_is_always_waiting_to_be_written(
+    tmp_path: Path,
+) -> None:
+    async def use(bench: Bench) -> None:
+        two = PlayedFollower(bench)
+        await two.join(1)
+        keys = [b"%03d" % number for number in range(500)]
+        await bench.put(*keys, ttl_ms=1)
+        waiting = start(bench.put(b"k", partition_id=1))  # its follower does not answer
+        await turn()
+        assert bench.writer.pending_rows
+        bench.clock.ms += 10
+        await many_steps(bench.engine.reclaim_step, lambda: bench.store.count() == 1)
+        assert not await answered(waiting)
+        await two.acknowledge()
+        await waiting
+
+    with_rows(tmp_path, use, row_of(0), row_of(1, (1, 2)))
+
+
+def test_step_that_found_no_room_is_made_again_from_where_it_began(tmp_path: Path) -> None:
+    async def use(bench: Bench) -> None:
+        await bench.put(*(b"%d" % number for number in range(8)), ttl_ms=1)
+        bench.clock.ms += 10
+        bench.channel.failing = {0: "no room"}
+        with pytest.raises(StorageFullError):
+            await bench.engine.reclaim_step(4)
+        while await bench.engine.reclaim_step(4):
+            pass
+        assert bench.store.count() == 0
+
+    with_rows(tmp_path, use, row_of(0))
+
+
+def test_tombstones_of_a_busy_partition_are_purged_but_for_keys_that_are_being_written(
+    tmp_path: Path,
+) -> None:
+    """Batches come without a pause: there is always one that is not durable yet."""
+    primary = ScriptedPrimary()
+    primary.lead(0, 5)
+
+    async def test(rig: Rig) -> None:
+        rig.on_table(a_table(1, [a_row(0, in_sync=False)]))
+        await until(lambda: primary.positions(), "it follows")
+        primary.write(0, {b"a": b"1", b"b": b"1", b"c": b"1"})
+        last = primary.write(0, {b"a": None, b"b": None})
+        await until(lambda: primary.acknowledged() == 2, "all is here")
+        floors = wire.PurgeFloors(partition_ids=[0], sequences=[last])
+        os.kill(rig.writer.process_id, signal.SIGSTOP)
+        try:
+            newest = primary.write(0, {b"b": b"2"})
+            await until(lambda: bool(rig.follower.applier.busy[0]), "a batch is on its way")
+            primary.stream.respond(wire.FollowResponse(floors=floors))
+            followed = next(iter(rig.follower._hub.links.values())).following.partitions[0]
+            await until(lambda: followed.purge_floor == last, "the floor is announced")
+            purging = asyncio.create_task(rig.follower._purge.step(1_000))
+            await turn()
+        finally:
+            os.kill(rig.writer.process_id, signal.SIGCONT)
+        await purging
+        await until(lambda: primary.acknowledged() == 3, "the batch is here")
+        assert rig.values(0) == {b"b": b"2", b"c": b"1"}
+        assert b"a" not in rig.rows(0)
+        assert rig.durable(0)[0] == newest
+
+    follow(tmp_path, primary, test)
+
+
+def test_full_store_takes_the_deletes_that_its_primary_took(tmp_path: Path) -> None:
+    primary = ScriptedPrimary()
+    primary.lead(0, 5)
+
+    async def test(rig: Rig) -> None:
+        rig.on_table(a_table(1, [a_row(0, in_sync=False)]))
+        await until(lambda: primary.positions(), "it follows")
+        primary.write(0, {b"%d" % number: bytes(40_000) for number in range(8)})
+        await until(lambda: primary.acknowledged() == 1, "it is here")
+        rig.writer._used_bytes = 2 * 1024 * 1024  # as after many more
+        last = primary.write(0, {b"%d" % number: None for number in range(8)})
+        await until(lambda: primary.acknowledged() == 2, "the deletes are taken")
+        assert (rig.values(0), rig.durable(0)[0]) == ({}, last)
+        assert not primary.count("close")
+        rig.writer._used_bytes = 2 * 1024 * 1024
+        primary.write(0, {b"k": b"v"})
+        await until(lambda: primary.count("close") == 1, "a put is not")
+
+    follow(tmp_path, primary, test, map_size_bytes=1024 * 1024)
+
+
+def test_put_bytes_counts_no_tombstones() -> None:
+    put = records.encode_record(1, b"value")
+    assert records.put_bytes([put, b"", records.encode_tombstone(2, 5), put]) == 2 * len(put)
