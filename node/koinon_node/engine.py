@@ -41,6 +41,7 @@ from koinon_node.replication import Replicator, Ticket
 from koinon_node.state import NodeState, WallClock
 from koinon_node.storage import Store, values_of
 from koinon_node.traffic import Traffic
+from koinon_node.upkeep import Upkeep
 from koinon_node.writer import Writer
 from koinon_proto.errors import (
     KoinonError,
@@ -81,7 +82,8 @@ class Engine:
         self._replicator = replicator
         self._limits = limits
         self._clock = clock
-        self._reclaimer = Reclaimer(state, store, writer, pending, primaries, replicator, clock)
+        reclaimer = Reclaimer(state, store, pending, primaries, replicator, clock)
+        self.reclaiming = Upkeep(reclaimer.look)
         self.waits = np.zeros(len(primaries.epochs), np.int32)
         self.traffic = Traffic()
         self._reading_rows = 0
@@ -560,14 +562,6 @@ class Engine:
         if ticket is not None:
             with contextlib.suppress(StorageFullError, UnknownFateError):
                 await self._replicator.finish(ticket)
-
-    async def reclaim_step(self, rows_max: int) -> bool:
-        """Reclaim some expired records and old tombstones; return whether there may be more now.
-
-        Raises:
-            StorageFullError: there is no room for it.
-        """
-        return await self._reclaimer.step(rows_max)
 
 
 def _append_record(

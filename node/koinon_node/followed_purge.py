@@ -10,7 +10,7 @@ from the records only, which are gone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Awaitable, Sequence, Set
 
 import numpy as np
 
@@ -21,36 +21,20 @@ from koinon_node.hub import Hub
 from koinon_node.state import WallClock
 from koinon_node.storage import EXPIRY_DB
 from koinon_node.writer import Writer, columns
-from koinon_proto.errors import StorageFullError
 
 
 class FollowedPurge:
-    """Background work in bounded steps (upkeep.py)."""
+    """What is done here of the work on the index (upkeep.py)."""
 
     def __init__(self, hub: Hub, writer: Writer, wall: WallClock) -> None:
         self._hub = hub
         self._writer = writer
         self._wall = wall
-        self._from = b""
 
-    async def step(self, rows_max: int) -> bool:
-        """Look at some entries of the index that are due; return whether there are more.
-
-        Raises:
-            StorageFullError: for some of them there is no room; they stay.
-        """
-        began = self._from
-        try:
-            return await self._step(rows_max)
-        except StorageFullError:
-            if rows_max > 1:
-                self._from = began
-            raise
-
-    async def _step(self, rows_max: int) -> bool:
+    def look(self, start: bytes, rows_max: int) -> tuple[bytes, list[Awaitable[None]]]:
+        """Look at some entries of the index and queue what they ask for."""
         hub = self._hub
-        entries, self._from = hub.store.expired_entries(self._from, self._wall.now_ms(), rows_max)
-        more = bool(self._from)
+        entries, start = hub.store.expired_entries(start, self._wall.now_ms(), rows_max)
         looked = [(entry, *records.split_expiry_key(entry)) for entry in entries]
         live = self._live()
         self._drop_left([(entry, key) for entry, _, key in looked])
@@ -73,18 +57,17 @@ class FollowedPurge:
                 dropped.append(entry)
                 removed.append(key)
                 floors[partition_id] = max(floors.get(partition_id, 0), record.sequence)
-        if dropped:
-            ids = sorted({records.partition_of_data_key(entry[8:]) for entry in dropped})
-            await hub.applier.submit(
-                Change(
-                    partition_ids=np.array(ids, np.uint32),
-                    complete_through=hub.applier.through(ids),
-                    purge_floors=np.array([floors.get(p, 0) for p in ids], np.uint64),
-                    removed=removed,
-                    dropped_entries=dropped,
-                )
-            )
-        return more
+        if not dropped:
+            return start, []
+        ids = sorted({records.partition_of_data_key(entry[8:]) for entry in dropped})
+        change = Change(
+            partition_ids=np.array(ids, np.uint32),
+            complete_through=hub.applier.through(ids),
+            purge_floors=np.array([floors.get(p, 0) for p in ids], np.uint64),
+            removed=removed,
+            dropped_entries=dropped,
+        )
+        return start, [hub.applier.submit(change)]
 
     def _drop_left(self, looked: Sequence[tuple[bytes, bytes]]) -> None:
         """Remove the entries of copies that are gone. What would be written of these partitions

@@ -27,7 +27,7 @@ from koinon_node.links import Link
 from koinon_node.seams import Peers
 from koinon_node.state import NodeState, WallClock
 from koinon_node.storage import Store
-from koinon_node.upkeep import in_steps
+from koinon_node.upkeep import Upkeep
 from koinon_node.writer import Writer
 from koinon_proto.table import NodeNumber, Table
 
@@ -62,7 +62,7 @@ class Follower:
             random=random,
             uncovered=set(dirty.tolist()),
         )
-        self._purge = FollowedPurge(self._hub, writer, wall)
+        self._purge = Upkeep(FollowedPurge(self._hub, writer, wall).look)
         self._group: asyncio.TaskGroup | None = None
         self._wanted = core.Wanted()
         self._leaves = False
@@ -114,7 +114,7 @@ class Follower:
                 self._group = group
                 for link in self._hub.links.values():
                     link.start(group)
-                group.create_task(in_steps(self._purge.step))
+                group.create_task(self._purge.run())
         finally:
             self._group = None
 

@@ -41,7 +41,6 @@ from koinon_node.sizes import SizeEstimates, SizeScan
 from koinon_node.state import NodeState, WallClock
 from koinon_node.storage import Store
 from koinon_node.traffic_service import TrafficService
-from koinon_node.upkeep import in_steps
 from koinon_node.writer import Writer
 from koinon_proto import rpc
 from koinon_proto.errors import ConfigurationError, InternalError, StorageFullError
@@ -177,7 +176,7 @@ class Node:
                 asyncio.create_task(self._watched(work))
                 for work in (
                     self._tell_health(health),
-                    in_steps(parts.engine.reclaim_step),
+                    parts.engine.reclaiming.run(),
                     self._collect_stats(parts),
                     self._collect_progress(parts.follower),
                     parts.replicator.run(),

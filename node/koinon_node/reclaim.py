@@ -22,8 +22,6 @@ from koinon_node.core.replica import PendingWrites, Primaries
 from koinon_node.replication import Replicator
 from koinon_node.state import NodeState, WallClock
 from koinon_node.storage import Store
-from koinon_node.writer import Writer
-from koinon_proto.errors import StorageFullError, UnknownFateError
 
 _ENTRY_BYTES = 48
 
@@ -45,7 +43,6 @@ class Reclaimer:
         self,
         state: NodeState,
         store: Store,
-        writer: Writer,
         pending: PendingWrites,
         primaries: Primaries,
         replicator: Replicator,
@@ -53,48 +50,33 @@ class Reclaimer:
     ) -> None:
         self._state = state
         self._store = store
-        self._writer = writer
         self._pending = pending
         self._primaries = primaries
         self._replicator = replicator
         self._clock = clock
-        self._from = b""
 
-    async def step(self, rows_max: int) -> bool:
-        """Look at some entries of the index; return whether there may be more now (``upkeep``).
-
-        Raises:
-            StorageFullError: for some of them there is no room; they stay.
-        """
+    def look(self, start: bytes, rows_max: int) -> tuple[bytes, list[Awaitable[None]]]:
+        """Look at some entries of the index and queue what they ask for (upkeep.py)."""
         view = self._state.served
         if not self._state.serving() or not len(view.epochs):
-            return False
-        began = self._from
-        entries, self._from = self._store.expired_entries(began, self._clock.now_ms(), rows_max)
+            return b"", []
+        entries, start = self._store.expired_entries(start, self._clock.now_ms(), rows_max)
         if not entries:
-            return bool(self._from)
+            return start, []
         partition_ids = records.partitions_of_data_keys([entry[8:] for entry in entries])
         served = self._state.served_as(view, partition_ids) & ~self._state.too_few[partition_ids]
         due = self._due([e for e, here in zip(entries, served.tolist(), strict=True) if here])
-        work: list[Awaitable[None]] = []
+        queued: list[Awaitable[None]] = []
         if due.tombstones and (purge := self._purge(due.tombstones)) is not None:
-            work.append(purge)
+            queued.append(purge)
         if due.dropped:
             effects = replica.decide_expiry(
                 due.expired, self._primaries, self._pending, self._stored, self._clock.now_ms()
             )
             ticket = self._replicator.submit(effects, len(due.dropped) * _ENTRY_BYTES, due.dropped)
             if ticket is not None:
-                work.append(self._replicator.finish(ticket))
-        more = bool(self._from)
-        # What one of them removes makes room, even if the other finds none.
-        for error in await asyncio.gather(*work, return_exceptions=True):
-            if isinstance(error, StorageFullError) and rows_max > 1:
-                self._from = began
-            if error is not None and not isinstance(error, UnknownFateError):
-                raise error
-            more &= error is None  # what has expired stays, unserved
-        return more
+                queued.append(self._replicator.finish(ticket))
+        return start, queued
 
     def _due(self, entries: Sequence[bytes]) -> _Due:
         due = _Due()

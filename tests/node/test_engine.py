@@ -276,7 +276,7 @@ def test_reclaim_under_a_lease_removes_what_expired_and_only_where_it_leads(
         await bench.put(b"later", ttl_ms=51)
         bench.clock.ms += 50
         bench.lose_partition_0()
-        assert not await bench.engine.reclaim_step(100)
+        assert not await bench.engine.reclaiming.step(100)
         assert bench.store.get(b"\0\0\0k") is not None
         assert bench.store.get(b"\0\1\0k") is None
         assert bench.store.get(b"\0\0\0later") is not None
@@ -290,7 +290,7 @@ def test_reclaim_without_a_lease_removes_nothing(tmp_path: Path) -> None:
         bench.clock.ms += 50
         sent = bench.channel.groups_sent
         bench.lose_lease()
-        assert not await bench.engine.reclaim_step(100)
+        assert not await bench.engine.reclaiming.step(100)
         assert (bench.channel.groups_sent, bench.writer.pending_rows) == (sent, 0)
         assert bench.store.get(b"\0\0\0k") is not None
 

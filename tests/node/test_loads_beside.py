@@ -369,13 +369,13 @@ def test_reclaimer_leaves_alone_what_a_step_under_way_may_overwrite(tmp_path: Pa
         bench.channel.held = True
         async with bench.loading():
             await claimed(bench)
-            reclaiming = asyncio.ensure_future(bench.engine.reclaim_step(100))
+            reclaiming = asyncio.ensure_future(bench.engine.reclaiming.step(100))
             await turn()
             bench.channel.release()
             await reclaiming
             await reported(bench, 0)
         assert bench.partition().values == {b"k": b"new", b"gone": b"old"}
-        await bench.engine.reclaim_step(100)
+        await bench.engine.reclaiming.step(100)
         assert bench.partition().values == {b"k": b"new"}
         assert bench.partition().expiry == set()
 

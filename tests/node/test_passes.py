@@ -64,17 +64,17 @@ def test_tombstone_is_purged_late_and_only_below_what_every_follower_and_pass_ha
         await removal
         (answer,) = await three.open(0, complete_through=START, history=[(EPOCH, 0)])
         assert answer.common_point == START
-        await bench.engine.reclaim_step(100)
+        await bench.engine.reclaiming.step(100)
         assert bench.store.get(b"\0\0\0a") is not None  # too young
         bench.clock.ms += 600_000
-        await bench.engine.reclaim_step(100)
+        await bench.engine.reclaiming.step(100)
         assert bench.store.get(b"\0\0\0a") is not None  # a pass needs it
         await three.position(0, sequence=START + 2)
         await two.open(0)  # a required follower has said nothing
-        await bench.engine.reclaim_step(100)
+        await bench.engine.reclaiming.step(100)
         assert bench.store.get(b"\0\0\0a") is not None
         await two.position(0, sequence=START + 2)
-        await bench.engine.reclaim_step(100)
+        await bench.engine.reclaiming.step(100)
         assert bench.store.get(b"\0\0\0a") is None
         assert bench.store.read_copies([0])[0].purge_floor == START + 2
         # Who is below the floor takes a snapshot; one in sync leaves in_sync first.
@@ -103,10 +103,10 @@ def test_rule_14_tombstone_stays_while_a_required_follower_is_away(tmp_path: Pat
             await write
         bench.clock.ms += 600_000
         await two.leave()
-        await bench.engine.reclaim_step(100)
+        await bench.engine.reclaiming.step(100)
         assert bench.store.get(b"\0\0\0a") is not None
         await PlayedFollower(bench).join(0)
-        await bench.engine.reclaim_step(100)
+        await bench.engine.reclaiming.step(100)
         assert bench.store.get(b"\0\0\0a") is None
 
     with_rows(tmp_path, use, TWO)

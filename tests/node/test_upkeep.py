@@ -63,6 +63,7 @@ async def many_steps(step: Callable[[int], object], done: Callable[[], bool]) ->
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(upkeep, "_PAUSE_S", 0.0)
         patched.setattr(upkeep, "_INTERVAL_S", 0.001)
+        patched.setattr(upkeep, "_PART_ROWS", 50)
         task = asyncio.create_task(upkeep.in_steps(step))  # type: ignore[arg-type]
         try:
             await until(done, "it is done")
@@ -82,7 +83,7 @@ def test_what_has_expired_goes_though_something_is_always_waiting_to_be_written(
         await turn()
         assert bench.writer.pending_rows
         bench.clock.ms += 10
-        await many_steps(bench.engine.reclaim_step, lambda: bench.store.count() == 1)
+        await many_steps(bench.engine.reclaiming.step, lambda: bench.store.count() == 1)
         assert not await answered(waiting)
         await two.acknowledge()
         await waiting
@@ -96,8 +97,8 @@ def test_step_that_found_no_room_is_made_again_from_where_it_began(tmp_path: Pat
         bench.clock.ms += 10
         bench.channel.failing = {0: "no room"}
         with pytest.raises(StorageFullError):
-            await bench.engine.reclaim_step(4)
-        while await bench.engine.reclaim_step(4):
+            await bench.engine.reclaiming.step(4)
+        while await bench.engine.reclaiming.step(4):
             pass
         assert bench.store.count() == 0
 

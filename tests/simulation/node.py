@@ -163,7 +163,7 @@ class Life:
                 self.follower.run(),
                 self.drops.run(),
                 self.loads.run(),
-                in_steps(self.engine.reclaim_step, rows=RECLAIM_ROWS),
+                in_steps(self.engine.reclaiming.step, rows=RECLAIM_ROWS),
                 agent.run(),
             ):
                 group.create_task(work)
