@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,8 @@ Opener = Callable[[], RaftStorage]
 
 
 def lmdb_storage(directory: Path, **settings: int) -> LmdbRaftStorage:
-    return LmdbRaftStorage(directory, "a", CONFIGURATION, **{"map_bytes": 1 << 20, **settings})
+    sizes: dict[str, Any] = {"map_bytes": 1 << 20, **settings}
+    return LmdbRaftStorage(directory, "a", CONFIGURATION, **sizes)
 
 
 @pytest.fixture(params=["memory", "lmdb"])
@@ -249,6 +251,34 @@ def test_lmdb_directory_in_use_is_refused(tmp_path: Path) -> None:
     assert "in use" in refusal(tmp_path / "a", "lock")
     storage.close()
     lmdb_storage(tmp_path / "a").close()
+
+
+def test_lmdb_read_only_reads_what_is_there_and_writes_nothing(directory: Path) -> None:
+    before = {path.name: path.read_bytes() for path in directory.iterdir()}
+    storage = LmdbRaftStorage(directory, "a", CONFIGURATION, read_only=True)
+    read = storage.load()
+    with pytest.raises(DataDirectoryError, match="in use"):
+        lmdb_storage(directory)
+    storage.close()
+    assert {path.name: path.read_bytes() for path in directory.iterdir()} == before
+    writer = lmdb_storage(directory)
+    assert read == writer.load()
+    writer.close()
+
+
+@pytest.mark.parametrize("cut_short", [False, True])
+def test_lmdb_read_only_makes_no_member_where_there_is_none(
+    directory: Path, tmp_path: Path, cut_short: bool
+) -> None:
+    path = tmp_path / "none"
+    path.mkdir()
+    if cut_short:
+        identity = json.loads((directory / "identity.json").read_text())
+        (path / "identity.json").write_text(json.dumps({**identity, "initializing": True}))
+    before = list(path.iterdir())
+    with pytest.raises(DataDirectoryError, match="cut short" if cut_short else "no member's"):
+        LmdbRaftStorage(path, "a", CONFIGURATION, read_only=True)
+    assert list(path.iterdir()) == before
 
 
 def test_lmdb_refused_directory_is_not_left_locked(directory: Path) -> None:

@@ -9,7 +9,7 @@ The directory holds
                     one is recognised before a page that is not there is touched
     lock            held (flock) while a process uses the directory
 and is refused, with the file's name, if any of that is not as it should be. An empty environment
-is made only where there is neither an identity nor data.
+is made only where there is neither an identity nor data, and never by who asks to read only.
 """
 
 import contextlib
@@ -163,8 +163,10 @@ class LmdbRaftStorage:
         *,
         map_bytes: int = 256 << 20,
         map_bytes_max: int = 16 << 30,
+        read_only: bool = False,
     ) -> None:
-        """Open the directory, or make a new one that begins with `configuration`.
+        """Open the directory, or make a new one that begins with `configuration`; `read_only`: open
+        a directory that has a member's data, and change nothing in it.
 
         Raises DataDirectoryError or UnsupportedVersionError, naming the file, for a directory
         that is in use, torn, truncated, foreign, another member's or of an unknown format.
@@ -172,8 +174,10 @@ class LmdbRaftStorage:
         self._directory = directory
         self._map_bytes_max = map_bytes_max
         self._environment: Any = None
-        directory.mkdir(parents=True, exist_ok=True)
-        self._lock_fd = _lock_directory(directory)
+        self._read_only = read_only
+        if not read_only:
+            directory.mkdir(parents=True, exist_ok=True)
+        self._lock_fd = _lock_directory(directory, read_only=read_only)
         try:
             identity = self._claim(member_id)
             self._store_id = identity.store_id
@@ -205,6 +209,8 @@ class LmdbRaftStorage:
                 raise DataDirectoryError(
                     path=str(path), reason="missing, though there is a data.mdb beside it"
                 )
+            if self._read_only:
+                raise DataDirectoryError(path=str(path), reason="missing: no member's directory")
             identity = _Identity(member_id, uuid.uuid4().hex, initializing=True)
             self._write_identity(identity)
             return identity
@@ -213,6 +219,10 @@ class LmdbRaftStorage:
             raise DataDirectoryError(
                 path=str(path),
                 reason=f"belongs to member {identity.member_id!r}, not to {member_id!r}",
+            )
+        if identity.initializing and self._read_only:
+            raise DataDirectoryError(
+                path=str(path), reason="says that the member's first start was cut short: no data"
             )
         if identity.initializing:
             # A start was cut short before anything was promised: begin again.
@@ -251,6 +261,8 @@ class LmdbRaftStorage:
                 max_dbs=3,
                 max_readers=8,
                 create=is_new,
+                readonly=self._read_only,
+                lock=not self._read_only,  # the lock above is held
             )
             if not is_new:
                 self._refuse_truncated(size_bytes)
@@ -261,7 +273,8 @@ class LmdbRaftStorage:
             raise DataDirectoryError(
                 path=str(path), reason=f"not a usable environment: {error}"
             ) from error
-        self._extend_file_to(self._environment.info()["map_size"])
+        if not self._read_only:
+            self._extend_file_to(self._environment.info()["map_size"])
 
     def _refuse_truncated(self, size_bytes: int) -> None:
         page_bytes = self._environment.stat()["psize"]
@@ -518,9 +531,12 @@ def _read_identity(path: Path) -> _Identity:
         raise DataDirectoryError(path=str(path), reason=f"damaged: {error!r}") from error
 
 
-def _lock_directory(directory: Path) -> int:
+def _lock_directory(directory: Path, *, read_only: bool) -> int:
     path = directory / "lock"
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    if read_only and not path.exists():
+        return -1  # not made, or copied from elsewhere: nobody uses it
+    flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT
+    fd = os.open(path, flags | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
