@@ -1,14 +1,15 @@
 """``python -m koinon_coordinator.recover``: a new coordinator group after a majority is lost.
 
 Makes the data directory of a group of one, from a surviving member's directory, from the tables of
-the nodes, or from both: the newest wins (core/recovery.py). Changes nothing but the new directory.
+the nodes, or from both: the newest wins, and of the member's log only what the nodes' tables do not
+contradict counts (core/recovery.py). Changes nothing but the new directory.
 The coordinator is then started on it and others are added as to any group.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -18,15 +19,24 @@ import typer
 
 from koinon_proto import convert
 from koinon_proto.addresses import check_address, is_address
-from koinon_proto.errors import ConfigurationError, KoinonError, WrongClusterError
+from koinon_proto.errors import ConfigurationError, KoinonError
 from koinon_proto.rpc import CHANNEL_OPTIONS, error_of
 from koinon_proto.table import NodeStatus, Table, apply_update
 from koinon_proto.v1 import table_pb2, table_pb2_grpc
 
 from .convert import image_to_bytes
 from .core.decisions import check_name
-from .core.raft import Configuration, EntryKind, HardState, LogPosition, Snapshot, SnapshotWrite
+from .core.raft import (
+    Configuration,
+    EntryKind,
+    HardState,
+    LogPosition,
+    RestoredState,
+    Snapshot,
+    SnapshotWrite,
+)
 from .core.recovery import (
+    Committed,
     LoadsFound,
     copies_at_risk,
     image_of,
@@ -34,7 +44,7 @@ from .core.recovery import (
     newest,
     recovered,
 )
-from .core.state import StateImage
+from .core.state import ClusterState, StateImage
 from .raft.storage import LmdbRaftStorage
 from .replicated import ReplicatedState
 
@@ -51,14 +61,30 @@ app = typer.Typer(
 
 @dataclass(kw_only=True)
 class Found:
-    """What could be read. ``term`` and ``index`` are the survivor's last, 0 without one."""
+    """What could be read. ``term`` and ``index`` are the survivor's last, 0 without one;
+    ``dropped``: so many entries of its log were never committed. All tables are of one cluster.
+    """
 
-    images: list[StateImage] = field(default_factory=list)
     tables: dict[str, Table] = field(default_factory=dict)  # by the address that told it
     silent: dict[str, str] = field(default_factory=dict)  # address -> why
+    survivor_id: str = ""
     survivor: StateImage | None = None
+    log: RestoredState | None = None
     term: int = 0
     index: int = 0
+    dropped: int = 0
+
+    @property
+    def cluster_id(self) -> str:
+        """Whose state this is; empty while that is not known."""
+        if self.survivor is not None and self.survivor.config is not None:
+            return self.survivor.config.cluster_id
+        return next((table.cluster.cluster_id for table in self.tables.values()), "")
+
+    def images(self) -> list[StateImage]:
+        """Every state that was found, the survivor's first."""
+        known = [] if self.survivor is None else [self.survivor]
+        return [*known, *map(image_of, self.tables.values())]
 
     def loads(self) -> LoadsFound:
         """What is known of bulk loads."""
@@ -70,36 +96,35 @@ class Found:
 
 def read_survivor(directory: Path, member_id: str, found: Found) -> None:
     """Add what a stopped member's directory holds, entries of unknown fate included: they may have
-    been committed, and if they were not, committing them now breaks no promise.
+    been committed. ``drop_uncommitted`` takes away those that were not, as far as nodes know.
 
     Raises:
         DataDirectoryError, UnsupportedVersionError: it cannot be read; the file is named.
     """
-    storage = LmdbRaftStorage(directory, member_id, Configuration())
+    storage = LmdbRaftStorage(directory, member_id, Configuration(), read_only=True)
     try:
-        restored = storage.load()
+        found.log = log = storage.load()
     finally:
         storage.close()
-    machine = ReplicatedState()
-    if restored.snapshot.data:
-        machine.restore(restored.snapshot.data)
-    index, term = restored.snapshot.index, restored.snapshot.term
-    for entry in restored.entries:
-        if entry.index <= restored.snapshot.index:
-            continue
-        index, term = entry.index, entry.term
-        if entry.kind is EntryKind.COMMAND:
-            machine.apply(entry.index, entry.data)
-    found.survivor = machine.state.image()
-    found.images.insert(0, found.survivor)
-    found.index, found.term = index, max(term, restored.hard_state.term)
+    last = log.entries[-1] if log.entries else log.snapshot
+    found.survivor_id = member_id
+    found.survivor = _last_image(log)
+    found.index = max(last.index, log.snapshot.index)
+    found.term = max(last.term, log.snapshot.term, log.hard_state.term)
 
 
 def ask_nodes(addresses: Iterable[str], found: Found) -> None:
-    """Add the tables of the nodes at the addresses, and of every node that these name."""
-    waiting = list(dict.fromkeys(addresses))
-    for image in found.images:
-        waiting += [r.info.address for r in image.nodes if r.info.status is not NodeStatus.LEFT]
+    """Add the tables of the nodes at the addresses, and of every node that these or the survivor
+    name. An address that was only named and serves another cluster now counts as silent.
+
+    Raises:
+        ConfigurationError: one of the addresses given serves another cluster.
+    """
+    given = list(dict.fromkeys(addresses))
+    waiting = given[::-1]  # taken from the end
+    if found.survivor is not None:
+        nodes = [record.info for record in found.survivor.nodes]
+        waiting[:0] = [n.address for n in nodes if n.status is not NodeStatus.LEFT]
     while waiting:
         address = waiting.pop()
         if address in found.tables or address in found.silent:
@@ -109,9 +134,59 @@ def ask_nodes(addresses: Iterable[str], found: Found) -> None:
         except KoinonError as error:
             found.silent[address] = str(error)
             continue
+        ours, theirs = found.cluster_id, table.cluster.cluster_id
+        if ours not in ("", theirs):
+            if address in given:
+                raise ConfigurationError(
+                    reason=f"nodes: {address} belongs to cluster {theirs}, the others to {ours}: "
+                    "name those of one cluster"
+                )
+            found.silent[address] = f"the address belongs to cluster {theirs} now"
+            continue
         found.tables[address] = table
-        found.images.append(image_of(table))
-        waiting += [n.address for n in table.nodes.values() if n.status is not NodeStatus.LEFT]
+        nodes = list(table.nodes.values())
+        waiting[:0] = [n.address for n in nodes if n.status is not NodeStatus.LEFT]
+
+
+def drop_uncommitted(found: Found) -> None:
+    """Take from the survivor the end of its log that the nodes' tables contradict.
+
+    Raises:
+        ConfigurationError: they contradict its snapshot, all of which was committed.
+    """
+    log = found.log
+    if log is None:
+        return
+    committed = Committed(found.tables.values())
+    wrong = next((i for i, state in _states(log) if committed.contradicts(state)), None)
+    if wrong is None:
+        return
+    if wrong == log.snapshot.index:
+        raise ConfigurationError(
+            reason=f"from-member: the snapshot of {found.survivor_id} and the tables of the nodes "
+            "differ at the same version, so they are of different histories: name the member or "
+            "the nodes, not both"
+        )
+    kept = tuple(entry for entry in log.entries if entry.index < wrong)
+    found.dropped = len(log.entries) - len(kept)
+    found.survivor = _last_image(replace(log, entries=kept))
+
+
+def _last_image(log: RestoredState) -> StateImage:
+    *_, (_, state) = _states(log)
+    return state.image()
+
+
+def _states(log: RestoredState) -> Iterator[tuple[int, ClusterState]]:
+    """Yield the state (one object) as of the snapshot and after each command, with its index."""
+    machine = ReplicatedState()
+    if log.snapshot.data:
+        machine.restore(log.snapshot.data)
+    yield log.snapshot.index, machine.state
+    for entry in log.entries:
+        if entry.index > log.snapshot.index and entry.kind is EntryKind.COMMAND:
+            machine.apply(entry.index, entry.data)
+            yield entry.index, machine.state
 
 
 def _table_of(address: str) -> Table:
@@ -132,17 +207,13 @@ def choose(found: Found) -> StateImage:
 
     Raises:
         ConfigurationError: nothing was found, or no cluster in it.
-        WrongClusterError: what was found belongs to more than one cluster.
     """
-    images = [image for image in found.images if image.config is not None and image.rows]
+    images = [image for image in found.images() if image.config is not None and image.rows]
     if not images:
         raise ConfigurationError(
             reason="neither a surviving member nor a node knows of a partition table: "
             "name them with --from-member and --nodes"
         )
-    ids = list(dict.fromkeys(i.config.cluster_id for i in images if i.config is not None))
-    if len(ids) > 1:
-        raise WrongClusterError(expected_cluster_id=ids[0], actual_cluster_id=ids[1])
     return replace(newest(images), loads=found.loads().image)
 
 
@@ -184,6 +255,14 @@ def report(image: StateImage, found: Found) -> list[str]:
         f"table          version {image.table_version}, {len(image.rows)} partitions",
         f"nodes reached  {len(there)} of {len(nodes)}",
     ]
+    if found.survivor is not None:
+        version = found.survivor.table_version
+        lines.insert(1, f"survivor {found.survivor_id}: term {found.term}, table version {version}")
+    if found.dropped:
+        lines.append(
+            f"The end of {found.survivor_id}'s log (entries: {found.dropped}) was never "
+            "committed, as the nodes' tables show: it is left out."
+        )
     for node in nodes:
         if node.number not in there:
             why = found.silent.get(node.address, "not asked")
@@ -261,6 +340,7 @@ def main(
                 )
             read_survivor(Path(directory), name, found)
         ask_nodes(addresses, found)
+        drop_uncommitted(found)
         image = choose(found)
         for line in report(image, found):
             print(line)

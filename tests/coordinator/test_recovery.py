@@ -27,7 +27,7 @@ from tests.coordinator.load_states import (
     open_load,
     outcome,
 )
-from tests.coordinator.support import bootstrapped, register
+from tests.coordinator.support import bootstrapped, register, registered
 
 REPLICAS: list[tuple[int, ...]] = [(1, 2), (2, 3), (3, 1), (1, 3)]
 
@@ -64,6 +64,16 @@ def test_known_store_registers_in_recovered_state_and_leads_again() -> None:
     for row in state.image().rows:
         assert row.primary in row.in_sync
         assert row.status is PartitionStatus.ASSIGNED
+
+
+def test_registration_under_way_is_no_lost_store_in_recovered_state() -> None:
+    """The answer that gave n1 its second epoch was lost: its store still says the first."""
+    before = three_nodes()
+    command = register("n1", last=1, registration="r2", known=1)
+    before.apply(command)
+    state = ClusterState(recovered(before.image()))
+    again = registered(state.apply(replace(command, known_node_epoch=2)))
+    assert (again.node_epoch, again.copies_lost, again.stranded) == (3, 0, 0)
 
 
 def test_newest_of_a_table_and_an_older_member_wins() -> None:

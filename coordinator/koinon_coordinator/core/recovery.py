@@ -6,6 +6,10 @@ by nobody who is asked. The new history begins far above it, so that nothing the
 given out collides: versions and epochs jump, every node is fenced and must register anew, and no
 partition has a primary until a node that its row calls in sync has registered.
 
+A member's log may end in entries that were never committed, because others committed something else
+in their place. A node is told of committed versions only, so its table, where it differs, tells
+from which entry on the member's log is none of the history (``Committed``).
+
 Of bulk loads a table tells only which are open and which are being merged. A surviving member
 knows the rest of those that it has seen in the same state; they go on. Any other is given up: nodes
 delete what was staged for it. One that was being merged may then have been merged in part, and
@@ -21,6 +25,7 @@ from dataclasses import dataclass, replace
 from koinon_proto.loads import LoadState
 from koinon_proto.table import (
     NO_NODE,
+    NodeInfo,
     NodeNumber,
     NodeStatus,
     OfflineReason,
@@ -31,7 +36,7 @@ from koinon_proto.table import (
 
 from .commands import Move
 from .loads import NO_LOADS, Load, LoadsImage
-from .state import NodeRecord, StateImage
+from .state import ClusterState, NodeRecord, StateImage
 
 VERSION_JUMP = 1_000_000
 EPOCH_JUMP = 1_000
@@ -64,6 +69,34 @@ def image_of(table: Table) -> StateImage:
         rows=tuple(table.rows),
         move_settings=table.moves,
     )
+
+
+class Committed:
+    """What the nodes' tables tell of the versions up to their own."""
+
+    def __init__(self, tables: Iterable[Table]) -> None:
+        self._tables: dict[int, list[Table]] = {}
+        self._rows: dict[int, set[PartitionRow]] = {}  # by the version that made them so
+        self._nodes: dict[int, set[NodeInfo]] = {}
+        for table in tables:
+            self._tables.setdefault(table.table_version, []).append(table)
+            for row in table.rows:
+                self._rows.setdefault(row.changed_at, set()).add(row)
+            for info in table.nodes.values():
+                self._nodes.setdefault(info.changed_at, set()).add(info)
+
+    def contradicts(self, state: ClusterState) -> bool:
+        """Whether the state is not the one that was committed as its version. False proves nothing:
+        a node that missed a version, or has seen its rows change again, tells nothing of it.
+        """
+        version = state.table_version
+        if any(row != state.row(row.partition_id) for row in self._rows.get(version, ())):
+            return True
+        for info in self._nodes.get(version, ()):
+            record = state.node(info.number)
+            if record is None or record.info != info:
+                return True
+        return any(table != state.table() for table in self._tables.get(version, ()))
 
 
 def newest(images: Iterable[StateImage]) -> StateImage:
@@ -137,8 +170,8 @@ def copies_at_risk(image: StateImage, reached: Iterable[NodeNumber]) -> list[Par
 def _fenced(record: NodeRecord, version: int) -> NodeRecord:
     if record.info.status is NodeStatus.LEFT:
         return record
-    info = replace(record.info, status=NodeStatus.FENCED, changed_at=version)
-    return replace(record, info=info, confirmed=True)
+    # An epoch whose answer was lost stays unconfirmed: its store asks for it again.
+    return replace(record, info=replace(record.info, status=NodeStatus.FENCED, changed_at=version))
 
 
 def _without_primary(row: PartitionRow, version: int) -> PartitionRow:
