@@ -106,7 +106,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def PlanMoves(  # noqa: N802
         self, request: admin_pb2.PlanRequest, _context: Any
     ) -> admin_pb2.Plan:
-        planned = self._operations().plan(_wish(request))
+        planned = await self._coordinator.led(self._operations().plan(_wish(request)))
         return _plan_to_proto(planned.plan, self._version())
 
     @typed_errors

@@ -12,12 +12,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from functools import partial
 
 from koinon_proto.errors import KoinonError
 from koinon_proto.table import NodeNumber, PartitionId
 
 from .core.commands import Applied, CancelMoves, Command, FinishMoves, StartMoves
-from .core.layouts import RepairTask, accepted, repair, repair_plan_id, repair_task
+from .core.layouts import (
+    RepairTask,
+    accepted,
+    repair,
+    repair_layout,
+    repair_plan_id,
+    repair_task,
+)
 from .core.moving import Fences, Pace, Progress, next_step, received_since
 from .core.operating import names
 from .term import Term
@@ -139,7 +147,10 @@ class Mover:
         task = repair_task(self._term.state, lost)
         if task is None or task == self._tried:
             return
-        plan = repair(self._term.state, task)
+        layout = repair_layout(self._term.state, task)
+        plan = await self._term.computed(partial(repair, layout, task))
+        if repair_task(self._term.state, lost) != task:
+            return  # what changed meanwhile lets the mover look again
         nodes = names(self._term.state, sorted(lost))
         for refusal in plan.refusals:
             log.warning(

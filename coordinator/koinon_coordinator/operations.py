@@ -2,7 +2,8 @@
 
 Each request decides on the state (``core/layouts.py``, ``core/operating.py``), proposes, and
 answers when that has been applied. A command that is refused when it is applied, because the state
-has changed in between, becomes a typed error.
+has changed in between, becomes a typed error. Plans are made beside the event loop, which has to
+keep up the leader's heartbeats.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from koinon_proto.errors import MembershipChangeError, PlanStaleError
 from koinon_proto.table import NO_NODE, MoveSettings, NodeNumber, NodeStatus
@@ -25,7 +27,7 @@ from .core.commands import (
     SetNodeStatus,
     SetReplicationFactor,
 )
-from .core.layouts import PlanKind, Planned, PlanWish, accepted, plan
+from .core.layouts import PlanKind, Planned, PlanWish, accepted, plan_task, planned
 from .core.moving import Progress, moves_by_node, waits_for
 from .core.operating import (
     decide_cancel,
@@ -39,6 +41,9 @@ from .mover import Mover
 from .term import Term
 
 log = logging.getLogger(__name__)
+
+PLANS_MAX = 3
+"""How often a plan is made for a state that changes meanwhile."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,14 +67,22 @@ class Operations:
 
     # --- plans and moves ----------------------------------------------------------------------
 
-    def plan(self, wish: PlanWish) -> Planned:
-        """Return what would move, and change nothing.
+    async def plan(self, wish: PlanWish) -> Planned:
+        """Return what would move, and change nothing. The plan is one for the state as it is on
+        return, unless that changes all the time: then for the state shortly before.
 
         Raises:
             ClusterNotReadyError, UnknownNodeError, InvalidArgumentError, MembershipChangeError.
         """
         self._term.check_cluster("")
-        return plan(self._term.state, wish)
+        task = plan_task(self._term.state, wish)
+        for _ in range(PLANS_MAX):
+            made = await self._term.computed(partial(planned, task))
+            self._term.check_cluster("")
+            before, task = task, plan_task(self._term.state, wish)
+            if task == before:
+                break
+        return made
 
     async def execute(self, wish: PlanWish, plan_id: str) -> None:
         """Queue the moves of a plan that was shown as ``plan_id``. A node that it empties is told
@@ -79,27 +92,27 @@ class Operations:
             PlanStaleError: planning now gives another plan.
             ClusterNotReadyError, UnknownNodeError, InvalidArgumentError, MembershipChangeError.
         """
-        planned = self.plan(wish)
-        if planned.plan.plan_id != plan_id:
-            raise PlanStaleError(plan_id=plan_id, current_plan_id=planned.plan.plan_id)
-        if planned.plan.refusals and not planned.plan.moves and wish.kind is not PlanKind.REBALANCE:
-            raise MembershipChangeError(reason=planned.plan.refusals[0].reason)
-        record = self._term.state.node(planned.emptied)
+        made = await self.plan(wish)
+        if made.plan.plan_id != plan_id:
+            raise PlanStaleError(plan_id=plan_id, current_plan_id=made.plan.plan_id)
+        if made.plan.refusals and not made.plan.moves and wish.kind is not PlanKind.REBALANCE:
+            raise MembershipChangeError(reason=made.plan.refusals[0].reason)
+        record = self._term.state.node(made.emptied)
         if record is not None and not record.draining:
             await self._done(
-                SetNodeStatus(node_number=planned.emptied, status=NodeStatus.DRAINING),
-                node=planned.emptied,
+                SetNodeStatus(node_number=made.emptied, status=NodeStatus.DRAINING),
+                node=made.emptied,
             )
             log.info("node is being emptied node=%s plan=%s", record.info.node_id, plan_id)
         if wish.kind is PlanKind.REPLICATION_FACTOR:
             factor = wish.replication_factor
             await self._done(SetReplicationFactor(replication_factor=factor))
             log.info("replication factor set replication_factor=%d plan=%s", factor, plan_id)
-        for command in accepted(plan_id, planned.plan):
+        for command in accepted(plan_id, made.plan):
             try:
                 await self._done(command, plan_id=plan_id)
             except PlanStaleError:
-                now = self.plan(wish).plan.plan_id
+                now = (await self.plan(wish)).plan.plan_id
                 raise PlanStaleError(plan_id=plan_id, current_plan_id=now) from None
             log.info(
                 "plan accepted plan=%s kind=%s moves=%d",

@@ -64,6 +64,7 @@ class Term:
         self.random = random
         self.began_at = clock()
         self.is_open = False
+        self._computing = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
 
     @property
@@ -136,6 +137,13 @@ class Term:
             if task.cancelled():
                 raise self.not_leader() from None
             raise
+
+    async def computed(self, work: Callable[[], T]) -> T:
+        """Return what comes of work that may take longer than a leader may be silent: it runs in a
+        thread, one at a time, and must read nothing that changes meanwhile.
+        """
+        async with self._computing:
+            return await asyncio.to_thread(work)
 
     def not_leader(self) -> NotLeaderError:
         return NotLeaderError(leader_id="", leader_address="", term=self.number)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -17,7 +18,14 @@ from koinon_coordinator.core.commands import (
     SetReplicationFactor,
     StartMoves,
 )
-from koinon_coordinator.core.layouts import PlanKind, PlanWish
+from koinon_coordinator.core.layouts import (
+    PlanKind,
+    Planned,
+    PlanTask,
+    PlanWish,
+    plan,
+    planned,
+)
 from koinon_coordinator.core.moving import REPAIR_PREFIX, Progress, Stage
 from koinon_coordinator.core.state import ClusterState
 from koinon_proto.errors import (
@@ -33,6 +41,7 @@ from koinon_proto.table import NO_NODE, NodeNumber, NodeStatus, PartitionId, Par
 
 from .states import force, record_of, row_of
 from .support import (
+    T,
     Term,
     bootstrapped,
     fence,
@@ -56,7 +65,7 @@ def with_newcomer(replicas: Sequence[tuple[int, ...]] = THREE) -> ClusterState:
 
 
 async def execute(term: Term, wish: PlanWish) -> str:
-    planned = term.leadership.operations.plan(wish)
+    planned = await term.leadership.operations.plan(wish)
     await term.leadership.operations.execute(wish, planned.plan.plan_id)
     return planned.plan.plan_id
 
@@ -96,14 +105,14 @@ def counts(term: Term) -> dict[int, int]:
 
 def test_rebalance_onto_a_new_node_is_planned_shown_and_carried_out() -> None:
     async def test(term: Term) -> None:
-        planned = term.leadership.operations.plan(REBALANCE)
-        assert term.leadership.operations.plan(REBALANCE) == planned
+        planned = await term.leadership.operations.plan(REBALANCE)
+        assert await term.leadership.operations.plan(REBALANCE) == planned
         assert (len(planned.plan.moves), term.group.proposed) == (3, [])
         await execute(term, REBALANCE)
         await carry_out(term, "n1", "n2", "n3", "n4")
         assert counts(term) == {1: 3, 2: 3, 3: 3, 4: 3}
         assert all(len(row.in_sync) == 2 and not row.removing for row in rows(term))
-        assert term.leadership.operations.plan(REBALANCE).plan.moves == ()
+        assert (await term.leadership.operations.plan(REBALANCE)).plan.moves == ()
         await execute(term, REBALANCE)  # nothing to do is no error
 
     term = run_term(test, state=with_newcomer())
@@ -114,13 +123,13 @@ def test_rebalance_onto_a_new_node_is_planned_shown_and_carried_out() -> None:
 def test_plan_that_does_not_fit_any_more_is_refused_by_both_ids() -> None:
     async def test(term: Term) -> None:
         operations = term.leadership.operations
-        old = operations.plan(REBALANCE).plan.plan_id
+        old = (await operations.plan(REBALANCE)).plan.plan_id
         term.replicated.state.apply(register("n5"))
         with pytest.raises(PlanStaleError) as refused:
             await operations.execute(REBALANCE, old)
         assert (refused.value.plan_id, refused.value.current_plan_id) == (
             old,
-            operations.plan(REBALANCE).plan.plan_id,
+            (await operations.plan(REBALANCE)).plan.plan_id,
         )
         assert not term.replicated.state.moves
 
@@ -130,7 +139,7 @@ def test_plan_that_does_not_fit_any_more_is_refused_by_both_ids() -> None:
 def test_plan_whose_rows_change_while_it_is_proposed_is_refused_as_stale() -> None:
     async def test(term: Term) -> None:
         operations = term.leadership.operations
-        plan_id = operations.plan(REBALANCE).plan.plan_id
+        plan_id = (await operations.plan(REBALANCE)).plan.plan_id
         proposed, gate = hold_proposals(term)
         calls = [asyncio.ensure_future(operations.execute(REBALANCE, plan_id)) for _ in range(2)]
         await proposed.wait()
@@ -140,6 +149,41 @@ def test_plan_whose_rows_change_while_it_is_proposed_is_refused_as_stale() -> No
         assert [type(o) for o in outcomes] == [type(None), PlanStaleError]
         assert isinstance(outcomes[1], PlanStaleError)
         assert outcomes[1].current_plan_id not in ("", plan_id)
+
+    run_term(test, state=with_newcomer())
+
+
+def test_plan_is_made_beside_the_loop_and_anew_if_the_state_changes_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A leader that plans goes on with its heartbeats."""
+    begun, may_end = threading.Event(), threading.Event()
+    tasks = []
+
+    def slow(task: PlanTask) -> Planned:
+        tasks.append(task)
+        begun.set()
+        assert may_end.wait(5), "nothing else ran meanwhile"
+        return planned(task)
+
+    async def test(term: Term) -> None:
+        state, operations = term.replicated.state, term.leadership.operations
+        plan_id = plan(state, REBALANCE).plan.plan_id
+        del term.leadership._term.computed
+        monkeypatch.setattr("koinon_coordinator.operations.planned", slow)
+        executing = asyncio.ensure_future(operations.execute(REBALANCE, plan_id))
+        await until(begun.is_set)
+        may_end.set()
+        await executing
+        assert len(state.moves) == 3
+        begun.clear()
+        may_end.clear()
+        planning = asyncio.ensure_future(operations.plan(REBALANCE))
+        await until(begun.is_set)
+        state.apply(register("n5"))
+        may_end.set()
+        assert await planning == plan(state, REBALANCE)
+        assert len(tasks) == 3
 
     run_term(test, state=with_newcomer())
 
@@ -165,7 +209,7 @@ def test_drain_marks_the_node_first_empties_it_and_lets_it_leave() -> None:
 def test_drain_that_cannot_move_anything_is_refused_and_leaves_the_node_as_it_is() -> None:
     async def test(term: Term) -> None:
         wish = PlanWish(kind=PlanKind.DRAIN, node_id="n1")
-        planned = term.leadership.operations.plan(wish)
+        planned = await term.leadership.operations.plan(wish)
         assert planned.plan.refusals
         with pytest.raises(MembershipChangeError, match=planned.plan.refusals[0].reason[:10]):
             await term.leadership.operations.execute(wish, planned.plan.plan_id)
@@ -374,7 +418,7 @@ def test_moves_go_on_under_the_next_leader() -> None:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         with pytest.raises(NotLeaderError):
-            term.leadership.operations.plan(REBALANCE)
+            (await term.leadership.operations.plan(REBALANCE))
         term.leadership = old
 
     run_term(test, state=with_newcomer())
@@ -457,6 +501,25 @@ def test_node_that_comes_back_before_its_moves_have_begun_keeps_its_replicas() -
         assert counts(term)[3] == len(queued)
 
     run_term(test, state=away(5_000))
+
+
+def test_node_that_comes_back_while_its_replacement_is_planned_keeps_its_replicas() -> None:
+    async def test(term: Term) -> None:
+        begun, gate = asyncio.Event(), asyncio.Event()
+
+        async def held(work: Callable[[], T]) -> T:
+            begun.set()
+            await gate.wait()
+            return work()
+
+        term.leadership._term.computed = held  # type: ignore[method-assign]
+        await term.live(8, "n1", "n2", "n4")
+        assert begun.is_set()
+        await term.register("n3", last=1, registration="r2")
+        gate.set()
+        await settled()
+
+    assert run_term(test, state=away(5_000)).count(AcceptPlan) == 0
 
 
 def test_lost_node_without_anyone_to_replace_it_is_tried_again_when_a_node_comes(

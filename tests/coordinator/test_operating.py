@@ -17,6 +17,7 @@ from koinon_coordinator.core.layouts import (
     layout_of,
     plan,
     repair,
+    repair_layout,
     repair_task,
 )
 from koinon_coordinator.core.operating import (
@@ -301,7 +302,7 @@ def test_repair_replaces_lost_nodes_where_somebody_leads_and_nothing_moves_yet()
     task = repair_task(state, [N3])
     assert task is not None
     assert task.partition_ids == {1, 3}  # 0 has nothing there, 2 is offline
-    moves = repair(state, task).moves
+    moves = repair(repair_layout(state, task), task).moves
     assert [m.partition_id for m in moves] == [1, 3]
     assert all(len(set(m.target)) == 2 and N3 not in m.target for m in moves)
     assert repair_task(state, [NodeNumber(4)]) is None
@@ -315,11 +316,11 @@ def test_repair_task_changes_when_a_node_comes_that_can_help() -> None:
     fence(state, 2)
     task = repair_task(state, [N2])
     assert task is not None
-    plan_now = repair(state, task)
+    plan_now = repair(repair_layout(state, task), task)
     assert (len(plan_now.moves), len(plan_now.refusals) > 0) == (0, True)
     assert repair_task(state, [N2]) == task
     state.apply(register("n3"))
     later = repair_task(state, [N2])
     assert later is not None
     assert later != task
-    assert [move.target for move in repair(state, later).moves] == [(1, 3)]
+    assert [move.target for move in repair(repair_layout(state, later), later).moves] == [(1, 3)]

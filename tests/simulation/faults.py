@@ -399,7 +399,7 @@ class Faults:
         wish = self._wish()
 
         async def execute(leader: Leadership) -> int:
-            planned = leader.operations.plan(wish)
+            planned = await leader.operations.plan(wish)
             await leader.operations.execute(wish, planned.plan.plan_id)
             return len(planned.plan.moves)
 

@@ -3,6 +3,9 @@
 Planning counts replicas where they will be once every move is over, and leaves alone what is being
 moved. A node that is to be emptied (drained or replaced) counts as such before it is told so: then
 the plan that was shown and the one that is carried out are the same.
+
+A plan may take a second, so it is made in two steps: the first takes from the state all that the
+second needs, which may then run beside whatever changes the state.
 """
 
 from __future__ import annotations
@@ -62,8 +65,20 @@ class Planned:
     emptied: NodeNumber = NO_NODE
 
 
-def plan(state: ClusterState, wish: PlanWish) -> Planned:
-    """Return the plan for the wish; the same state gives the same one.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanTask:
+    """What is to be planned; equal tasks have the same plan. ``successor`` takes the places of
+    ``emptied``; ``NO_NODE`` where the kind has none.
+    """
+
+    wish: PlanWish
+    layout: Layout
+    emptied: NodeNumber = NO_NODE
+    successor: NodeNumber = NO_NODE
+
+
+def plan_task(state: ClusterState, wish: PlanWish) -> PlanTask:
+    """Return what planning needs to know of the state.
 
     Raises:
         ClusterNotReadyError, UnknownNodeError, InvalidArgumentError
@@ -71,14 +86,14 @@ def plan(state: ClusterState, wish: PlanWish) -> Planned:
     """
     check_bootstrapped(state)
     if wish.kind is PlanKind.REBALANCE:
-        return Planned(plan=plan_rebalance(layout_of(state)))
+        return PlanTask(wish=wish, layout=layout_of(state))
     if wish.kind is PlanKind.REPLICATION_FACTOR:
-        factor = _checked_factor(state, wish.replication_factor)
-        return Planned(plan=plan_replication_factor(layout_of(state), factor))
+        _check_factor(state, wish.replication_factor)
+        return PlanTask(wish=wish, layout=layout_of(state))
     emptied = _member(named_node(state, wish.node_id)).info.number
     layout = layout_of(state, emptied=(emptied,))
     if wish.kind is PlanKind.DRAIN:
-        return Planned(plan=plan_drain(layout, emptied), emptied=emptied)
+        return PlanTask(wish=wish, layout=layout, emptied=emptied)
     successor = _member(named_node(state, wish.with_node_id, "with_node_id"))
     if successor.info.number == emptied:
         raise InvalidArgumentError(field="with_node_id", reason="must be another node")
@@ -87,7 +102,25 @@ def plan(state: ClusterState, wish: PlanWish) -> Planned:
             reason=f"{wish.with_node_id} is {successor.info.status.name.lower()}: "
             "it cannot take any replicas"
         )
-    return Planned(plan=plan_replace(layout, emptied, successor.info.number), emptied=emptied)
+    return PlanTask(wish=wish, layout=layout, emptied=emptied, successor=successor.info.number)
+
+
+def planned(task: PlanTask) -> Planned:
+    """Return the plan. It reads nothing but the task: it may run in any thread."""
+    layout, kind = task.layout, task.wish.kind
+    if kind is PlanKind.REBALANCE:
+        return Planned(plan=plan_rebalance(layout))
+    if kind is PlanKind.REPLICATION_FACTOR:
+        return Planned(plan=plan_replication_factor(layout, task.wish.replication_factor))
+    if kind is PlanKind.DRAIN:
+        return Planned(plan=plan_drain(layout, task.emptied), emptied=task.emptied)
+    plan = plan_replace(layout, task.emptied, task.successor)
+    return Planned(plan=plan, emptied=task.emptied)
+
+
+def plan(state: ClusterState, wish: PlanWish) -> Planned:
+    """Return the plan for the wish, at once; raises as ``plan_task``."""
+    return planned(plan_task(state, wish))
 
 
 def accepted(plan_id: str, plan: Plan) -> list[AcceptPlan]:
@@ -141,15 +174,20 @@ def repair_task(state: ClusterState, lost: Collection[NodeNumber]) -> RepairTask
     )
 
 
-def repair(state: ClusterState, task: RepairTask) -> Plan:
-    """Return the plan that replaces the lost nodes in the task's partitions. What it leaves out
-    because it is being moved, or is offline, is no refusal: it becomes a task of its own later.
-    """
-    layout = layout_of(state)
+def repair_layout(state: ClusterState, task: RepairTask) -> Layout:
+    """Return the state as the planner sees it, in which only the task's partitions may move."""
     fixed = frozenset(
         row.partition_id for row in all_rows(state) if row.partition_id not in task.partition_ids
     )
-    plan = plan_repair(replace(layout, fixed=fixed), task.lost)
+    return replace(layout_of(state), fixed=fixed)
+
+
+def repair(layout: Layout, task: RepairTask) -> Plan:
+    """Return the plan that replaces the lost nodes in the task's partitions. What it leaves out
+    because it is being moved, or is offline, is no refusal: it becomes a task of its own later.
+    It reads nothing but its arguments: it may run in any thread.
+    """
+    plan = plan_repair(layout, task.lost)
     refusals = tuple(r for r in plan.refusals if r.code is not RefusalCode.MOVE_UNDER_WAY)
     return replace(plan, refusals=refusals)
 
@@ -199,7 +237,7 @@ def _member(record: NodeRecord) -> NodeRecord:
     return record
 
 
-def _checked_factor(state: ClusterState, factor: int) -> int:
+def _check_factor(state: ClusterState, factor: int) -> None:
     if not 1 <= factor <= REPLICATION_FACTOR_MAX:
         raise InvalidArgumentError(
             field="replication_factor",
@@ -215,4 +253,3 @@ def _checked_factor(state: ClusterState, factor: int) -> int:
             limit=members,
             actual=factor,
         )
-    return factor
