@@ -176,6 +176,12 @@ def test_registration_with_a_weight_out_of_bounds_is_refused(weight: int) -> Non
         check_registration(replace(request("n1"), weight=weight))
 
 
+def test_registration_after_more_epochs_than_can_be_is_refused() -> None:
+    check_registration(replace(request("n1"), last_node_epoch=1 << 48))
+    with pytest.raises(InvalidArgumentError, match="last_node_epoch"):
+        check_registration(replace(request("n1"), last_node_epoch=(1 << 48) + 1))
+
+
 def test_registration_carries_the_nodes_weight_and_a_restart_may_change_it() -> None:
     state = bootstrapped([(1,)])
     fence(state, 1)

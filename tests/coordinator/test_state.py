@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from koinon_coordinator.convert import image_from_bytes, image_to_bytes
 from koinon_coordinator.core.commands import (
     Applied,
     AssignPartitions,
@@ -370,6 +371,22 @@ def test_register_leader_died_before_the_commit_a_later_leader_applies_it_once()
     fence(state, 1)  # meanwhile
     result = registered(state.apply(register("n1", last=1, known=1, registration="r2")))
     assert (result.node_epoch, result.copies_lost) == (2, 0)
+
+
+def test_register_epoch_that_no_snapshot_could_hold_is_refused() -> None:
+    """Applied, it would keep every member from its table and its snapshots for good."""
+    state = bootstrapped([(1,)])
+    most = (1 << 64) - 1
+    for node_id, known in (("n1", 1), ("n9", 0)):
+        before = state.image()
+        command = register(node_id, last=most, known=known, registration="r2")
+        assert rejected(state.apply(command)) is Reason.BAD_VALUE
+        assert state.image() == before
+    command = register("n1", last=most - 1, known=1, registration="r2")
+    assert registered(state.apply(command)).node_epoch == most
+    assert image_from_bytes(image_to_bytes(state.image())) == state.image()
+    again = register("n1", last=most, known=most, registration="r3")
+    assert rejected(state.apply(again)) is Reason.BAD_VALUE
 
 
 @pytest.mark.parametrize("fenced_first", [False, True])

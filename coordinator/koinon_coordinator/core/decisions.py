@@ -29,6 +29,10 @@ from .state import ClusterState, NodeRecord
 
 NAME_CHARS_MAX = 128
 WEIGHT_MAX = 10_000
+LAST_EPOCH_MAX = 1 << 48
+"""Of what a store may say of itself: far above what any has used, far below what cannot be counted
+on from.
+"""
 CHANGES_MAX = 16_384  # of one proposal, which has to fit into a command
 HELD_RETRY_MS = 50
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -62,6 +66,13 @@ def check_registration(request: Registration) -> None:
             reason=f"must be from 1 to {WEIGHT_MAX}",
             limit=WEIGHT_MAX,
             actual=request.weight,
+        )
+    if request.last_node_epoch > LAST_EPOCH_MAX:
+        raise InvalidArgumentError(
+            field="last_node_epoch",
+            reason="no store can have been registered so often: its meta data is damaged",
+            limit=LAST_EPOCH_MAX,
+            actual=request.last_node_epoch,
         )
 
 

@@ -9,6 +9,7 @@ from koinon_proto.table import NodeInfo, NodeNumber, NodeStatus, PartitionId
 from .commands import RegisterNode
 
 LIVE_STATUSES = frozenset({NodeStatus.ACTIVE, NodeStatus.DRAINING})
+NODE_EPOCH_MAX = (1 << 64) - 1  # the largest that a table or a snapshot can carry
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,15 @@ class NodeRecord:
     @property
     def store(self) -> StoreLife:
         return StoreLife(self.info.store_id, self.info.node_epoch)
+
+
+def next_epoch(known: NodeRecord | None, command: RegisterNode) -> int | None:
+    """Return the epoch that a registration is given, above the known one and above what the store
+    says; None if there is none left. A store may remember an epoch that this group never gave: it
+    has had another group, and epochs still only grow.
+    """
+    before = max(known.info.node_epoch if known is not None else 0, command.last_node_epoch)
+    return before + 1 if before < NODE_EPOCH_MAX else None
 
 
 def registered(

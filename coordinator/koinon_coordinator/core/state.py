@@ -235,25 +235,27 @@ class ClusterState:
         if self._config is None:
             return Rejected(reason=Reason.NO_CLUSTER)
         known = self.node_by_id(command.node_id)
+        epoch = members.next_epoch(known, command)
         if known is None:
             if command.known_node_epoch:
                 return Rejected(reason=Reason.STALE_EPOCH)
-            return self._add_node(command)
+            if epoch is None:
+                return Rejected(reason=Reason.BAD_VALUE)
+            return self._add_node(command, epoch)
         if known.live and members.is_copy(known, command):
             return self._repeat_registration(known, command)
         if command.known_node_epoch != known.info.node_epoch:
             return Rejected(reason=Reason.STALE_EPOCH)
         if known.info.status is NodeStatus.LEFT:
             return Rejected(reason=Reason.NODE_LEFT)
-        return self._renew_node(known, command)
+        if epoch is None:
+            return Rejected(reason=Reason.BAD_VALUE)
+        return self._renew_node(known, command, epoch)
 
-    def _add_node(self, command: RegisterNode) -> Result:
+    def _add_node(self, command: RegisterNode, epoch: int) -> Result:
         self._last_number += 1
         self._version += 1
         number = NodeNumber(self._last_number)
-        # A store that remembers an epoch which this group never gave has had another coordinator
-        # group: epochs still only grow.
-        epoch = command.last_node_epoch + 1
         self._put_node(members.registered(command, number, epoch, self._version))
         return Registered(node_number=number, node_epoch=epoch)
 
@@ -265,10 +267,9 @@ class ClusterState:
         info = known.info
         return Registered(node_number=info.number, node_epoch=info.node_epoch, repeated=True)
 
-    def _renew_node(self, known: NodeRecord, command: RegisterNode) -> Result:
+    def _renew_node(self, known: NodeRecord, command: RegisterNode, epoch: int) -> Result:
         number = known.info.number
         self._version += 1
-        epoch = max(known.info.node_epoch, command.last_node_epoch) + 1
         self._put_node(
             members.registered(command, number, epoch, self._version, draining=known.draining)
         )
