@@ -425,6 +425,8 @@ def _stranded_to_proto(entry: Stranded) -> state_pb2.StrandedPartition:
         node_number=entry.node,
         store_id=entry.store.store_id,
         node_epoch=entry.store.node_epoch,
+        registration_id=entry.registration_id,
+        base_node_epoch=entry.base_node_epoch,
     )
 
 
@@ -433,6 +435,8 @@ def _stranded_from_proto(message: state_pb2.StrandedPartition) -> Stranded:
         partition_id=PartitionId(message.partition_id),
         node=NodeNumber(message.node_number),
         store=StoreLife(message.store_id, message.node_epoch),
+        registration_id=message.registration_id,
+        base_node_epoch=message.base_node_epoch,
     )
 
 

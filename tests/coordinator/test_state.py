@@ -482,6 +482,32 @@ def test_register_lost_store_that_returns_brings_its_sole_copies_back() -> None:
     assert ClusterState(state.image()).image() == state.image()
 
 
+@pytest.mark.parametrize("confirmed", [False, True])
+@pytest.mark.parametrize(
+    ("last", "registration", "comes_back"),
+    [
+        (1, "r2", True),  # it never heard that it was given epoch 2, and asks again
+        (2, "r4", True),  # it did
+        (1, "r4", False),  # rolled back to before it asked
+        (0, "", False),
+    ],
+)
+def test_register_lost_store_whose_last_answer_may_be_lost_too_brings_its_copies_back(
+    last: int, registration: str, comes_back: bool, confirmed: bool
+) -> None:
+    state = bootstrapped([(1,), (2,)])
+    state.apply(register("n1", last=1, known=1, registration="r2"))
+    if confirmed:
+        host_everything(state)
+        comes_back = last == 2
+    state.apply(register("n1", store="empty", last=0, known=2, registration="r3"))
+    host_everything(state)
+    assert len(state.image().stranded) == 1
+    state = ClusterState(image_from_bytes(image_to_bytes(state.image())))
+    command = register("n1", last=last, known=3, registration=registration)
+    assert registered(state.apply(command)).reclaimed == comes_back
+
+
 @pytest.mark.parametrize(("store", "last"), [("", 0), ("", 2), ("another", 1)])
 def test_register_store_other_than_the_one_left_behind_brings_nothing_back(
     store: str, last: int

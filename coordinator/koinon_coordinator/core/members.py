@@ -22,11 +22,27 @@ class StoreLife:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stranded:
-    """A partition whose last in-sync replica went with its store, and that store."""
+    """A partition whose last in-sync replica went with its store, and that store. If its last epoch
+    was never confirmed, ``registration_id`` made it, after ``base_node_epoch``; else "" and 0.
+    """
 
     partition_id: PartitionId
     node: NodeNumber
     store: StoreLife
+    registration_id: str = ""
+    base_node_epoch: int = 0
+
+    def waits_for(self, number: NodeNumber, command: RegisterNode) -> bool:
+        """Whether the node registers the very store that was lost. One that never heard the answer
+        of its last registration says the epoch before, and repeats that registration.
+        """
+        if (number, command.store_id) != (self.node, self.store.store_id):
+            return False
+        unanswered = (self.registration_id, self.base_node_epoch)
+        return command.last_node_epoch == self.store.node_epoch or (
+            self.registration_id != ""
+            and unanswered == (command.registration_id, command.last_node_epoch)
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +68,17 @@ class NodeRecord:
     @property
     def store(self) -> StoreLife:
         return StoreLife(self.info.store_id, self.info.node_epoch)
+
+
+def stranded(known: NodeRecord, partition_id: PartitionId) -> Stranded:
+    """Return that the partition waits for the store that the node had."""
+    return Stranded(
+        partition_id=partition_id,
+        node=known.info.number,
+        store=known.store,
+        registration_id="" if known.confirmed else known.registration_id,
+        base_node_epoch=0 if known.confirmed else known.base_node_epoch,
+    )
 
 
 def next_epoch(known: NodeRecord | None, command: RegisterNode) -> int | None:

@@ -23,7 +23,8 @@ unconfirmed epoch, hence no write was acknowledged under it. So a registration i
   it was the last in-sync replica are stranded, and each remembers the store that it lost;
 * the return of such a store (a disk that had not been mounted, directories that were swapped back):
   it holds all that was ever acknowledged in the partitions that were stranded by its going, since
-  nobody could lead them without it. Those come back; the rest is as with a lost store.
+  nobody could lead them without it. Those come back; the rest is as with a lost store. It is known
+  as above: by its last epoch, or the base of an unconfirmed one and the same ``registration_id``.
 
 Moves
 -----
@@ -279,7 +280,7 @@ class ClusterState:
             )
             return Registered(node_number=number, node_epoch=epoch)
         lost, stranded = self._lose_store(known)
-        reclaimed = self._reclaim(number, StoreLife(command.store_id, command.last_node_epoch))
+        reclaimed = self._reclaim(number, command)
         return Registered(
             node_number=number,
             node_epoch=epoch,
@@ -299,14 +300,12 @@ class ClusterState:
         )
         stranded = [p for p in lost if not self._rows[p].in_sync]
         for p in stranded:
-            self._stranded[p] = Stranded(partition_id=p, node=number, store=known.store)
+            self._stranded[p] = members.stranded(known, p)
         return len(lost), len(stranded)
 
-    def _reclaim(self, number: NodeNumber, store: StoreLife) -> int:
+    def _reclaim(self, number: NodeNumber, command: RegisterNode) -> int:
         """Bring back the partitions that wait for this store; return how many."""
-        waiting = {
-            p for p, entry in self._stranded.items() if (entry.node, entry.store) == (number, store)
-        }
+        waiting = {p for p, entry in self._stranded.items() if entry.waits_for(number, command)}
 
         def change(row: PartitionRow) -> PartitionRow:
             if row.partition_id not in waiting:

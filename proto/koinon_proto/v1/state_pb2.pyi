@@ -346,16 +346,20 @@ class Load(_message.Message):
     def __init__(self, load_id: _Optional[int] = ..., job_id: _Optional[str] = ..., mode: _Optional[_Union[_loads_pb2.LoadMode, str]] = ..., prefix: _Optional[bytes] = ..., stream_batch: _Optional[_Union[_loads_pb2.StreamBatch, _Mapping]] = ..., description: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., state: _Optional[_Union[_loads_pb2.LoadState, str]] = ..., attempts: _Optional[_Iterable[int]] = ..., attempts_digest: _Optional[bytes] = ..., partitions: _Optional[int] = ..., unmerged: _Optional[_Iterable[int]] = ..., rows: _Optional[int] = ..., bytes: _Optional[int] = ..., reason: _Optional[str] = ..., committed_at: _Optional[int] = ...) -> None: ...
 
 class StrandedPartition(_message.Message):
-    __slots__ = ("partition_id", "node_number", "store_id", "node_epoch")
+    __slots__ = ("partition_id", "node_number", "store_id", "node_epoch", "registration_id", "base_node_epoch")
     PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_NUMBER_FIELD_NUMBER: _ClassVar[int]
     STORE_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    REGISTRATION_ID_FIELD_NUMBER: _ClassVar[int]
+    BASE_NODE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     partition_id: int
     node_number: int
     store_id: str
     node_epoch: int
-    def __init__(self, partition_id: _Optional[int] = ..., node_number: _Optional[int] = ..., store_id: _Optional[str] = ..., node_epoch: _Optional[int] = ...) -> None: ...
+    registration_id: str
+    base_node_epoch: int
+    def __init__(self, partition_id: _Optional[int] = ..., node_number: _Optional[int] = ..., store_id: _Optional[str] = ..., node_epoch: _Optional[int] = ..., registration_id: _Optional[str] = ..., base_node_epoch: _Optional[int] = ...) -> None: ...
 
 class NodeRecord(_message.Message):
     __slots__ = ("info", "registration_id", "base_node_epoch", "confirmed", "left_behind_store_id", "left_behind_node_epoch", "draining")
