@@ -54,12 +54,34 @@ def test_sessions_held_node_is_not_acknowledged() -> None:
     assert not sessions.acknowledge(N1, 0.3)
 
 
-def test_sessions_paused_leader_judges_nobody_and_begins_again() -> None:
+def test_sessions_paused_leader_judges_nobody_and_counts_on_from_there() -> None:
     sessions = Sessions(TIMES, 0.0, live=[(N1, True)])
     run_until(sessions, 0.0, 1.0)
     assert sessions.tick(11.0) == []  # stopped for ten seconds
     over = run_until(sessions, 11.0, 14.0)
-    assert over[N1] >= 11.0 + TIMES.session_timeout_s
+    assert over[N1] == pytest.approx(10.0 + TIMES.session_timeout_s + 2 * TICK, abs=1.1 * TICK)
+
+
+def test_sessions_short_pauses_every_while_do_not_keep_a_silent_node() -> None:
+    sessions = Sessions(TIMES, 0.0, live=[(N1, True), (N2, True)])
+    pause_s = TIMES.pause_s + 0.01
+    now = 0.0
+    over: dict[NodeNumber, float] = {}
+    while now < 10.0 and not over:
+        over = run_until(sessions, now, now + 1.4 - pause_s, heard=(N2,))
+        now += 1.4
+        assert sessions.tick(now) == []
+    assert set(over) == {N1}
+    assert over[N1] < 3 * TIMES.session_timeout_s
+
+
+def test_sessions_pause_gives_no_more_than_a_full_session() -> None:
+    sessions = Sessions(TIMES, 0.0, live=[(N1, True), (N2, True)])
+    sessions.tick(0.0)
+    sessions.heard(N1, 10.0)  # it waited for us
+    assert sessions.tick(10.0) == []
+    assert sessions.ends_at(N1) == 10.0 + TIMES.session_timeout_s
+    assert sessions.ends_at(N2) == 10.0 + TIMES.session_timeout_s
 
 
 def test_sessions_heartbeat_between_two_ticks_saves_the_node() -> None:

@@ -12,8 +12,10 @@ one, and which voted after it had answered; so the leases of all earlier leaders
 (this leader's beginning) + ``Q`` + ``L``, before the full session that everyone gets first.
 
 A leader that was itself paused (its ticks are further apart than ``pause_s``) knows nothing of the
-time between: everyone gets a full session again. And a session is over only when two ticks in a
-row say so, with the event loop free to deliver heartbeats between them.
+time between, so that does not count: sessions end later by as much, but no later than a full one
+from now. No more than that, or short pauses every second would keep the dead alive. And a session
+is over only when two ticks in a row say so, with the event loop free to deliver heartbeats between
+them.
 """
 
 from __future__ import annotations
@@ -149,11 +151,12 @@ class Sessions:
 
         Without a ``quorum`` nothing can be decided, so nobody is judged.
         """
-        paused = now - self._ticked_at > self.times.pause_s
-        self._ticked_at = now
+        gap, self._ticked_at = now - self._ticked_at, now
+        paused = gap > self.times.pause_s
         if paused:
+            full = now + self.times.session_timeout_s
             for session in self._sessions.values():
-                session.ends_at = max(session.ends_at, now + self.times.session_timeout_s)
+                session.ends_at = max(session.ends_at, min(session.ends_at + gap, full))
         if paused or not quorum:
             self._suspects = frozenset()
             return []
