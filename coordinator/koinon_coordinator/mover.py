@@ -68,8 +68,12 @@ class Mover:
             self.progress.pop(number, None)
 
     def tick(self, now: float) -> None:
-        """Count time; look at the moves if a node has been away for long enough to matter."""
+        """Count time; look at the moves if a node has been away for long enough to matter. What a
+        node that is down said of its replicas counts no longer.
+        """
         self._fences.tick(now, pause_s=self._pause_s)
+        for number in self.progress.keys() - self._term.state.live_numbers:
+            del self.progress[number]
         if self._wake is not None and self._fences.any and now - self._looked_at >= LOOK_EVERY_S:
             self._wake.set()
 

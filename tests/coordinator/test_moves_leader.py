@@ -28,6 +28,7 @@ from koinon_coordinator.core.layouts import (
 )
 from koinon_coordinator.core.moving import REPAIR_PREFIX, Progress, Stage
 from koinon_coordinator.core.state import ClusterState
+from koinon_coordinator.metrics import bytes_remaining
 from koinon_proto.errors import (
     ConfigurationError,
     MembershipChangeError,
@@ -41,6 +42,7 @@ from koinon_proto.table import NO_NODE, NodeNumber, NodeStatus, PartitionId, Par
 
 from .states import force, record_of, row_of
 from .support import (
+    TIMING,
     T,
     Term,
     bootstrapped,
@@ -285,6 +287,21 @@ async def beat(term: Term, node_id: str, *progress: Progress) -> None:
         received_at=term.clock.now,
         progress=progress,
     )
+
+
+def test_moves_progress_of_a_node_that_is_fenced_is_forgotten() -> None:
+    async def test(term: Term) -> None:
+        mover = term.leadership.mover
+        copying = Progress(partition_id=P0, stage=Stage.SNAPSHOT, bytes=3, bytes_total=10)
+        for node_id in ("n3", "n4"):
+            await beat(term, node_id, copying)
+        assert bytes_remaining(mover.progress) == 14
+        fence(term.replicated.state, 4)
+        await term.pass_time(TIMING.tick_s)
+        assert bytes_remaining(mover.progress) == 7
+        assert list(mover.progress) == [3]
+
+    run_term(test, state=with_newcomer())
 
 
 def test_moves_paused_stand_still_and_go_on_when_resumed() -> None:

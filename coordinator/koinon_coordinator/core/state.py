@@ -40,7 +40,7 @@ change of that is a version, how far a merge has come is none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -145,6 +145,11 @@ class ClusterState:
     def live_nodes(self) -> list[NodeRecord]:
         """The nodes that are registered and not fenced, by number."""
         return [self._nodes[number] for number in sorted(self._live)]
+
+    @property
+    def live_numbers(self) -> Set[NodeNumber]:
+        """The numbers of these. To be read only."""
+        return self._live
 
     @property
     def nodes(self) -> list[NodeRecord]:
