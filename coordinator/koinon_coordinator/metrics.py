@@ -25,11 +25,10 @@ from koinon_proto.table import (
 )
 
 from .coordinator import Coordinator
+from .core.members import LIVE_STATUSES
 from .core.moving import ProgressOf
 from .core.moving import Stage as ReplicaStage
 from .leader import Leadership
-
-_LIVE = (NodeStatus.ACTIVE, NodeStatus.DRAINING)
 
 
 def coordinator_metrics(coordinator: Coordinator) -> Metrics:
@@ -113,7 +112,7 @@ def count_rows(table: Table) -> RowCounts:
     statuses: Counter[PartitionStatus] = Counter()
     primaries: Counter[NodeNumber] = Counter()
     replicas: Counter[NodeNumber] = Counter()
-    live = {node.number for node in table.nodes.values() if node.status in _LIVE}
+    live = {node.number for node in table.nodes.values() if node.status in LIVE_STATUSES}
     under = below = 0
     for row in table.rows:
         statuses[row.status] += 1

@@ -15,7 +15,7 @@ from koinon_proto.errors import (
     WrongClusterError,
 )
 from koinon_proto.rpc import bounded, typed_errors, typed_stream
-from koinon_proto.table import DEFAULT_WEIGHT, NodeNumber, PartitionId, Table
+from koinon_proto.table import DEFAULT_WEIGHT, PartitionId, Table
 from koinon_proto.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -28,9 +28,8 @@ from koinon_proto.v1 import (
 )
 
 from .admin_service import CALLS_MAX, AdminService
-from .convert import hosted_from_proto, hosted_to_proto
+from .convert import change_from_proto, hosted_from_proto, hosted_to_proto
 from .coordinator import Coordinator
-from .core.commands import PartitionChange
 from .core.decisions import Registration
 from .core.moving import Progress, Stage
 from .loads_service import LoadsService
@@ -128,7 +127,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
                 cluster_id=request.cluster_id,
                 node_id=request.node_id,
                 node_epoch=request.node_epoch,
-                changes=[_change_from_proto(change) for change in request.changes],
+                changes=[change_from_proto(change) for change in request.changes],
             )
         except NotLeaderError:
             raise self._coordinator.not_leader() from None
@@ -232,16 +231,6 @@ def _progress_from_proto(message: membership_pb2.ReplicaProgress) -> Progress:
         bytes=message.bytes,
         records_total=message.records_total,
         bytes_total=message.bytes_total,
-    )
-
-
-def _change_from_proto(message: membership_pb2.PartitionChange) -> PartitionChange:
-    return PartitionChange(
-        partition_id=PartitionId(message.partition_id),
-        primary_epoch=message.primary_epoch,
-        partition_epoch=message.partition_epoch,
-        in_sync=tuple(NodeNumber(n) for n in message.in_sync),
-        hand_over_to=NodeNumber(message.hand_over_to),
     )
 
 

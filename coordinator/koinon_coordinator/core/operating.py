@@ -121,7 +121,7 @@ def decide_status(state: ClusterState, node_id: str, status: int) -> SetNodeStat
     wanted = NodeStatus(status)
     if record.left and wanted is not NodeStatus.LEFT:
         raise MembershipChangeError(reason=f"{node_id} has left the cluster for good")
-    if wanted is NodeStatus.LEFT and is_in_use(state, number):
+    if wanted is NodeStatus.LEFT and state.is_in_use(number):
         raise MembershipChangeError(reason=in_use(state, number))
     return SetNodeStatus(node_number=number, status=wanted)
 
@@ -209,19 +209,12 @@ def refusal(
 # --- what a node holds -------------------------------------------------------------------------
 
 
-def is_in_use(state: ClusterState, number: NodeNumber) -> bool:
-    """Whether a row or a move names the node."""
-    return any(number in row.replicas for row in all_rows(state)) or any(
-        number in move.target or number in move.origin for move in state.moves.values()
-    )
-
-
 def in_use(state: ClusterState, number: NodeNumber) -> str:
     """Return what still holds a node in the cluster, and what to do about it."""
     name = names(state, (number,))
     held = [row for row in all_rows(state) if number in row.replicas]
     if not held:
-        moves = sum(number in m.target or number in m.origin for m in state.moves.values())
+        moves = sum(number in move.target for move in state.moves.values())
         return f"{name} is part of {counted(moves, 'move')} under way: wait for them or cancel them"
     last = [row.partition_id for row in held if row.in_sync == (number,)]
     only = ""

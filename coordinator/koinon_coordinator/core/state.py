@@ -206,6 +206,12 @@ class ClusterState:
             self._assigned = {node: tuple(rows) for node, rows in found.items()}
         return self._assigned.get(number, ())
 
+    def is_in_use(self, number: NodeNumber) -> bool:
+        """Whether the node has replicas or is to get some; rows name all that moves begin from."""
+        return any(number in row.replicas for row in self._rows) or any(
+            number in move.target for move in self._moves.values()
+        )
+
     def image(self) -> StateImage:
         """Return all of the state; ``ClusterState(image)`` equals this one."""
         return StateImage(
@@ -505,7 +511,7 @@ class ClusterState:
         if record.left:
             leaves_again = command.status is NodeStatus.LEFT
             return Applied() if leaves_again else Rejected(reason=Reason.NODE_LEFT)
-        if command.status is NodeStatus.LEFT and self._is_in_use(command.node_number):
+        if command.status is NodeStatus.LEFT and self.is_in_use(command.node_number):
             return Rejected(reason=Reason.NODE_IN_USE)
         after = members.with_status(record, command.status, self._version + 1)
         self._version += after.info != record.info
@@ -604,11 +610,6 @@ class ClusterState:
             self._put_row(row)
         self._version += bool(changed)
         return Applied(rows_changed=len(changed), rejected=tuple(rejected))
-
-    def _is_in_use(self, number: NodeNumber) -> bool:
-        return any(number in row.replicas for row in self._rows) or any(
-            number in move.target for move in self._moves.values()
-        )
 
 
 _APPLY: dict[type[Any], Callable[[ClusterState, Any], Result]] = {
