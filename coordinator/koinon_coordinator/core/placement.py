@@ -25,7 +25,8 @@ r1, r2, r3): p0 → 0,3,1, p1 → 3,1,5, …, and p6, where the shift grows by t
 
 Counts of all replicas (not only of first ones) are within 1 when the partition count is a multiple
 of the node count and racks are of equal size; else a node may have up to ``replication_factor``
-more than another. Unequal racks are filled unequally: distinct racks go first.
+more than another. Unequal racks are filled unequally: distinct racks go first. Nodes' weights are
+not looked at: a rebalance evens them out.
 """
 
 from __future__ import annotations
