@@ -1,4 +1,24 @@
-"""A node's record: what registrations and an operator make of it. Pure; ``state`` has the rules."""
+"""A node's record: what registrations and an operator make of it. Pure.
+
+A node's epoch stands for one process life of one store. The record of a node keeps, beside the
+epoch, the ``registration_id`` that made it, the epoch that the store had before (``base``), and
+whether a heartbeat of the epoch was ever heard (``confirmed``). No lease is given under an
+unconfirmed epoch, hence no write was acknowledged under it. So a registration is
+
+* new, if the id is unknown: number and epoch are given;
+* a copy of the one that made the current epoch, if it has its ``registration_id`` and the epoch is
+  unconfirmed: its answer was lost, or is being waited for. The same epoch is answered;
+* the known store's next life, if ``store_id`` is the known one and ``last_node_epoch`` the current
+  epoch, or the base of an unconfirmed epoch made by the same ``registration_id`` (which was fenced
+  before it was ever answered): epoch + 1, and what the node led begins a new primary epoch;
+* of a lost store otherwise: an empty disk (another ``store_id``) or one rolled back (an older
+  epoch). Epoch + 1, and the node leaves every ``in_sync`` in the same command. Partitions of which
+  it was the last in-sync replica are stranded, and each remembers the store that it lost;
+* the return of such a store (a disk that had not been mounted, directories that were swapped back):
+  it holds all that was ever acknowledged in the partitions that were stranded by its going, since
+  nobody could lead them without it. Those come back; the rest is as with a lost store. It is known
+  as above: by its last epoch, or the base of an unconfirmed one and the same ``registration_id``.
+"""
 
 from __future__ import annotations
 
