@@ -23,7 +23,7 @@ demo: env       ## a local cluster, real data, processes killed, nodes added: wa
 	$(BIN)/python -m koinon.demo
 
 test: env       ## the whole test suite
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 soak: env       ## thousands of new seeds of the simulation (SEEDS=5000)
 	$(BIN)/python -m tests.simulation --count $(SEEDS) --workers $(WORKERS)
