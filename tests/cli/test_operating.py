@@ -179,6 +179,15 @@ def test_drain_moves_marks_and_can_be_undone(operator: FakeOperator, koinon: Run
     assert operator.table.nodes[NodeNumber(2)].status is NodeStatus.ACTIVE
 
 
+def test_drain_undo_as_a_dry_run_is_refused_and_undoes_nothing(
+    operator: FakeOperator, koinon: Run
+) -> None:
+    ended = koinon("drain", "n2", "--undo", "--dry-run")
+    assert ended.exit_code == 2
+    assert "--undo moves nothing" in ended.stderr
+    assert operator.requests == []
+
+
 def test_remove_of_a_node_that_holds_something_is_refused(
     operator: FakeOperator, koinon: Run
 ) -> None:
@@ -228,6 +237,15 @@ def test_moves_lists_what_is_under_way(operator: FakeOperator, koinon: Run) -> N
     assert copies[0]["stage"] == "snapshot"
     answer = json.loads(koinon("cancel", "--json").stdout)
     assert answer == {"dropped": 2, "turned_back": 1}
+
+
+def test_cancel_of_a_reversed_range_cancels_nothing(operator: FakeOperator, koinon: Run) -> None:
+    koinon("rebalance", "--yes")
+    ended = koinon("cancel", "5-3")
+    assert ended.exit_code == 2
+    assert "5-3 ends before it begins" in ended.stderr
+    assert "CancelMovesRequest" not in kinds(operator)
+    assert len(operator.moves) == 3
 
 
 # --- verify -------------------------------------------------------------------------------------
@@ -349,6 +367,7 @@ def test_rates_that_are_none_are_refused(text: str) -> None:
 def test_partition_lists_are_read() -> None:
     assert partition_ids("3") == [3]
     assert partition_ids("7,0-2") == [0, 1, 2, 7]
-    for text in ("", "a", "1-", "-1", "1-x", "0-99999999"):
+    assert partition_ids("5-5") == [5]
+    for text in ("", "a", "1-", "-1", "1-x", "0-99999999", "5-3", "7,5-3", "9" * 5000):
         with pytest.raises(typer.BadParameter):
             partition_ids(text)

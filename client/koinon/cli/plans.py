@@ -118,6 +118,8 @@ def drain(
     every: Every = False,
 ) -> int | None:
     """Move everything off a node, and give it nothing new. 'remove' takes it out afterwards."""
+    if undo and dry_run:
+        raise typer.BadParameter("--undo moves nothing: there is no plan for --dry-run to show")
     if undo:
         with session.admin() as admin:
             admin.set_node_status(node, NodeStatus.ACTIVE)

@@ -7,6 +7,8 @@ import re
 import typer
 
 MAX_PARTITION = (1 << 16) - 1
+DIGITS_MAX = 20
+"""Whoever types longer numbers means none that fits; Python refuses to read very long ones."""
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?(?:/s)?", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -27,13 +29,16 @@ def bytes_per_second(text: str) -> int:
 
 
 def partition_ids(text: str) -> list[int]:
-    """Return the partitions that ``3``, ``3,7`` or ``0-15,40`` name, ascending."""
+    """Return the partitions (one at least) that ``3``, ``3,7`` or ``0-15,40`` name, ascending."""
     found: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise typer.BadParameter(f"{text!r} names no partitions: write 3 or 0-15,40")
-        if int(last or first) > MAX_PARTITION:
+        if max(len(first), len(last)) > DIGITS_MAX or int(last or first) > MAX_PARTITION:
             raise typer.BadParameter(f"{text!r}: there are not so many partitions")
-        found.update(range(int(first), int(last or first) + 1))
+        begin, end = int(first), int(last or first)
+        if end < begin:  # no partitions would be taken for all of them
+            raise typer.BadParameter(f"{text!r}: {begin}-{end} ends before it begins")
+        found.update(range(begin, end + 1))
     return sorted(found)
