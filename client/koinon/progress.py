@@ -1,20 +1,24 @@
 """How far moves are, from what the coordinators say again and again. Pure: time is an argument.
 
 Nobody counts finished moves: a move that was there and is not there any more is done, unless it
-was turned back. Bytes are what receiving nodes say of themselves; a finished copy counts with what
-it was expected to be, or had received if nobody knew.
+was turned back or dropped, which the replicas of its partition show. Bytes are what receiving nodes
+say of themselves; a finished copy counts with what it was expected to be, or had received if nobody
+knew.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from koinon.moves import MovesView, MoveView, Plan, PlannedMove, Stage
 from koinon.replicas import PartitionSize
 
 RATE_WINDOW_S = 6.0
+
+Replicas = Mapping[int, tuple[int, ...]]
+"""The node numbers of each partition's replicas, by partition."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -79,8 +83,15 @@ class MovesTracker:
             for move in self.plan.moves:
                 self._begin(self.plan.plan_id, move)
 
-    def update(self, view: MovesView, now: float) -> Snapshot:
-        """Take what the leader says now; return how far the moves are."""
+    def update(
+        self, view: MovesView, now: float, replicas: Callable[[], Replicas] | None = None
+    ) -> Snapshot:
+        """Take what the leader says now; return how far the moves are.
+
+        ``replicas`` is asked, after ``view`` was, what replicas there are, once moves are gone; if
+        it raises, the same view may be taken again. Without it a queued move that was dropped
+        counts as done.
+        """
         ours = [m for m in view.moves if self.plan is None or m.plan_id == self.plan.plan_id]
         self._count_plans(ours)
         now_open = set()
@@ -92,10 +103,25 @@ class MovesTracker:
             if move.cancelled:
                 self._back.add(key)
             self._note(key, move)
-        for key in self._open - now_open:
+        gone = self._open - now_open
+        if gone and replicas is not None:
+            self._back.update(self._not_made(gone, view, replicas()))
+        for key in gone:
             self._finish(key)
         self._open = now_open
         return self._snapshot(view, ours, now)
+
+    def _not_made(
+        self, gone: Iterable[tuple[str, int]], view: MovesView, replicas: Replicas
+    ) -> list[tuple[str, int]]:
+        """Which moves have not come to their targets. A later move of the same partition has begun
+        where the one that is gone ended.
+        """
+        later = {
+            m.move.partition_id: m.move.target if m.cancelled else m.move.origin for m in view.moves
+        }
+        held = {**replicas, **later}
+        return [key for key in gone if held[key[1]] != self._moves[key].target]
 
     def _count_plans(self, ours: list[MoveView]) -> None:
         """What was done of a plan before anybody looked."""

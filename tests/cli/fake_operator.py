@@ -141,6 +141,7 @@ class FakeOperator(admin_pb2_grpc.AdminServicer):
         self.requests: list[Any] = []
         self.not_leading = 0
         self.steps_a_poll = 0
+        self.drops_queued_at_poll = False
 
     def _serve(self, *services: tuple[Any, Any]) -> tuple[Any, str]:
         async def start() -> tuple[Any, str]:
@@ -179,6 +180,9 @@ class FakeOperator(admin_pb2_grpc.AdminServicer):
         running = [move for move in self.moves if move.running]
         if running:
             self.moves.remove(running[0])
+            if not running[0].cancelled:
+                made = running[0].move
+                self.change_row(made.partition_id, replicas=tuple(map(NodeNumber, made.target)))
         elif self.moves:
             move = self.moves[0]
             move.running = True
@@ -269,6 +273,8 @@ class FakeOperator(admin_pb2_grpc.AdminServicer):
         )
         for _ in range(self.steps_a_poll):
             self.step()
+        if self.drops_queued_at_poll:
+            self.moves = [move for move in self.moves if move.running]
         return status
 
     @rpc.typed_errors

@@ -147,6 +147,15 @@ def test_wait_tells_moves_that_were_turned_back(operator: FakeOperator, koinon: 
     assert "1 turned back" in ended.stdout
 
 
+def test_wait_tells_queued_moves_that_were_dropped(operator: FakeOperator, koinon: Run) -> None:
+    operator.steps_a_poll = 1
+    operator.drops_queued_at_poll = True
+    ended = koinon("rebalance", "--wait", "--yes")
+    assert ended.exit_code == 1
+    assert "1 of 3 moves done" in ended.stdout
+    assert "2 turned back or dropped" in ended.stdout
+
+
 def test_watch_for_programs_waits_too(operator: FakeOperator, koinon: Run) -> None:
     koinon("rebalance", "--yes")
     operator.steps_a_poll = 1

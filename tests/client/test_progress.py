@@ -7,6 +7,7 @@ import pytest
 from koinon.moves import CopyProgress, MovesView, MoveView, Plan, PlannedMove, Stage
 from koinon.progress import MovesTracker
 from koinon.replicas import PartitionSize
+from koinon_proto.errors import UnavailableError
 from koinon_proto.table import MoveSettings
 
 MOVES = tuple(
@@ -90,6 +91,35 @@ def test_tracker_turned_back_moves_are_not_done() -> None:
     last = tracker.update(view(), 3.0)
     assert (last.done, last.turned_back) == (2, 2)
     assert last.whole.copies_done == 2
+
+
+def test_tracker_moves_that_went_without_coming_to_their_targets_are_not_done() -> None:
+    replicas: dict[int, tuple[int, ...]] = dict.fromkeys(range(4), (1, 2))
+    tracker = MovesTracker(plan=PLAN, sizes=SIZES)
+    tracker.update(view(*MOVES, running=1), 1.0, lambda: replicas)
+    replicas[0] = MOVES[0].target
+    last = tracker.update(view(MOVES[3]), 2.0, lambda: replicas)
+    assert (last.done, last.turned_back, last.queued) == (1, 2, 1)
+    assert last.whole.copies_done == 1
+
+
+def test_tracker_move_is_done_though_another_one_has_begun_where_it_ended() -> None:
+    tracker = MovesTracker(plan=PLAN, sizes=SIZES)
+    tracker.update(view(MOVES[0]), 1.0)
+    later = PlannedMove(partition_id=0, origin=MOVES[0].target, target=(5, 2), reason="")
+    last = tracker.update(view(later, running=1, plan_id="b"), 2.0, lambda: {0: (5, 2, 3)})
+    assert (last.done, last.turned_back) == (4, 0)
+
+
+def test_tracker_that_cannot_learn_what_became_of_a_move_takes_the_view_again() -> None:
+    def silent() -> dict[int, tuple[int, ...]]:
+        raise UnavailableError(reason="no coordinator leads")
+
+    tracker = MovesTracker(plan=PLAN, sizes=SIZES)
+    with pytest.raises(UnavailableError):
+        tracker.update(view(), 1.0, silent)
+    last = tracker.update(view(), 2.0, lambda: dict.fromkeys(range(4), (1, 2)))
+    assert (last.done, last.turned_back) == (0, 4)
 
 
 def test_tracker_received_bytes_never_go_back() -> None:

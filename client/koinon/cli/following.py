@@ -16,9 +16,9 @@ from rich.text import Text
 from koinon.cli import output
 from koinon.cli.session import DONE, INTERRUPTED, NOT_FOUND, Session
 from koinon.moves import Plan
-from koinon.progress import MovesTracker, Share, Snapshot
+from koinon.progress import MovesTracker, Replicas, Share, Snapshot
 from koinon.replicas import PartitionSize
-from koinon_proto.errors import KoinonError
+from koinon_proto.errors import KoinonError, UnavailableError
 from koinon_proto.table import Table
 
 if TYPE_CHECKING:
@@ -61,10 +61,16 @@ def follow(
 
 
 def _until_ended(admin: Admin, tracker: MovesTracker, draw: Draw) -> Snapshot:
+    def replicas() -> Replicas:
+        status = admin.status()
+        if not status.is_leader or status.table is None:  # others may not have heard yet
+            raise UnavailableError(reason="no coordinator leads")
+        return {int(row.partition_id): row.replicas for row in status.table.rows}
+
     heard = time.monotonic()
     while True:
         try:
-            snapshot = tracker.update(admin.moves(), time.monotonic())
+            snapshot = tracker.update(admin.moves(), time.monotonic(), replicas)
         except KoinonError as error:
             if not (error.retriable or error.maybe_applied):
                 raise
