@@ -51,6 +51,7 @@ from .replicated import ReplicatedState
 CALL_TIMEOUT_S = 3.0
 EXIT_REFUSED = 1
 EXIT_CONFIGURATION = 2
+EXIT_INTERRUPTED = 130
 
 app = typer.Typer(
     add_completion=False,
@@ -360,7 +361,11 @@ def main(
 def _confirm(cluster_id: str) -> None:
     if not sys.stdin.isatty():
         _end("not a terminal: say --yes to go on without being asked", EXIT_CONFIGURATION)
-    answer = typer.prompt("Type the cluster id to go on", default="", show_default=False)
+    try:
+        answer = typer.prompt("Type the cluster id to go on", default="", show_default=False)
+    except typer.Abort as abort:  # Ctrl-C, or Ctrl-D
+        ended = isinstance(abort.__context__, EOFError)
+        _end("no answer; nothing was made", EXIT_CONFIGURATION if ended else EXIT_INTERRUPTED)
     if answer.strip() != cluster_id:
         _end("that is not the cluster id; nothing was made", EXIT_REFUSED)
 

@@ -260,18 +260,31 @@ def guarded(
     those that were given ('': the default), for the advice.
     """
     try:
+        code = _reported(function, debug=debug, as_json=as_json, coordinators=coordinators)
+    except BrokenPipeError:  # koinon scan | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = BROKEN_PIPE
+    raise typer.Exit(code)
+
+
+def _reported(
+    function: Callable[[], int | None], *, debug: bool, as_json: bool, coordinators: str
+) -> int:
+    try:
         code = function() or DONE
         sys.stdout.flush()
     except KeyboardInterrupt:
         code = INTERRUPTED
-    except BrokenPipeError:  # koinon scan | head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = BROKEN_PIPE
+    except typer.Abort as abort:  # Ctrl-C or Ctrl-D at a question; all are asked beforehand
+        output.note("\nno answer: nothing was changed")
+        code = USAGE if isinstance(abort.__context__, EOFError) else INTERRUPTED
+    except BrokenPipeError:
+        raise
     except (KoinonError, OSError) as error:
         code = fail(error, debug=debug, coordinators=coordinators)
         if as_json:
             output.print_json({"error": message_of(error)})
-    raise typer.Exit(code)
+    return code
 
 
 def message_of(error: KoinonError | OSError) -> str:
