@@ -224,7 +224,11 @@ class FakeOperator(admin_pb2_grpc.AdminServicer):
             table=convert.update_to_proto(table.since(0)),
         )
         status.coordinators.add(
-            member_id="c1", address=self.address, voter=True, leader=True, active=True
+            member_id="c1",
+            address=self.advertised or self.address,
+            voter=True,
+            leader=True,
+            active=True,
         )
         for number, copies in self.copies.items():
             session = status.sessions.add(node_number=number, live=True)

@@ -334,6 +334,15 @@ def test_status_says_what_is_wrong_and_what_to_do(operator: FakeOperator, koinon
     assert said.startswith(answer["summary"])
 
 
+def test_status_shows_addresses_and_racks_as_they_are(operator: FakeOperator, koinon: Run) -> None:
+    operator.change_node(1, address="[fd00::1]:7500", rack="[dim]a[/]")
+    operator.advertised = "[fd00::9]:7400"
+    shown = koinon("status").stdout
+    assert "[fd00::1]:7500" in shown
+    assert "[dim]a[/]" in shown
+    assert "[fd00::9]:7400" in shown
+
+
 def test_brief_status_is_one_line_and_an_exit_code(operator: FakeOperator, koinon: Run) -> None:
     well = koinon("status", "--brief")
     assert well.exit_code == 0

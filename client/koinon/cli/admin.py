@@ -73,7 +73,7 @@ def _print_facts(status: ClusterStatus) -> None:
     facts.show_header = False
     if (table := status.table) is not None:
         config = table.cluster
-        facts.add_row("[dim]cluster[/]", config.cluster_id)
+        facts.add_row("[dim]cluster[/]", escape(config.cluster_id))
         facts.add_row("[dim]table[/]", f"version {table.table_version:,}")
         online = Counter(row.status for row in table.rows)[PartitionStatus.ONLINE]
         facts.add_row(
@@ -101,7 +101,7 @@ def coordinators_table(status: ClusterStatus) -> Any:
         if status.is_leader:
             state = "[green]up[/]" if member.active or leads else "[red]silent[/]"
         index = f"{member.match_index:,}" if member.match_index else ""
-        shown.add_row(member.member_id, member.address, role, state, index)
+        shown.add_row(member.member_id, escape(member.address), role, state, index)
     return shown
 
 
@@ -114,9 +114,8 @@ def nodes_table(status: ClusterStatus, table: Table) -> Any:
     for node in _by_name(table):
         word = NODE_WORDS.get(node.status, node.status.name.lower())
         state = f"[{NODE_COLORS[node.status]}]{word}[/]"
-        count = f"{primaries[node.number]:,}"
-        cells = [node.node_id, node.address, *[node.rack] * racks, state, count]
-        cells.append(f"{replicas[node.number]:,}")
+        cells = [node.node_id, escape(node.address), *[escape(node.rack)] * racks, state]
+        cells += [f"{primaries[node.number]:,}", f"{replicas[node.number]:,}"]
         session = status.session_of(node.number)
         if session is not None and session.live:
             cells += [

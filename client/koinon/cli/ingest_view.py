@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from rich.markup import escape
+
 from koinon.cli import output
 from koinon.ingest.job import Outcome
 from koinon.ingest.progress import Phase, Snapshot
@@ -129,7 +131,7 @@ def print_summary(outcome: Outcome, bad: int | None, *, kept_in: str) -> None:
         )
         if kept_in and bad != 0:
             what = "bad rows, if any," if bad is None else output.count(bad, "bad row")
-            printer.print(f"[yellow]{what}[/] kept in {kept_in}", soft_wrap=True)
+            printer.print(f"[yellow]{what}[/] kept in {escape(kept_in)}", soft_wrap=True)
     elif outcome.interrupted:
         printer.print(f"[yellow]Interrupted:[/] {_what_became(outcome)}")
     stages = [
@@ -217,7 +219,7 @@ def print_survey(schema: Any, plan: RowPlan, survey: Survey, table: Table) -> No
         uses = ["key"] if at in plan.key_columns else []
         uses += ["value"] if plan.value_column in (at, -1) else []
         uses += ["order"] if plan.order_column == at else []
-        shown.add_row(field.name, field.dataType.simpleString(), ", ".join(uses))
+        shown.add_row(escape(field.name), escape(field.dataType.simpleString()), ", ".join(uses))
     output.show(shown)
     printer, skew = output.console(), survey.skew
     printer.print(
@@ -271,5 +273,5 @@ def _print_keys(survey: Survey, *, ordered: bool) -> None:
             shown = output.table(f"{title} KEY", ">ROWS", ">BYTES")
             for key in keys:
                 text = output.printable(key.key)[:KEY_CHARS_MAX]
-                shown.add_row(text, f"{key.rows:,}", output.bytes_text(key.bytes))
+                shown.add_row(escape(text), f"{key.rows:,}", output.bytes_text(key.bytes))
             output.show(shown)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import os
 import sys
@@ -17,13 +18,24 @@ from rich.table import Table as RichTable
 PIPE_WIDTH = 200
 
 
+class _Console(Console):
+    """A reader that has gone away ends the command as it does where nothing of rich is printed."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
 def console(*, stderr: bool = False) -> Console:
-    """A console; wide where nobody looks, so that piped tables are neither cut nor wrapped."""
+    """A console; wide where nobody looks, so that piped tables are neither cut nor wrapped. A key
+    such as ``user:key:1`` is printed as it is: no part of it stands for an emoji.
+    """
     stream = sys.stderr if stderr else sys.stdout
     columns = os.environ.get("COLUMNS", "")
     width = None if stream.isatty() else int(columns) if columns.isdecimal() else PIPE_WIDTH
     width = None if width == 0 else width
-    return Console(stderr=stderr, highlight=False, width=width, soft_wrap=not stream.isatty())
+    return _Console(
+        stderr=stderr, highlight=False, emoji=False, width=width, soft_wrap=not stream.isatty()
+    )
 
 
 def somebody_is_there() -> bool:
