@@ -99,6 +99,8 @@ def test_plan_that_goes_stale_for_ever_ends(operator: FakeOperator, koinon: Run)
     ended = koinon("rebalance", "--yes")
     assert ended.exit_code == 2
     assert "nothing was moved" in ended.stderr
+    answer = json.loads(koinon("rebalance", "--yes", "--json").stdout)
+    assert "nothing was moved" in answer["error"]
 
 
 def test_nothing_to_move_is_said(operator: FakeOperator, koinon: Run) -> None:
@@ -257,6 +259,24 @@ def test_cancel_of_a_reversed_range_cancels_nothing(operator: FakeOperator, koin
     assert len(operator.moves) == 3
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("throttle", "99999999TB"),
+        ("moves-per-node", "5000000000"),
+        ("set-replication-factor", "5000000000", "--yes"),
+        ("loads", "abort", "99999999999999999999", "--yes"),
+        ("status", "--timeout", "9" * 400 + "s"),
+    ],
+)
+def test_numbers_that_fit_nowhere_are_wrong_usage(
+    operator: FakeOperator, koinon: Run, arguments: tuple[str, ...]
+) -> None:
+    ended = koinon(*arguments)
+    assert (ended.exit_code, type(ended.exception)) == (2, SystemExit)
+    assert operator.requests == []
+
+
 # --- verify -------------------------------------------------------------------------------------
 
 
@@ -376,7 +396,7 @@ def test_rates_are_read_as_people_write_them(text: str, rate: int) -> None:
     assert bytes_per_second(text) == rate
 
 
-@pytest.mark.parametrize("text", ["", "fast", "-1", "5XB", "0.1"])
+@pytest.mark.parametrize("text", ["", "fast", "-1", "5XB", "0.1", "99999999TB", "9" * 400])
 def test_rates_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter):
         bytes_per_second(text)

@@ -14,6 +14,7 @@ import typer
 
 from koinon.cli import output
 from koinon.cli.session import DONE, NOT_FOUND, Session, command, duration_ms
+from koinon.cli.units import INT64_MAX, UINT64_MAX
 from koinon_proto.errors import KoinonError
 
 PANEL = "Data"
@@ -26,6 +27,7 @@ IfVersion = Annotated[
     typer.Option(
         "--if-version",
         min=0,
+        max=UINT64_MAX,
         help="Only if the record has this version (0: only if there is none).",
         show_default=False,
     ),
@@ -149,7 +151,8 @@ def scan(
         str, typer.Option(help="Only keys that start with this.", show_default=False)
     ] = "",
     limit: Annotated[
-        int | None, typer.Option(min=1, help="At most this many records.", show_default=False)
+        int | None,
+        typer.Option(min=1, max=INT64_MAX, help="At most this many records.", show_default=False),
     ] = None,
     keys_only: Annotated[bool, typer.Option("--keys-only", help="Keys without values.")] = False,
     hexadecimal: Annotated[bool, typer.Option("--hex", help="The prefix is hexadecimal.")] = False,

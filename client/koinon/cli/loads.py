@@ -18,6 +18,7 @@ from rich.text import Text
 from koinon.cli import output
 from koinon.cli.plans import Yes, ask, say
 from koinon.cli.session import INTERRUPTED, NOT_FOUND, Session, command, default_command
+from koinon.cli.units import UINT64_MAX
 from koinon.loads import LoadState, LoadView
 from koinon_proto.errors import KoinonError
 
@@ -68,7 +69,9 @@ def list_loads(
 
 def abort(
     session: Session,
-    load_id: Annotated[int, typer.Argument(metavar="ID", min=1, show_default=False)],
+    load_id: Annotated[
+        int, typer.Argument(metavar="ID", min=1, max=UINT64_MAX, show_default=False)
+    ],
     *,
     reason: Annotated[
         str, typer.Option(help="Told to the job, and kept with the load.")

@@ -12,7 +12,7 @@ from koinon.cli import output
 from koinon.cli.following import follow
 from koinon.cli.plans import NodeId, Yes, ask, node_name, say, steps
 from koinon.cli.session import INTERRUPTED, USAGE, Session
-from koinon.cli.units import bytes_per_second, partition_ids
+from koinon.cli.units import UINT32_MAX, bytes_per_second, partition_ids
 from koinon.health import replicas_by_node
 from koinon.moves import CopyProgress, MovesView, MoveView, Stage
 from koinon_proto.errors import UnknownNodeError
@@ -161,7 +161,7 @@ def throttle(
 
 def moves_per_node(
     session: Session,
-    number: Annotated[int, typer.Argument(metavar="N", min=1, show_default=False)],
+    number: Annotated[int, typer.Argument(metavar="N", min=1, max=UINT32_MAX, show_default=False)],
 ) -> None:
     """Bound the moves at once that a node gives to or takes from."""
     _set(session, moves_per_node=number)

@@ -13,6 +13,7 @@ from rich.markup import escape
 from koinon.cli import output
 from koinon.cli.following import follow
 from koinon.cli.session import USAGE, Session
+from koinon.cli.units import UINT32_MAX
 from koinon.health import ranges
 from koinon.moves import Plan, PlanKind, PlannedMove, PlanRequest
 from koinon.replicas import PartitionSize, Replicas
@@ -169,7 +170,9 @@ def replace(
 
 def set_replication_factor(
     session: Session,
-    copies: Annotated[int, typer.Argument(metavar="COPIES", min=1, show_default=False)],
+    copies: Annotated[
+        int, typer.Argument(metavar="COPIES", min=1, max=UINT32_MAX, show_default=False)
+    ],
     *,
     dry_run: DryRun = False,
     wait: Wait = False,
@@ -220,10 +223,13 @@ def _run(
                 continue
             break
         else:
+            unsettled = "the cluster changes faster than it can be planned for; nothing was moved"
             output.problem(
-                "the cluster changes faster than it can be planned for; nothing was moved\n"
+                f"{unsettled}\n"
                 "  Try again once it has come to rest: 'koinon admin moves' shows what moves."
             )
+            if session.json:
+                output.print_json({"error": unsettled})
             return USAGE
         return _afterwards(session, admin, costed, wait=wait, at_end=at_end)
 

@@ -26,6 +26,7 @@ from koinon.local.cluster import running_cluster
 from koinon.local.files import ClusterFile, LocalClusterError
 from koinon_proto import errors
 from koinon_proto.errors import KoinonError
+from koinon_proto.table import MAX_TTL_MS
 
 if TYPE_CHECKING:
     from koinon import Client
@@ -88,7 +89,10 @@ def duration_ms(text: str) -> int:
     match = DURATION.fullmatch(text.strip().lower())
     if match is None:
         raise typer.BadParameter(f"{text!r} is no duration: write 500ms, 30s, 5m, 2h or 1d")
-    value = int(float(match[1]) * UNIT_MS[match[2]])
+    found = float(match[1]) * UNIT_MS[match[2]]
+    if found > MAX_TTL_MS:  # infinity too
+        raise typer.BadParameter("a duration may be a hundred years at most")
+    value = int(found)
     if value < 1:
         raise typer.BadParameter("a duration must be at least 1ms")
     return value

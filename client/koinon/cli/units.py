@@ -9,6 +9,8 @@ import typer
 MAX_PARTITION = (1 << 16) - 1
 DIGITS_MAX = 20
 """Whoever types longer numbers means none that fits; Python refuses to read very long ones."""
+UINT32_MAX, INT64_MAX, UINT64_MAX = (1 << 32) - 1, (1 << 63) - 1, (1 << 64) - 1
+"""What fits where it goes; the coordinators have closer bounds of their own."""
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?(?:/s)?", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -22,7 +24,10 @@ def bytes_per_second(text: str) -> int:
     if match is None:
         raise typer.BadParameter(f"{text!r} is no rate: write 50MB, 1GiB, 800kB, or off")
     unit = 1024 if match[3] else 1000
-    value = int(float(match[1]) * unit ** _POWERS[match[2].lower()])
+    found = float(match[1]) * unit ** _POWERS[match[2].lower()]
+    if found >= INT64_MAX:  # infinity too
+        raise typer.BadParameter(f"{text!r} is more than any network carries")
+    value = int(found)
     if not value and float(match[1]):
         raise typer.BadParameter(f"{text!r} is less than a byte a second")
     return value
