@@ -82,6 +82,12 @@ def test_rules_and_dashboard_name_only_metrics_that_there_are() -> None:
         assert named <= recorded, f"{title}: {expr}"
 
 
+def test_metrics_that_any_process_may_have_are_asked_of_the_cluster_alone() -> None:
+    for title, expr in dashboard_queries():
+        for selected in re.findall(r"\b(?:up|process_\w+|python_\w+)(\{[^}]*\})?", expr):
+            assert 'job=~"koinon-.+"' in selected, f"{title}: {expr}"
+
+
 @needs("promtool")
 def test_every_query_of_the_dashboard_parses(tmp_path: Path) -> None:
     records = [

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from panels import (
+    OURS,
     C,
     Panel,
     S,
@@ -60,7 +61,7 @@ HEALTH = [
         query(f'sum(koinon:cluster_nodes:view{{{C}, status="fenced"}})'),
         bad_from=1,
     ),
-    stat("Not scraped", query(f'count(up{{{C}, job=~"koinon-.+"}} == 0) or vector(0)'), bad_from=1),
+    stat("Not scraped", query(f"count(up{{{C}, {OURS}}} == 0) or vector(0)"), bad_from=1),
     table(
         "Alerts",
         query(f'ALERTS{{{C}, alertname=~"Koinon.+"}}', instant=True, table=True),
@@ -208,10 +209,14 @@ PROCESSES = [
     ),
     graph(
         "CPU",
-        query(f"rate(process_cpu_seconds_total{{{S}}}[$__rate_interval])", "{{instance}}"),
+        query(f"rate(process_cpu_seconds_total{{{S}, {OURS}}}[$__rate_interval])", "{{instance}}"),
         about="Cores; without the writer, which is a process of its own.",
     ),
-    graph("Memory", each("process_resident_memory_bytes"), unit="bytes"),
+    graph(
+        "Memory",
+        query(f"process_resident_memory_bytes{{{S}, {OURS}}}", "{{instance}}"),
+        unit="bytes",
+    ),
 ]
 MOVES = [
     graph("Moves", of_leader("koinon_moves", "{{state}}")),

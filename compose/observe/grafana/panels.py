@@ -8,6 +8,8 @@ SOURCE = {"type": "prometheus", "uid": "koinon-prometheus"}
 # What every query picks: the chosen cluster's series; of servers, those that are chosen.
 C = 'cluster=~"$cluster"'
 S = 'cluster=~"$cluster", instance=~"$instance"'
+# ... and, where anything that Prometheus scrapes may have a metric of that name, only the servers'.
+OURS = 'job=~"koinon-.+"'
 
 Panel = dict[str, Any]
 
