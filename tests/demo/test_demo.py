@@ -5,6 +5,22 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
+from koinon.demo.programme import parse_arguments
+
+
+@pytest.mark.parametrize("rows", ["0", "-1", "x"])
+@pytest.mark.parametrize("by_variable", [False, True])
+def test_demo_with_no_number_of_rows_is_wrong_usage(
+    monkeypatch: pytest.MonkeyPatch, rows: str, by_variable: bool
+) -> None:
+    monkeypatch.setenv("KOINON_DEMO_ROWS", rows if by_variable else "")
+    monkeypatch.setattr(sys, "argv", ["koinon.demo", *([] if by_variable else ["--rows", rows])])
+    with pytest.raises(SystemExit) as ended:
+        parse_arguments()
+    assert ended.value.code == 2
+
 
 def test_demo_with_few_rows_shows_every_act_and_ends_well() -> None:
     ended = subprocess.run(

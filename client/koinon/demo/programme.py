@@ -39,14 +39,19 @@ PROGRAMME = (
 def parse_arguments() -> argparse.Namespace:
     """Read the options."""
     parser = argparse.ArgumentParser(prog="python -m koinon.demo", description=koinon.demo.__doc__)
-    limit = os.environ.get("KOINON_DEMO_ROWS")
     parser.add_argument(
         "--rows",
-        type=int,
-        default=int(limit) if limit else None,
+        type=_rows,
+        default=os.environ.get("KOINON_DEMO_ROWS") or None,  # a text, so of the same type
         help="load at most so many rows (default all; also KOINON_DEMO_ROWS)",
     )
     return parser.parse_args()
+
+
+def _rows(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of rows: 1 at least")
+    return int(text)
 
 
 def play(stage: Stage, rows_max: int | None) -> None:
