@@ -128,6 +128,7 @@ def test_read_options_are_parsed_and_checked() -> None:
         ({"keysOnly": "yes"}, "option keysOnly: 'yes' is none of true, false"),
         ({"partitionsPerTask": "0"}, "option partitionsPerTask: '0' is no whole number"),
         ({"pageBytes": "1GB"}, "option pageBytes: '1gb' is out of range"),
+        ({"pageBytes": "9" * 400}, "option pageBytes: '9999.* is far too large"),
         ({"keyColumn": "id"}, "option keyColumn: is an option of writes only"),
     ):
         with pytest.raises(ConfigurationError, match=named):

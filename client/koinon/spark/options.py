@@ -276,6 +276,8 @@ class _Given:
             return parse(text)
         except ValueError as error:
             self.refuse(name, str(error))
+        except OverflowError:
+            self.refuse(name, f"{text[:40]!r} is far too large")
 
 
 def parse_duration_ms(text: str) -> int:
