@@ -38,6 +38,7 @@ from .replicated import ReplicatedState
 log = logging.getLogger(__name__)
 
 PROMOTE_LAG_ENTRIES_MAX = 100
+SAVE_TIMEOUT_MS_MIN = 1500  # a disk may stall for a second without being broken
 POLL_S = 0.05
 REDIRECT_S = 0.1  # more than nodes' heartbeats are apart
 T = TypeVar("T")
@@ -322,5 +323,6 @@ def raft_config(config: CoordinatorConfig) -> RaftConfig:
         election_timeout_max_ms=2 * timing.election_timeout_ms,
         heartbeat_interval_ms=timing.raft_heartbeat_ms,
         check_quorum_ms=timing.check_quorum_ms,
+        save_timeout_ms=max(SAVE_TIMEOUT_MS_MIN, timing.session_timeout_ms),
         tick_interval_ms=max(1, min(15, timing.raft_heartbeat_ms // 2)),
     )

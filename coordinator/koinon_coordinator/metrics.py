@@ -86,6 +86,12 @@ def _of_raft(coordinator: Coordinator) -> Iterable[Family]:
         raft.sync_seconds,
     )
     yield single(
+        "koinon_raft_pending_sync_seconds",
+        "gauge",
+        "The age of the write to the log that is under way; 0 if none is.",
+        status.pending_save_s,
+    )
+    yield single(
         "koinon_fences_total", "counter", "Nodes that this leader has fenced.", coordinator.fences
     )
 

@@ -204,6 +204,30 @@ MUTANTS = [
         "            for member_id in log.configuration.members\n        ]\n        index",
     ),
     Mutant(
+        "leads-with-a-disk-that-hangs",
+        "raft.py",
+        "hangs = self.is_save_late(now) and leader.can_be_spared(now)",
+        "hangs = False",
+    ),
+    Mutant(
+        "disk-that-hangs-leaves-nobody-to-lead",
+        "raft.py",
+        "hangs = self.is_save_late(now) and leader.can_be_spared(now)",
+        "hangs = self.is_save_late(now)",
+    ),
+    Mutant(
+        "campaigns-with-a-disk-that-hangs",
+        "raft.py",
+        "if self._may_campaign() and not self.is_save_late(now):",
+        "if self._may_campaign():",
+    ),
+    Mutant(
+        "takes-over-with-a-disk-that-hangs",
+        "raft.py",
+        "if self.role is Role.FOLLOWER and is_voter and not self.is_save_late(now):",
+        "if self.role is Role.FOLLOWER and is_voter:",
+    ),
+    Mutant(
         "learner-campaigns",
         "raft.py",
         "return self._id in self.configuration.voters or self._id in committed.voters",

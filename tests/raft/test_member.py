@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import threading
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -260,6 +261,33 @@ def test_member_failed_save_stops_it() -> None:
                 await leader.stopped()
             others = "".join(m for m in group.members if m != leader.member_id)
             assert await (await group.leader(among=others)).propose(b"y") == b"done y"
+
+    run(test)
+
+
+def test_member_leader_whose_disk_hangs_is_replaced() -> None:
+    async def test() -> None:
+        async with group_of(save_timeout_ms=300) as group:
+            leader = await group.leader()
+            disk, goes_on = group.disks[leader.member_id], threading.Event()
+            save = disk.save
+
+            def hangs(**what: Any) -> None:
+                goes_on.wait()
+                save(**what)
+
+            disk.save = hangs  # type: ignore[method-assign]
+            try:
+                with pytest.raises(ProposalUnknownError):
+                    await leader.propose(b"x")
+                assert leader.status().pending_save_s > 0.3
+                others = "".join(m for m in group.members if m != leader.member_id)
+                assert await (await group.leader(among=others)).propose(b"y") == b"done y"
+            finally:
+                goes_on.set()
+            state = group.states[leader.member_id]
+            await until("it catches up", lambda: b"y" in state.applied)
+            assert leader.status().pending_save_s < 0.3
 
     run(test)
 

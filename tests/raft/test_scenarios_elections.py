@@ -12,6 +12,7 @@ from koinon_coordinator.core.raft import (
     HeartbeatRequest,
     Refusal,
     Role,
+    TimeoutNow,
     VoteReply,
     VoteRequest,
 )
@@ -207,3 +208,67 @@ def test_quorum_contact_before_any_round_is_none() -> None:
     assert group.role("a") is Role.LEADER
     assert group["a"].quorum_contact_at(group.now) is None
     assert group["b"].quorum_contact_at(group.now) is None
+
+
+# -- a disk that hangs
+
+
+def let_time_pass(group: Group, seconds: float, members: str = "abc") -> None:
+    """Everyone ticks as a driver would, and all that these members send one another arrives."""
+    end = group.now + seconds
+    while group.now < end:
+        group.tick(*members, after_s=0.015)
+        group.pump_between(members)
+
+
+def test_leader_whose_disk_hangs_leaves_the_lead_to_the_others() -> None:
+    group = Group("abc")
+    group.elect("a")
+    group.hold_saves("a")
+    group.propose("a", b"wanted")
+    let_time_pass(group, 5.0)
+    assert group.role("a") is Role.FOLLOWER
+    (leader_id,) = (m for m in "bc" if group.role(m) is Role.LEADER)
+    assert b"wanted" in [entry.data for entry in group.applied[leader_id]]
+    term = group[leader_id].term
+    group.release_saves("a")
+    let_time_pass(group, 2.0)
+    assert b"wanted" in [entry.data for entry in group.applied["a"]]
+    assert group[leader_id].term == term, "it has come back without an election"
+    assert group.role(leader_id) is Role.LEADER
+
+
+def test_leader_whose_disk_is_slow_leads_on() -> None:
+    group = Group("abc")
+    leader = group.elect("a")
+    term = leader.term
+    for _ in range(3):
+        group.hold_saves("a")
+        group.propose("a")
+        let_time_pass(group, 1.4)
+        assert leader.saving_s(group.now) > 1.3
+        group.release_saves("a")
+        assert leader.saving_s(group.now) == 0.0
+    assert (group.role("a"), leader.term) == (Role.LEADER, term)
+
+
+def test_leader_whose_disk_hangs_leads_on_where_nobody_else_can() -> None:
+    group = Group("abc")
+    group.elect("a")
+    group.hold_saves("a")
+    group.propose("a")
+    let_time_pass(group, 5.0, members="ab")
+    assert group.role("a") is Role.LEADER
+
+
+def test_member_whose_disk_hangs_does_not_campaign() -> None:
+    group = Group("abc")
+    group.elect("a")
+    group.hold_saves("b")
+    group.propose("a")
+    let_time_pass(group, 2.0)
+    let_time_pass(group, 2.0, members="bc")
+    group["b"].step(TimeoutNow(term=group["b"].term, sender="a", to="b"), group.now)
+    assert group.role("b") is Role.FOLLOWER
+    group["b"].tick(group.now + QUIET_S)
+    assert group.role("b") is Role.FOLLOWER

@@ -24,6 +24,7 @@ class RaftConfig:
     election_timeout_max_ms: int = 600
     heartbeat_interval_ms: int = 75
     check_quorum_ms: int = 400
+    save_timeout_ms: int = 1500  # a leader whose disk takes longer for one save steps down
     tick_interval_ms: int = 15
     snapshot_every_entries: int = 20_000
     snapshot_every_bytes: int = 64 << 20
@@ -76,6 +77,7 @@ class RaftConfig:
             election_timeout_max_ms=self.election_timeout_max_ms,
             heartbeat_interval_ms=self.heartbeat_interval_ms,
             check_quorum_ms=self.check_quorum_ms,
+            save_timeout_ms=self.save_timeout_ms,
             append_bytes_max=self.append_bytes_max,
             inflight_bytes_max=8 * self.append_bytes_max,
             uncommitted_entries_max=self.pending_proposals_max,

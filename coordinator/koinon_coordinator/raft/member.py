@@ -571,6 +571,7 @@ class RaftMember:
             self.counters.leader_changes += 1
         if self._leads:
             self.counters.leaderships_lost += 1
+            self._warn_if_disk_hangs()
             # It may lead again by now, and hold proposals of the new term.
             first_term = event.term if event.role is Role.LEADER else event.term + 1
             self._fail_proposals(
@@ -582,6 +583,16 @@ class RaftMember:
         self._leads = event.role is Role.LEADER
         if self._leads:
             self.counters.elections_won += 1
+
+    def _warn_if_disk_hangs(self) -> None:
+        now = self._clock()
+        if self._core is not None and self._core.is_save_late(now):
+            log.warning(
+                "disk hangs member_id=%s saving_s=%.1f why=%s",
+                self.member_id,
+                self._core.saving_s(now),
+                "a write to the log has not returned; this member leads again only once it has",
+            )
 
     def _stop_serving(self, term: int, leader_id: str | None) -> None:
         """Say that a leadership which `on_leader` announced is over."""

@@ -53,6 +53,7 @@ class RaftStatus:
     members: Mapping[str, MemberStatus]
     pending_proposals: int
     pending_reads: int
+    pending_save_s: float  # the age of the write to disk that is under way; 0 if none is
     counters: RaftCounters  # a copy
 
 
@@ -84,6 +85,7 @@ def status_of(
         members=members,
         pending_proposals=pending_proposals,
         pending_reads=pending_reads,
+        pending_save_s=core.saving_s(now),
         counters=replace(counters),
     )
 

@@ -34,6 +34,7 @@ class RaftCoreConfig:
     election_timeout_max_ms: int = 600
     heartbeat_interval_ms: int = 75
     check_quorum_ms: int = 400
+    save_timeout_ms: int = 1500  # a disk that takes longer for one save counts as hanging
     append_entries_max: int = 1024
     append_bytes_max: int = 1 << 20
     inflight_messages_max: int = 64

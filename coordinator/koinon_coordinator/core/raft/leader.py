@@ -90,6 +90,12 @@ class Leader:
         last_contact = self._elected_at if contact is None else contact
         return now - last_contact <= self._config.check_quorum_ms / 1000
 
+    def can_be_spared(self, now: float) -> bool:
+        """Whether the other voters that are in touch are a majority without this leader."""
+        configuration = self._log.configuration
+        others = (m for m in configuration.voters if m != self._id)
+        return sum(self.is_active(m, now) for m in others) >= configuration.quorum
+
     @property
     def has_committed_in_term(self) -> bool:
         return self._log.term_at(self._log.commit_index) == self._term

@@ -10,6 +10,10 @@ Two rules make every answer trustworthy:
   acknowledgement only when what it acknowledges is (`ready` holds them back until then).
 - A leader looks at the time of its last quorum contact before it does anything with an input, so
   that one that was stopped and resumed steps down before it answers.
+
+A member whose disk hangs is in touch all the same, for heartbeats need no disk, but nothing that it
+leads is ever applied. So it leaves the lead to the others if they can do without it, and does not
+campaign before the save that is out has come back.
 """
 
 import random
@@ -78,6 +82,7 @@ class RaftCore:
         self._snapshot_write: SnapshotWrite | None = None
         self._events: list[Event] = []
         self._persisting: Ready | None = None
+        self._persisting_since = now
         self._durable_hard_state = restored.hard_state
         self._reported_role = RoleChange(role=self.role, term=self.term, leader_id=None)
         self._reported_configuration: Configuration | None = None
@@ -110,6 +115,14 @@ class RaftCore:
     def transfer_target(self) -> str | None:
         return self._leader.transfer.to if self._leader and self._leader.transfer else None
 
+    def saving_s(self, now: float) -> float:
+        """For how long the save that is out has been out; 0 if none is."""
+        return 0.0 if self._persisting is None else now - self._persisting_since
+
+    def is_save_late(self, now: float) -> bool:
+        """Whether a save has been out for so long that the disk counts as hanging."""
+        return self.saving_s(now) > self._config.save_timeout_ms / 1000
+
     def is_active(self, member_id: str, now: float) -> bool:
         """Whether this leader has heard from the member within check-quorum."""
         return self._leader is not None and self._leader.is_active(member_id, now)
@@ -129,20 +142,20 @@ class RaftCore:
 
     def tick(self, now: float) -> None:
         """Let time pass. Call it a few times per heartbeat interval."""
-        self._step_down_without_quorum(now)
+        self._step_down_if_unfit(now)
         if self._leader is not None:
             given_up = self._leader.tick(now)
             if given_up is not None:
                 self._events.append(TransferGivenUp(to=given_up))
         elif now >= self._election_due_at:
-            if self._may_campaign():
+            if self._may_campaign() and not self.is_save_late(now):
                 self._campaign(now, pre_vote=True)
             else:
                 self._restart_election_timer(now)
 
     def step(self, message: Message, now: float) -> None:
         """Take one message in; late, doubled and foreign ones do no harm."""
-        self._step_down_without_quorum(now)
+        self._step_down_if_unfit(now)
         if message.to != self._id or message.sender == self._id:
             return
         if isinstance(message, VoteRequest):
@@ -158,7 +171,7 @@ class RaftCore:
 
     def propose(self, command: bytes, now: float) -> LogPosition | Refusal:
         """Append a command; where it stands in the log, or why it was not taken."""
-        self._step_down_without_quorum(now)
+        self._step_down_if_unfit(now)
         return self._leader.propose(command) if self._leader else Refusal.NOT_LEADER
 
     def read_index(self, context: object, now: float) -> Refusal | None:
@@ -166,27 +179,27 @@ class RaftCore:
 
         If leadership ends first, it never comes back.
         """
-        self._step_down_without_quorum(now)
+        self._step_down_if_unfit(now)
         return self._leader.read_index(context) if self._leader else Refusal.NOT_LEADER
 
     def transfer_leadership(self, to: str | None, now: float) -> str | Refusal:
         """Begin to hand over to a voter (None: the one furthest on); answers with its id."""
-        self._step_down_without_quorum(now)
+        self._step_down_if_unfit(now)
         return self._leader.begin_transfer(to, now) if self._leader else Refusal.NOT_LEADER
 
     def add_learner(self, member_id: str, address: str, now: float) -> LogPosition | Refusal:
-        self._step_down_without_quorum(now)
+        self._step_down_if_unfit(now)
         if self._leader is None:
             return Refusal.NOT_LEADER
         return self._leader.add_learner(member_id, address, now)
 
     def promote(self, member_id: str, now: float) -> LogPosition | Refusal:
         """Make a voter of a learner that has caught up."""
-        self._step_down_without_quorum(now)
+        self._step_down_if_unfit(now)
         return self._leader.promote(member_id, now) if self._leader else Refusal.NOT_LEADER
 
     def remove_member(self, member_id: str, now: float) -> LogPosition | Refusal:
-        self._step_down_without_quorum(now)
+        self._step_down_if_unfit(now)
         return self._leader.remove(member_id, now) if self._leader else Refusal.NOT_LEADER
 
     def compact(self, index: int, state: bytes) -> None:
@@ -215,8 +228,12 @@ class RaftCore:
         self._votes = {}
         self._restart_election_timer(now)
 
-    def _step_down_without_quorum(self, now: float) -> None:
-        if self._leader is not None and not self._leader.has_quorum_contact(now):
+    def _step_down_if_unfit(self, now: float) -> None:
+        leader = self._leader
+        if leader is None:
+            return
+        hangs = self.is_save_late(now) and leader.can_be_spared(now)
+        if hangs or not leader.has_quorum_contact(now):
             self._follow(self.term, None, now)
 
     def _may_campaign(self) -> bool:
@@ -319,7 +336,8 @@ class RaftCore:
             self._count_votes(now)
 
     def _on_timeout_now(self, message: TimeoutNow, now: float) -> None:
-        if self.role is Role.FOLLOWER and self._id in self.configuration.voters:
+        is_voter = self._id in self.configuration.voters
+        if self.role is Role.FOLLOWER and is_voter and not self.is_save_late(now):
             self._campaign(now, pre_vote=False, transfer=True)
 
     # -- following
@@ -431,7 +449,7 @@ class RaftCore:
             configuration=self._take_configuration(),
         )
         if ready.needs_persist:
-            self._persisting = ready
+            self._persisting, self._persisting_since = ready, now
         return None if ready == _NOTHING else ready
 
     def advance(self, ready: Ready) -> None:
