@@ -246,6 +246,12 @@ MUTANTS = [
         "        if False:\n            return Refusal",
     ),
     Mutant(
+        "removal-that-leaves-no-majority-in-touch",
+        "leader.py",
+        "if in_touch < changed.quorum and member_id in current.voters:",
+        "if False:",
+    ),
+    Mutant(
         "change-not-rolled-back",
         "log.py",
         "        self.configurations.truncate_from(index)\n",

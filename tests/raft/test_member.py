@@ -185,7 +185,25 @@ def test_member_bounds_are_typed_errors() -> None:
             refused = [o for o in outcomes if isinstance(o, ProposalQueueFullError)]
             assert len(refused) == 4
             assert refused[0].limit == 5
+            assert "uncommitted proposals" in refused[0].resource
             assert refused[0].retriable
+
+    run(test)
+
+
+def test_member_bounds_of_bytes_and_reads_name_themselves() -> None:
+    async def test() -> None:
+        bounds = {"append_bytes_max": 1000, "pending_proposal_bytes_max": 2500}
+        async with group_of("a", pending_reads_max=3, **bounds) as group:
+            leader = await group.leader()
+            for resource, limit, requests in (
+                ("bytes of uncommitted", 2500, [leader.propose(b"x" * 900) for _ in range(3)]),
+                ("open reads", 3, [leader.read_barrier() for _ in range(4)]),
+            ):
+                outcomes = await asyncio.gather(*requests, return_exceptions=True)
+                (refused,) = (o for o in outcomes if isinstance(o, ProposalQueueFullError))
+                assert resource in refused.resource
+                assert refused.limit == limit
 
     run(test)
 
@@ -345,6 +363,32 @@ def test_member_joins_is_promoted_and_removed() -> None:
                 await group.members["d"].stopped()
             with pytest.raises(MembershipChangeError):
                 await leader.remove_member("d")
+
+    run(test)
+
+
+def test_member_refused_changes_name_their_subject_and_a_way_out() -> None:
+    async def test() -> None:
+        async with group_of() as group:
+            leader = await group.leader()
+            one, other = sorted(m for m in group.members if m != leader.member_id)
+            refused: list[tuple[Awaitable[object], str]] = [
+                (leader.add_learner(one, "new:1"), f"{one} is a member already, at host-{one}:1"),
+                (leader.add_learner("d", f"host-{one}:1"), f"{one} is at host-{one}:1 already"),
+                (leader.promote("d"), "d is not a learner; the learners are none"),
+                (leader.remove_member("d"), "d is not a member, .* members are a, b and c"),
+                (leader.transfer_leadership("d"), "d is not a voter .* voters are a, b and c"),
+            ]
+            for request, why in refused:
+                with pytest.raises(MembershipChangeError, match=why):
+                    await request
+            group.network.isolate(other)
+            await until("it is silent", lambda: not leader.status().members[other].is_active)
+            why = f"without {one} no majority answers: bring {other} back, or remove {other}"
+            with pytest.raises(MembershipChangeError, match=why):
+                await leader.remove_member(one)
+            await leader.remove_member(other)
+            assert await leader.propose(b"on") == b"done on"
 
     run(test)
 

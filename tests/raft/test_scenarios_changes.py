@@ -85,6 +85,30 @@ def test_change_refusals_name_the_reason() -> None:
     assert sole.remove_member("a", group.now) is Refusal.LAST_VOTER
 
 
+def test_removal_that_would_leave_no_majority_in_touch_is_refused() -> None:
+    group = Group("abc")
+    leader = group.elect("a")
+    for _ in range(10):
+        group.heartbeat("a")
+        group.pump_between("ab")
+    assert leader.remove_member("b", group.now) is Refusal.NO_MAJORITY
+    assert sorted(leader.configuration.voters) == ["a", "b", "c"]
+    assert leader.remove_member("a", group.now) is Refusal.NO_MAJORITY
+    assert not isinstance(leader.remove_member("c", group.now), Refusal)
+    group.take("a")
+    group.pump_between("ab")
+    assert leader.log.commit_index == leader.log.last_index
+
+
+def test_removal_of_a_learner_needs_no_majority_beside_it() -> None:
+    group = Group("abc", learners="l")
+    leader = group.elect("a")
+    for _ in range(10):
+        group.heartbeat("a")
+        group.pump_between("ab")
+    assert not isinstance(leader.remove_member("l", group.now), Refusal)
+
+
 def test_learner_joins_catches_up_and_is_promoted() -> None:
     group = Group("abc")
     leader = group.elect("a")

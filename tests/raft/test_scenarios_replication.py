@@ -289,7 +289,7 @@ def test_proposal_bytes_beyond_the_bound_are_refused() -> None:
     for _ in range(3):
         for _ in range(2):
             assert not isinstance(leader.propose(b"x" * 50, group.now), Refusal)
-        assert leader.propose(b"x", group.now) is Refusal.QUEUE_FULL
+        assert leader.propose(b"x", group.now) is Refusal.QUEUE_BYTES_FULL
         group.take("a")
         group.pump()
 
@@ -361,7 +361,7 @@ def test_reads_beyond_the_bound_are_refused() -> None:
     leader = group.elect("a")
     assert leader.read_index(1, group.now) is None
     assert leader.read_index(2, group.now) is None
-    assert leader.read_index(3, group.now) is Refusal.QUEUE_FULL
+    assert leader.read_index(3, group.now) is Refusal.READS_FULL
     group.take("a")
     group.pump()
     assert leader.read_index(3, group.now) is None

@@ -32,17 +32,17 @@ from koinon_coordinator.core.raft import (
     TransferGivenUp,
 )
 from koinon_proto.clock import boottime
-from koinon_proto.errors import InvalidArgumentError, MembershipChangeError, NotLeaderError
+from koinon_proto.errors import MembershipChangeError, NotLeaderError
 from koinon_proto.measures import Histogram
 
 from .config import RaftConfig
 from .errors import (
     MemberRemovedError,
     MemberStoppedError,
-    ProposalQueueFullError,
     ProposalUnknownError,
     StoreChangedError,
 )
+from .refusals import change_error, not_leader, request_error
 from .status import RaftCounters, RaftStatus, status_of
 from .storage import LmdbRaftStorage, RaftStorage
 from .transport import RaftTransport
@@ -238,7 +238,7 @@ class RaftMember:
         outcome = core.propose(command, now)
         self._schedule()
         if isinstance(outcome, Refusal):
-            raise self._error_for(outcome, len(command))
+            raise request_error(outcome, core, self._config, size_bytes=len(command))
         self.counters.proposals += 1
         return await self._applied(outcome, now)
 
@@ -250,7 +250,7 @@ class RaftMember:
         refusal = core.read_index(future, self._clock())
         self._schedule()
         if refusal is not None:
-            raise self._error_for(refusal)
+            raise request_error(refusal, core, self._config)
         self._reads.add(future)
         try:
             return await future
@@ -259,35 +259,40 @@ class RaftMember:
 
     async def add_learner(self, member_id: str, address: str) -> None:
         """Add a member that receives everything and has no vote; done when committed."""
-        await self._change(lambda core, now: core.add_learner(member_id, address, now))
+        core, now = self._running_core(), self._clock()
+        await self._changed(core.add_learner(member_id, address, now), now, member_id, address)
 
     async def promote(self, member_id: str) -> None:
         """Give a learner that has caught up a vote."""
-        await self._change(lambda core, now: core.promote(member_id, now))
+        core, now = self._running_core(), self._clock()
+        await self._changed(core.promote(member_id, now), now, member_id)
 
     async def remove_member(self, member_id: str) -> None:
-        """Remove a voter or a learner; the leader itself steps down once that is committed."""
-        await self._change(lambda core, now: core.remove_member(member_id, now))
+        """Remove a voter or a learner; the leader itself steps down once that is committed. A
+        voter whose going would leave no majority in touch is not removed."""
+        core, now = self._running_core(), self._clock()
+        await self._changed(core.remove_member(member_id, now), now, member_id)
 
     async def transfer_leadership(self, to: str | None = None) -> None:
         """Hand over to `to` (None: the voter that is furthest on); done when this member no
         longer leads. Raises MembershipChangeError if the target does not take over in time."""
         core = self._running_core()
-        outcome = core.transfer_leadership(to, self._clock())
+        now = self._clock()
+        outcome = core.transfer_leadership(to, now)
         self._schedule()
         if isinstance(outcome, Refusal):
-            raise self._error_for(outcome)
+            raise change_error(outcome, core, now, to)
         log.info("transfer begun member_id=%s to=%s", self.member_id, outcome)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._transfers.append(future)
         await future
 
-    async def _change(self, change: Callable[[RaftCore, float], LogPosition | Refusal]) -> None:
-        now = self._clock()
-        outcome = change(self._running_core(), now)
+    async def _changed(
+        self, outcome: LogPosition | Refusal, now: float, member_id: str, address: str = ""
+    ) -> None:
         self._schedule()
         if isinstance(outcome, Refusal):
-            raise self._error_for(outcome)
+            raise change_error(outcome, self._running_core(), now, member_id, address)
         await self._applied(outcome, now)
 
     async def _applied(self, position: LogPosition, now: float) -> object:
@@ -321,34 +326,9 @@ class RaftMember:
             raise MemberStoppedError(reason=f"member {self.member_id} is not running")
         return self._core
 
-    def _error_for(self, refusal: Refusal, size_bytes: int = 0) -> Exception:
-        if refusal is Refusal.NOT_LEADER:
-            return self._not_leader()
-        if refusal is Refusal.QUEUE_FULL:
-            return ProposalQueueFullError(
-                resource="Raft's queue of uncommitted proposals or open reads",
-                limit=self._config.pending_proposals_max,
-            )
-        if refusal is Refusal.TOO_LARGE:
-            return InvalidArgumentError(
-                field="command",
-                reason=refusal.value,
-                limit=self._config.append_bytes_max,
-                actual=size_bytes,
-            )
-        if refusal is Refusal.TRANSFERRING:
-            return self._not_leader()
-        return MembershipChangeError(reason=refusal.value)
-
     def _not_leader(self) -> NotLeaderError:
-        core = self._core
-        assert core is not None
-        leader_id = core.transfer_target or core.leader_id or ""
-        return NotLeaderError(
-            leader_id=leader_id,
-            leader_address=core.configuration.address_of(leader_id) or "",
-            term=core.term,
-        )
+        assert self._core is not None
+        return not_leader(self._core)
 
     # -- the transport's side (RaftEndpoint)
 

@@ -11,7 +11,9 @@ class Refusal(Enum):
 
     NOT_LEADER = "not the leader"
     TRANSFERRING = "handing leadership over"
-    QUEUE_FULL = "too much waits to be committed"
+    QUEUE_FULL = "too many commands wait to be committed"
+    QUEUE_BYTES_FULL = "too many bytes wait to be committed"
+    READS_FULL = "too many reads wait to be answered"
     TOO_LARGE = "the command is larger than an append message may be"
     TERM_NOT_COMMITTED = "no entry of the leader's own term is committed yet"
     CHANGE_IN_FLIGHT = "a configuration change is not committed yet"
@@ -20,6 +22,7 @@ class Refusal(Enum):
     NOT_A_LEARNER = "not a learner"
     NOT_A_VOTER = "not a voter"
     LEARNER_BEHIND = "the learner has not caught up"
+    NO_MAJORITY = "too few of the voters that would be left are in touch"
     LAST_VOTER = "the last voter cannot be removed"
     ADDRESS_IN_USE = "another member has this address"
     NO_TARGET = "no other voter is in touch"

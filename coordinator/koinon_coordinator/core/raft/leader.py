@@ -120,11 +120,10 @@ class Leader:
         if size_bytes > self._config.append_bytes_max:
             return Refusal.TOO_LARGE
         log = self._log
-        if (
-            log.last_index - log.applied_index >= self._config.uncommitted_entries_max
-            or self._uncommitted_bytes + size_bytes > self._config.uncommitted_bytes_max
-        ):
+        if log.last_index - log.applied_index >= self._config.uncommitted_entries_max:
             return Refusal.QUEUE_FULL
+        if self._uncommitted_bytes + size_bytes > self._config.uncommitted_bytes_max:
+            return Refusal.QUEUE_BYTES_FULL
         self._uncommitted_bytes += size_bytes
         entry = log.append(self._term, EntryKind.COMMAND, command)
         return LogPosition(entry.index, entry.term)
@@ -147,12 +146,17 @@ class Leader:
         return self._change(current.with_promoted(member_id), now)
 
     def remove(self, member_id: str, now: float) -> LogPosition | Refusal:
+        """Remove a member, unless too few voters in touch would be left to ever commit that."""
         current = self._log.configuration
         if member_id not in current:
             return Refusal.NOT_A_MEMBER
         if set(current.voters) == {member_id}:
             return Refusal.LAST_VOTER
-        return self._change(current.without(member_id), now)
+        changed = current.without(member_id)
+        in_touch = sum(m == self._id or self.is_active(m, now) for m in changed.voters)
+        if in_touch < changed.quorum and member_id in current.voters:
+            return self._change_refusal() or Refusal.NO_MAJORITY
+        return self._change(changed, now)
 
     def _change(self, changed: Configuration, now: float) -> LogPosition | Refusal:
         """Append a configuration one member away from the current one.
@@ -161,15 +165,21 @@ class Leader:
         this leader's own term: without the second condition two leaders of different terms can
         each commit a change that the other does not know (the single-server bug of 2015).
         """
+        refusal = self._change_refusal()
+        if refusal is not None:
+            return refusal
+        entry = self._log.append(self._term, EntryKind.CONFIGURATION, changed.encode())
+        self._follow_configuration(now)
+        return LogPosition(entry.index, entry.term)
+
+    def _change_refusal(self) -> Refusal | None:
         if self.transfer is not None:
             return Refusal.TRANSFERRING
         if self._log.has_uncommitted_configuration:
             return Refusal.CHANGE_IN_FLIGHT
         if not self.has_committed_in_term:
             return Refusal.TERM_NOT_COMMITTED
-        entry = self._log.append(self._term, EntryKind.CONFIGURATION, changed.encode())
-        self._follow_configuration(now)
-        return LogPosition(entry.index, entry.term)
+        return None
 
     def _follow_configuration(self, now: float) -> None:
         members = self._log.configuration.members
@@ -190,7 +200,7 @@ class Leader:
 
     def read_index(self, context: object) -> Refusal | None:
         if self._open_read_count >= self._config.pending_reads_max:
-            return Refusal.QUEUE_FULL
+            return Refusal.READS_FULL
         self._open_read_count += 1
         self._new_reads.append(context)
         return None
