@@ -20,7 +20,7 @@ from koinon_proto.errors import (
     NotLeaderError,
     UnavailableError,
 )
-from koinon_proto.table import Table
+from koinon_proto.table import ClusterConfig, Table
 
 from .config import CoordinatorConfig, TimingConfig
 from .core.state import ClusterState
@@ -51,7 +51,8 @@ class Coordinator:
         self, config: CoordinatorConfig, *, transport: RaftTransport | None = None
     ) -> None:
         self.config = config
-        self._replicated = ReplicatedState()
+        self._replicated = ReplicatedState(self._on_config)
+        self._timing = config.timing
         self._random = Random()
         self._leadership: Leadership | None = None
         self._running: asyncio.Task[None] | None = None
@@ -75,9 +76,13 @@ class Coordinator:
 
         Raises:
             DataDirectoryError, UnsupportedVersionError: the directory cannot be used.
+            ConfigurationError: this coordinator's times contradict those of its cluster. (Where it
+                learns the cluster's only later, ``stopped`` raises that.)
         """
         self._failed = asyncio.get_running_loop().create_future()
         await self._raft.start()
+        if self._failed.done():
+            self._failed.result()
 
     async def stop(self, *, transfer_timeout_s: float = 1.0) -> None:
         """Hand leadership over if there is somebody to take it, then leave. For a moment between
@@ -113,8 +118,7 @@ class Coordinator:
         """The times in force: the replicated ones, once there is a cluster."""
         if self._leadership is not None:
             return self._leadership.timing
-        config = self._replicated.state.config
-        return self.config.timing.in_force(config) if config is not None else self.config.timing
+        return self._timing
 
     @property
     def leadership(self) -> Leadership:
@@ -267,6 +271,15 @@ class Coordinator:
             raise UnavailableError(reason="no leader has been elected in time") from None
 
     # --- the Raft member's calls --------------------------------------------------------------
+
+    def _on_config(self, cluster: ClusterConfig) -> None:
+        """Take the cluster's times over. One that could not lead by them ends now, as a follower:
+        later it would win an election and end then, at the cost of a failover.
+        """
+        try:
+            self._timing = self.config.timing.in_force(cluster)
+        except ConfigurationError as error:
+            self._fail(error)
 
     def _on_leader(self, term: int) -> None:
         try:

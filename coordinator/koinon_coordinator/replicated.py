@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+
+from koinon_proto.table import ClusterConfig
 
 from .convert import command_from_bytes, image_from_bytes, image_to_bytes
 from .core.commands import Result
@@ -19,8 +21,11 @@ class ReplicatedState:
     object, not the state.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_config: Callable[[ClusterConfig], None] = lambda _: None) -> None:
+        """``on_config`` is called with each cluster configuration that comes into force here."""
         self.state = ClusterState()
+        self._on_config = on_config
+        self._config: ClusterConfig | None = None
         self._watchers: dict[asyncio.Event, None] = {}  # woken in the order in which they came
 
     @contextlib.contextmanager
@@ -52,6 +57,7 @@ class ReplicatedState:
         decoded = command_from_bytes(command)
         result = self.state.apply(decoded, index)
         log.debug("command applied index=%d command=%s result=%s", index, decoded, result)
+        self._note_config()
         self.wake()
         return result
 
@@ -60,4 +66,11 @@ class ReplicatedState:
 
     def restore(self, snapshot: bytes) -> None:
         self.state = ClusterState(image_from_bytes(snapshot))
+        self._note_config()
         self.wake()
+
+    def _note_config(self) -> None:
+        config = self.state.config
+        if config is not None and config is not self._config:
+            self._config = config
+            self._on_config(config)

@@ -12,8 +12,14 @@ from koinon_coordinator.config import (
     TimingConfig,
     parse_members,
 )
+from koinon_coordinator.convert import command_to_bytes
 from koinon_coordinator.coordinator import raft_config
+from koinon_coordinator.core.commands import CreateCluster
+from koinon_coordinator.replicated import ReplicatedState
 from koinon_proto.errors import ConfigurationError
+from koinon_proto.table import ClusterConfig
+
+from .support import cluster_config, register
 
 THREE = {"c1": "h:1", "c2": "h:2", "c3": "h:3"}
 
@@ -175,3 +181,15 @@ def test_parse_members_bad_text_is_refused(text: str) -> None:
 def test_parse_members_reads_pairs_in_order() -> None:
     assert parse_members("c1=h:1, c2=h:2,") == {"c1": "h:1", "c2": "h:2"}
     assert parse_members("") == {}
+
+
+def test_replicated_state_tells_of_the_configuration_that_it_applies_or_restores() -> None:
+    seen: list[ClusterConfig] = []
+    state = ReplicatedState(seen.append)
+    config = cluster_config()
+    state.apply(1, command_to_bytes(CreateCluster(config=config)))
+    state.apply(2, command_to_bytes(register("n1")))
+    assert seen == [config]
+    seen.clear()
+    ReplicatedState(seen.append).restore(state.snapshot())
+    assert seen == [config]

@@ -292,6 +292,29 @@ def test_process_that_cannot_start_says_why_in_one_line(
     assert "Traceback" not in done.stderr
 
 
+def test_processes_follower_whose_times_contradict_the_clusters_ends_before_it_leads(
+    tmp_path: Path,
+) -> None:
+    async def test(processes: Processes) -> None:
+        async with living(processes):
+            leader = await processes.leader()
+            status = await processes.callers[leader].admin.GetStatus(admin_pb2.GetStatusRequest())
+            follower = next(m for m in processes.addresses if m != leader)
+            processes.kill(follower)
+            times = {"raft-heartbeat": 220, "check-quorum": 500, "session-timeout": 2000}
+            flags = [part for name, ms in times.items() for part in (f"--{name}-ms", str(ms))]
+            processes.start(follower, "--members", processes.initial, *flags)
+            ended = processes.running[follower]
+            assert await asyncio.to_thread(ended.wait, 20) == 2
+            last = processes.log(follower).strip().splitlines()[-1]
+            assert "twice raft-heartbeat-ms 220 must be below check-quorum-ms 400" in last
+            assert await processes.leader() == leader
+            after = await processes.callers[leader].admin.GetStatus(admin_pb2.GetStatusRequest())
+            assert after.term == status.term
+
+    with_processes(tmp_path, test)
+
+
 def test_process_whose_port_is_in_use_exits_with_2_and_names_it(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
