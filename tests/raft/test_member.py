@@ -10,10 +10,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from koinon_coordinator.core.raft import Configuration, Role
 from koinon_coordinator.raft import (
+    GrpcRaftTransport,
     MemberRemovedError,
     MemberStoppedError,
     MemoryRaftNetwork,
@@ -35,6 +37,7 @@ from koinon_proto.errors import (
     NotLeaderError,
 )
 
+from .processes import free_address
 from .waiting import run, until
 
 UNUSED = Path("unused")
@@ -524,3 +527,51 @@ def test_member_that_cannot_remember_a_store_says_so_and_does_not_call_it_anothe
         await member.stop()
 
     asyncio.run(test())
+
+
+# -- over gRPC
+
+
+def test_members_that_only_follow_know_one_anothers_stores() -> None:
+    """Else one that lost its disk could vote for another that has never met it."""
+
+    async def test() -> None:
+        addresses = {member_id: free_address() for member_id in "abc"}
+        disks = {m: MemoryRaftStorage(Configuration(voters=addresses)) for m in addresses}
+        members, servers = {}, []
+        for member_id, address in addresses.items():
+            transport, server = GrpcRaftTransport(), grpc.aio.server()
+            transport.add_to_server(server)
+            server.add_insecure_port(address)
+            await server.start()
+            servers.append(server)
+            # Only one of them ever campaigns.
+            times = {"min": 300, "max": 600} if member_id == "a" else {"min": 9**6, "max": 9**7}
+            members[member_id] = RaftMember(
+                RaftConfig(
+                    member_id=member_id,
+                    data_dir=UNUSED,
+                    initial_members=addresses,
+                    election_timeout_min_ms=times["min"],
+                    election_timeout_max_ms=times["max"],
+                ),
+                Commands(),
+                transport,
+                storage=lambda disk=disks[member_id]: disk,  # type: ignore[misc]
+            )
+            await members[member_id].start()
+        try:
+            await until("it leads", lambda: members["a"].status().role is Role.LEADER)
+            for one, other in ("bc", "cb"):
+                store_id = disks[other].store_id
+                await until(
+                    "they know each other",
+                    lambda d=disks[one], m=other, s=store_id: d.pinned_stores().get(m) == s,  # type: ignore[misc]
+                )
+        finally:
+            for member in members.values():
+                await member.stop()
+            for server in servers:
+                await server.stop(0)
+
+    run(test)

@@ -338,3 +338,90 @@ def test_grpc_peer_that_comes_later_is_reached() -> None:
         await server.stop(0)
 
     run(test)
+
+
+async def served(transport: GrpcRaftTransport, address: str) -> Any:
+    server = grpc.aio.server()
+    transport.add_to_server(server)
+    server.add_insecure_port(address)
+    await server.start()
+    return server
+
+
+def test_grpc_configured_peers_know_a_member_that_says_nothing() -> None:
+    """One that listens later, too."""
+
+    async def test() -> None:
+        first, later = free_address(), free_address()
+        sender, receivers = GrpcRaftTransport(), [GrpcRaftTransport(), GrpcRaftTransport()]
+        sender.attach(Endpoint("a", "", "store"))
+        endpoints = [Endpoint("b", first, "store"), Endpoint("c", later, "store")]
+        for receiver, endpoint in zip(receivers, endpoints, strict=True):
+            receiver.attach(endpoint)
+        servers = [await served(receivers[0], first)]
+        sender.set_peers({"b": first, "c": later})
+        await until("b knows it", lambda: endpoints[0].pins == {"a": "store"})
+        await until("c was looked for", lambda: sender.counters["stream_ends"] >= 1)
+        servers.append(await served(receivers[1], later))
+        await until("c knows it", lambda: endpoints[1].pins == {"a": "store"})
+        assert endpoints[0].received == endpoints[1].received == []
+        for transport in (sender, *receivers):
+            await transport.close()
+        for server in servers:
+            await server.stop(0)
+
+    run(test)
+
+
+def test_grpc_hello_is_repeated_for_one_who_took_the_member_for_a_stranger() -> None:
+    async def test() -> None:
+        address = free_address()
+        sender = GrpcRaftTransport(TransportConfig(hello_interval_ms=20))
+        sender.attach(Endpoint("a", "", "store"))
+        receiver, endpoint = GrpcRaftTransport(), Endpoint("b", address, "store")
+        hellos: list[str] = []
+
+        async def is_known_store(member_id: str, store_id: str) -> bool:
+            hellos.append(store_id)
+            return True
+
+        endpoint.is_known_store = is_known_store  # type: ignore[method-assign]
+        receiver.attach(endpoint)
+        server = await served(receiver, address)
+        sender.set_peers({"b": address})
+        await until("three hellos", lambda: len(hellos) >= 3)
+        assert sender.counters["stream_ends"] == 0
+        await sender.close()
+        await receiver.close()
+        await server.stop(0)
+
+    run(test)
+
+
+def test_grpc_stream_that_was_idle_is_not_given_up_at_its_next_message() -> None:
+    async def test() -> None:
+        address = free_address()
+        sender = GrpcRaftTransport(TransportConfig(silence_ms=100))
+        sender.attach(Endpoint("a", "", "store"))
+        receiver, endpoint = GrpcRaftTransport(), Endpoint("b", address, "store")
+        receiver.attach(endpoint)
+        server = await served(receiver, address)
+        sender.set_peers({"b": address})
+        await until("b knows it", lambda: endpoint.pins)
+        ends = sender.counters["stream_ends"]
+        for count in range(1, 4):
+            await asyncio.sleep(0.15)  # longer than the silence
+            sender.send([reply("a", "b", count)])
+            await until("it is there", lambda n=count: len(endpoint.received) == n)  # type: ignore[misc]
+        assert sender.counters["stream_ends"] == ends
+
+        def given_up() -> bool:
+            sender.send([reply("a", "b")])
+            return sender.counters["stream_ends"] > ends
+
+        await until("one that is written to and never answers is given up", given_up)
+        await sender.close()
+        await receiver.close()
+        await server.stop(0)
+
+    run(test)

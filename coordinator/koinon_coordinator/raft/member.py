@@ -378,6 +378,8 @@ class RaftMember:
 
     async def _pin(self, name: str, value: str) -> str | None:
         """Remember the first value of the name, durably; return the one that is remembered."""
+        if name in self._pins:  # hellos are repeated: none is to wait for the disk
+            return self._pins[name]
         async with self._pin_lock:
             known = self._pins.get(name)
             if known is None and self._running and self._storage is not None:

@@ -4,6 +4,10 @@ A transport delivers each message at most a few times, in any order, or not at a
 more. What it does promise is bounds (a full queue drops its oldest message) and identity: a
 message is passed on only if its sender's hello was right and its data directory is the one that
 this member first knew it by.
+
+Every member keeps a stream to every other one of its configuration, even with nothing to say, and
+repeats its hello on it. So all pairs know each other's data directories, those of followers too,
+before an election depends on that.
 """
 
 import asyncio
@@ -96,6 +100,7 @@ class TransportConfig:
     reconnect_backoff_min_ms: int = 50
     reconnect_backoff_max_ms: int = 300
     silence_ms: int = 2000  # a peer that is sent to and says nothing for so long: connect anew
+    hello_interval_ms: int = 2000  # who was a stranger at the first hello may be a member by now
 
     def __post_init__(self) -> None:
         if not 0 < self.reconnect_backoff_min_ms <= self.reconnect_backoff_max_ms:
@@ -145,6 +150,11 @@ class GrpcRaftTransport(raft_pb2_grpc.RaftServicer):
             if self._address_of(member_id) != peer.address:
                 del self._peers[member_id]
                 peer.stop()
+            else:
+                peer.keep(member_id in self._configured)
+        for member_id, address in self._configured.items():
+            if member_id not in self._peers:
+                self._open(member_id, address).keep(True)
 
     def send(self, messages: Sequence[Message]) -> None:
         for message in messages:
@@ -154,12 +164,15 @@ class GrpcRaftTransport(raft_pb2_grpc.RaftServicer):
                 if address is None:
                     self.counters["dropped_no_address"] += 1
                     continue
-                assert self._endpoint is not None
-                peer = _PeerStream(
-                    message.to, address, self._endpoint, self._config, self._heard_at, self.counters
-                )
-                self._peers[message.to] = peer
+                peer = self._open(message.to, address)
             peer.enqueue(message)
+
+    def _open(self, member_id: str, address: str) -> "_PeerStream":
+        assert self._endpoint is not None
+        peer = self._peers[member_id] = _PeerStream(
+            member_id, address, self._endpoint, self._config, self._heard_at, self.counters
+        )
+        return peer
 
     async def close(self) -> None:
         self._endpoint = None
@@ -192,7 +205,7 @@ class GrpcRaftTransport(raft_pb2_grpc.RaftServicer):
             if endpoint is None:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "not running")
                 raise AssertionError("abort raises")
-            if not sender:
+            if not sender or batch.HasField("hello"):
                 try:
                     refusal = await self._refusal(batch, endpoint)
                 except MemberStoppedError as error:
@@ -260,6 +273,8 @@ class _PeerStream:
         self._counters = counters
         self._queue: deque[tuple[Message, int]] = deque()
         self._queued_bytes = 0
+        self._sent_at = self._unanswered_since = 0.0
+        self._is_kept = False
         self._wake = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(
             self._run(), name=f"raft-stream-{member_id}"
@@ -277,6 +292,11 @@ class _PeerStream:
             self._counters["dropped_queue_full"] += 1
         self._wake.set()
 
+    def keep(self, is_kept: bool) -> None:
+        """Say whether the stream is to be open even while there is nothing to say."""
+        self._is_kept = is_kept
+        self._wake.set()
+
     def stop(self) -> None:
         self._task.cancel()
 
@@ -287,12 +307,13 @@ class _PeerStream:
     async def _run(self) -> None:
         backoff_ms = float(self._config.reconnect_backoff_min_ms)
         while True:
-            while not self._queue:  # nothing to say: no reason to connect
+            while not self._queue and not self._is_kept:
                 self._wake.clear()
                 await self._wake.wait()
             began_at = asyncio.get_running_loop().time()
+            is_refused = False
             try:
-                await self._session()
+                is_refused = await self._session()
             except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as error:
                 log.debug("stream ended peer=%s error=%r", self._member_id, error)
             except TimeoutError:
@@ -305,21 +326,36 @@ class _PeerStream:
                 backoff_ms = self._config.reconnect_backoff_min_ms
             await asyncio.sleep(backoff_ms / 1000 * random.uniform(0.7, 1.0))
             backoff_ms = min(backoff_ms * 2, self._config.reconnect_backoff_max_ms)
+            if is_refused:
+                await self._something_to_say(self._config.hello_interval_ms / 1000)
 
-    async def _session(self) -> None:
-        """Write until the stream ends, whoever ends it."""
+    async def _something_to_say(self, timeout_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not self._queue:
+                    self._wake.clear()
+                    await self._wake.wait()
+
+    async def _session(self) -> bool:
+        """Write until the stream ends, whoever ends it; whether it was refused."""
+        loop = asyncio.get_running_loop()
+        hello_s = self._config.hello_interval_ms / 1000
         options = (*COMMON_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
         async with grpc.aio.insecure_channel(self.address, options=options) as channel:
             stub = raft_pb2_grpc.RaftStub(channel)  # type: ignore[no-untyped-call]
             call = stub.Exchange()
             call.add_done_callback(lambda _: self._wake.set())
-            began_at = asyncio.get_running_loop().time()
+            hello_due_at, timer = loop.time(), None
+            self._sent_at = 0.0
             try:
-                await self._write(call, RaftBatch(hello=self._hello()))
                 while not call.done():
-                    if self._queue:
+                    if loop.time() >= hello_due_at:
+                        await self._write(call, RaftBatch(hello=self._hello()))
+                        hello_due_at = loop.time() + hello_s
+                        timer = loop.call_at(hello_due_at, self._wake.set)
+                    elif self._queue:
                         await self._write(call, self._take_batch())
-                        self._require_answers_since(began_at)
+                        self._require_answers(loop.time())
                     else:
                         self._wake.clear()
                         await self._wake.wait()
@@ -327,9 +363,11 @@ class _PeerStream:
                 if not call.done():
                     raise
             finally:
+                if timer is not None:
+                    timer.cancel()
                 if not call.done():
                     call.cancel()
-            self._on_reply(await call)
+            return self._on_reply(await call)
 
     async def _write(self, call: Any, batch: RaftBatch) -> None:
         async with asyncio.timeout(self._config.silence_ms / 1000):
@@ -355,20 +393,27 @@ class _PeerStream:
             batch.append(message)
         return RaftBatch(messages=map(to_proto, batch))
 
-    def _require_answers_since(self, began_at: float) -> None:
+    def _require_answers(self, now: float) -> None:
         """Give up a connection on which a peer that is written to never answers: it may be dead
-        in a way that TCP notices only after many seconds."""
-        heard_at = max(began_at, self._heard_at.get(self._member_id, 0.0))
-        if asyncio.get_running_loop().time() - heard_at > self._config.silence_ms / 1000:
+        in a way that TCP notices only after many seconds. A stream that was idle is no evidence:
+        followers may have had nothing to say to each other for weeks."""
+        silence_s = self._config.silence_ms / 1000
+        was_idle = now - self._sent_at > silence_s
+        self._sent_at = now
+        if was_idle or self._heard_at.get(self._member_id, 0.0) >= self._unanswered_since:
+            self._unanswered_since = now
+        if now - self._unanswered_since > silence_s:
             raise TimeoutError
 
-    def _on_reply(self, reply: RaftExchangeReply) -> None:
+    def _on_reply(self, reply: RaftExchangeReply) -> bool:
+        """Take note of how the peer ended the stream; whether it had refused it."""
         if reply.refusal == RaftExchangeReply.REFUSAL_UNSPECIFIED:
-            return
+            return False
         log.warning("stream refused by peer peer=%s why=%s", self._member_id, reply.detail)
         is_ours = self._endpoint.group in ("", reply.group)
         if reply.refusal == RaftExchangeReply.REFUSAL_STORE_CHANGED and is_ours:
             self._endpoint.on_store_refused(self._member_id)
+        return True
 
 
 def _size_bytes(message: Message) -> int:
