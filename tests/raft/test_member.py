@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
+import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any
 import grpc
 import pytest
 
-from koinon_coordinator.core.raft import Configuration, Role
+from koinon_coordinator.core.raft import Configuration, Entry, EntryKind, HardState, Role
 from koinon_coordinator.raft import (
     GrpcRaftTransport,
     MemberRemovedError,
@@ -340,6 +342,49 @@ def test_member_restarted_replays_its_log_and_snapshot() -> None:
             await until("it leads again", lambda: again.status().role is Role.LEADER)
             await again.read_barrier()
             assert group.states["a"].applied == [b"%d" % n for n in range(25)]
+
+    run(test)
+
+
+def test_member_applies_a_long_log_after_a_restart_in_many_turns_of_the_loop() -> None:
+    """Heartbeats and votes are answered between them."""
+    turn = 0
+    applied_in: Counter[int] = Counter()
+
+    class Slow(Commands):
+        def apply(self, index: int, command: bytes) -> object:
+            applied_in[turn] += 1
+            ends_at = time.perf_counter() + 0.0002
+            while time.perf_counter() < ends_at:
+                pass
+            return super().apply(index, command)
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    async def test() -> None:
+        count = 5000
+        group = InProcessGroup("a")
+        disk = group.disks["a"] = MemoryRaftStorage(Configuration(voters=group.addresses))
+        disk.save(
+            hard_state=HardState(term=1),
+            snapshot_write=None,
+            entries=[Entry(n + 1, 1, EntryKind.COMMAND, b"%d" % n) for n in range(count)],
+        )
+        member = group.make("a")
+        member._state_machine = state = Slow()
+        turns = asyncio.create_task(count_turns())
+        try:
+            await member.start()
+            assert await (await group.leader()).propose(b"on") == b"done on"
+            assert state.applied == [*(b"%d" % n for n in range(count)), b"on"]
+            assert max(applied_in.values()) <= count / 10
+        finally:
+            turns.cancel()
+            await member.stop()
 
     run(test)
 

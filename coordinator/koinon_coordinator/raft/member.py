@@ -49,6 +49,7 @@ from .transport import RaftTransport
 
 log = logging.getLogger(__name__)
 
+PROCESS_S = 0.01  # of work in one turn of the event loop, about
 _GROUP = ""  # the group's id is pinned beside the members' store ids; no member has this name
 
 _Result = TypeVar("_Result")
@@ -417,17 +418,25 @@ class RaftMember:
         """Process once everyone who is about to propose in this turn of the loop has done so."""
         if not self._scheduled and self._loop is not None:
             self._scheduled = True
-            self._loop.call_soon(self._process)
+            self._loop.call_soon(self._process_scheduled)
+
+    def _process_scheduled(self) -> None:
+        self._scheduled = False
+        self._process()
 
     def _process(self) -> None:
-        """Take and carry out what the core puts out, until it puts out nothing more."""
-        self._scheduled = False
+        """Take and carry out what the core puts out, until it puts out nothing more. Whatever
+        takes long is many entries to apply, after a restart: heartbeats go between them."""
+        began_at = time.perf_counter()
         try:
             while self._running and self._core is not None:
                 ready = self._core.ready(self._clock())
                 if ready is None:
                     return
                 self._carry_out(ready)
+                if ready.committed and time.perf_counter() - began_at > PROCESS_S:
+                    self._schedule()
+                    return
         except Exception as error:
             self._halt(error)
 

@@ -44,7 +44,7 @@ class RaftCoreConfig:
     inflight_bytes_max: int = 8 << 20
     uncommitted_entries_max: int = 16_384
     uncommitted_bytes_max: int = 32 << 20
-    apply_entries_max: int = 4096
+    apply_entries_max: int = 64  # in one output: between two of them a driver can do other work
     pending_reads_max: int = 16_384
     snapshot_chunk_bytes: int = 256 << 10
     snapshot_bytes_max: int = 1 << 30
