@@ -205,20 +205,22 @@ class Coordinator:
 
     async def add_member(self, member_id: str, address: str, timeout_s: float) -> None:
         """Add a coordinator: a learner until it has caught up, then a voter. May be repeated after
-        a timeout or a change of leader: a learner that is there already is taken up again.
+        a timeout, an answer that was lost, or a change of leader: a learner that is there already
+        is taken up again, and a voter at that address is all that was asked for.
 
         Raises:
-            NotLeaderError, MembershipChangeError, UnknownFateError.
+            NotLeaderError, MembershipChangeError, UnknownFateError, UnavailableError.
         """
         member = self.raft_status().members.get(member_id)
         _ = self.leadership
-        if member is not None and (member.is_voter or member.address != address):
+        if member is not None and member.address != address:
             role = "a voter" if member.is_voter else "a learner"
             raise MembershipChangeError(
-                reason=f"{member_id} is {role} already, at {member.address}"
+                reason=f"{member_id} is {role} already, at {member.address}: remove it first, or "
+                "add this one under another id"
             )
         if member is None:
-            await self._raft.add_learner(member_id, address)
+            await _typed(self._raft.add_learner(member_id, address))
             log.info("coordinator added as learner member=%s address=%s", member_id, address)
         try:
             async with asyncio.timeout(0.9 * timeout_s):
@@ -233,33 +235,38 @@ class Coordinator:
     async def _promote(self, member_id: str) -> None:
         while True:
             _ = self.leadership
-            member = self.raft_status().members.get(member_id)
+            status = self.raft_status()
+            member = status.members.get(member_id)
+            if member is not None and member.is_voter and not status.is_changing:
+                return None  # by an earlier request
             lag = member.lag_entries if member is not None else None
             is_near = lag is not None and lag <= PROMOTE_LAG_ENTRIES_MAX
-            if member is not None and member.is_active and member.match_index and is_near:
-                return await self._raft.promote(member_id)
+            is_ready = member is not None and not member.is_voter and member.is_active
+            if member is not None and is_ready and member.match_index and is_near:
+                return await _typed(self._raft.promote(member_id))
             await asyncio.sleep(POLL_S)
 
     async def remove_member(self, member_id: str) -> None:
-        """Remove a coordinator, voter or learner; this one too.
+        """Remove a coordinator, voter or learner; this one too. Refused where no majority of those
+        that would be left is in touch, and for one that is not (or no longer) a member.
 
         Raises:
-            NotLeaderError, MembershipChangeError, UnknownFateError.
+            NotLeaderError, MembershipChangeError, UnknownFateError, UnavailableError.
         """
         _ = self.leadership
-        await self._raft.remove_member(member_id)
+        await _typed(self._raft.remove_member(member_id))
         log.info("coordinator removed member=%s", member_id)
 
     async def transfer_leadership(self, to: str | None, timeout_s: float) -> str:
         """Hand over; return the new leader's id. To whom leads already, it is done.
 
         Raises:
-            NotLeaderError, MembershipChangeError.
+            NotLeaderError, MembershipChangeError, UnavailableError.
         """
         _ = self.leadership
         if to == self._raft.member_id:
             return to
-        await self._raft.transfer_leadership(to)
+        await _typed(self._raft.transfer_leadership(to))
         try:
             async with asyncio.timeout(0.9 * timeout_s):
                 while True:
@@ -323,6 +330,14 @@ class Coordinator:
         if self._running is not None:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
+
+
+async def _typed(work: Awaitable[T]) -> T:
+    """Wait for the Raft member; that it has stopped becomes an error that has a wire form."""
+    try:
+        return await work
+    except MemberStoppedError as error:
+        raise UnavailableError(reason=str(error)) from error
 
 
 def raft_config(config: CoordinatorConfig) -> RaftConfig:

@@ -169,6 +169,7 @@ def test_admin_coordinators_transfer_moves_the_leadership(
     )
     refused = koinon("admin", "coordinators", "remove", "c9")
     assert refused.returncode == 2, refused.stderr
+    assert "c9 is not a member" in refused.stderr
 
 
 def test_load_counts_bad_rows_and_fails_unless_told_to_skip(koinon: Run, tmp_path: Path) -> None:
@@ -233,8 +234,11 @@ def test_admin_adds_and_removes_a_coordinator(koinon: Run, make_cluster: Cluster
         assert added.returncode == 0, added.stderr
         members = json.loads(koinon("admin", "coordinators", "--json", *at).stdout)
         assert {member["id"]: member["voter"] for member in members} == {"c1": True, name: True}
-        again = koinon("admin", "coordinators", "add", name, "127.0.0.1:1", *at)
-        assert again.returncode == 2, again.stderr
+        again = koinon("admin", "coordinators", "add", name, private.address(name), *at)
+        assert again.returncode == 0, again.stderr
+        elsewhere = koinon("admin", "coordinators", "add", name, "127.0.0.1:1", *at)
+        assert elsewhere.returncode == 2, elsewhere.stderr
+        assert "remove it first" in elsewhere.stderr
         removed = koinon("admin", "coordinators", "remove", name, *at)
         assert removed.returncode == 0, removed.stderr
         members = json.loads(koinon("admin", "coordinators", "--json", *at).stdout)

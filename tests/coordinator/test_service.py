@@ -30,6 +30,7 @@ from koinon_proto.errors import (
     NodeFencedError,
     PlanStaleError,
     RegistrationPendingError,
+    UnavailableError,
     UnknownNodeError,
     UnsupportedVersionError,
     WrongClusterError,
@@ -343,6 +344,39 @@ def test_services_garbage_connections_leave_the_server_serving(tmp_path: Path) -
         assert status.is_leader
         for _reader, writer in streams:
             writer.close()
+
+    with_coordinator(tmp_path, test)
+
+
+def test_coordinator_that_stops_meanwhile_answers_operators_with_an_error_of_the_wire(
+    tmp_path: Path,
+) -> None:
+    async def test(coordinator: Coordinator, _: Caller) -> None:
+        leadership = coordinator._leadership
+        await coordinator.raft.stop()
+        coordinator._leadership = leadership  # as it is until the end of its term was noticed
+        try:
+            for request in (
+                coordinator.transfer_leadership(None, 1.0),
+                coordinator.remove_member("c2"),
+            ):
+                with pytest.raises(UnavailableError) as caught:
+                    await request
+                assert type(caught.value) is UnavailableError, "a subclass has no wire form"
+        finally:
+            coordinator._leadership = None
+
+    with_coordinator(tmp_path, test)
+
+
+def test_coordinator_added_once_more_is_there_already(tmp_path: Path) -> None:
+    async def test(coordinator: Coordinator, caller: Caller) -> None:
+        address = coordinator.config.advertise
+        again = admin_pb2.AddCoordinatorRequest(member_id="c1", address=address)
+        await caller.call(caller.admin.AddCoordinator, again)
+        elsewhere = admin_pb2.AddCoordinatorRequest(member_id="c1", address="127.0.0.1:1")
+        with pytest.raises(MembershipChangeError, match="remove it first"):
+            await caller.call(caller.admin.AddCoordinator, elsewhere)
 
     with_coordinator(tmp_path, test)
 

@@ -51,6 +51,7 @@ class RaftStatus:
     last_index: int
     snapshot_index: int
     members: Mapping[str, MemberStatus]
+    is_changing: bool  # whether `members` rest on a change that is not committed yet
     pending_proposals: int
     pending_reads: int
     pending_save_s: float  # the age of the write to disk that is under way; 0 if none is
@@ -83,6 +84,7 @@ def status_of(
         last_index=core.log.last_index,
         snapshot_index=core.log.snapshot.index,
         members=members,
+        is_changing=core.log.has_uncommitted_configuration,
         pending_proposals=pending_proposals,
         pending_reads=pending_reads,
         pending_save_s=core.saving_s(now),
