@@ -14,7 +14,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from koinon_coordinator.core.raft import (
     Configuration,
@@ -39,20 +39,18 @@ from .config import RaftConfig
 from .errors import (
     MemberRemovedError,
     MemberStoppedError,
-    ProposalUnknownError,
     StoreChangedError,
 )
 from .refusals import change_error, not_leader, request_error
 from .status import RaftCounters, RaftStatus, status_of
 from .storage import LmdbRaftStorage, RaftStorage
 from .transport import RaftTransport
+from .waiting import Waiting
 
 log = logging.getLogger(__name__)
 
 PROCESS_S = 0.01  # of work in one turn of the event loop, about
 _GROUP = ""  # the group's id is pinned beside the members' store ids; no member has this name
-
-_Result = TypeVar("_Result")
 
 
 class StateMachine(Protocol):
@@ -65,17 +63,6 @@ class StateMachine(Protocol):
     def snapshot(self) -> bytes: ...
 
     def restore(self, snapshot: bytes) -> None: ...
-
-
-class _Pending:
-    """A proposal that waits to be applied here."""
-
-    __slots__ = ("future", "proposed_at", "term")
-
-    def __init__(self, term: int, proposed_at: float, future: asyncio.Future[object]) -> None:
-        self.term = term
-        self.proposed_at = proposed_at
-        self.future = future
 
 
 class RaftMember:
@@ -115,9 +102,7 @@ class RaftMember:
         self._pins: dict[str, str] = {}
         self._pin_lock = asyncio.Lock()
         self._group_pinning: asyncio.Task[str | None] | None = None
-        self._proposals: dict[int, _Pending] = {}
-        self._reads: set[asyncio.Future[int]] = set()
-        self._transfers: list[asyncio.Future[None]] = []
+        self._waiting = Waiting()
         self._served_term: int | None = None  # the term that on_leader was called for
         self._leads = False
         self._bytes_since_snapshot = 0
@@ -197,8 +182,9 @@ class RaftMember:
             self._tick_timer.cancel()
         why = f"member {self.member_id} stopped" + (f": {error}" if error else "")
         term = self._core.term if self._core is not None else 0
-        self._fail_proposals(why, before_term=term + 1)
-        self._fail_waiting(lambda: MemberStoppedError(reason=why))
+        self._waiting.fail_proposals(why, before_term=term + 1)
+        self._waiting.fail_reads(lambda: MemberStoppedError(reason=why))
+        self._waiting.settle_transfers(lambda: MemberStoppedError(reason=why))
         self._leads = False
         self._closing = self._loop.create_task(self._finish(error))
 
@@ -241,7 +227,7 @@ class RaftMember:
         if isinstance(outcome, Refusal):
             raise request_error(outcome, core, self._config, size_bytes=len(command))
         self.counters.proposals += 1
-        return await self._applied(outcome, now)
+        return await self._waiting.for_proposal(outcome, now)
 
     async def read_barrier(self) -> int:
         """Return once everything committed before this call is applied here; the index up to
@@ -252,11 +238,7 @@ class RaftMember:
         self._schedule()
         if refusal is not None:
             raise request_error(refusal, core, self._config)
-        self._reads.add(future)
-        try:
-            return await future
-        finally:
-            self._reads.discard(future)
+        return await self._waiting.for_read(future)
 
     async def add_learner(self, member_id: str, address: str) -> None:
         """Add a member that receives everything and has no vote; done when committed."""
@@ -284,9 +266,7 @@ class RaftMember:
         if isinstance(outcome, Refusal):
             raise change_error(outcome, core, now, to)
         log.info("transfer begun member_id=%s to=%s", self.member_id, outcome)
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._transfers.append(future)
-        await future
+        await self._waiting.for_transfer()
 
     async def _changed(
         self, outcome: LogPosition | Refusal, now: float, member_id: str, address: str = ""
@@ -294,12 +274,7 @@ class RaftMember:
         self._schedule()
         if isinstance(outcome, Refusal):
             raise change_error(outcome, self._running_core(), now, member_id, address)
-        await self._applied(outcome, now)
-
-    async def _applied(self, position: LogPosition, now: float) -> object:
-        future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        self._proposals[position.index] = _Pending(position.term, now, future)
-        return await future
+        await self._waiting.for_proposal(outcome, now)
 
     def quorum_contact_at(self) -> float | None:
         """When (on `clock`) the newest round that a quorum has answered was sent; None if this
@@ -317,8 +292,8 @@ class RaftMember:
             self._running_core(),
             self.member_id,
             self._clock(),
-            pending_proposals=len(self._proposals),
-            pending_reads=len(self._reads),
+            pending_proposals=self._waiting.proposals,
+            pending_reads=self._waiting.reads,
             counters=self.counters,
         )
 
@@ -470,16 +445,12 @@ class RaftMember:
             result = self._state_machine.apply(entry.index, entry.data)
             self.counters.entries_applied += 1
         self._bytes_since_snapshot += entry.size_bytes
-        pending = self._proposals.pop(entry.index, None)
-        if pending is not None and not pending.future.done():
-            if pending.term == entry.term:
-                self.counters.commits_timed += 1
-                seconds = self._clock() - pending.proposed_at
-                self.counters.commit_seconds_total += seconds
-                self.commit_seconds.observe(seconds)
-                pending.future.set_result(result)
-            else:
-                pending.future.set_exception(ProposalUnknownError(reason="leadership was lost"))
+        proposed_at = self._waiting.on_applied(entry, result)
+        if proposed_at is not None:
+            seconds = self._clock() - proposed_at
+            self.counters.commits_timed += 1
+            self.counters.commit_seconds_total += seconds
+            self.commit_seconds.observe(seconds)
         core = self._core
         assert core is not None
         if entry.kind is EntryKind.NOOP and core.role is Role.LEADER and entry.term == core.term:
@@ -541,7 +512,7 @@ class RaftMember:
             self._on_role(event)
         elif isinstance(event, TransferGivenUp):
             log.warning("transfer given up member_id=%s to=%s", self.member_id, event.to)
-            self._settle_transfers(
+            self._waiting.settle_transfers(
                 lambda: MembershipChangeError(reason=f"{event.to} did not take over in time")
             )
         else:
@@ -565,10 +536,11 @@ class RaftMember:
             self._warn_if_disk_hangs()
             # It may lead again by now, and hold proposals of the new term.
             first_term = event.term if event.role is Role.LEADER else event.term + 1
-            self._fail_proposals(
+            self._waiting.fail_proposals(
                 "leadership was lost before the proposal was applied", before_term=first_term
             )
-            self._fail_waiting(self._not_leader)
+            self._waiting.fail_reads(self._not_leader)
+            self._waiting.settle_transfers(None)
             if self._served_term != event.term or event.role is not Role.LEADER:
                 self._stop_serving(event.term, event.leader_id)
         self._leads = event.role is Role.LEADER
@@ -591,28 +563,3 @@ class RaftMember:
             self._served_term = None
             if self._on_follower is not None:
                 self._on_follower(term, leader_id)
-
-    def _fail_proposals(self, reason: str, before_term: int) -> None:
-        lost = {i: p for i, p in self._proposals.items() if p.term < before_term}
-        for index, pending in lost.items():
-            del self._proposals[index]
-            if not pending.future.done():
-                pending.future.set_exception(ProposalUnknownError(reason=reason))
-
-    def _fail_waiting(self, error: Callable[[], Exception]) -> None:
-        """Fail the open reads; a transfer has succeeded if leadership is gone."""
-        for read in self._reads:
-            if not read.done():
-                read.set_exception(error())
-        self._reads.clear()
-        self._settle_transfers(None if self._running else error)
-
-    def _settle_transfers(self, error: Callable[[], Exception] | None) -> None:
-        for transfer in self._transfers:
-            if transfer.done():
-                continue
-            if error is None:
-                transfer.set_result(None)
-            else:
-                transfer.set_exception(error())
-        self._transfers.clear()
