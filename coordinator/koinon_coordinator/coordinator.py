@@ -88,8 +88,8 @@ class Coordinator:
         """Hand leadership over if there is somebody to take it, then leave. For a moment between
         the two whoever asks is told who leads: a call that is cut off says nothing.
         """
-        if self.leads and len(self.raft_status().members) > 1:
-            with contextlib.suppress(KoinonError, TimeoutError):
+        with contextlib.suppress(KoinonError, TimeoutError):  # the member may have ended by itself
+            if self.leads and len(self.raft_status().members) > 1:
                 await asyncio.wait_for(self._raft.transfer_leadership(None), transfer_timeout_s)
                 await asyncio.sleep(self.timing.heartbeat_interval_ms / 1000 + REDIRECT_S)
         await self._raft.stop()
