@@ -43,6 +43,7 @@ class Discovery:
         ] = {}
         self._refreshing: asyncio.Task[None] | None = None
         self._turn = 0
+        self._closed = False
 
     # --- waiting for news -----------------------------------------------------------------------
 
@@ -54,12 +55,16 @@ class Discovery:
         partition_ids: PartitionIds | Sequence[int],
     ) -> Cancel:
         """Call ``resume`` when one of the partitions has changed since ``revision``, at the latest
-        after the delay; return what cancels that.
+        after the delay; return what cancels that. At once if closed.
         """
         if again.refresh:
             self.refresh_soon()
         routing = self._router.routing
-        if not again.delay_s or (routing and routing.changed_since(partition_ids, revision)):
+        if (
+            self._closed
+            or not again.delay_s
+            or (routing and routing.changed_since(partition_ids, revision))
+        ):
             return self._loop.call_soon(resume).cancel
         token = object()
 
@@ -77,6 +82,7 @@ class Discovery:
 
     def close(self) -> None:
         """End the refresh; everyone who waits goes on, to find the client closed."""
+        self._closed = True
         if self._refreshing is not None:
             self._refreshing.cancel()
         for wake, _, _ in list(self._waiters.values()):
@@ -93,7 +99,7 @@ class Discovery:
 
     def refresh_soon(self) -> None:
         """Ask for the table unless that is under way; those who wait for news hear of it."""
-        if self._refreshing is None:
+        if self._refreshing is None and not self._closed:
             self._refreshing = self._loop.create_task(self._refresh_when_due())
 
     async def _refresh_when_due(self) -> None:

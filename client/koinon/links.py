@@ -58,7 +58,12 @@ class Link:
         if self._connecting is None:
             self._connecting = asyncio.create_task(self._connection.attend())
             self._connecting.add_done_callback(self._connected)
-        return await asyncio.shield(self._connecting)
+        try:
+            return await asyncio.shield(self._connecting)
+        except asyncio.CancelledError:
+            if not self._closed or _cancelling():
+                raise
+            return False
 
     def _connected(self, _task: object) -> None:
         self._connecting = None

@@ -121,8 +121,10 @@ class Load:
             failures, absent = operation.failures, operation.absent
             for error in failures.values():
                 self._request.name(error)
-        except Exception as error:
-            self.progress.error = error  # no result is given then
+        except BaseException as error:
+            self.progress.error = error  # no result is given then: these rows are in no count
+            if not isinstance(error, Exception):
+                raise
         finally:
             self.progress.finish(chunk, failures, absent)
             self._ended_one.set()

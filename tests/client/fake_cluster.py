@@ -347,6 +347,14 @@ class FakeCluster:
         if tell:
             self.served_table = self.table
 
+    def readdress(self, node: FakeNode, address: str) -> None:
+        """Let the table name another address for a node."""
+        version = self.table.table_version + 1
+        info = replace(self.table.nodes[node.number], address=address, changed_at=version)
+        nodes = {**self.table.nodes, node.number: info}
+        self.table = replace(self.table, table_version=version, nodes=nodes)
+        self.served_table = self.table
+
     def count(self, method: str) -> int:
         return sum(node.calls.get(method, 0) for node in self.nodes)
 

@@ -1,0 +1,82 @@
+"""What operations under way come to when their client is closed."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+import koinon
+from tests.client.fake_cluster import FakeCluster
+from tests.client.helpers import ALL
+
+
+@pytest.fixture
+def silent(cluster: FakeCluster) -> Iterator[socket.socket]:
+    """A listener that never says a word: where the table has every partition."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(10)
+        port = listener.getsockname()[1]
+        cluster.readdress(cluster.nodes[1], f"127.0.0.1:{port}")
+        cluster.move(ALL, 2)
+        yield listener
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [
+        (lambda c: c.put(b"k", b"v"), koinon.UnavailableError),
+        (lambda c: c.get_many([b"k"]), koinon.UnavailableError),
+        (lambda c: list(c.scan()), koinon.UnavailableError),
+        (lambda c: c.put_many([(b"k", b"v")]), koinon.UnknownFateError),
+        (lambda c: c.delete_many([b"k"]), koinon.UnknownFateError),
+    ],
+)
+def test_client_closed_while_a_node_is_connected_to_reports_no_success(
+    cluster: FakeCluster,
+    silent: socket.socket,
+    call: Callable[[koinon.Client], object],
+    kind: type[koinon.KoinonError],
+) -> None:
+    client = koinon.connect(cluster.nodes[0].address, timeout_ms=20_000)
+    with ThreadPoolExecutor(1) as pool:
+        calling = pool.submit(call, client)
+        with silent.accept()[0]:
+            client.close()
+        with pytest.raises(kind, match="closed"):
+            calling.result(10)
+
+
+async def _scanned(client: koinon.AsyncClient) -> list[koinon.Entry]:
+    return [entry async for entry in client.scan()]
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [
+        (lambda c: c.get(b"k"), koinon.UnavailableError),
+        (lambda c: c.get_many([b"k"]), koinon.UnavailableError),
+        (_scanned, koinon.UnavailableError),
+        (lambda c: c.put_many([(b"k", b"v")]), koinon.UnknownFateError),
+    ],
+)
+def test_async_client_closed_while_a_node_is_connected_to_cancels_nobody(
+    cluster: FakeCluster,
+    silent: socket.socket,
+    call: Callable[[koinon.AsyncClient], Awaitable[Any]],
+    kind: type[koinon.KoinonError],
+) -> None:
+    async def run() -> None:
+        client = await koinon.aio.connect(cluster.nodes[0].address, timeout_ms=20_000)
+        calling = asyncio.ensure_future(call(client))
+        connection, _ = await asyncio.to_thread(silent.accept)
+        with connection:
+            await client.close()
+        with pytest.raises(kind, match="closed"):
+            await calling
+
+    asyncio.run(run())
