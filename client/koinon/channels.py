@@ -1,4 +1,6 @@
-"""Blocking channels to servers, by address, each made when it is first asked for."""
+"""A client's gRPC channels: their options, and blocking ones by address, each made when it is first
+asked for.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,18 @@ import grpc
 
 from koinon.request_ids import naming
 from koinon_proto import rpc
+
+CONNECT_S_MAX = 1.0
+"""A connection that takes longer counts as failed: meanwhile another node may have taken over."""
+
+OPTIONS = tuple(
+    {
+        **dict(rpc.CHANNEL_OPTIONS),
+        # To gRPC this is the time that it gives an attempt to connect, not a pause between two. An
+        # operator or a program may be far away; servers, which are near one another, use less.
+        "grpc.min_reconnect_backoff_ms": round(CONNECT_S_MAX * 1000),
+    }.items()
+)
 
 
 class Channels:
@@ -42,6 +56,6 @@ class Channels:
         """Return the channel to a server."""
         with self._channels_lock:
             if address not in self._channels:
-                plain = grpc.insecure_channel(address, rpc.CHANNEL_OPTIONS)
+                plain = grpc.insecure_channel(address, OPTIONS)
                 self._channels[address] = naming(plain)
             return self._channels[address]

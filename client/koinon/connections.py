@@ -16,16 +16,14 @@ from typing import Any, cast
 
 import grpc
 
-from koinon_proto import rpc
+from koinon.channels import CONNECT_S_MAX, OPTIONS
 from koinon_proto.v1 import admin_pb2_grpc, kv_pb2, kv_pb2_grpc, table_pb2_grpc
 
 READY = grpc.ChannelConnectivity.READY
 _FAILED = (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN)
-CONNECT_S_MAX = 1.0
-"""A connection that takes longer counts as failed: meanwhile another node may have taken over."""
 
 _END_S_MAX = 1.0
-_OPTIONS = tuple({**dict(rpc.CHANNEL_OPTIONS), "grpc.max_reconnect_backoff_ms": 200}.items())
+_OPTIONS = tuple({**dict(OPTIONS), "grpc.max_reconnect_backoff_ms": 200}.items())
 """A node that comes back is served from again soon."""
 
 

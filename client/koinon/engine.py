@@ -223,7 +223,7 @@ class Engine:
                 self._spawn(self._exchange(lane, link, batch))
 
     async def _flush_connected(self, lane: Lane, link: Link) -> None:
-        connected = await link.connect()
+        connected = await link.connect_soon()
         if connected:
             self._flush(lane)
             return
@@ -346,7 +346,7 @@ class Engine:
         if not link.ready():
             try:
                 async with asyncio.timeout_at(deadline):
-                    connected = await link.connect()
+                    connected = await link.connect_soon()
             except TimeoutError:
                 connected = False
             if not connected:

@@ -22,6 +22,8 @@ from koinon_proto import convert, rpc
 from koinon_proto.errors import KoinonError, ResourceExhaustedError, UnknownFateError
 from koinon_proto.v1 import kv_pb2, table_pb2
 
+_SOON_S = 0.25
+
 
 class Link:
     """The connection to one address. Belongs to one event loop."""
@@ -63,6 +65,16 @@ class Link:
         except asyncio.CancelledError:
             if not self._closed or _cancelling():
                 raise
+            return False
+
+    async def connect_soon(self) -> bool:
+        """As ``connect``, but False as well where that takes long: whoever needs this node then
+        finds out whether another has taken its place, and may come back; the attempt goes on.
+        """
+        try:
+            async with asyncio.timeout(_SOON_S):
+                return await self.connect()
+        except TimeoutError:
             return False
 
     def _connected(self, _task: object) -> None:

@@ -106,7 +106,7 @@ class Pages:
         if not call.address:
             return engine.routing().offline(call.partition_ids[0])
         link = engine.link(call.address)
-        if not link.ready() and not await link.connect():
+        if not link.ready() and not await link.connect_soon():
             return link.not_sent()
         request = kv_pb2.ScanRequest(
             cluster_id=engine.cluster_id,

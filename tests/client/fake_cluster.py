@@ -380,10 +380,13 @@ class FakeCluster:
 
 
 class Proxy:
-    """A TCP relay in front of a node whose connections can be cut without a word."""
+    """A TCP relay in front of a node whose connections can be cut without a word. ``hold_s``: for
+    so long a connection that was taken is silent, as over a long way.
+    """
 
-    def __init__(self, thread: LoopThread, target: str) -> None:
+    def __init__(self, thread: LoopThread, target: str, *, hold_s: float = 0.0) -> None:
         self._thread = thread
+        self._hold_s = hold_s
         self._host, _, port = target.rpartition(":")
         self._port = int(port)
         self._writers: set[asyncio.StreamWriter] = set()
@@ -391,6 +394,7 @@ class Proxy:
         self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(self._hold_s)
         far_reader, far_writer = await asyncio.open_connection(self._host, self._port)
         self._writers |= {writer, far_writer}
         try:
