@@ -6,11 +6,13 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import pytest
 
 import koinon
+from koinon.core.retry import RetryPolicy
 from koinon_proto.errors import NotEnoughReplicasError, PartitionOfflineError
 from koinon_proto.v1 import kv_pb2
 from tests.client.fake_cluster import FakeCluster
@@ -109,6 +111,13 @@ def test_partition_served_again_is_written_to_soon(cluster: FakeCluster, client:
     assert time.monotonic() - served_at < 0.3, "the back-off of a failover is short"
 
 
+class ThreeTimesMore(RetryPolicy):
+    """Soon, three times; then past the deadline, so that no attempt is under way when it passes."""
+
+    def backoff_s(self, attempt: int, random: Random, *, changing_hands: bool = False) -> float:
+        return 0.01 if attempt < 3 else 60.0
+
+
 def test_too_few_replicas_is_tried_again_until_the_deadline(
     cluster: FakeCluster, client: Any
 ) -> None:
@@ -122,10 +131,15 @@ def test_too_few_replicas_is_tried_again_until_the_deadline(
         return None
 
     cluster.nodes[0].refuse = refuse
+    engine = getattr(client, "wrapped", client)._engine
+    patient, engine.policy = engine.policy, ThreeTimesMore()
     with pytest.raises(koinon.UnavailableError, match="1 in-sync"):
-        client.put(key, b"v", timeout_ms=200)
-    result = client.put_many({key: b"v"}, timeout_ms=200)
+        client.put(key, b"v", timeout_ms=1_000)
+    assert cluster.count("BatchWrite") == 4
+    result = client.put_many({key: b"v"}, timeout_ms=1_000)
     assert [failure.key for failure in result.refused] == [key]
+    assert cluster.count("BatchWrite") == 8
+    engine.policy = patient
     threading.Timer(0.1, lacking.clear).start()
     assert client.put(key, b"v") > 0
 
