@@ -323,6 +323,7 @@ class Client:
         self._submit_all()  # what was handed over too late is refused
         self._loop.run_until_complete(_end_tasks())
         self._loop.close()
+        self._refuse_all()  # what came since: its wake-up found the loop open, but nobody on it
 
     def _wake(self, callback: Callable[..., object], *args: Any) -> None:
         """Call back on the loop."""
@@ -356,11 +357,15 @@ class Client:
         self._submissions.append((single, waiter))
         if not self._wake_due:  # else a wake-up is on its way, and will find this one
             self._wake_due = True
-            self._wake(self._submit_all)
+            try:
+                self._wake(self._submit_all)
+            except KoinonError:
+                self._refuse_all()  # others may have relied on this wake-up
         try:
             waiter.lock.acquire()
         except BaseException:
-            self._wake(self._engine.abandon, single)
+            with suppress(KoinonError):
+                self._wake(self._engine.abandon, single)
             raise
         if waiter.error is not None:
             raise waiter.error
@@ -376,6 +381,11 @@ class Client:
                 self._engine.submit(single, waiter.end)
             except KoinonError as error:
                 waiter.refuse(error)
+
+    def _refuse_all(self) -> None:
+        """The loop is closed, and the engine with it: end what threads hand over all the same."""
+        with self._submit_lock:
+            self._submit_all()
 
     def _check_process(self) -> None:
         if self._pid != os.getpid():

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 import koinon
+from koinon.core.batching import Kind
 from tests.client.fake_cluster import FakeCluster
-from tests.client.helpers import ALL
+from tests.client.helpers import ALL, wait_until
 
 
 @pytest.fixture
@@ -80,3 +81,39 @@ def test_async_client_closed_while_a_node_is_connected_to_cancels_nobody(
             await calling
 
     asyncio.run(run())
+
+
+def test_operation_handed_over_just_before_the_loop_closes_ends(cluster: FakeCluster) -> None:
+    client = koinon.connect(cluster.seeds, timeout_ms=20_000)
+    single = client._engine.make_single(Kind.GET, b"k", timeout_ms=None)
+    close_loop = client._loop.close
+    with ThreadPoolExecutor(1) as pool:
+        late: list[Future[object]] = []
+
+        def close() -> None:
+            late.append(pool.submit(client._run_single, single))
+            wait_until(lambda: client._wake_due and bool(client._submissions))
+            close_loop()
+
+        client._loop.close = close  # type: ignore[method-assign]
+        client.close()
+        with pytest.raises(koinon.UnavailableError, match="closed"):
+            late[0].result(5)
+
+
+def test_operation_that_relied_on_a_wake_up_which_failed_ends(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = koinon.connect(cluster.seeds, timeout_ms=20_000)
+    first, second = (client._engine.make_single(Kind.GET, b"k", timeout_ms=None) for _ in range(2))
+    client.close()
+    monkeypatch.setattr(client, "_check_process", lambda: None)  # both had passed it before
+    client._wake_due = True  # the second has it on its way
+    with ThreadPoolExecutor(1) as pool:
+        relying = pool.submit(client._run_single, first)
+        wait_until(lambda: bool(client._submissions))
+        client._wake_due = False
+        with pytest.raises(koinon.UnavailableError, match="closed"):
+            client._run_single(second)
+        with pytest.raises(koinon.UnavailableError, match="closed"):
+            relying.result(5)
