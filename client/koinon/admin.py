@@ -3,7 +3,8 @@ its nodes, of where replicas are, and of bulk loads.
 
 ``Admin`` asks every known coordinator at once and prefers the leader's answer; a coordinator that
 is down or paused costs nothing while the leader answers. What may be asked twice without harm is
-asked again when the leader goes; what may not ends as ``UnknownFateError``.
+asked again when the leader goes; what may not ends as ``UnknownFateError``, and so does a change
+that may be made twice, if no later attempt was answered.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from koinon.loads import LoadsClient, LoadView
 from koinon.moves import MovesView, Plan, PlanRequest, moves_from_proto, plan_from_proto
 from koinon.request_ids import operation
 from koinon_proto import convert, rpc
-from koinon_proto.errors import NotLeaderError, UnavailableError, UnknownFateError
+from koinon_proto.errors import KoinonError, NotLeaderError, UnavailableError, UnknownFateError
 from koinon_proto.table import MoveSettings, NodeStatus, PartitionStatus, Table, apply_update
 from koinon_proto.v1 import admin_pb2
 
@@ -204,7 +205,7 @@ class Admin:
             UnavailableError: no leader could be reached inside the deadline.
         """
         message = request.to_proto()
-        reply = self._at_leader(lambda stub, t: stub.PlanMoves(message, timeout=t), again=True)
+        reply = self._at_leader(lambda stub, t: stub.PlanMoves(message, timeout=t), reads=True)
         return plan_from_proto(reply)
 
     def execute(self, request: PlanRequest, plan_id: str) -> None:
@@ -221,7 +222,7 @@ class Admin:
         """Return the moves that are queued or under way, and how they go on."""
         message = admin_pb2.GetMovesRequest()
         reply = self._at_leader(
-            lambda stub, t: stub.GetMoves(message, timeout=min(t, ATTEMPT_TIMEOUT_S)), again=True
+            lambda stub, t: stub.GetMoves(message, timeout=min(t, ATTEMPT_TIMEOUT_S)), reads=True
         )
         return moves_from_proto(reply)
 
@@ -306,22 +307,34 @@ class Admin:
         self._loads.abort(load_id, reason=reason)
 
     @operation()
-    def _at_leader(self, call: Callable[[Any, float], Reply], *, again: bool = False) -> Reply:
-        """Call the leader, whoever it is by then. ``again``: the call may be made twice."""
+    def _at_leader(
+        self, call: Callable[[Any, float], Reply], *, again: bool = False, reads: bool = False
+    ) -> Reply:
+        """Call the leader, whoever it is by then. ``again``: the call may be made twice, as may one
+        that ``reads``. Where an attempt of another may have taken effect, so may the call.
+        """
         deadline = time.monotonic() + self._timeout_s
-        reason = "no coordinator leads"
+        error: KoinonError = UnavailableError(reason="no coordinator leads")
+        unknown = False
         while (left := deadline - time.monotonic()) > 0:
-            leader = self._coordinators.leader_address(deadline)
-            if leader:
-                try:
+            try:
+                leader = self._coordinators.leader_address(deadline)
+                if leader:
                     return call(self._coordinators.admin(leader), left)
-                except grpc.RpcError as failure:
-                    error = rpc.error_of(failure) or UnknownFateError(reason=why(failure))
-                    repeated = again and (error.maybe_applied or error.retriable)
-                    if not repeated and not isinstance(error, NotLeaderError):
-                        raise error from failure
-                    reason = str(error)
+            except grpc.RpcError as failure:
+                error = rpc.error_of(failure) or UnknownFateError(reason=why(failure))
+                unknown = unknown or error.maybe_applied
+                repeated = (again or reads) and (error.maybe_applied or error.retriable)
+                if not repeated and not isinstance(error, NotLeaderError):
+                    raise error from failure
+            except UnavailableError as nobody:
+                if not unknown:
+                    raise
+                error = nobody
             time.sleep(RETRY_PAUSE_S)
+        reason = str(error)
+        if unknown and not reads:
+            raise UnknownFateError(reason=f"the coordinators' leader: {reason}") from error
         raise UnavailableError(reason=reason)
 
 
