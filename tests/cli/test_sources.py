@@ -72,6 +72,54 @@ def test_json_lines_gzipped_keeps_the_line_and_counts_bad_ones(tmp_path: Path) -
     assert "the value is null" in {row.reason for row in bad}
 
 
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'{"id":"b\\ud800"}', "surrogate"),
+        (b'{"id":{"a":"\\udfff"}}', "surrogate"),
+        (b"[" * 100_000, "nested"),
+        (b'{"id":' + b"[" * 100_000, "nested"),
+        (b'{"id":' + b"9" * 5_000 + b"}", "not JSON"),
+        (b'{"id":"\xff"}', "not JSON"),
+    ],
+)
+def test_json_line_that_cannot_be_taken_leaves_its_neighbours(
+    tmp_path: Path, line: bytes, reason: str
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"id":"a"}\n' + line + b'\n{"id":"c"}\n')
+    rows, bad = read(path, "id")
+    assert list(rows) == [b"a", b"c"]
+    assert [row.row for row in bad] == [2]
+    assert reason in bad[0].reason
+
+
+def test_json_lines_begin_after_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(b'\xef\xbb\xbf{"id":"a"}\n{"id":"b"}\n'))
+    assert read(path, "id") == ({b"a": b'{"id":"a"}', b"b": b'{"id":"b"}'}, [])
+
+
+def test_numbers_that_json_has_none_for_become_words(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    numbers = [float("nan"), float("inf"), float("-inf"), 1.5]
+    pq.write_table(pa.table({"id": [1, 2, 3, 4], "n": numbers, "l": [[n] for n in numbers]}), path)
+    rows, bad = read(path, "id")
+    assert [json.loads(value, parse_constant=pytest.fail) for value in rows.values()] == [
+        {"id": 1, "n": "NaN", "l": ["NaN"]},
+        {"id": 2, "n": "Infinity", "l": ["Infinity"]},
+        {"id": 3, "n": "-Infinity", "l": ["-Infinity"]},
+        {"id": 4, "n": 1.5, "l": [1.5]},
+    ]
+    assert bad == []
+    assert list(read(path, "id", "n")[0].values()) == [
+        b'"NaN"',
+        b'"Infinity"',
+        b'"-Infinity"',
+        b"1.5",
+    ]
+
+
 def test_parquet_columns_of_any_type_become_keys_and_values(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"id": [1, None, 3], "b": [b"\xff", b"x", b""]}), path)
@@ -91,6 +139,9 @@ def test_slabs_are_bounded_and_report_their_position(
     slabs = list(open_source(path, "jsonl", "id", None))
     assert [len(slab.keys) for slab in slabs] == [10] * 9 + [5]
     assert slabs[-1].position == path.stat().st_size
+    path.write_text("oops\n" * 95)
+    slabs = list(open_source(path, "jsonl", "id", None))
+    assert [len(slab.bad) for slab in slabs] == [10] * 9 + [5]
 
 
 @pytest.mark.parametrize(

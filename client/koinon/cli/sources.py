@@ -7,10 +7,12 @@ whole row as JSON is compact and in the file's column order.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import gzip
 import io
 import json
+import math
 import sys
 import zlib
 from collections import Counter, deque
@@ -183,22 +185,33 @@ def _open_plain(path: Path) -> tuple[IO[bytes], Callable[[], int]]:
 def _json_lines(path: Path, key: str, value: str | None, maker: _SlabMaker) -> Iterator[Slab]:
     file, position = _open_plain(path)
     with file:
+        if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
+            file.seek(0)
         while line := file.readline(LINE_BYTES_MAX):
             line = line.strip()
             if not line:
                 continue
             try:
-                row = json.loads(line)
+                maker.add(*_json_row(line, key, value))
+            except RecursionError:
+                maker.refuse("it is nested too deeply")
+            except UnicodeEncodeError:
+                maker.refuse("it has half of a surrogate pair, which UTF-8 cannot hold")
             except ValueError as error:
                 maker.refuse(f"not JSON: {error}")
-                continue
-            if not isinstance(row, dict):
-                maker.refuse(f"not a JSON object but a {type(row).__name__}")
-                continue
-            maker.add(_cell(row.get(key)), line if value is None else _cell(row.get(value)))
+            except TypeError as error:
+                maker.refuse(str(error))
             if maker.full:
                 yield maker.take(position())
     yield maker.take(position() if not file.closed else path.stat().st_size)
+
+
+def _json_row(line: bytes, key: str, value: str | None) -> tuple[bytes | None, bytes | None]:
+    """Return (key cell, value cell). Raises TypeError if it is no object."""
+    row = json.loads(line)
+    if not isinstance(row, dict):
+        raise TypeError(f"not a JSON object but a {type(row).__name__}")
+    return _cell(row.get(key)), line if value is None else _cell(row.get(value))
 
 
 def _cell(content: Any) -> bytes | None:
@@ -211,9 +224,31 @@ def _cell(content: Any) -> bytes | None:
 
 
 def _compact(content: Any) -> bytes:
+    try:
+        return _dumped(content)
+    except ValueError:
+        return _dumped(_with_words(content))
+
+
+def _dumped(content: Any) -> bytes:
     return json.dumps(
-        content, ensure_ascii=False, separators=(",", ":"), default=_json_default
+        content,
+        ensure_ascii=False,
+        separators=(",", ":"),
+        default=_json_default,
+        allow_nan=False,
     ).encode()
+
+
+def _with_words(content: Any) -> Any:
+    """The same with words for the numbers that JSON has none for, as in Spark and ``ingest``."""
+    if isinstance(content, float) and not math.isfinite(content):
+        return "NaN" if math.isnan(content) else "Infinity" if content > 0 else "-Infinity"
+    if isinstance(content, dict):
+        return {name: _with_words(part) for name, part in content.items()}
+    if isinstance(content, list | tuple):
+        return [_with_words(part) for part in content]
+    return content
 
 
 def _json_default(content: Any) -> Any:
