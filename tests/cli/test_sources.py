@@ -54,6 +54,53 @@ def test_csv_bad_rows_are_named_by_their_numbers(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("value", ["v", None])
+@pytest.mark.parametrize(
+    ("content", "good", "row"),
+    [
+        ('id,v\n1,"abc\n2,3\n', [], 1),
+        ('id,v\n1,a\n"2,b\n3,c\n', [b"1"], 2),
+        ('id,v\n1,a\n2\n"3,b\n4,c', [b"1"], 3),
+        ('id,v,w\n1,a,b\n2,c,"d\n3,e,f\n', [b"1"], 2),
+        ('id,v\n1,a\n2,"', [b"1"], 2),
+    ],
+)
+def test_csv_quote_that_is_never_closed_is_a_bad_row(
+    tmp_path: Path, content: str, good: list[bytes], row: int, value: str | None
+) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(content)
+    rows, bad = read(path, "id", value)
+    assert list(rows) == good
+    assert [(b.row, b.reason) for b in bad][-1] == (row, "a quote is never closed")
+
+
+def test_csv_quotes_inside_a_cell_are_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('id,v\n1,5" disk\n2,"a ""b"', newline="")
+    assert read(path, "id", "v") == ({b"1": b'5" disk', b"2": b'a "b'}, [])
+
+
+@pytest.mark.parametrize("text", ["\xff", "e"])
+def test_csv_of_malformed_rows_comes_in_bounded_slabs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setattr(sources, "SLAB_ROWS", 1_000)
+    monkeypatch.setattr(sources, "CSV_BLOCK_BYTES", 4_096)
+    path = tmp_path / "a.csv"
+    path.write_text(
+        "id,v\n" + f"1,{text},3\n" * 50_000 + "2,b\n" + f"1,{text},3\n" * 950, "latin-1"
+    )
+    slabs = open_source(path, "csv", "id", "v")
+    first = next(slabs)
+    assert first.position < path.stat().st_size, "most of the file is not read yet"
+    found = [first, *slabs]
+    assert max(len(slab.bad) for slab in found) == 1_000
+    numbers = [b.row for slab in found for b in slab.bad]
+    assert numbers == [*range(1, 50_001), *range(50_002, 50_952)]
+    assert [key for slab in found for key in slab.keys] == [b"2"]
+
+
 def test_csv_without_rows_yields_nothing(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("id,v\n")
@@ -145,13 +192,20 @@ def test_slabs_are_bounded_and_report_their_position(
 
 
 @pytest.mark.parametrize(
-    ("name", "content"), [("a.csv", "x,y\n1,2\n"), ("a.parquet", "not parquet"), ("a.csv", "")]
+    ("name", "content"),
+    [
+        ("a.csv", "x,y\n1,2\n"),
+        ("a.parquet", "not parquet"),
+        ("a.csv", ""),
+        ("a.csv", "id,v\r1,a\r"),
+        ("a.csv", "PK\0\1"),
+    ],
 )
 def test_unusable_file_is_refused_by_name_or_reason(
     tmp_path: Path, name: str, content: str
 ) -> None:
     path = tmp_path / name
-    path.write_text(content)
+    path.write_text(content, newline="")
     with pytest.raises(InvalidArgumentError):
         read(path, "id")
 

@@ -14,8 +14,10 @@ import io
 import json
 import math
 import sys
+import uuid
 import zlib
-from collections import Counter, deque
+from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -322,47 +324,96 @@ def _delimited_once(
     from pyarrow import csv
 
     file, position = _open_plain(path)
-    malformed: deque[BadRow] = deque()
-
-    def on_malformed(row: Any) -> str:
-        reason = f"{row.actual_columns} columns instead of {row.expected_columns}"
-        malformed.append(BadRow(row=row.number or 0, reason=reason))
-        return "skip"
-
     with file:
         names = _header(path, file, delimiter)
         _check_columns(path, names, (key, value))
-        try:
-            reader = csv.open_csv(
-                pa.PythonFile(_ByteWise(file), mode="r") if byte_wise else file,
-                read_options=csv.ReadOptions(
-                    block_size=CSV_BLOCK_BYTES * (2 if byte_wise else 1),
-                    column_names=names,
-                    use_threads=False,
-                ),
-                parse_options=csv.ParseOptions(
-                    delimiter=delimiter, newlines_in_values=True, invalid_row_handler=on_malformed
-                ),
-                convert_options=csv.ConvertOptions(
-                    check_utf8=False,
-                    strings_can_be_null=False,
-                    column_types=dict.fromkeys(names, pa.binary()),
-                    include_columns=None if value is None else list(dict.fromkeys((key, value))),
-                ),
-            )
-        except pa.ArrowInvalid as error:
-            if "Empty CSV" in str(error):
-                return
-            raise
-        yield from _delimited_slabs(
-            reader, key, value, malformed, position, maker, byte_wise=byte_wise
+        malformed = _Malformed(len(names))
+        framed = _Framed(file, len(names), delimiter)
+        reader = csv.open_csv(
+            pa.PythonFile(_ByteWise(framed) if byte_wise else framed, mode="r"),
+            read_options=csv.ReadOptions(
+                block_size=CSV_BLOCK_BYTES * (2 if byte_wise else 1),
+                column_names=names,
+                use_threads=False,
+            ),
+            parse_options=csv.ParseOptions(
+                delimiter=delimiter, newlines_in_values=True, invalid_row_handler=malformed.add
+            ),
+            convert_options=csv.ConvertOptions(
+                check_utf8=False,
+                strings_can_be_null=False,
+                column_types=dict.fromkeys(names, pa.binary()),
+                include_columns=None if value is None else list(dict.fromkeys((key, value))),
+            ),
         )
+        rows = _delimited_rows(reader, key, value, byte_wise=byte_wise)
+        yield from _delimited_slabs(rows, framed.mark, malformed, position, maker)
+
+
+class _Malformed:
+    """Rows that the reader has left out, in their order. Small, for a block may have millions.
+    ``rows`` is empty when there are none.
+    """
+
+    def __init__(self, columns: int) -> None:
+        self.rows = array("q")
+        self._wanted = columns
+        self._columns = array("q")
+        self._next = 0
+
+    def add(self, row: Any) -> str:
+        """Arrow's handler."""
+        self.rows.append((row.number or 0) - 1)  # before the first there is the mark
+        self._columns.append(row.actual_columns)
+        return "skip"
+
+    def __len__(self) -> int:
+        return len(self.rows) - self._next
+
+    def due(self, row: int) -> bool:
+        """Whether the next one is that row, or comes before it."""
+        return bool(self.rows) and self.rows[self._next] <= row
+
+    def take(self) -> str:
+        """Take the next one, and return what is wrong with it."""
+        columns = self._columns[self._next]
+        self._next += 1
+        if self._next == len(self.rows):
+            del self.rows[:], self._columns[:]
+            self._next = 0
+        return f"{columns} columns instead of {self._wanted}"
+
+
+class _Framed(io.RawIOBase):
+    """A CSV file behind its header, between two rows of marks. The first one lets Arrow hand over
+    what it has block by block, even if it has only malformed rows; the last one comes back only if
+    no quote is open at the end.
+    """
+
+    def __init__(self, file: IO[bytes], columns: int, delimiter: str) -> None:
+        self._file = file
+        self.mark = uuid.uuid4().hex.encode()
+        row = delimiter.encode().join([self.mark] * columns) + b"\n"
+        self._ready, self._last = row, b"\n" + row
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        if not self._ready:
+            self._ready = self._file.read(size)
+        if not self._ready:
+            self._ready, self._last = self._last, b""
+        if size < 0:
+            size = len(self._ready)
+        answer, self._ready = self._ready[:size], self._ready[size:]
+        return answer
 
 
 class _ByteWise(io.RawIOBase):
     """A file whose bytes are each one character of UTF-8: Latin-1, read as text."""
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: _Framed) -> None:
         self._file = file
         self._ready = b""
 
@@ -395,42 +446,70 @@ def _silent_handler() -> Iterator[None]:
 
 
 def _delimited_slabs(
-    reader: Any,
-    key: str,
-    value: str | None,
-    malformed: deque[BadRow],
+    batches: Iterator[Iterator[tuple[bytes, bytes]]],
+    mark: bytes,
+    malformed: _Malformed,
     position: Callable[[], int],
     maker: _SlabMaker,
-    *,
-    byte_wise: bool,
 ) -> Iterator[Slab]:
-    """Yield the rows in slabs; the malformed ones, which the reader leaves out, in their places."""
-    for batch in reader:
-        for key_cell, value_cell in _delimited_rows(batch, key, value, byte_wise=byte_wise):
-            while malformed and malformed[0].row <= maker.row + 1:
-                maker.refuse(malformed.popleft().reason)
-            maker.add(key_cell, value_cell)
-            if maker.full:
-                yield maker.take(position())
-    while malformed:
-        maker.refuse(malformed.popleft().reason)
+    """Yield the rows in slabs; the malformed ones, which the reader leaves out, in their places.
+    The last row of either kind is held back until it is known that it ended.
+    """
+    held: tuple[bytes, bytes] | None = None
+    marks = 0
+    for batch in batches:
+        for row in batch:
+            if held is not None:
+                if malformed.rows:
+                    yield from _left_out(malformed, position, maker)
+                maker.add(*held)
+                if maker.full:
+                    yield maker.take(position())
+            marked = row[0] == mark
+            marks += marked
+            held = None if marked else row
+        if held is not None:
+            yield from _left_out(malformed, position, maker)
+            if malformed.rows:  # they come after it
+                maker.add(*held)
+                held = None
+        if held is None:
+            yield from _left_out(malformed, position, maker, but=marks < 2)
+    if marks < 2:
+        # With the rest of the file inside, and the mark: the row held back, or the last left out.
+        maker.refuse("a quote is never closed")
     yield maker.take(position())
 
 
+def _left_out(
+    malformed: _Malformed, position: Callable[[], int], maker: _SlabMaker, *, but: int = 0
+) -> Iterator[Slab]:
+    """Refuse the malformed rows whose turn it is, but not the last ``but`` of them."""
+    while len(malformed) > but and malformed.due(maker.row + 1):
+        maker.refuse(malformed.take())
+        if maker.full:
+            yield maker.take(position())
+
+
 def _delimited_rows(
-    batch: Any, key: str, value: str | None, *, byte_wise: bool
-) -> Iterator[tuple[Any, Any]]:
-    names = batch.schema.names
-    columns = [column.to_pylist() for column in batch.columns]
-    if byte_wise:
-        columns = [[cell.decode().encode("latin-1") for cell in column] for column in columns]
-    keys = columns[names.index(key)]
-    if value is not None:
-        yield from zip(keys, columns[names.index(value)], strict=True)
-        return
+    reader: Any, key: str, value: str | None, *, byte_wise: bool
+) -> Iterator[Iterator[tuple[bytes, bytes]]]:
+    """Yield the (key cell, value cell) of each batch."""
+    for batch in reader:
+        names = batch.schema.names
+        columns = [column.to_pylist() for column in batch.columns]
+        if byte_wise:
+            columns = [[cell.decode().encode("latin-1") for cell in column] for column in columns]
+        keys = columns[names.index(key)]
+        if value is not None:
+            yield zip(keys, columns[names.index(value)], strict=True)
+        else:
+            yield zip(keys, _whole_rows(names, columns), strict=True)
+
+
+def _whole_rows(names: list[str], columns: list[list[bytes]]) -> Iterator[bytes]:
     for cells in zip(*columns, strict=True):
-        row = dict(zip(names, map(json_bytes, cells), strict=True))
-        yield cells[names.index(key)], _compact(row)
+        yield _compact(dict(zip(names, map(json_bytes, cells), strict=True)))
 
 
 def _header(path: Path, file: IO[bytes], delimiter: str) -> list[str]:
@@ -438,7 +517,10 @@ def _header(path: Path, file: IO[bytes], delimiter: str) -> list[str]:
     import csv
 
     line = file.readline(LINE_BYTES_MAX).decode("utf-8-sig", errors="replace")
-    names = next(csv.reader([line], delimiter=delimiter), [])
+    try:
+        names = next(csv.reader([line], delimiter=delimiter), [])
+    except csv.Error as error:  # no text, or lines that end in CR alone
+        raise _unreadable(path, f"its header row cannot be read: {error}") from error
     if not names:
         raise InvalidArgumentError(field="file", reason=f"{path.name}: it has no header row")
     return names
