@@ -114,8 +114,9 @@ class Loader:
     def __enter__(self) -> Loader:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Left early, it waits for nobody: what is under way ends when the client is closed."""
+        self._pool.shutdown(wait=kind is None, cancel_futures=True)
 
     @property
     def failing(self) -> bool:
