@@ -185,14 +185,19 @@ async def _tasks(
 
 def _threads(client: Client, keys: list[bytes], seconds: float, threads: int) -> Measure:
     spans: list[float] = []
+    failures: list[Exception] = []
     until = time.perf_counter() + seconds
 
     def work(mine: list[bytes]) -> None:
         for key in cycle(mine):
             start = time.perf_counter()
-            if start > until:
+            if start > until or failures:
                 return
-            client.get(key)
+            try:
+                client.get(key)
+            except Exception as error:
+                failures.append(error)
+                return
             spans.append(time.perf_counter() - start)
 
     workers = [threading.Thread(target=work, args=(keys[n::threads],)) for n in range(threads)]
@@ -201,6 +206,8 @@ def _threads(client: Client, keys: list[bytes], seconds: float, threads: int) ->
         worker.start()
     for worker in workers:
         worker.join()
+    if failures:
+        raise failures[0]
     return _measure(len(spans), time.perf_counter() - began, spans)
 
 
