@@ -164,6 +164,26 @@ def test_addresses_count_up_from_a_free_port_and_avoid_taken_ones() -> None:
         assert len(set(addresses)) == 3
 
 
+def test_clusters_made_at_once_choose_different_ports(tmp_path: Path) -> None:
+    first = int(files.choose_addresses(1, 0)[0].rpartition(":")[2])
+    made = [
+        LocalCluster(
+            tmp_path / name, coordinator_port=first, node_port=first + 1, nodes=1, coordinators=1
+        )
+        for name in ("a", "b")
+    ]
+    try:
+        chosen = [cluster.address(name) for cluster in made for name in cluster.names]
+        assert f"127.0.0.1:{first}" in chosen
+        assert len(set(chosen)) == 4
+    finally:
+        for cluster in made:
+            cluster.close()
+    last = LocalCluster(tmp_path / "c", coordinator_port=first, nodes=1, coordinators=1)
+    assert last.address("c1") == f"127.0.0.1:{first}", "what was never used is free again"
+    last.close()
+
+
 def test_up_detached_then_down_then_up_keeps_the_data(tmp_path: Path) -> None:
     data = str(tmp_path)
     started = run_koinon(

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 from koinon.admin import Admin, ClusterStatus
 from koinon.health import problems
 from koinon.local import files
-from koinon.local.files import ClusterFile, DirectoryLock, LocalClusterError, Member
+from koinon.local.files import ClusterFile, DirectoryLock, LocalClusterError, Member, PortClaims
 from koinon.local.processes import (
     Guardian,
     ManagedProcess,
@@ -93,6 +93,7 @@ class LocalCluster:
         self._started = False
         self._fresh: dict[str, int] = {}
         self._admin: Admin | None = None
+        self._claims = PortClaims()
         try:
             remembered = files.load(self.data_dir)
             if remembered is None:
@@ -103,6 +104,7 @@ class LocalCluster:
                         coordinator_port,
                         node_port,
                         racks,
+                        self._claims,
                     ),
                     bootstrap_nodes=3 if nodes is None else nodes,
                     replication_factor=replication_factor,
@@ -117,6 +119,7 @@ class LocalCluster:
             while nodes is not None and len(self._file.names("node")) < nodes:
                 self._new_member("node")
         except BaseException:
+            self._claims.release()
             self._lock.release()
             raise
 
@@ -196,6 +199,7 @@ class LocalCluster:
             if self._guardian is not None:
                 self._guardian.close()
                 self._guardian = None
+            self._claims.release()
             self._lock.release()
             self._lock = None
             if self._temporary is not None:
@@ -424,7 +428,7 @@ class LocalCluster:
         first_port = 0
         if kind == "node" and self._node_port:
             first_port = self._node_port + len(taken)
-        address = files.choose_addresses(1, first_port, self._taken())[0]
+        address = files.choose_addresses(1, first_port, self._taken(), self._claims)[0]
         joins = kind == "coordinator"
         self._file.members[name] = Member(
             kind=kind, address=address, joins=joins, rack=rack, weight=weight
@@ -442,7 +446,7 @@ class LocalCluster:
             address = ""
             if wanted:
                 port = int(member.address.rpartition(":")[2]) + _METRICS_ABOVE
-                address = files.choose_addresses(1, port, self._taken())[0]
+                address = files.choose_addresses(1, port, self._taken(), self._claims)[0]
             self._file.members[name] = replace(member, metrics=address)
             self._processes[name] = self._process(name)
 
@@ -586,7 +590,12 @@ def stop_owner(owner: ProcessIdentity, timeout_s: float) -> bool:
 
 
 def _first_members(
-    coordinators: int, nodes: int, coordinator_port: int, node_port: int, racks: Sequence[str]
+    coordinators: int,
+    nodes: int,
+    coordinator_port: int,
+    node_port: int,
+    racks: Sequence[str],
+    claims: PortClaims,
 ) -> dict[str, Member]:
     if coordinators < 1 or nodes < 1:
         raise LocalClusterError(
@@ -601,11 +610,11 @@ def _first_members(
     members = {
         f"c{index}": Member(kind="coordinator", address=address)
         for index, address in enumerate(
-            files.choose_addresses(coordinators, coordinator_port), start=1
+            files.choose_addresses(coordinators, coordinator_port, claims=claims), start=1
         )
     }
     taken = {member.address for member in members.values()}
-    addresses = files.choose_addresses(nodes, node_port, taken)
+    addresses = files.choose_addresses(nodes, node_port, taken, claims)
     members |= {
         f"n{index + 1}": Member(
             kind="node", address=address, rack=racks[index % len(racks)] if racks else ""

@@ -1,8 +1,8 @@
 """What a local cluster remembers in its data directory: members, addresses, processes.
 
 ``cluster.json`` is written whole and renamed into place, so a crash leaves the old or the new one.
-Members and addresses are chosen once. ``cluster.lock`` is held by whoever is changing or running
-the cluster.
+Members and addresses are chosen once; until a cluster is closed, no other on this host chooses the
+ports that it chose. ``cluster.lock`` is held by whoever is changing or running the cluster.
 """
 
 from __future__ import annotations
@@ -132,43 +132,76 @@ class DirectoryLock:
         self._file.close()
 
 
-def choose_addresses(count: int, first_port: int, taken: Collection[str] = ()) -> list[str]:
-    """Return ``count`` free local addresses, none of them in ``taken``: from ``first_port`` up if
-    those ports are free, else (or with ``first_port`` 0) anywhere in ``FREE_PORTS``.
+class PortClaims:
+    """Ports chosen for members that do not listen yet, which no other cluster of this host chooses
+    meanwhile. A claim is a name among Linux's abstract Unix sockets: it ends with the process.
+    """
+
+    def __init__(self) -> None:
+        self._sockets: list[socket.socket] = []
+
+    def claim(self, port: int) -> bool:
+        """Return whether the port was nobody's, and is claimed now."""
+        s = socket.socket(socket.AF_UNIX)
+        try:
+            s.bind(f"\0koinon-port-{port}")
+        except OSError:
+            s.close()
+            return False
+        self._sockets.append(s)
+        return True
+
+    def take(self, other: PortClaims) -> None:
+        """Take over all that the other has claimed."""
+        self._sockets += other._sockets
+        other._sockets = []
+
+    def release(self) -> None:
+        for s in self._sockets:
+            s.close()
+        self._sockets = []
+
+
+def choose_addresses(
+    count: int, first_port: int, taken: Collection[str] = (), claims: PortClaims | None = None
+) -> list[str]:
+    """Return ``count`` free local addresses, none of them in ``taken`` or claimed: from
+    ``first_port`` up if those ports are free, else (or with ``first_port`` 0) anywhere in
+    ``FREE_PORTS``. They are added to ``claims``.
     """
     spoken_for = {int(address.rpartition(":")[2]) for address in taken}
-    held: list[socket.socket] = []
+    ours = PortClaims()
     try:
         if first_port:
             ports = [first_port + index for index in range(count)]
-            wanted = [_hold(port) for port in ports if port not in spoken_for]
-            held = [s for s in wanted if s is not None]
-            if len(held) == count:
-                return [_address(s) for s in held]
-        while len(held) > 0:
-            held.pop().close()
+            if all(
+                port not in spoken_for and ours.claim(port) and _is_free(port) for port in ports
+            ):
+                return _chosen(ports, ours, claims)
+            ours.release()
+        ports = []
         for port in random.sample(FREE_PORTS, PORT_ATTEMPTS):
-            if len(held) == count:
-                return [_address(s) for s in held]
-            if port not in spoken_for and (free := _hold(port)) is not None:
-                held.append(free)
+            if len(ports) == count:
+                return _chosen(ports, ours, claims)
+            if port not in spoken_for and ours.claim(port) and _is_free(port):
+                ports.append(port)
     finally:
-        for s in held:
-            s.close()
+        ours.release()
     raise LocalClusterError(reason=f"no {count} free ports on {HOST}")
 
 
-def _hold(port: int) -> socket.socket | None:
-    """Bind the port; None if it is taken. (Two that do not listen may both be bound to one.)"""
-    s = socket.socket()
-    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        s.bind((HOST, port))
-    except OSError:
-        s.close()
-        return None
-    return s
+def _chosen(ports: list[int], ours: PortClaims, claims: PortClaims | None) -> list[str]:
+    if claims is not None:
+        claims.take(ours)
+    return [f"{HOST}:{port}" for port in ports]
 
 
-def _address(s: socket.socket) -> str:
-    return f"{HOST}:{s.getsockname()[1]}"
+def _is_free(port: int) -> bool:
+    """Whether the port can be bound."""
+    with socket.socket() as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            s.bind((HOST, port))
+        except OSError:
+            return False
+    return True
