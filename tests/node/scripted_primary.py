@@ -178,6 +178,26 @@ class Lead:
         return None if row is None else records.decode_record(row).value
 
 
+E4, E5, E6 = first_sequence(4), first_sequence(5), first_sequence(6)
+
+
+def one_row(version: int = 1, **how: Any) -> Table:
+    rows = [a_row(0, **how), *(a_row(p, replicas=(P1, P2)) for p in range(1, PARTITIONS))]
+    return a_table(version, rows)
+
+
+def all_rows(version: int = 1, **how: Any) -> Table:
+    return a_table(version, [a_row(p, **how) for p in range(PARTITIONS)])
+
+
+def value(sequence: int, text: bytes) -> bytes:
+    return records.encode_record(sequence, text)
+
+
+async def live(rig: Rig, primary: ScriptedPrimary, partition_id: int = 0) -> None:
+    await until(lambda: partition_id in primary.positions(), "the copy has a position")
+
+
 class ScriptedPrimary:
     """Answers by the contract, but for what a test has changed. Also the way to it: seams.Peers."""
 

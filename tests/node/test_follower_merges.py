@@ -25,9 +25,19 @@ from tests.node.held_writer import EPOCH, table_of
 from tests.node.held_writer import row_of as row
 from tests.node.loads_bench import MERGING, OPEN, LoadsBench, with_loads
 from tests.node.played_follower import PlayedFollower
-from tests.node.scripted_primary import Rig, ScriptedPrimary, a_row, a_table, follow, until
+from tests.node.scripted_primary import (
+    E4,
+    E5,
+    Rig,
+    ScriptedPrimary,
+    a_row,
+    a_table,
+    follow,
+    live,
+    one_row,
+    until,
+)
 from tests.node.staged_chunks import LOAD, Rows, chunk_of, content, step_of
-from tests.node.test_follower import E4, E5, live, one_row
 
 LATER_MS = 2_000_000_000_000
 KEY = bytes([records.STAGED]) + chunk_key(LOAD, 1, 0)
