@@ -354,7 +354,10 @@ def test_status_says_what_is_wrong_and_what_to_do(operator: FakeOperator, koinon
     assert said.startswith(answer["summary"])
 
 
-def test_status_shows_addresses_and_racks_as_they_are(operator: FakeOperator, koinon: Run) -> None:
+def test_status_shows_addresses_and_racks_as_they_are(
+    operator: FakeOperator, koinon: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     operator.change_node(1, address="[fd00::1]:7500", rack="[dim]a[/]")
     operator.advertised = "[fd00::9]:7400"
     shown = koinon("status").stdout

@@ -266,9 +266,18 @@ def guarded(
     try:
         code = _reported(function, debug=debug, as_json=as_json, coordinators=coordinators)
     except BrokenPipeError:  # koinon scan | head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _let_go()
         code = BROKEN_PIPE
     raise typer.Exit(code)
+
+
+def _let_go() -> None:
+    """Give up what cannot be written any more: Python would try again at its end, and complain."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _reported(
