@@ -25,6 +25,7 @@ from koinon_proto.errors import KoinonError
 from tests.simulation.loop import Process, VirtualLoop
 
 MIB = 1024 * 1024
+COMMIT_S_MAX = 5.0  # a disk is slow for so long, and not for as long as a run lasts
 
 
 class Disk:
@@ -126,7 +127,7 @@ class SimulatedChannel:
     def _write_later(self) -> None:
         slow = 20 if self._rng.random() < 0.01 else 1
         delay_s = self._rng.uniform(0.1, 1.9) * self._commit_s * slow * self._disk.slowness
-        self._loop.call_later(delay_s, self._write)
+        self._loop.call_later(min(delay_s, COMMIT_S_MAX), self._write)
 
     def _write(self) -> None:
         if self._gone:
