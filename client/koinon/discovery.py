@@ -212,28 +212,37 @@ class Discovery:
 
     async def _cluster_status(self, timeout_ms: int) -> admin_pb2.ClusterStatus:
         seen: admin_pb2.ClusterStatus | None = None
+        error: KoinonError = UnavailableError(reason="it took too long")
         asked: set[str] = set()
-        addresses = list(self._seeds)
-        error: KoinonError = UnavailableError(reason="no coordinator answered")
-        deadline = self._loop.time() + timeout_ms / 1000
-        while addresses and self._loop.time() < deadline:
-            address = addresses.pop(0)
-            if address in asked:
-                continue
-            asked.add(address)
-            left_s = max(0.001, deadline - self._loop.time())
-            reply = await self._link(address).get_status(
-                admin_pb2.GetStatusRequest(), min(_ASK_S, left_s)
-            )
-            if isinstance(reply, KoinonError):
-                error = reply
-                continue
-            if reply.is_leader:
-                return _status(reply)
-            seen = reply
-            if reply.leader_address:
-                addresses.insert(0, reply.leader_address)
-            addresses += [c.address for c in reply.coordinators]
+        asking: set[asyncio.Task[Any]] = set()
+        candidates = list(dict.fromkeys(self._seeds))
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                while candidates or asking:
+                    if candidates:
+                        asked.add(address := candidates.pop(0))
+                        call = self._link(address).get_status(admin_pb2.GetStatusRequest(), _ASK_S)
+                        asking.add(self._loop.create_task(call))
+                    done, asking = await asyncio.wait(
+                        asking,
+                        timeout=_NEXT_AFTER_S if candidates else None,
+                        return_when=asyncio.FIRST_COMPLETED,
+                    )
+                    for reply in (task.result() for task in done):
+                        if isinstance(reply, KoinonError):
+                            error = reply
+                            continue
+                        if reply.is_leader:
+                            return _status(reply)
+                        seen = reply
+                        named = [reply.leader_address, *(c.address for c in reply.coordinators)]
+                        candidates = list(dict.fromkeys([a for a in named if a] + candidates))
+                    candidates = [address for address in candidates if address not in asked]
+        except TimeoutError:
+            pass
+        finally:
+            for task in asking:
+                task.cancel()
         if seen is not None:
             return seen
         raise UnavailableError(reason=f"no coordinator answered: {error}") from error

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import threading
 from pathlib import Path
 
 import pyarrow as pa
@@ -99,6 +101,28 @@ def test_csv_of_malformed_rows_comes_in_bounded_slabs(
     numbers = [b.row for slab in found for b in slab.bad]
     assert numbers == [*range(1, 50_001), *range(50_002, 50_952)]
     assert [key for slab in found for key in slab.keys] == [b"2"]
+
+
+@pytest.mark.parametrize("rows", range(20, 60))
+def test_csv_without_a_last_newline_is_read_wherever_its_blocks_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    monkeypatch.setattr(sources, "CSV_BLOCK_BYTES", 128)
+    path = tmp_path / "a.csv"
+    path.write_text("id,v\n" + "\n".join(f"k{n:03},{'v' * 30}{n % 7}" for n in range(rows)))
+    found, bad = read(path, "id", "v")
+    assert (len(found), bad) == (rows, [])
+
+
+def test_json_lines_are_read_from_a_pipe(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    os.mkfifo(path)
+    lines = "".join(f'{{"id": "k{n}"}}\n' for n in range(12_000))
+    writing = threading.Thread(target=path.write_text, args=(lines,))
+    writing.start()
+    found, bad = read(path, "id")
+    writing.join()
+    assert (len(found), bad) == (12_000, [])
 
 
 def test_csv_without_rows_yields_nothing(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import time
 from collections.abc import Iterator
@@ -50,6 +51,18 @@ def test_client_serves_over_slow_links(cluster: FakeCluster, far: str) -> None:
         assert client.put(b"k", b"v") > 0
         assert client.get_many([b"k"]) == [b"v"]
         assert [entry.key for entry in client.scan()] == [b"k"]
+
+
+def test_status_is_told_soon_though_the_first_coordinators_never_answer(
+    cluster: FakeCluster,
+) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as one,
+        socket.create_server(("127.0.0.1", 0)) as two,
+    ):
+        silent = [f"127.0.0.1:{listener.getsockname()[1]}" for listener in (one, two)]
+        with koinon.connect(",".join([*silent, cluster.seeds]), timeout_ms=20_000) as client:
+            assert client.cluster_status(timeout_ms=900).is_leader
 
 
 def test_link_to_who_never_answers_says_soon_that_it_does_not_stand() -> None:

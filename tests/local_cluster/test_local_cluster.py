@@ -156,7 +156,7 @@ def test_stale_pids_of_another_boot_are_no_obstacle(
 
 
 def test_addresses_count_up_from_a_free_port_and_avoid_taken_ones() -> None:
-    first = int(files.choose_addresses(1, 0)[0].rpartition(":")[2])
+    first = files.port_of(files.choose_addresses(1, 0)[0])
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", first))
         addresses = files.choose_addresses(3, first)
@@ -164,8 +164,20 @@ def test_addresses_count_up_from_a_free_port_and_avoid_taken_ones() -> None:
         assert len(set(addresses)) == 3
 
 
+def test_port_of_a_member_that_was_removed_is_chosen_again() -> None:
+    claims = files.PortClaims()
+    first = files.port_of(files.choose_addresses(1, 0)[0])
+    addresses = files.choose_addresses(1, first, claims=claims)
+    assert files.choose_addresses(1, first, addresses, claims) != addresses
+    assert files.choose_addresses(1, first) != addresses  # another cluster's
+    assert files.choose_addresses(1, first, (), claims) == addresses
+    claims.release([first])
+    assert files.choose_addresses(1, first) == addresses
+    claims.release()
+
+
 def test_clusters_made_at_once_choose_different_ports(tmp_path: Path) -> None:
-    first = int(files.choose_addresses(1, 0)[0].rpartition(":")[2])
+    first = files.port_of(files.choose_addresses(1, 0)[0])
     made = [
         LocalCluster(
             tmp_path / name, coordinator_port=first, node_port=first + 1, nodes=1, coordinators=1

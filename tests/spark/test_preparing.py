@@ -20,6 +20,11 @@ def test_calls_are_short_and_every_partition_is_in_one(rows_of: dict[int, int]) 
     routing = router.routing
     assert routing is not None
     calls = list(preparing.slices(rows_of, rows_of, routing))
+    turns = preparing._turns(rows_of, routing)
+    assert sorted(turns) == sorted(part for _, part in calls)
+    assert len({routing.owner_of[part[0]] for part in turns[:3]}) == min(
+        len({owner for owner, _ in calls}), len(turns[:3])
+    )
     assert sorted(p for _, part in calls for p in part) == sorted(rows_of)
     for owner, part in calls:
         assert {routing.owner_of[p] for p in part} == {owner}

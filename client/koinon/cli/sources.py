@@ -177,20 +177,22 @@ def _fault(key: bytes | None, value: bytes | None, max_value_bytes: int | None) 
 
 
 def _open_plain(path: Path) -> tuple[IO[bytes], Callable[[], int]]:
-    """Open a file, through gzip if it is; return it and what tells the position on disk."""
+    """Open a file, through gzip if it is; return it and what tells the position on disk, which is
+    0 in a pipe.
+    """
     raw = path.open("rb")
+    tell = raw.tell if raw.seekable() else lambda: 0
     if path.suffix.lower() == ".gz":
-        return cast("IO[bytes]", gzip.open(raw)), raw.tell
-    return raw, raw.tell
+        return cast("IO[bytes]", gzip.open(raw)), tell
+    return raw, tell
 
 
 def _json_lines(path: Path, key: str, value: str | None, maker: _SlabMaker) -> Iterator[Slab]:
     file, position = _open_plain(path)
+    mark = codecs.BOM_UTF8
     with file:
-        if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
-            file.seek(0)
         while line := file.readline(LINE_BYTES_MAX):
-            line = line.strip()
+            line, mark = line.removeprefix(mark).strip(), b""
             if not line:
                 continue
             try:
@@ -402,8 +404,9 @@ class _Framed(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         if not self._ready:
             self._ready = self._file.read(size)
-        if not self._ready:
-            self._ready, self._last = self._last, b""
+            if size < 0 or len(self._ready) < size:
+                # Its end, in one block with the mark: Arrow takes no row that is in three blocks.
+                self._ready, self._last = self._ready + self._last, b""
         if size < 0:
             size = len(self._ready)
         answer, self._ready = self._ready[:size], self._ready[size:]

@@ -374,7 +374,10 @@ class LocalCluster:
         if self._member(name).kind != "node":
             raise LocalClusterError(reason=f"{name} is a coordinator, not a node")
         self.terminate(name)
-        del self._file.members[name], self._processes[name]
+        member = self._file.members.pop(name)
+        del self._processes[name]
+        addresses = [address for address in (member.address, member.metrics) if address]
+        self._claims.release(map(files.port_of, addresses))
         self._save()
 
     def add_coordinator(self) -> str:

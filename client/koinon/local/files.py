@@ -7,13 +7,15 @@ ports that it chose. ``cluster.lock`` is held by whoever is changing or running 
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import itertools
 import json
 import os
 import random
 import shlex
 import socket
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -138,28 +140,31 @@ class PortClaims:
     """
 
     def __init__(self) -> None:
-        self._sockets: list[socket.socket] = []
+        self._sockets: dict[int, socket.socket] = {}
 
     def claim(self, port: int) -> bool:
-        """Return whether the port was nobody's, and is claimed now."""
-        s = socket.socket(socket.AF_UNIX)
+        """Return whether the port is nobody else's: then it is claimed now, if that is possible
+        here at all.
+        """
+        if port in self._sockets:
+            return True
+        try:
+            s = socket.socket(socket.AF_UNIX)
+        except OSError:
+            return True
         try:
             s.bind(f"\0koinon-port-{port}")
-        except OSError:
+        except OSError as error:
             s.close()
-            return False
-        self._sockets.append(s)
+            return error.errno != errno.EADDRINUSE
+        self._sockets[port] = s
         return True
 
-    def take(self, other: PortClaims) -> None:
-        """Take over all that the other has claimed."""
-        self._sockets += other._sockets
-        other._sockets = []
-
-    def release(self) -> None:
-        for s in self._sockets:
-            s.close()
-        self._sockets = []
+    def release(self, ports: Iterable[int] | None = None) -> None:
+        """Give back these ports, or all."""
+        for port in list(self._sockets) if ports is None else ports:
+            if port in self._sockets:
+                self._sockets.pop(port).close()
 
 
 def choose_addresses(
@@ -169,31 +174,39 @@ def choose_addresses(
     ``first_port`` up if those ports are free, else (or with ``first_port`` 0) anywhere in
     ``FREE_PORTS``. They are added to ``claims``.
     """
-    spoken_for = {int(address.rpartition(":")[2]) for address in taken}
-    ours = PortClaims()
+    ours = PortClaims() if claims is None else claims
     try:
-        if first_port:
-            ports = [first_port + index for index in range(count)]
-            if all(
-                port not in spoken_for and ours.claim(port) and _is_free(port) for port in ports
-            ):
-                return _chosen(ports, ours, claims)
-            ours.release()
-        ports = []
-        for port in random.sample(FREE_PORTS, PORT_ATTEMPTS):
-            if len(ports) == count:
-                return _chosen(ports, ours, claims)
-            if port not in spoken_for and ours.claim(port) and _is_free(port):
-                ports.append(port)
+        ports = _choose_ports(count, first_port, set(map(port_of, taken)), ours)
     finally:
-        ours.release()
-    raise LocalClusterError(reason=f"no {count} free ports on {HOST}")
-
-
-def _chosen(ports: list[int], ours: PortClaims, claims: PortClaims | None) -> list[str]:
-    if claims is not None:
-        claims.take(ours)
+        if claims is None:
+            ours.release()
     return [f"{HOST}:{port}" for port in ports]
+
+
+def _choose_ports(
+    count: int, first_port: int, spoken_for: Collection[int], claims: PortClaims
+) -> list[int]:
+    def free(port: int) -> bool:
+        if port in spoken_for or not claims.claim(port):
+            return False
+        if not _is_free(port):
+            claims.release([port])
+            return False
+        return True
+
+    ports = [first_port + index for index in range(count)]
+    if first_port and all(map(free, ports)):
+        return ports
+    if first_port:
+        claims.release(port for port in ports if port not in spoken_for)
+    ports = list(itertools.islice(filter(free, random.sample(FREE_PORTS, PORT_ATTEMPTS)), count))
+    if len(ports) < count:
+        raise LocalClusterError(reason=f"no {count} free ports on {HOST}")
+    return ports
+
+
+def port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])
 
 
 def _is_free(port: int) -> bool:

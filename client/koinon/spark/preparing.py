@@ -4,7 +4,9 @@ that repeat.
 
 from __future__ import annotations
 
+import itertools
 import threading
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from koinon_proto.v1 import loads_pb2
 PARTITIONS_PER_CALL: Final = 64
 ROWS_PER_CALL: Final = 4_000_000  # a node looks for duplicates among a million a second, or less
 CALLS_AT_ONCE: Final = 8
+CALLS_AT_ONCE_TO_A_NODE: Final = 2
 EXAMPLES: Final = 5
 
 
@@ -47,7 +50,7 @@ def prepare(
     check = _Check(cluster, load_id, attempts, rows_of, duplicates_allowed)
     routing = cluster.routing()
     with ThreadPoolExecutor(CALLS_AT_ONCE, thread_name_prefix="koinon-prepare") as pool:
-        pending = [pool.submit(check.run, ids) for _, ids in slices(rows_of, rows_of, routing)]
+        pending = [pool.submit(check.run, ids) for ids in _turns(rows_of, routing)]
         try:
             found = [future.result() for future in pending]
         except BaseException:
@@ -73,6 +76,10 @@ class _Check:
         self._rows_of = rows_of
         self._duplicates_allowed = duplicates_allowed
         self.stopped = threading.Event()
+        self._leave: defaultdict[str, threading.Semaphore] = defaultdict(
+            lambda: threading.Semaphore(CALLS_AT_ONCE_TO_A_NODE)
+        )
+        self._leave_lock = threading.Lock()
 
     def run(self, partition_ids: list[int]) -> Duplicates:
         """Check some partitions, wherever they are led."""
@@ -114,10 +121,22 @@ class _Check:
             rows=[self._rows_of[p] for p in partition_ids],
             duplicates_allowed=self._duplicates_allowed,
         )
-        reply: loads_pb2.PrepareResponse | KoinonError = self._cluster.bulk(
-            owner, "Prepare", request
-        )
+        with self._leave_lock:
+            leave = self._leave[owner]
+        with leave:
+            reply: loads_pb2.PrepareResponse | KoinonError = self._cluster.bulk(
+                owner, "Prepare", request
+            )
         return reply
+
+
+def _turns(rows_of: Mapping[int, int], routing: Routing) -> list[list[int]]:
+    """Return all slices, those of each owner in turn: nodes are to work side by side."""
+    by_owner: dict[str, list[list[int]]] = {}
+    for owner, part in slices(rows_of, rows_of, routing):
+        by_owner.setdefault(owner, []).append(part)
+    rounds = itertools.zip_longest(*by_owner.values())
+    return [part for one in rounds for part in one if part is not None]
 
 
 def slices(
