@@ -142,8 +142,12 @@ class Term:
         """Return what comes of work that may take longer than a leader may be silent: it runs in a
         thread, one at a time, and must read nothing that changes meanwhile.
         """
-        async with self._computing:
-            return await asyncio.to_thread(work)
+
+        async def compute() -> T:
+            async with self._computing:
+                return await asyncio.to_thread(work)
+
+        return await asyncio.shield(self.spawn(compute()))  # a thread goes on without its caller
 
     def not_leader(self) -> NotLeaderError:
         return NotLeaderError(leader_id="", leader_address="", term=self.number)

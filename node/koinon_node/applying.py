@@ -57,6 +57,7 @@ class Change:
     merges: Mapping[int, MergeStep] = field(default_factory=dict)  # after the rows
     metadata: Sequence[tuple[bytes, bytes | None]] = ()  # other entries of PARTITIONS_DB
     journalled: bool = True  # whether the records are entered in the journal
+    loose: bool = False  # nothing that comes after it needs it
 
     @property
     def size(self) -> int:
@@ -207,7 +208,7 @@ class Applier:
         number, self._next = self._next, self._next + 1
         self._in_flight[number] = self._writer.open_group
         future = self._writer.submit(
-            self._writes(change), rows, size, after_group=after, chained=True
+            self._writes(change), rows, size, after_group=after, chained=True, loose=change.loose
         )
         self._rows += rows
         self._size += size

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Sequence, Set
 
 import numpy as np
 
-from koinon_node.applying import Change, retrieved
+from koinon_node.applying import Change
 from koinon_node.core import records
 from koinon_node.core.following import Followed, Stage
 from koinon_node.hub import Hub
@@ -37,7 +37,7 @@ class FollowedPurge:
         entries, start = hub.store.expired_entries(start, self._wall.now_ms(), rows_max)
         looked = [(entry, *records.split_expiry_key(entry)) for entry in entries]
         live = self._live()
-        self._drop_left([(entry, key) for entry, _, key in looked])
+        queued = self._drop_left([(entry, key) for entry, _, key in looked])
         coming = self._coming(live, {records.partition_of_data_key(key) for _, _, key in looked})
         looked = [
             e for e in looked if records.partition_of_data_key(e[2]) in live and e[2] not in coming
@@ -58,7 +58,7 @@ class FollowedPurge:
                 removed.append(key)
                 floors[partition_id] = max(floors.get(partition_id, 0), record.sequence)
         if not dropped:
-            return start, []
+            return start, queued
         ids = sorted({records.partition_of_data_key(entry[8:]) for entry in dropped})
         change = Change(
             partition_ids=np.array(ids, np.uint32),
@@ -66,10 +66,11 @@ class FollowedPurge:
             purge_floors=np.array([floors.get(p, 0) for p in ids], np.uint64),
             removed=removed,
             dropped_entries=dropped,
+            loose=True,
         )
-        return start, [hub.applier.submit(change)]
+        return start, [*queued, hub.applier.submit(change)]
 
-    def _drop_left(self, looked: Sequence[tuple[bytes, bytes]]) -> None:
+    def _drop_left(self, looked: Sequence[tuple[bytes, bytes]]) -> list[Awaitable[None]]:
         """Remove the entries of copies that are gone. What would be written of these partitions
         from now on comes after this.
         """
@@ -77,9 +78,10 @@ class FollowedPurge:
         left = [one for one in looked if records.partition_of_data_key(one[1]) in gone]
         stored = dict(self._hub.store.get_many([key for _, key in left]))
         entries = [entry for entry, key in left if key not in stored]
-        if entries:
-            writes = ((EXPIRY_DB, *columns(entries, None)),)
-            self._writer.submit(writes, len(entries), 0).add_done_callback(retrieved)
+        if not entries:
+            return []
+        writes = ((EXPIRY_DB, *columns(entries, None)),)
+        return [self._writer.submit(writes, len(entries), 0, loose=True)]
 
     def _gone(self, partition_ids: Set[int]) -> set[int]:
         """Return of which of them nothing is held here, on the way here, or to be held."""

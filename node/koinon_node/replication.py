@@ -202,7 +202,9 @@ class Replicator:
             (EXPIRY_DB, *columns(entries, None)),
             (PARTITIONS_DB, records.progress_keys(partition_ids), progress),
         )
-        return self._writer.submit(writes, len(keys), 0, chained=True, touched=partition_ids)
+        return self._writer.submit(
+            writes, len(keys), 0, chained=True, loose=True, touched=partition_ids
+        )
 
     async def finish(self, ticket: Ticket, *, all_in_sync: bool = True) -> None:
         """Wait until the ticket is durable here and, if asked for, on all in-sync replicas.

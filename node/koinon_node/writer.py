@@ -39,7 +39,7 @@ from koinon_node.config import Limits
 from koinon_node.core.records import BoolArray, U32Array
 from koinon_node.core.replica import PendingWrites
 from koinon_node.storage import DATA_DB, META_DB, Store
-from koinon_node.writer_process import LENGTH, GroupFrame, TicketFrame, Writes
+from koinon_node.writer_process import CHAINED, LENGTH, LOOSE, GroupFrame, TicketFrame, Writes
 from koinon_proto.errors import (
     KoinonError,
     ResourceExhaustedError,
@@ -227,6 +227,7 @@ class Writer:
         after_group: int = 0,
         urgent: bool = False,
         chained: bool = False,
+        loose: bool = False,
         held: bool = False,
         touched: U32Array | None = None,
     ) -> asyncio.Future[None]:
@@ -234,7 +235,8 @@ class Writer:
 
         ``after_group``: it is refused if a ticket of that group or a later one was. ``chained``: it
         is refused if a ticket before it in its group was that wrote the metadata of a partition
-        which this one writes too; so nothing of a partition is applied on top of a gap. ``held``:
+        which this one writes too; so nothing of a partition is applied on top of a gap. ``loose``:
+        nothing builds on it: where it finds no room, nothing else is refused for that. ``held``:
         a primary's sequenced writes; its rows and size count until its group is
         released. ``touched``: see ``refuse_queued``.
 
@@ -250,7 +252,8 @@ class Writer:
             future.set_exception(StorageFullError(node_id=self._node_id, reason=reason))
             return future
         group = self._groups[self._pending.open_group]
-        group.tickets.append(_Ticket((after_group, chained, writes), future, held, touched))
+        ties = (CHAINED if chained else 0) | (LOOSE if loose else 0)
+        group.tickets.append(_Ticket((after_group, ties, writes), future, held, touched))
         group.rows += rows
         group.size += size
         if held:
@@ -298,7 +301,7 @@ class Writer:
                 touches = ticket.touched is not None and partitions[ticket.touched].any()
                 if touches or 0 < after <= self._refused_group:
                     ticket.failed = ticket.failed or error
-                    ticket.frame = (0, False, ())
+                    ticket.frame = (0, 0, ())
                     self._refused_group = max(self._refused_group, number)
             kept: dict[bytes, bytes | None] = {}
             for ticket in group.tickets:
@@ -389,12 +392,14 @@ class Writer:
         self._rows -= group.rows - group.held_rows
         self._size -= group.size - group.held_size
         self._held[number] = (group.held_rows, group.held_size)
-        failed = [group.tickets[index].touched for index in failures]
+        missing = [i for i in failures if not group.tickets[i].frame[1] & LOOSE]
+        failed = [group.tickets[index].touched for index in missing]
         for index, ticket in enumerate(group.tickets):
             if ticket.failed is not None:
                 failures.setdefault(index, str(ticket.failed))
+                missing.append(index)
         self.listener.on_committed(
-            number, [touched for touched in failed if touched is not None], whole=not failures
+            number, [touched for touched in failed if touched is not None], whole=not missing
         )
         self._tell(group, failures)
         if failures:

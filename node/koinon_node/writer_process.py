@@ -65,7 +65,8 @@ _IO_ERROR = os.strerror(errno.EIO)
 _PROBE_BYTES_MIN = 1024 * 1024
 
 Writes = tuple[tuple[int, list[bytes], list[bytes | None]], ...]
-TicketFrame = tuple[int, bool, Writes]
+CHAINED, LOOSE = 1, 2  # bits: see Writer.submit
+TicketFrame = tuple[int, int, Writes]
 GroupFrame = tuple[int, bool, list[TicketFrame]]
 
 
@@ -123,20 +124,21 @@ class WriterLoop:
                 return {}
         failures: dict[int, str] = {}
         gaps: set[bytes] = set()
-        for index, (after, chained, writes) in enumerate(tickets):
+        for index, (after, ties, writes) in enumerate(tickets):
             metadata = {
                 key for database, keys, _ in writes if database == PARTITIONS_DB for key in keys
             }
             if after and after <= self._failed_group:
                 reason = "a write that this one builds on found no room"
-            elif chained and not gaps.isdisjoint(metadata):
+            elif ties & CHAINED and not gaps.isdisjoint(metadata):
                 reason = "a write before this one in its partition found no room"
             else:
                 reason = self._commit([writes])
             if reason:
                 failures[index] = reason
-                gaps |= metadata
-                self._failed_group = number
+                if not ties & LOOSE:
+                    gaps |= metadata
+                    self._failed_group = number
         return failures
 
     def _commit(self, tickets: list[Writes]) -> str:

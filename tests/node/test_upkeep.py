@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from koinon_node import upkeep
 from koinon_node.core import records
+from koinon_node.upkeep import Made
 from koinon_proto.errors import StorageFullError, UnknownFateError
 from koinon_proto.v1 import replication_pb2 as wire
 from tests.node.held_writer import Bench, row_of
@@ -22,11 +24,15 @@ from tests.node.scripted_primary import Rig, ScriptedPrimary, a_row, a_table, fo
 FULL = StorageFullError(node_id="n1", reason="no room")
 
 
-def sizes_of(answers: list[bool | Exception]) -> list[int]:
-    """Return how many entries each step looked at, that was answered so."""
-    sizes: list[int] = []
+GOES_ON, IN_VAIN, ENDS = Made(True, True), Made(True, False), Made(False, False)
 
-    async def step(rows: int) -> bool:
+
+def steps_of(answers: list[Made | Exception]) -> tuple[list[int], list[float]]:
+    """Return how many entries each step looked at, that came to this, and the pauses after them."""
+    sizes: list[int] = []
+    pauses: list[float] = []
+
+    async def step(rows: int) -> Made:
         if len(sizes) == len(answers):
             raise asyncio.CancelledError
         sizes.append(rows)
@@ -35,36 +41,55 @@ def sizes_of(answers: list[bool | Exception]) -> list[int]:
             raise answer
         return answer
 
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
     async def run() -> None:
-        with pytest.raises(asyncio.CancelledError):
+        with mock.patch.object(asyncio, "sleep", sleep), pytest.raises(asyncio.CancelledError):
             await upkeep.in_steps(step, rows=4, rows_max=16)
 
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(upkeep, "_PAUSE_S", 0.0)
-        patched.setattr(upkeep, "_INTERVAL_S", 0.0)
-        asyncio.run(run())
-    return sizes
+    asyncio.run(run())
+    return sizes, pauses
 
 
-def test_steps_grow_while_there_is_more() -> None:
-    assert sizes_of([True, True, True, False, True]) == [4, 8, 16, 16, 4]
+def sizes_of(answers: list[Made | Exception]) -> list[int]:
+    return steps_of(answers)[0]
+
+
+def test_steps_grow_while_there_is_something_to_do() -> None:
+    assert sizes_of([GOES_ON, GOES_ON, GOES_ON, ENDS, GOES_ON]) == [4, 8, 16, 16, 4]
+
+
+def test_steps_over_what_has_to_stay_are_small_and_passes_ever_rarer() -> None:
+    sizes, pauses = steps_of([GOES_ON, IN_VAIN, ENDS, *(IN_VAIN, ENDS) * 7, ENDS, GOES_ON, ENDS])
+    assert max(sizes[2:-1]) == 4
+    assert pauses[2] == 0.5  # something was done in that pass
+    assert pauses[4:18:2] == [1.0, 2.0, 4.0, 8.0, 16.0, 16.0, 16.0]
+    assert (pauses[17], pauses[19]) == (0.5, 0.5)  # nothing is due, or something was done
 
 
 def test_steps_shrink_to_one_entry_where_there_is_no_room() -> None:
-    assert sizes_of([FULL, FULL, FULL, True, True]) == [4, 2, 1, 1, 2]
+    assert sizes_of([FULL, FULL, FULL, GOES_ON, GOES_ON]) == [4, 2, 1, 1, 1]
+
+
+def test_size_that_found_no_room_is_tried_again_after_many_smaller_ones() -> None:
+    sizes = sizes_of([GOES_ON, FULL, *[GOES_ON] * 130])
+    assert sizes[:4] == [4, 8, 4, 4]
+    assert sizes.index(8, 2) == 2 + 64
+    assert sizes.index(16) == 2 + 128
 
 
 def test_steps_go_on_after_an_error() -> None:
-    assert sizes_of([True, UnknownFateError(reason="late"), True]) == [4, 8, 8]
+    assert sizes_of([GOES_ON, UnknownFateError(reason="late"), GOES_ON]) == [4, 8, 4]
 
 
-async def many_steps(step: Callable[[int], object], done: Callable[[], bool]) -> None:
+async def many_steps(step: Callable[[int], Awaitable[Made]], done: Callable[[], bool]) -> None:
     """Make steps until it is ``done``."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(upkeep, "_PAUSE_S", 0.0)
         patched.setattr(upkeep, "_INTERVAL_S", 0.001)
         patched.setattr(upkeep, "_PART_ROWS", 50)
-        task = asyncio.create_task(upkeep.in_steps(step))  # type: ignore[arg-type]
+        task = asyncio.create_task(upkeep.in_steps(step))
         try:
             await until(done, "it is done")
         finally:

@@ -171,6 +171,28 @@ def test_store_full_refuses_puts_serves_reads_takes_deletes_and_recovers(tmp_pat
     with_writer(config_of(tmp_path, 2 * MIB), use)
 
 
+def test_loose_ticket_without_room_fails_alone(tmp_path: Path) -> None:
+    """What only tidies up takes nothing along: neither its partition's writes nor those behind."""
+
+    async def use(writer: Writer, store: Store) -> None:
+        progress: list[bytes | None] = [b"\1" + bytes(16)]
+        values: list[bytes | None] = [bytes(MIB)] * 40
+        metadata = (PARTITIONS_DB, [records.progress_key(0)], progress)
+        huge = (DATA_DB, [b"\0\0big%d" % i for i in range(40)], values)
+        group = writer.open_group
+        loose = writer.submit((huge, metadata), 40, 0, chained=True, loose=True)
+        behind = writer.submit(
+            ((DATA_DB, [b"\0\0small"], [b"v"]), metadata), 1, 1, chained=True, after_group=group
+        )
+        with pytest.raises(StorageFullError):
+            await loose
+        await behind
+        await put(writer, b"\0\0other", b"v", after=group)
+        assert store.get(b"\0\0small") == store.get(b"\0\0other") == b"v"
+
+    with_writer(config_of(tmp_path, 2 * MIB), use)
+
+
 def test_map_full_in_a_group_fails_only_the_ticket_without_room(tmp_path: Path) -> None:
     async def use(writer: Writer, store: Store) -> None:
         huge = [bytes(MIB)] * 40  # more than map and reserve together

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from koinon_coordinator.core.raft import (
     HeartbeatReply,
     HeartbeatRequest,
@@ -259,6 +261,24 @@ def test_leader_whose_disk_hangs_leads_on_where_nobody_else_can() -> None:
     group.propose("a")
     let_time_pass(group, 5.0, members="ab")
     assert group.role("a") is Role.LEADER
+
+
+@pytest.mark.parametrize("hanging", ["abc", "ab"])
+def test_leader_whose_disk_hangs_as_others_do_leads_on(hanging: str) -> None:
+    """They may share it. Heartbeats go on, and nodes' leases with them."""
+    group = Group("abc")
+    leader = group.elect("a")
+    term = leader.term
+    for member in hanging:
+        group.hold_saves(member)
+    group.propose("a", b"wanted")
+    let_time_pass(group, 6.0)
+    assert (group.role("a"), leader.term) == (Role.LEADER, term)
+    for member in hanging:
+        group.release_saves(member)
+    let_time_pass(group, 1.0)
+    assert b"wanted" in [entry.data for entry in group.applied["a"]]
+    assert (group.role("a"), leader.term) == (Role.LEADER, term)
 
 
 def test_member_whose_disk_hangs_does_not_campaign() -> None:

@@ -91,10 +91,14 @@ class Leader:
         return now - last_contact <= self._config.check_quorum_ms / 1000
 
     def can_be_spared(self, now: float) -> bool:
-        """Whether the other voters that are in touch are a majority without this leader."""
+        """Whether the other voters that are in touch, and have made durable what this leader has
+        not, are a majority without it. Heartbeats need no disk: where the others' disks hang as
+        well (it may be one and the same), nobody could be elected.
+        """
         configuration = self._log.configuration
-        others = (m for m in configuration.voters if m != self._id)
-        return sum(self.is_active(m, now) for m in others) >= configuration.quorum
+        others = [m for m in configuration.voters if m != self._id and self.is_active(m, now)]
+        able = (m for m in others if self.progress[m].match_index >= self._log.saving_through)
+        return sum(1 for _ in able) >= configuration.quorum
 
     @property
     def has_committed_in_term(self) -> bool:

@@ -234,6 +234,11 @@ class RaftLog:
         self._handed_out_to = self.last_index
         return entries
 
+    @property
+    def saving_through(self) -> int:
+        """The last index of what was handed out to be made durable."""
+        return self._handed_out_to
+
     def confirm_persisted(self) -> None:
         """What was handed out last is durable, but for what was replaced here since then."""
         self.persisted_index = max(self.persisted_index, self._handed_out_to)
