@@ -105,6 +105,7 @@ def _register_to_proto(command: RegisterNode) -> state_pb2.RegisterNodeCommand:
         registration_id=command.registration_id,
         known_node_epoch=command.known_node_epoch,
         weight=command.weight,
+        base_epoch_counts=command.base_epoch_counts,
     )
 
 
@@ -118,6 +119,7 @@ def _register_from_proto(body: state_pb2.RegisterNodeCommand) -> RegisterNode:
         registration_id=body.registration_id,
         known_node_epoch=body.known_node_epoch,
         weight=body.weight or DEFAULT_WEIGHT,
+        base_epoch_counts=body.base_epoch_counts,
     )
 
 

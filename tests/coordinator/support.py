@@ -79,6 +79,7 @@ def register(
         last_node_epoch=last,
         registration_id=registration,
         known_node_epoch=known,
+        base_epoch_counts=True,
     )
 
 

@@ -505,7 +505,11 @@ def test_register_lost_store_whose_last_answer_may_be_lost_too_brings_its_copies
     assert len(state.image().stranded) == 1
     state = ClusterState(image_from_bytes(image_to_bytes(state.image())))
     command = register("n1", last=last, known=3, registration=registration)
+    before = ClusterState(state.image())
     assert registered(state.apply(command)).reclaimed == comes_back
+    # What a build that did not know of this has logged is applied as it did.
+    of_old = registered(before.apply(replace(command, base_epoch_counts=False)))
+    assert of_old.reclaimed == (comes_back and last == 2)
 
 
 @pytest.mark.parametrize(("store", "last"), [("", 0), ("", 2), ("another", 1)])

@@ -62,7 +62,8 @@ class RegisterNode:
     """Begin a new epoch of a node; see ``ClusterState`` for what becomes of its partitions.
 
     ``last_node_epoch`` is what the node's store says, ``known_node_epoch`` what the leader's state
-    said when it decided (0: no such node).
+    said when it decided (0: no such node). ``base_epoch_counts``: see ``Stranded.waits_for``; not
+    set in commands of builds that did not know it, which have to be applied as they did.
     """
 
     node_id: NodeId
@@ -73,6 +74,7 @@ class RegisterNode:
     registration_id: str
     known_node_epoch: int
     weight: int = DEFAULT_WEIGHT
+    base_epoch_counts: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

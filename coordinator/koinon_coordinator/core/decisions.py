@@ -139,6 +139,7 @@ def decide_registration(
         registration_id=request.registration_id,
         known_node_epoch=known.info.node_epoch if known is not None else 0,
         weight=request.weight,
+        base_epoch_counts=True,
     )
 
 

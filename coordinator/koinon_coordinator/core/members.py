@@ -60,7 +60,8 @@ class Stranded:
             return False
         unanswered = (self.registration_id, self.base_node_epoch)
         return command.last_node_epoch == self.store.node_epoch or (
-            self.registration_id != ""
+            command.base_epoch_counts
+            and self.registration_id != ""
             and unanswered == (command.registration_id, command.last_node_epoch)
         )
 
