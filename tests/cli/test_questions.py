@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import subprocess
@@ -32,8 +33,11 @@ def answered(typed: bytes, question: bytes, *arguments: str) -> tuple[int, bytes
     )
     try:
         read_until(here, question)
-        os.write(here, typed)
-        said = read_until(here, b"nothing was")
+        said = b""
+        while b"nothing was" not in said:  # it may come before the question is being waited for
+            os.write(here, typed)
+            with contextlib.suppress(AssertionError):
+                said = read_until(here, b"nothing was", timeout_s=20.0)
         return asking.wait(60), said
     finally:
         asking.kill()

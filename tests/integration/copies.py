@@ -7,7 +7,7 @@ import time
 import grpc
 
 from koinon.admin import ClusterStatus
-from koinon_proto.rpc import CHANNEL_OPTIONS
+from koinon.channels import OPTIONS
 from koinon_proto.table import NodeNumber, Table
 from koinon_proto.v1 import replication_pb2, replication_pb2_grpc
 
@@ -44,7 +44,7 @@ def checksums(table: Table) -> dict[int, dict[NodeNumber, replication_pb2.CopyCh
         held = [row.partition_id for row in table.rows if number in row.replicas]
         if not held:
             continue
-        with grpc.insecure_channel(node.address, options=CHANNEL_OPTIONS) as channel:
+        with grpc.insecure_channel(node.address, options=OPTIONS) as channel:
             stub = replication_pb2_grpc.ReplicationStub(channel)  # type: ignore[no-untyped-call]
             request = replication_pb2.ChecksumsRequest(partition_ids=held)
             for copy in stub.Checksums(request, timeout=TIMEOUT_S).copies:

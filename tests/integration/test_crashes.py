@@ -15,6 +15,7 @@ import grpc
 import pytest
 
 from koinon.admin import ClusterStatus
+from koinon.channels import OPTIONS
 from koinon.client import Client
 from koinon.local import LocalCluster
 from koinon_proto import errors, rpc
@@ -103,7 +104,7 @@ def wait_for_leases_to_end(table: Table) -> None:
     part = partitioner(table.cluster.partitioner, table.cluster.partition_count)
     keys = {table.rows[part.partition_of(k)].primary: k for k in [b"%d" % n for n in range(100)]}
     for number, node in table.nodes.items():
-        with grpc.insecure_channel(node.address, rpc.CHANNEL_OPTIONS) as channel:
+        with grpc.insecure_channel(node.address, OPTIONS) as channel:
             get: Any = kv_pb2_grpc.KeyValueStub(channel).Get  # type: ignore[no-untyped-call]
             request = kv_pb2.GetRequest(key=keys[number])
             wait_until(
@@ -258,7 +259,7 @@ def frozen(
     mine = partitions_of(client.table(), name)
     keys = [b"frozen/%d" % n for n in range(60)]
     client.put_many([(key, b"old") for key in keys]).raise_for_errors()
-    with grpc.insecure_channel(cluster.address(name), rpc.CHANNEL_OPTIONS) as channel:
+    with grpc.insecure_channel(cluster.address(name), OPTIONS) as channel:
         stub: Any = kv_pb2_grpc.KeyValueStub(channel)  # type: ignore[no-untyped-call]
         owned = [key for key in keys if _serves(stub, key)]
         assert owned

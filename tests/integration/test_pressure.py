@@ -18,6 +18,7 @@ import grpc
 import pytest
 
 from koinon.admin import ClusterStatus
+from koinon.channels import OPTIONS
 from koinon.client import Client
 from koinon.local import LocalCluster
 from koinon_proto import convert, errors, rpc
@@ -99,7 +100,7 @@ def test_flood_of_writes_is_refused_at_once_and_what_was_taken_is_written(
     cluster: LocalCluster, client: Client
 ) -> None:
     requests = _flood_requests(client)
-    channel = grpc.insecure_channel(cluster.address("n1"), rpc.CHANNEL_OPTIONS)
+    channel = grpc.insecure_channel(cluster.address("n1"), OPTIONS)
     stub: Any = kv_pb2_grpc.KeyValueStub(channel)  # type: ignore[no-untyped-call]
     with stalled_disk(cluster, "n1"):
         calls = [stub.BatchWrite.future(request, timeout=60) for request in requests]

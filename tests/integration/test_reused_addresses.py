@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from koinon_proto.rpc import CHANNEL_OPTIONS
+from koinon.channels import OPTIONS
 from koinon_proto.v1 import admin_pb2, admin_pb2_grpc
 from tests.raft.processes import free_address
 from tests.raft.waiting import until_true
@@ -45,7 +45,7 @@ class Coordinators:
         for name, process in self.processes.items():
             if process.poll() is not None:
                 continue
-            with grpc.insecure_channel(self.addresses[name], CHANNEL_OPTIONS) as channel:
+            with grpc.insecure_channel(self.addresses[name], OPTIONS) as channel:
                 stub = admin_pb2_grpc.AdminStub(channel)  # type: ignore[no-untyped-call]
                 try:
                     status = stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=1)

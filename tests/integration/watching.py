@@ -8,8 +8,8 @@ from typing import Any
 
 import grpc
 
+from koinon.channels import OPTIONS
 from koinon_proto import convert
-from koinon_proto.rpc import CHANNEL_OPTIONS
 from koinon_proto.table import Table, apply_update
 from koinon_proto.v1 import table_pb2, table_pb2_grpc
 
@@ -27,7 +27,7 @@ def wait_for_table(
     while time.monotonic() < deadline:
         address = addresses.split(",")[turn % len(addresses.split(","))]
         turn += 1
-        with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+        with grpc.insecure_channel(address, options=OPTIONS) as channel:
             stub: Any = table_pb2_grpc.TableServiceStub(channel)  # type: ignore[no-untyped-call]
             table: Table | None = None
             try:
