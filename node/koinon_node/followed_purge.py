@@ -35,10 +35,13 @@ class FollowedPurge:
         """Look at some entries of the index and queue what they ask for."""
         hub = self._hub
         entries, start = hub.store.expired_entries(start, self._wall.now_ms(), rows_max)
+        if not entries:
+            return start, []
         looked = [(entry, *records.split_expiry_key(entry)) for entry in entries]
-        live = self._live()
-        queued = self._drop_left([(entry, key) for entry, _, key in looked])
-        coming = self._coming(live, {records.partition_of_data_key(key) for _, _, key in looked})
+        partition_ids = {records.partition_of_data_key(key) for _, _, key in looked}
+        live = self._live(partition_ids)
+        queued = self._drop_left(partition_ids, [(entry, key) for entry, _, key in looked])
+        coming = self._coming(live)
         looked = [
             e for e in looked if records.partition_of_data_key(e[2]) in live and e[2] not in coming
         ]
@@ -70,11 +73,15 @@ class FollowedPurge:
         )
         return start, [*queued, hub.applier.submit(change)]
 
-    def _drop_left(self, looked: Sequence[tuple[bytes, bytes]]) -> list[Awaitable[None]]:
+    def _drop_left(
+        self, partition_ids: Set[int], looked: Sequence[tuple[bytes, bytes]]
+    ) -> list[Awaitable[None]]:
         """Remove the entries of copies that are gone. What would be written of these partitions
         from now on comes after this.
         """
-        gone = self._gone({records.partition_of_data_key(key) for _, key in looked})
+        gone = self._gone(partition_ids)
+        if not gone:
+            return []
         left = [one for one in looked if records.partition_of_data_key(one[1]) in gone]
         stored = dict(self._hub.store.get_many([key for _, key in left]))
         entries = [entry for entry, key in left if key not in stored]
@@ -99,12 +106,12 @@ class FollowedPurge:
             and not hub.applier.busy[p]
         }
 
-    def _coming(self, live: dict[int, Followed], looked: Set[int]) -> set[bytes]:
+    def _coming(self, live: dict[int, Followed]) -> set[bytes]:
         """Return the keys of which something is on the way to the store. Partitions are taken out
         of ``live`` where that is not known.
         """
         hub = self._hub
-        busy = np.array([p for p in looked if p in live and hub.applier.busy[p]], np.uint32)
+        busy = np.array([p for p in live if hub.applier.busy[p]], np.uint32)
         if not len(busy):
             return set()
         coming, unknown = hub.journal.above(busy, hub.copies.complete_through[busy])
@@ -112,13 +119,14 @@ class FollowedPurge:
             del live[p]
         return coming
 
-    def _live(self) -> dict[int, Followed]:
-        """Return the partitions whose batches are applied as they come."""
+    def _live(self, partition_ids: Set[int]) -> dict[int, Followed]:
+        """Return those of the partitions whose batches are applied as they come."""
         hub = self._hub
         return {
             partition_id: followed
             for link in hub.links.values()
             for partition_id, followed in link.following.partitions.items()
-            if followed.stage is Stage.LIVE
+            if partition_id in partition_ids
+            and followed.stage is Stage.LIVE
             and hub.current(partition_id, link.node.number, followed.want.primary_epoch)
         }
