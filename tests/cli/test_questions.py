@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
-import subprocess
 import sys
-import termios
-from fcntl import ioctl
 
 import pytest
 
 from tests.cli.conftest import kinds
 from tests.cli.fake_operator import LOST, FakeOperator
-from tests.cli.test_watching import read_until
+from tests.cli.terminal import on_terminal, read_until
 
 CTRL_C, CTRL_D = b"\x03", b"\x04"
 NO_ANSWER = pytest.mark.parametrize(("typed", "code"), [(CTRL_D, 2), (CTRL_C, 130)])
@@ -23,15 +20,7 @@ NO_ANSWER = pytest.mark.parametrize(("typed", "code"), [(CTRL_D, 2), (CTRL_C, 13
 def answered(typed: bytes, question: bytes, *arguments: str) -> tuple[int, bytes]:
     """Type this where Python, run with the arguments, asks the question; return how it ends."""
     here, there = pty.openpty()
-    asking = subprocess.Popen(
-        [sys.executable, *arguments],
-        stdin=there,
-        stdout=there,
-        stderr=there,
-        start_new_session=True,
-        preexec_fn=lambda: ioctl(0, termios.TIOCSCTTY, 0),
-    )
-    try:
+    with on_terminal([sys.executable, *arguments], (here, there)) as asking:
         read_until(here, question)
         said = b""
         while b"nothing was" not in said:  # it may come before the question is being waited for
@@ -39,11 +28,6 @@ def answered(typed: bytes, question: bytes, *arguments: str) -> tuple[int, bytes
             with contextlib.suppress(AssertionError):
                 said = read_until(here, b"nothing was", timeout_s=20.0)
         return asking.wait(60), said
-    finally:
-        asking.kill()
-        asking.wait()
-        os.close(here)
-        os.close(there)
 
 
 @NO_ANSWER

@@ -6,14 +6,12 @@ import io
 import json
 import os
 import pty
-import select
 import signal
 import struct
 import subprocess
 import sys
 import termios
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -32,6 +30,7 @@ from koinon.local import LocalCluster
 from koinon.overview import Observation, Overview, View
 from koinon.traffic import Counters
 from koinon_proto.table import NodeId, NodeNumber, NodeStatus, Table
+from tests.cli.terminal import on_terminal, read_until
 from tests.client.test_health import session, status_of, table_of, with_node
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -169,39 +168,15 @@ def test_top_on_a_terminal_draws_a_screen_and_leaves_it_clean(
     environment = {
         k: v for k, v in environment_of(cluster).items() if k not in ("COLUMNS", "LINES")
     }
-    viewer = subprocess.Popen(
-        arguments_of("top", "--interval", "0.3"),
-        env=environment,
-        stdin=there,
-        stdout=there,
-        stderr=there,
-        start_new_session=True,
-        preexec_fn=lambda: ioctl(0, termios.TIOCSCTTY, 0),
-    )
-    try:
+    arguments = arguments_of("top", "--interval", "0.3")
+    with on_terminal(arguments, (here, there), environment) as viewer:
         written = read_until(here, b"reads/s")
         os.write(here, end)
         written += read_until(here, b"\x1b[?1049l")
         assert viewer.wait(30) == 0, written
         assert termios.tcgetattr(there)[3] == before[3]
-    finally:
-        viewer.kill()
-        viewer.wait()
-        os.close(here)
-        os.close(there)
     assert b"\x1b[?1049h" in written
     assert b"Traceback" not in written
-
-
-def read_until(descriptor: int, wanted: bytes, timeout_s: float = 120.0) -> bytes:
-    found = b""
-    deadline = time.monotonic() + timeout_s
-    while wanted not in found:
-        left = deadline - time.monotonic()
-        assert left > 0, found
-        if select.select([descriptor], [], [], left)[0]:
-            found += os.read(descriptor, 65_536)
-    return found
 
 
 def test_top_without_a_cluster_ends_with_3(koinon: Run) -> None:
