@@ -64,7 +64,7 @@ class Observer:
         self._admin = admin
         self._traffic = TrafficClient()
         self._timeout_s = timeout_s
-        self._threads = ThreadPoolExecutor(3, thread_name_prefix="observer")
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="observer")
         self._table: Table | None = None
         self._looks_without = _LOOKS_WITHOUT_MOVES
 
@@ -84,6 +84,7 @@ class Observer:
         """Ask everybody; returns after the time-outs at the latest."""
         at, unix_s = time.monotonic(), time.time()
         early = self._counters() if self._table is not None else None
+        moves = self._moves() if self._table is not None else None
         status, failure = None, ""
         try:
             status = self._admin.status()
@@ -91,9 +92,11 @@ class Observer:
             failure = str(error)
         if status is not None and status.table is not None and status.table.bootstrapped:
             self._table = status.table
-        moves = loads = None
-        if status is not None and status.is_leader and self._table is not None:
-            moves, loads = self._moves_and_loads(self._table)
+        loads = None
+        if status is None or not status.is_leader:  # what it says may be older than the moves are
+            moves = None
+        elif self._table is not None:
+            loads = self._loads(self._table)
         counters = early or (self._counters() if self._table is not None else None)
         return Observation(
             at=at,
@@ -109,25 +112,30 @@ class Observer:
         assert self._table is not None
         return self._threads.submit(self._traffic.counters, self._table, self._timeout_s)
 
-    def _moves_and_loads(self, table: Table) -> tuple[MovesView | None, Sequence[LoadView] | None]:
-        """Ask for what there can be only: each question costs the coordinators a status."""
-        asked_loads = self._threads.submit(self._admin.loads) if table.loads else None
-        asked_moves = None
+    def _moves(self) -> MovesView | None:
+        """Ask for the moves, now and then where there were none: each question costs the
+        coordinators a status. Before the status is asked, for that shows what became of those gone.
+        """
+        assert self._table is not None
         self._looks_without += 1
-        moving = any(row.adding or row.removing for row in table.rows)
-        if moving or self._looks_without >= _LOOKS_WITHOUT_MOVES:
-            asked_moves = self._threads.submit(self._admin.moves)
-        moves: MovesView | None = None
-        loads: Sequence[LoadView] | None = () if asked_loads is None else None
+        moving = any(row.adding or row.removing for row in self._table.rows)
+        if not moving and self._looks_without < _LOOKS_WITHOUT_MOVES:
+            return None
         try:
-            if asked_moves is not None:
-                moves = asked_moves.result()
-                self._looks_without = 0 if not moves.moves else _LOOKS_WITHOUT_MOVES
-            if asked_loads is not None:
-                loads = [load for load in asked_loads.result() if not load.state.ended]
+            moves = self._admin.moves()
         except KoinonError:
-            pass  # the next status tells
-        return moves, loads
+            return None  # the status tells
+        self._looks_without = 0 if not moves.moves else _LOOKS_WITHOUT_MOVES
+        return moves
+
+    def _loads(self, table: Table) -> Sequence[LoadView] | None:
+        """Ask for the loads where there can be any."""
+        if not table.loads:
+            return ()
+        try:
+            return [load for load in self._admin.loads() if not load.state.ended]
+        except KoinonError:
+            return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +201,7 @@ class Overview:
             self._note_changes(seen.status, seen.unix_s)
             self._status = seen.status
         if seen.moves is not None:
-            self._note_moves(seen.moves, seen.at)
+            self._note_moves(seen.moves, seen.at, seen.status)
         if seen.loads is not None:
             self._loads = seen.loads
         status = self._status
@@ -232,14 +240,19 @@ class Overview:
             seconds=seen.at - before.at,
         )
 
-    def _note_moves(self, moves: MovesView, at: float) -> None:
+    def _note_moves(self, moves: MovesView, at: float, status: ClusterStatus | None) -> None:
         if not moves.moves and (self._moves is None or self._moves.ended):
             self._tracker, self._moves = MovesTracker(), None  # the next ones count from nothing
             return
-        self._moves = self._tracker.update(moves, at)
+        table = status.table if status is not None else None
+        if table is None:
+            return
+        held = {int(row.partition_id): row.replicas for row in table.rows}
+        self._moves = self._tracker.update(moves, at, lambda: held)
         if self._moves.ended:
-            done = self._moves.done
-            self._note(f"{done:,} move{'' if done == 1 else 's'} done")
+            done, back = self._moves.done, self._moves.turned_back
+            text = f"{done:,} move{'' if done == 1 else 's'} done"
+            self._note(text + (f", {back:,} turned back or dropped" if back else ""))
 
     def _note_changes(self, now: ClusterStatus, unix_s: float) -> None:
         self._now = unix_s

@@ -86,18 +86,34 @@ def test_silent_node_is_named() -> None:
     assert [node.silent for node in view.nodes] == ["", "not reachable", ""]
 
 
+def moved(*partition_ids: int) -> ClusterStatus:
+    table = table_of()
+    for p in partition_ids:
+        table = with_row(table, p, replicas=(number(3), number(2)))
+    return status_of(table)
+
+
 def test_moves_are_followed_to_their_end_and_the_next_ones_count_anew() -> None:
     overview = Overview()
     view = overview.update(seen(0, status_of(), moves=moving(1, 2)))
     assert view.moves is not None
     assert (view.moves.done, view.moves.running) == (0, 2)
-    view = overview.update(seen(1, status_of(), moves=moving(2)))
+    view = overview.update(seen(1, moved(1), moves=moving(2)))
     assert view.moves is not None
     assert (view.moves.done, view.moves.running) == (1, 1)
-    view = overview.update(seen(2, status_of()))  # moves were not asked for
+    view = overview.update(seen(2, moved(1, 2)))  # moves were not asked for
     assert view.moves is not None
-    view = overview.update(seen(3, status_of(), moves=moving()))
+    view = overview.update(seen(3, moved(1, 2), moves=moving()))
     assert view.moves is not None
     assert view.moves.ended
     assert view.events[-1][1] == "2 moves done"
-    assert overview.update(seen(4, status_of(), moves=moving())).moves is None
+    assert overview.update(seen(4, moved(1, 2), moves=moving())).moves is None
+
+
+def test_move_that_was_dropped_is_not_told_as_done() -> None:
+    overview = Overview()
+    overview.update(seen(0, status_of(), moves=moving(1, 2)))
+    view = overview.update(seen(1, moved(1), moves=moving()))  # partition 2 stayed where it was
+    assert view.moves is not None
+    assert (view.moves.done, view.moves.turned_back) == (1, 1)
+    assert view.events[-1][1] == "1 move done, 1 turned back or dropped"

@@ -294,6 +294,8 @@ def _moves_text(view: View) -> str:
     if moves is None:
         return "none"
     text = f"{moves.done:,} of {moves.moves:,} done, {moves.running:,} under way"
+    if moves.turned_back:
+        text += f", {moves.turned_back:,} turned back or dropped"
     if moves.bytes_per_second:
         text += f"; {output.bytes_text(moves.bytes_per_second)}/s"
     if moves.paused:
@@ -385,6 +387,7 @@ def _moves_json(view: View) -> dict[str, Any] | None:
         "running": moves.running,
         "queued": moves.queued,
         "done": moves.done,
+        "turned_back": moves.turned_back,
         "paused": moves.paused,
         "bytes": moves.whole.bytes,
         "bytes_total": moves.whole.bytes_total,
