@@ -20,7 +20,7 @@ import typer
 from koinon_proto import convert
 from koinon_proto.addresses import check_address, is_address
 from koinon_proto.errors import ConfigurationError, KoinonError
-from koinon_proto.rpc import CHANNEL_OPTIONS, error_of
+from koinon_proto.rpc import COMMON_OPTIONS, error_of
 from koinon_proto.table import NodeStatus, Table, apply_update
 from koinon_proto.v1 import table_pb2, table_pb2_grpc
 
@@ -191,7 +191,7 @@ def _states(log: RestoredState) -> Iterator[tuple[int, ClusterState]]:
 
 
 def _table_of(address: str) -> Table:
-    with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+    with grpc.insecure_channel(address, options=COMMON_OPTIONS) as channel:
         stub = table_pb2_grpc.TableServiceStub(channel)  # type: ignore[no-untyped-call]
         try:
             reply = stub.GetTable(table_pb2.GetTableRequest(), timeout=CALL_TIMEOUT_S)
