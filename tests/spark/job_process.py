@@ -1,6 +1,6 @@
 """A whole Spark driver, to be killed: writes numbered rows under a prefix.
 
-    python -m tests.spark.job_process MASTER COORDINATORS PREFIX ROWS
+    python -m tests.spark.job_process MASTER COORDINATORS PREFIX ROWS LOAD_TIMEOUT
 
 Says "running" once Spark is up, and "saved" at the end.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 
 
-def main(master: str, coordinators: str, prefix: str, rows: int) -> None:
+def main(master: str, coordinators: str, prefix: str, rows: int, load_timeout: str) -> None:
     from pyspark.sql import SparkSession
 
     from koinon.spark import register
@@ -36,11 +36,11 @@ def main(master: str, coordinators: str, prefix: str, rows: int) -> None:
         f"concat('{prefix}:', lpad(id, 7, '0')) key", "concat('v', id) value"
     )
     frame.write.format("koinon").options(
-        coordinators=coordinators, loadTimeout="10s", memoryBytes="1MiB"
+        coordinators=coordinators, loadTimeout=load_timeout, memoryBytes="1MiB"
     ).mode("append").save()
     print("saved", flush=True)
     spark.stop()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))
+    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5])

@@ -17,6 +17,7 @@ from koinon.spark.faults import SettingAside
 from koinon.spark.tasks import run_task
 from koinon_proto.errors import (
     InvalidArgumentError,
+    KoinonError,
     LeaseExpiredError,
     LoadClosedError,
     LoadIncompleteError,
@@ -319,7 +320,7 @@ def test_job_merge_that_stands_still_is_told_apart_from_a_failure(fake: LoadsClu
 def test_job_buffers_are_staged_as_they_fill_and_the_load_is_touched(
     fake: LoadsCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("koinon.spark.tasks.TOUCH_EVERY_S", 0.01)
+    monkeypatch.setattr("koinon.spark.touching.EVERY_S", 0.01)
     job = make_job(fake, memoryBytes="1MiB")
     value = b"x" * 10_000
     lots = [[(b"%d-%d" % (lot, i), value) for i in range(60)] for lot in range(10)]
@@ -335,10 +336,30 @@ def test_job_buffers_are_staged_as_they_fill_and_the_load_is_touched(
     assert fake.count("OpenLoad") == 1
 
 
+def test_job_load_is_touched_as_often_as_its_time_out_asks_for_until_it_is_committed(
+    fake: LoadsCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tasks may be over long before a large load is prepared."""
+    monkeypatch.setattr("koinon.spark.touching.TIMES_IN_TIMEOUT", 1_000)
+    job = make_job(fake, loadTimeout="10s")
+    report = run(job, 0, pairs(0, 10))
+    before = fake.only_load().touches
+
+    def until_touched(partition_id: int) -> KoinonError | None:
+        touched = fake.only_load().touches >= before + 2
+        return None if touched else PartitionOfflineError(partition_id=partition_id, reason="")
+
+    for node in fake.nodes:
+        node.refuse = until_touched
+    commit(job, report)
+    assert fake.values() == dict(pairs(0, 10))
+    assert not [one for one in threading.enumerate() if one.name == "koinon-touch"]
+
+
 def test_job_load_closed_under_a_task_that_sends_nothing_ends_it_by_its_touch(
     fake: LoadsCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("koinon.spark.tasks.TOUCH_EVERY_S", 0.01)
+    monkeypatch.setattr("koinon.spark.touching.EVERY_S", 0.01)
     job = make_job(fake, memoryBytes="1MiB")
 
     def batches() -> object:

@@ -21,6 +21,7 @@ from koinon.spark.cluster import Cluster
 from koinon.spark.options import WriteOptions
 from koinon.spark.planning import RowPlan
 from koinon.spark.preparing import prepare
+from koinon.spark.touching import Touching
 from koinon_proto.errors import (
     InvalidArgumentError,
     KoinonError,
@@ -131,7 +132,8 @@ class Commit:
             if not load_id:
                 return
             try:
-                self._prepare(load_id, staged)
+                with Touching(self.job.options, load_id):  # the tasks are over
+                    self._prepare(load_id, staged)
             except KoinonError as error:
                 with suppress(KoinonError):
                     loads.abort(load_id, reason=_reason(error))

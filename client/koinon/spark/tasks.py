@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from types import TracebackType
@@ -17,7 +16,7 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from koinon.loads import LoadsClient, LoadState
+from koinon.loads import LoadState
 from koinon.spark import memory
 from koinon.spark.batching import Batcher
 from koinon.spark.cluster import Cluster
@@ -26,15 +25,13 @@ from koinon.spark.jobs import Job, TaskReport
 from koinon.spark.keys import encode_keys
 from koinon.spark.orders import orders_of
 from koinon.spark.staging import Stager
+from koinon.spark.touching import Touching
 from koinon.spark.values import ENCODERS, encode_column
-from koinon_proto.errors import KoinonError, LoadClosedError
 
 log = logging.getLogger(__name__)
 
 SLICE_ROWS: Final = 65_536
 SLICE_BYTES: Final = 16 * 1024 * 1024
-TOUCH_EVERY_S: Final = 10.0
-TOUCH_TIMEOUT_S: Final = 3.0
 
 
 def run_task(job: Job, task: int, batches: Iterable[Any]) -> TaskReport:
@@ -181,44 +178,28 @@ class _Task:
 
 
 class _Staging:
-    """A stager, and the thread that touches its load meanwhile."""
+    """A stager, and what keeps its load open meanwhile."""
 
     def __init__(
         self, job: Job, cluster: Cluster, stager: Stager, load_id: int, attempt: int
     ) -> None:
-        self._coordinators = job.options.coordinators
         self._cluster = cluster
         self.stager = stager
-        self._load_id = load_id
-        self._attempt = attempt
-        self._ended = threading.Event()
-        self._toucher = threading.Thread(target=self._touch, name="koinon-touch", daemon=True)
-        self._toucher.start()
+        self._touching = Touching(
+            job.options,
+            load_id,
+            attempt=attempt,
+            staged=lambda: (stager.rows, stager.bytes),
+            on_closed=stager.fail,
+        )
 
     def close(self, error: BaseException | None) -> None:
         """End all threads; with an error, cut off what is under way."""
-        self._ended.set()
         if error is not None:
             self.stager.fail(error)
             self._cluster.close()
         self.stager.close()
-        self._toucher.join()
-
-    def _touch(self) -> None:
-        with LoadsClient(self._coordinators, timeout_s=TOUCH_TIMEOUT_S) as loads:
-            while not self._ended.wait(TOUCH_EVERY_S):
-                try:
-                    loads.touch(
-                        self._load_id,
-                        attempt=self._attempt,
-                        rows=self.stager.rows,
-                        size_bytes=self.stager.bytes,
-                    )
-                except LoadClosedError as closed:
-                    self.stager.fail(closed)
-                    return
-                except KoinonError as error:
-                    log.warning("load not touched load_id=%d error=%s", self._load_id, error)
+        self._touching.close()
 
 
 def _slices(batches: Iterable[Any]) -> Iterator[Any]:

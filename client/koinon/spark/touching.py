@@ -1,0 +1,78 @@
+"""Keeps a load open while somebody works on it: one that nobody touches for its time-out is given
+up by the coordinators' leader.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final, Self
+
+from koinon.loads import LoadsClient
+from koinon.spark.options import WriteOptions
+from koinon_proto.errors import KoinonError, LoadClosedError
+
+log = logging.getLogger(__name__)
+
+EVERY_S: Final = 10.0
+TIMES_IN_TIMEOUT: Final = 4
+"""A touch, or two, may be lost, or late."""
+CALL_TIMEOUT_S: Final = 3.0
+
+
+class Touching:
+    """A thread that touches a load until this is closed, or the load is. Ends as a context, too."""
+
+    def __init__(
+        self,
+        options: WriteOptions,
+        load_id: int,
+        *,
+        attempt: int = 0,
+        staged: Callable[[], tuple[int, int]] = lambda: (0, 0),
+        on_closed: Callable[[LoadClosedError], None] = lambda error: None,
+    ) -> None:
+        """``staged`` tells how many rows and bytes the attempt (0: the job itself) has staged;
+        ``on_closed`` is called once if the load has ended meanwhile.
+        """
+        self._coordinators = options.coordinators
+        self._every_s = min(EVERY_S, options.load_timeout_ms / 1000 / TIMES_IN_TIMEOUT)
+        self._load_id = load_id
+        self._attempt = attempt
+        self._staged = staged
+        self._on_closed = on_closed
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="koinon-touch", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Touch it no more."""
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with LoadsClient(self._coordinators, timeout_s=CALL_TIMEOUT_S) as loads:
+            while not self._ended.wait(self._every_s):
+                rows, size_bytes = self._staged()
+                try:
+                    loads.touch(
+                        self._load_id, attempt=self._attempt, rows=rows, size_bytes=size_bytes
+                    )
+                except LoadClosedError as closed:
+                    self._on_closed(closed)
+                    return
+                except KoinonError as error:
+                    log.warning("load not touched load_id=%d error=%s", self._load_id, error)
