@@ -60,12 +60,19 @@ def merge(txn: lmdb.Transaction, data: Any, expiry: Any, step: MergeStep) -> Non
         MergeError: a chunk is missing, or the chunks hold another number of rows.
     """
     rows = _merged(txn, data, step)
+    replaced: set[bytes] = set()
     with txn.cursor(data) as cursor:
         if step.replace:
             _delete_others(txn, cursor, expiry, step, set(rows.keys))
+        if rows.expiry_keys:  # else to read what the rows replace would cost too much
+            found = cast("list[tuple[bytes, bytes]]", cursor.getmulti(rows.keys))
+            replaced.update(records.entries_of(found))
         cursor.putmulti(zip(rows.keys, rows.values, strict=True))
     if rows.expiry_keys:
         with txn.cursor(expiry) as cursor:
+            for entry in replaced.difference(rows.expiry_keys):
+                if cursor.set_key(entry):
+                    cursor.delete()
             cursor.putmulti((key, b"") for key in sorted(rows.expiry_keys))
     _leave_mark(txn, data, expiry, step)
 

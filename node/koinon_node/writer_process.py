@@ -35,13 +35,15 @@ import sys
 import threading
 import time
 from bisect import bisect_right
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lmdb
 
 from koinon_node import directory as files
 from koinon_node.config import KEPT_BYTES, StoreConfig
+from koinon_node.core import records
 from koinon_node.storage import (
     DATA_DB,
     EXPIRY_DB,
@@ -167,6 +169,9 @@ class WriterLoop:
 
     def _put(self, txn: lmdb.Transaction, merged: list[dict[bytes, bytes | None]]) -> None:
         """Put what was gathered, in key order."""
+        if merged[EXPIRY_DB]:
+            with txn.cursor(self._databases[DATA_DB]) as cursor:
+                drop_replaced_entries(cursor, merged[DATA_DB], merged[EXPIRY_DB])
         for database, rows in zip(self._databases, merged, strict=True):
             _put_sorted(txn, database, rows)
             rows.clear()
@@ -217,6 +222,29 @@ def _size_of(tickets: list[Writes]) -> int:
         else:
             size += sum(map(len, keys)) + sum(len(value or b"") for value in values)
     return size
+
+
+def drop_replaced_entries(
+    cursor: lmdb.Cursor,
+    rows: Mapping[bytes, bytes | None],
+    entries: dict[bytes, bytes | None],
+) -> None:
+    """Have ``entries`` (of the expiry index, to be put) delete those of the records that ``rows``
+    replace: those in the store, before the rows are put, and those of the same group.
+
+    A key that is written again and again with a time to live so has one entry, not one a write.
+    Only keys that get an entry are looked at: reading what any put replaces would cost too much.
+    """
+    added = [entry for entry, value in entries.items() if value is not None]
+    keys = set(map(records.key_of_entry, added))
+    if len(keys) < len(added):
+        for entry in added:
+            row = rows.get(records.key_of_entry(entry))
+            if row is not None and entry not in records.entries_of([(entry[8:], row)]):
+                entries[entry] = None
+    found = cast("list[tuple[bytes, bytes]]", cursor.getmulti(sorted(keys)))
+    for entry in records.entries_of(found):
+        entries.setdefault(entry, None)
 
 
 def _put_sorted(txn: lmdb.Transaction, database: Any, rows: dict[bytes, bytes | None]) -> None:

@@ -284,6 +284,19 @@ def test_rows_of_chunks_with_different_expiries_keep_their_own(partition: Partit
     assert partition.expiry == {(LATER_MS + 1, b"\x00a"), (LATER_MS + 1, b"\x00d")}
 
 
+def test_rows_that_expire_leave_no_entry_of_what_they_replace(partition: Partition) -> None:
+    partition.put(b"a", b"old", expires_at_ms=LATER_MS + 5)
+    partition.put(b"b", b"old", expires_at_ms=LATER_MS)
+    partition.put(b"c", b"old", expires_at_ms=LATER_MS + 7)
+    partition.stage(1, 0, [(b"a", b"1"), (b"b", b"2")], expires_at_ms=LATER_MS)
+    partition.merge(step_of((1, 0), rows=2, partition_id=partition.id))
+    assert partition.expiry == {
+        (LATER_MS, b"\x00a"),
+        (LATER_MS, b"\x00b"),
+        (LATER_MS + 7, b"\x00c"),
+    }
+
+
 def test_expiry_beyond_signed_numbers_does_not_stop_a_merge(partition: Partition) -> None:
     """What is stored already has to be merged whatever it says: every replica would end by it."""
     partition.stage(1, 0, [(b"a", b"1")], expires_at_ms=2**64 - 1)

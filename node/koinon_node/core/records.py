@@ -5,6 +5,8 @@ data:       u16 partition_id || u8 kind || key
             kind 0: a user's record under its key
             kind 1: what is staged for a bulk load (core/staged.py has key and value)
 expiry:     u64 expiry_ms || data key     ->  (nothing)
+            One for each record that expires. Some fit no record: a write that does not expire
+            itself leaves the entry of what it replaces, until that is due.
 partitions: u16 partition_id || 0x00      ->  u8 1 || u64 primary_epoch || u16 n || n x (u64, u64)
             u16 partition_id || 0x01      ->  u8 2 || u64 complete_through || u64 purge_floor
                                               || u8 state (core/copies.py); version 1 has none
@@ -23,7 +25,7 @@ from __future__ import annotations
 
 import operator
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -60,6 +62,8 @@ BoolArray = npt.NDArray[np.bool_]
 
 _prefix_of_key = operator.itemgetter(slice(0, 2))
 _sequence_bytes = operator.itemgetter(slice(0, 8))
+key_of_entry = operator.itemgetter(slice(8, None))
+"""The data key of an entry of the expiry index."""
 _flags_of = operator.itemgetter(FLAGS_AT)
 _HEADER = struct.Struct(">QB")
 _HEADER_WITH_EXPIRY = struct.Struct(">QBQ")
@@ -167,11 +171,7 @@ def expiry_keys_of(keys: Sequence[bytes], rows: Sequence[bytes]) -> list[bytes]:
     flags = set(map(_flags_of, rows))
     if not any(flag & FLAG_EXPIRES for flag in flags):
         return []
-    return [
-        row[HEADER_BYTES:HEADER_WITH_EXPIRY_BYTES] + key
-        for key, row in zip(keys, rows, strict=True)
-        if row[FLAGS_AT] & FLAG_EXPIRES
-    ]
+    return entries_of(zip(keys, rows, strict=True))
 
 
 def decode_record(record: bytes) -> Record:
@@ -194,6 +194,15 @@ def decode_record(record: bytes) -> Record:
 
 def expiry_key(expires_at_ms: int, data_key: bytes) -> bytes:
     return _U64.pack(expires_at_ms) + data_key
+
+
+def entries_of(rows: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
+    """Return the entries of data keys' encoded records: of those that expire, and of tombstones."""
+    return [
+        record[HEADER_BYTES:HEADER_WITH_EXPIRY_BYTES] + key
+        for key, record in rows
+        if record[FLAGS_AT] & FLAG_EXPIRES
+    ]
 
 
 def split_expiry_key(key: bytes) -> tuple[int, bytes]:
