@@ -66,6 +66,7 @@ class Observer:
         self._timeout_s = timeout_s
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="observer")
         self._table: Table | None = None
+        self._led = False  # by who was asked last
         self._looks_without = _LOOKS_WITHOUT_MOVES
 
     def __enter__(self) -> Self:
@@ -84,7 +85,7 @@ class Observer:
         """Ask everybody; returns after the time-outs at the latest."""
         at, unix_s = time.monotonic(), time.time()
         early = self._counters() if self._table is not None else None
-        moves = self._moves() if self._table is not None else None
+        moves = self._moves() if self._led and self._table is not None else None
         status, failure = None, ""
         try:
             status = self._admin.status()
@@ -93,8 +94,9 @@ class Observer:
         if status is not None and status.table is not None and status.table.bootstrapped:
             self._table = status.table
         loads = None
-        if status is None or not status.is_leader:  # what it says may be older than the moves are
-            moves = None
+        self._led = status is not None and status.is_leader
+        if not self._led:  # what it says may be older than the moves are
+            moves, self._looks_without = None, _LOOKS_WITHOUT_MOVES
         elif self._table is not None:
             loads = self._loads(self._table)
         counters = early or (self._counters() if self._table is not None else None)

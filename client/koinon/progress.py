@@ -121,7 +121,7 @@ class MovesTracker:
             m.move.partition_id: m.move.target if m.cancelled else m.move.origin for m in view.moves
         }
         held = {**replicas, **later}
-        return [key for key in gone if held[key[1]] != self._moves[key].target]
+        return [key for key in gone if held.get(key[1]) != self._moves[key].target]
 
     def _count_plans(self, ours: list[MoveView]) -> None:
         """What was done of a plan before anybody looked."""

@@ -131,21 +131,21 @@ class Commit:
             load_id = staged[0].load_id if staged else self._open_empty(loads)
             if not load_id:
                 return
-            try:
-                with Touching(self.job.options, load_id):  # the tasks are over
+            with Touching(self.job.options, load_id):  # the tasks are over
+                try:
                     self._prepare(load_id, staged)
-            except KoinonError as error:
-                with suppress(KoinonError):
-                    loads.abort(load_id, reason=_reason(error))
-                raise
-            rows_of = _rows_of(staged)
-            loads.commit(
-                load_id,
-                attempts=[report.attempt for report in staged],
-                partition_ids=np.flatnonzero(rows_of).tolist(),
-                rows=int(rows_of.sum()),
-                size_bytes=sum(report.bytes for report in staged),
-            )
+                except KoinonError as error:
+                    with suppress(KoinonError):
+                        loads.abort(load_id, reason=_reason(error))
+                    raise
+                rows_of = _rows_of(staged)
+                loads.commit(
+                    load_id,
+                    attempts=[report.attempt for report in staged],
+                    partition_ids=np.flatnonzero(rows_of).tolist(),
+                    rows=int(rows_of.sum()),
+                    size_bytes=sum(report.bytes for report in staged),
+                )
             self._wait(loads, load_id)
 
     def _open_empty(self, loads: LoadsClient) -> int:

@@ -195,11 +195,13 @@ class _Staging:
 
     def close(self, error: BaseException | None) -> None:
         """End all threads; with an error, cut off what is under way."""
-        if error is not None:
-            self.stager.fail(error)
-            self._cluster.close()
-        self.stager.close()
-        self._touching.close()
+        try:
+            if error is not None:
+                self.stager.fail(error)
+                self._cluster.close()
+            self.stager.close()
+        finally:
+            self._touching.close()
 
 
 def _slices(batches: Iterable[Any]) -> Iterator[Any]:

@@ -23,7 +23,9 @@ CALL_TIMEOUT_S: Final = 3.0
 
 
 class Touching:
-    """A thread that touches a load until this is closed, or the load is. Ends as a context, too."""
+    """A thread that touches a load, at once and then until this is closed, or the load is. Ends as
+    a context, too.
+    """
 
     def __init__(
         self,
@@ -65,7 +67,7 @@ class Touching:
 
     def _run(self) -> None:
         with LoadsClient(self._coordinators, timeout_s=CALL_TIMEOUT_S) as loads:
-            while not self._ended.wait(self._every_s):
+            while True:
                 rows, size_bytes = self._staged()
                 try:
                     loads.touch(
@@ -76,3 +78,5 @@ class Touching:
                     return
                 except KoinonError as error:
                     log.warning("load not touched load_id=%d error=%s", self._load_id, error)
+                if self._ended.wait(self._every_s):
+                    return
