@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import importlib
 import itertools
 import marshal
@@ -35,7 +36,7 @@ import sys
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -170,8 +171,8 @@ class WriterLoop:
     def _put(self, txn: lmdb.Transaction, merged: list[dict[bytes, bytes | None]]) -> None:
         """Put what was gathered, in key order."""
         if merged[EXPIRY_DB]:
-            with txn.cursor(self._databases[DATA_DB]) as cursor:
-                drop_replaced_entries(cursor, merged[DATA_DB], merged[EXPIRY_DB])
+            with self.environment.begin(self._databases[DATA_DB], buffers=True) as before:
+                drop_replaced_entries(before, merged[DATA_DB], merged[EXPIRY_DB])
         for database, rows in zip(self._databases, merged, strict=True):
             _put_sorted(txn, database, rows)
             rows.clear()
@@ -185,13 +186,11 @@ class WriterLoop:
             return
         from koinon_node.merging import merge
 
-        for step in steps:
-            merge(
-                txn,
-                self._databases[DATA_DB],
-                self._databases[EXPIRY_DB],
-                MergeStep.FromString(step),
-            )
+        data, expiry = self._databases[DATA_DB], self._databases[EXPIRY_DB]
+        with self.environment.begin(data, buffers=True) as before:
+            entries = functools.partial(stored_entries, before)
+            for step in steps:
+                merge(txn, data, expiry, MergeStep.FromString(step), entries)
 
     def _disk_full(self, needed: int) -> bool:
         """Return whether the data file could not grow by ``needed`` bytes, by trying it beside.
@@ -225,12 +224,12 @@ def _size_of(tickets: list[Writes]) -> int:
 
 
 def drop_replaced_entries(
-    cursor: lmdb.Cursor,
+    before: lmdb.Transaction,
     rows: Mapping[bytes, bytes | None],
     entries: dict[bytes, bytes | None],
 ) -> None:
     """Have ``entries`` (of the expiry index, to be put) delete those of the records that ``rows``
-    replace: those in the store, before the rows are put, and those of the same group.
+    replace: those that were stored ``before`` the group, and those of the group itself.
 
     A key that is written again and again with a time to live so has one entry, not one a write.
     Only keys that get an entry are looked at: reading what any put replaces would cost too much.
@@ -242,9 +241,20 @@ def drop_replaced_entries(
             row = rows.get(records.key_of_entry(entry))
             if row is not None and entry not in records.entries_of([(entry[8:], row)]):
                 entries[entry] = None
-    found = cast("list[tuple[bytes, bytes]]", cursor.getmulti(sorted(keys)))
-    for entry in records.entries_of(found):
+    for entry in stored_entries(before, sorted(keys)):
         entries.setdefault(entry, None)
+
+
+def stored_entries(before: lmdb.Transaction, keys: Sequence[bytes]) -> list[bytes]:
+    """Return the entries of the expiry index that stored records have. The read transaction has to
+    give buffers: a record may be large, and only its head is looked at.
+    """
+    with before.cursor() as cursor:
+        found = cast("list[tuple[memoryview, memoryview]]", cursor.getmulti(keys))
+        heads = [
+            (bytes(key), bytes(record[: records.HEADER_WITH_EXPIRY_BYTES])) for key, record in found
+        ]
+    return records.entries_of(heads)
 
 
 def _put_sorted(txn: lmdb.Transaction, database: Any, rows: dict[bytes, bytes | None]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Container, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,7 +38,7 @@ from koinon_node.state import NodeState, WallClock
 from koinon_node.storage import DATA_DB, EXPIRY_DB, Store, open_databases
 from koinon_node.writer import Answer as Answered
 from koinon_node.writer import Writer
-from koinon_node.writer_process import MERGES, GroupFrame, TicketFrame
+from koinon_node.writer_process import MERGES, GroupFrame, TicketFrame, stored_entries
 from koinon_proto.table import (
     NO_NODE,
     ActiveLoad,
@@ -243,8 +244,11 @@ class HeldChannel:
 
     def _merge(self, txn: Any, steps: Sequence[bytes]) -> None:
         data, expiry = self._databases[DATA_DB], self._databases[EXPIRY_DB]
-        for step in steps:
-            merge(txn, data, expiry, MergeStep.FromString(step))
+        with self._env.begin(data, buffers=True) as before:
+            for step in steps:
+                merge(
+                    txn, data, expiry, MergeStep.FromString(step), partial(stored_entries, before)
+                )
 
 
 class NoCoordinator:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import lmdb
 import numpy as np
@@ -13,6 +14,7 @@ from koinon_node.core.records import Record
 from koinon_node.core.staged import ChunkName, Mark
 from koinon_node.staging import Manifest
 from koinon_node.storage import DATA_DB, EXPIRY_DB, Store
+from koinon_node.writer_process import stored_entries
 from koinon_proto import columns
 from koinon_proto.v1.replication_pb2 import MergeStep
 
@@ -143,9 +145,9 @@ class Partition:
             txn.put(records.head_of(self.id) + key, records.encode_tombstone(sequence, 5))
 
     def merge(self, step: MergeStep) -> None:
-        with self.begin() as txn:
-            databases = self.store.databases
-            merging.merge(txn, databases[DATA_DB], databases[EXPIRY_DB], step)
+        data, expiry = self.store.databases[DATA_DB], self.store.databases[EXPIRY_DB]
+        with self.begin() as txn, self.store.env.begin(data, buffers=True) as before:
+            merging.merge(txn, data, expiry, step, partial(stored_entries, before))
 
     def merge_all(
         self, manifest: Manifest, *, sequence: int = 100, tombstone_at_ms: int = 0

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from koinon_node import merging, staging
 from koinon_node.config import StoreConfig
-from koinon_node.storage import DATA_DB, EXPIRY_DB, Store
+from koinon_node.storage import Store
 from koinon_proto import columns
 from tests.node.staged_chunks import LOAD, Partition, chunk_of, manifest_of
 
@@ -29,8 +29,7 @@ with Store(StoreConfig(directory=Path(sys.argv[1]))) as store:
     assert (found.rows, found.keys) == (1, (b"a",)), found
     step = staging.next_step(store, manifest_of(1, 2), 0)
     step.sequence = 9
-    with partition.begin() as txn:
-        merging.merge(txn, store.databases[DATA_DB], store.databases[EXPIRY_DB], step)
+    partition.merge(step)
 print("pyarrow" in sys.modules, "pandas" in sys.modules)
 """
 

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,23 @@ def test_key_written_again_with_a_time_to_live_has_one_entry_in_the_expiry_index
         assert records.expiry_key(2, key) in content(store)[1]
 
     with_writer(config_of(tmp_path), use, Limits(group_rows=group_rows))
+
+
+def test_entries_of_large_records_are_found_without_a_copy_of_these(tmp_path: Path) -> None:
+    """What a group replaces has no bound but the store's: it may be a thousand times the group."""
+    keys = [b"\0\0\0%02d" % number for number in range(40)]
+    with Store(config_of(tmp_path)) as store:
+        data = store.databases[DATA_DB]
+        with store.env.begin(data, write=True) as txn:
+            for key in keys:
+                txn.put(key, records.encode_record(1, bytes(MIB), 7))
+        tracemalloc.start()
+        with store.env.begin(data, buffers=True) as before:
+            found = writer_process.stored_entries(before, keys)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert found == [records.expiry_key(7, key) for key in keys]
+    assert peak < MIB
 
 
 def test_tombstone_takes_the_place_of_its_record_in_the_expiry_index(tmp_path: Path) -> None:
