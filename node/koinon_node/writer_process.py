@@ -236,10 +236,12 @@ def drop_replaced_entries(
     """
     added = [entry for entry, value in entries.items() if value is not None]
     keys = set(map(records.key_of_entry, added))
-    if len(keys) < len(added):
+    if len(keys) < len(added):  # some were written twice in the group
+        last = [(key, row) for key in keys if (row := rows.get(key)) is not None]
+        needed = set(records.expiry_keys_of([key for key, _ in last], [row for _, row in last]))
+        written = {key for key, _ in last}
         for entry in added:
-            row = rows.get(records.key_of_entry(entry))
-            if row is not None and entry not in records.entries_of([(entry[8:], row)]):
+            if entry not in needed and records.key_of_entry(entry) in written:
                 entries[entry] = None
     for entry in stored_entries(before, sorted(keys)):
         entries.setdefault(entry, None)
@@ -251,10 +253,8 @@ def stored_entries(before: lmdb.Transaction, keys: Sequence[bytes]) -> list[byte
     """
     with before.cursor() as cursor:
         found = cast("list[tuple[memoryview, memoryview]]", cursor.getmulti(keys))
-        heads = [
-            (bytes(key), bytes(record[: records.HEADER_WITH_EXPIRY_BYTES])) for key, record in found
-        ]
-    return records.entries_of(heads)
+        heads = [bytes(record[: records.HEADER_WITH_EXPIRY_BYTES]) for _, record in found]
+        return records.expiry_keys_of([bytes(key) for key, _ in found], heads)
 
 
 def _put_sorted(txn: lmdb.Transaction, database: Any, rows: dict[bytes, bytes | None]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Final, TextIO
 
@@ -131,7 +131,7 @@ class Commit:
             load_id = staged[0].load_id if staged else self._open_empty(loads)
             if not load_id:
                 return
-            with Touching(self.job.options, load_id):  # the tasks are over
+            with closing(Touching(self.job.options, load_id)):  # the tasks are over
                 try:
                     self._prepare(load_id, staged)
                 except KoinonError as error:

@@ -7,8 +7,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from koinon.loads import LoadsClient
 from koinon.spark.options import WriteOptions
@@ -23,9 +22,7 @@ CALL_TIMEOUT_S: Final = 3.0
 
 
 class Touching:
-    """A thread that touches a load, at once and then until this is closed, or the load is. Ends as
-    a context, too.
-    """
+    """A thread that touches a load, at once and then until this is closed, or the load is."""
 
     def __init__(
         self,
@@ -48,17 +45,6 @@ class Touching:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="koinon-touch", daemon=True)
         self._thread.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Touch it no more."""

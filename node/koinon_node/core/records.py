@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import operator
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -171,7 +171,11 @@ def expiry_keys_of(keys: Sequence[bytes], rows: Sequence[bytes]) -> list[bytes]:
     flags = set(map(_flags_of, rows))
     if not any(flag & FLAG_EXPIRES for flag in flags):
         return []
-    return entries_of(zip(keys, rows, strict=True))
+    return [
+        row[HEADER_BYTES:HEADER_WITH_EXPIRY_BYTES] + key
+        for key, row in zip(keys, rows, strict=True)
+        if row[FLAGS_AT] & FLAG_EXPIRES
+    ]
 
 
 def decode_record(record: bytes) -> Record:
@@ -194,15 +198,6 @@ def decode_record(record: bytes) -> Record:
 
 def expiry_key(expires_at_ms: int, data_key: bytes) -> bytes:
     return _U64.pack(expires_at_ms) + data_key
-
-
-def entries_of(rows: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
-    """Return the entries of data keys' encoded records: of those that expire, and of tombstones."""
-    return [
-        record[HEADER_BYTES:HEADER_WITH_EXPIRY_BYTES] + key
-        for key, record in rows
-        if record[FLAGS_AT] & FLAG_EXPIRES
-    ]
 
 
 def split_expiry_key(key: bytes) -> tuple[int, bytes]:
