@@ -5,8 +5,10 @@ BIN := $(VENV)/bin
 PROTOS := $(wildcard proto/koinon_proto/v1/*.proto)
 WORKERS ?= 2
 SEEDS ?= 5000
+SCHEDULES ?= 20
+MINUTES ?= 60
 
-.PHONY: help env demo test soak check proto bench compose-image compose-test compose-clean clean
+.PHONY: help env demo test test-long soak nemesis fuzz check proto bench compose-image compose-test compose-clean clean
 
 help:           ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## ?/\t/'
@@ -22,11 +24,20 @@ env: $(VENV)/.installed  ## make the environment (.venv) with everything in it
 demo: env       ## a local cluster, real data, processes killed, nodes added: watch it go on
 	$(BIN)/python -m koinon.demo
 
-test: env       ## the whole test suite
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+test: env       ## the test suite
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not long"
+
+test-long: env  ## what takes long: more seeds, everybody killed at every step, Spark killed
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m long
 
 soak: env       ## thousands of new seeds of the simulation (SEEDS=5000)
 	$(BIN)/python -m tests.simulation --count $(SEEDS) --workers $(WORKERS)
+
+nemesis: env    ## new schedules of faults on real processes (SCHEDULES=20, FAULTS=split,kill), as root
+	$(BIN)/python -m tests.nemesis --count $(SCHEDULES) $(if $(FAULTS),--faults $(FAULTS))
+
+fuzz: env       ## messages of every kind at every method of a cluster, for an hour (MINUTES=60)
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
 check: env      ## style, types, import rules, generated code
 	$(BIN)/ruff check .

@@ -39,6 +39,7 @@ from koinon_proto.errors import (
     UnknownFateError,
     UnsupportedVersionError,
     WrongClusterError,
+    WrongEventLoopError,
     WrongPartitionError,
 )
 
@@ -79,6 +80,7 @@ __all__ = [
     "UnknownFateError",
     "UnsupportedVersionError",
     "WrongClusterError",
+    "WrongEventLoopError",
     "WrongPartitionError",
     "__version__",
 ]

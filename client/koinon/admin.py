@@ -9,8 +9,9 @@ that may be made twice, if no later attempt was answered.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
@@ -53,6 +54,8 @@ class SessionView:
     map_bytes: int
     disk_free_bytes: int
     disk_bytes: int
+    commit_out_ms: int  # for how long the disk has not answered the oldest commit
+    commit_ms: int  # what a commit usually takes; 0: not known
     reads_per_second: float
     writes_per_second: float
 
@@ -124,6 +127,8 @@ def status_from_proto(message: admin_pb2.ClusterStatus) -> ClusterStatus:
                 map_bytes=s.stats.map_bytes,
                 disk_free_bytes=s.stats.disk_free_bytes,
                 disk_bytes=s.stats.disk_bytes,
+                commit_out_ms=s.stats.commit_out_ms,
+                commit_ms=s.stats.commit_ms,
                 reads_per_second=s.stats.reads_per_second,
                 writes_per_second=s.stats.writes_per_second,
             )
@@ -138,14 +143,15 @@ def status_from_proto(message: admin_pb2.ClusterStatus) -> ClusterStatus:
 class Admin:
     """A blocking connection to the coordinators for an operator's calls. Thread-safe."""
 
-    def __init__(self, coordinators: str, *, timeout_ms: int = 5000) -> None:
-        """``timeout_ms``: for each call, with all its repetitions.
+    def __init__(self, coordinators: str, *, timeout_ms: int = 5000, cluster_id: str = "") -> None:
+        """``timeout_ms``: for each call, with all its repetitions. ``cluster_id``: the cluster that
+        is meant, any other refuses; '': that of most of the addresses, by the first call.
 
         Raises:
             ConfigurationError: no address is given, or one is not host:port.
         """
         self._timeout_s = timeout_ms / 1000
-        self._coordinators = Coordinators(coordinators)
+        self._coordinators = Coordinators(coordinators, cluster_id)
         self._loads = LoadsClient(self._coordinators, timeout_s=self._timeout_s)
         self.addresses = self._coordinators.addresses
 
@@ -182,17 +188,17 @@ class Admin:
             UnavailableError: no leader could be reached inside the deadline.
         """
         request = admin_pb2.AddCoordinatorRequest(member_id=member_id, address=address)
-        self._at_leader(lambda stub, t: stub.AddCoordinator(request, timeout=t))
+        self._at_leader("AddCoordinator", request)
 
     def remove_coordinator(self, member_id: str) -> None:
         """Take a coordinator out of the group. Raises as ``add_coordinator`` does."""
         request = admin_pb2.RemoveCoordinatorRequest(member_id=member_id)
-        self._at_leader(lambda stub, t: stub.RemoveCoordinator(request, timeout=t))
+        self._at_leader("RemoveCoordinator", request)
 
     def transfer_leadership(self, member_id: str = "") -> str:
         """Hand the leadership to a member ('': the best caught-up one); return who leads then."""
         request = admin_pb2.TransferLeadershipRequest(member_id=member_id)
-        reply = self._at_leader(lambda stub, t: stub.TransferLeadership(request, timeout=t))
+        reply = self._at_leader("TransferLeadership", request)
         return str(reply.leader_id)
 
     # --- where replicas are -----------------------------------------------------------------------
@@ -205,7 +211,7 @@ class Admin:
             UnavailableError: no leader could be reached inside the deadline.
         """
         message = request.to_proto()
-        reply = self._at_leader(lambda stub, t: stub.PlanMoves(message, timeout=t), reads=True)
+        reply = self._at_leader("PlanMoves", message, reads=True)
         return plan_from_proto(reply)
 
     def execute(self, request: PlanRequest, plan_id: str) -> None:
@@ -216,14 +222,12 @@ class Admin:
             UnknownFateError: the leader went away; ``moves`` shows whether they are queued.
         """
         message = admin_pb2.ExecutePlanRequest(plan=request.to_proto(), plan_id=plan_id)
-        self._at_leader(lambda stub, t: stub.ExecutePlan(message, timeout=t))
+        self._at_leader("ExecutePlan", message)
 
     def moves(self) -> MovesView:
         """Return the moves that are queued or under way, and how they go on."""
         message = admin_pb2.GetMovesRequest()
-        reply = self._at_leader(
-            lambda stub, t: stub.GetMoves(message, timeout=min(t, ATTEMPT_TIMEOUT_S)), reads=True
-        )
+        reply = self._at_leader("GetMoves", message, reads=True, attempt_s=ATTEMPT_TIMEOUT_S)
         return moves_from_proto(reply)
 
     def cancel_moves(self, partition_ids: Sequence[int] = ()) -> tuple[int, int]:
@@ -231,7 +235,7 @@ class Admin:
         either.
         """
         message = admin_pb2.CancelMovesRequest(partition_ids=partition_ids)
-        reply = self._at_leader(lambda stub, t: stub.CancelMoves(message, timeout=t))
+        reply = self._at_leader("CancelMoves", message)
         return reply.dropped, reply.turned_back
 
     def set_moves(
@@ -250,7 +254,7 @@ class Admin:
         message = admin_pb2.SetMovesRequest(
             **{name: value for name, value in given.items() if value is not None}
         )
-        reply = self._at_leader(lambda stub, t: stub.SetMoves(message, timeout=t), again=True)
+        reply = self._at_leader("SetMoves", message, again=True)
         return convert.settings_from_proto(reply)
 
     def set_node_status(self, node_id: str, status: NodeStatus) -> None:
@@ -261,14 +265,12 @@ class Admin:
             MembershipChangeError: it is still a replica of something, or has left.
         """
         message = admin_pb2.SetNodeStatusRequest(node_id=node_id, status=cast(Any, int(status)))
-        self._at_leader(lambda stub, t: stub.SetNodeStatus(message, timeout=t), again=True)
+        self._at_leader("SetNodeStatus", message, again=True)
 
     def restore_primaries(self) -> int:
         """Give partitions back to their preferred primaries; return how many are to change."""
         message = admin_pb2.RestorePrimariesRequest()
-        reply = self._at_leader(
-            lambda stub, t: stub.RestorePrimaries(message, timeout=t), again=True
-        )
+        reply = self._at_leader("RestorePrimaries", message, again=True)
         return int(reply.wanted)
 
     def force_primaries(self, wanted: Mapping[int, str]) -> tuple[dict[int, int], dict[int, str]]:
@@ -288,7 +290,7 @@ class Admin:
                 for partition_id, node_id in wanted.items()
             ]
         )
-        reply = self._at_leader(lambda stub, t: stub.ForcePrimaries(message, timeout=t))
+        reply = self._at_leader("ForcePrimaries", message)
         forced = {p.partition_id: p.primary_epoch for p in reply.primaries if not p.refused}
         return forced, {p.partition_id: p.refused for p in reply.primaries if p.refused}
 
@@ -308,10 +310,17 @@ class Admin:
 
     @operation()
     def _at_leader(
-        self, call: Callable[[Any, float], Reply], *, again: bool = False, reads: bool = False
-    ) -> Reply:
-        """Call the leader, whoever it is by then. ``again``: the call may be made twice, as may one
-        that ``reads``. Where an attempt of another may have taken effect, so may the call.
+        self,
+        method: str,
+        request: Any,
+        *,
+        again: bool = False,
+        reads: bool = False,
+        attempt_s: float = math.inf,
+    ) -> Any:
+        """Call the leader, whoever it is by then, of the cluster that is meant. ``again``: the call
+        may be made twice, as may one that ``reads``. Where an attempt of another may have taken
+        effect, so may the call.
         """
         deadline = time.monotonic() + self._timeout_s
         error: KoinonError = UnavailableError(reason="no coordinator leads")
@@ -320,7 +329,9 @@ class Admin:
             try:
                 leader = self._coordinators.leader_address(deadline)
                 if leader:
-                    return call(self._coordinators.admin(leader), left)
+                    request.cluster_id = self._coordinators.cluster_id
+                    call = getattr(self._coordinators.admin(leader), method)
+                    return call(request, timeout=min(left, attempt_s))
             except grpc.RpcError as failure:
                 error = rpc.error_of(failure) or UnknownFateError(reason=why(failure))
                 unknown = unknown or error.maybe_applied

@@ -41,7 +41,8 @@ async def connect(coordinators: str | Sequence[str], **options: Any) -> AsyncCli
 
 
 class AsyncClient:
-    """A client for one event loop; tasks share it freely. Made by :func:`koinon.aio.connect`.
+    """A client for one event loop; tasks share it freely. Made by :func:`koinon.aio.connect`. On
+    another loop every call raises ``WrongEventLoopError``, at once.
 
     Every call has a deadline (``timeout_ms``, or that of ``connect``). Inside it, refusals are
     retried; when it passes, ``UnavailableError`` says that nothing was applied, and
@@ -49,7 +50,13 @@ class AsyncClient:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self._connected = engine
+
+    @property
+    def _engine(self) -> Engine:
+        """The engine, for a call from its own loop."""
+        self._connected.check_loop()
+        return self._connected
 
     async def get(self, key: bytes, *, timeout_ms: int | None = None) -> bytes | None:
         """Return the value, or None."""

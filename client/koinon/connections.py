@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import grpc
 
+from koinon import request_ids
 from koinon.channels import CONNECT_S_MAX, OPTIONS
 from koinon_proto.v1 import admin_pb2_grpc, kv_pb2, kv_pb2_grpc, table_pb2_grpc
 
@@ -33,6 +34,7 @@ class Connection:
     """
 
     def __init__(self, address: str, on_leaving: Callable[[], None]) -> None:
+        self._now = asyncio.get_running_loop().time
         self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
         kv = cast(Any, kv_pb2_grpc.KeyValueStub)(self._channel)
         self.batch_get, self.batch_write, self.scan = kv.BatchGet, kv.BatchWrite, kv.Scan
@@ -45,6 +47,9 @@ class Connection:
         self._unattended = False  # the node knows no attendance
         self._listening: asyncio.Task[None] | None = None
         self._calls = 0
+        self._silent_since = 0.0  # while calls are under way: when one began, or ended, last of all
+        self.last_request: request_ids.RequestId | None = None  # for which a call was begun last
+        self._dropped = False
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -64,7 +69,7 @@ class Connection:
                         return False
                     await self._channel.wait_for_state_change(state)
                     state = self._channel.get_state(try_to_connect=True)
-        except TimeoutError:
+        except (TimeoutError, grpc.aio.UsageError):  # the second: it was closed meanwhile
             return False
         return True
 
@@ -112,14 +117,33 @@ class Connection:
     @contextlib.contextmanager
     def sending(self) -> Iterator[None]:
         """A call is under way inside."""
+        if not self._calls:
+            self._silent_since = self._now()
+            self._idle.clear()
         self._calls += 1
-        self._idle.clear()
+        self.last_request = request_ids.given()
         try:
             yield
         finally:
             self._calls -= 1
+            self._silent_since = self._now()
             if not self._calls:
                 self._idle.set()
+
+    @property
+    def silence_s(self) -> float:
+        """For how long the node has answered none of the calls that wait for it."""
+        return self._now() - self._silent_since if self._calls else 0.0
+
+    @property
+    def dropped(self) -> bool:
+        """Whether what was under way was given up, because nobody will answer it."""
+        return self._dropped
+
+    async def drop(self) -> None:
+        """Give up what is under way: its fate is unknown."""
+        self._dropped = True
+        await self.close()
 
     async def retire(self) -> None:
         """Close once all that is under way has ended."""

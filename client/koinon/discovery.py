@@ -216,12 +216,16 @@ class Discovery:
         asked: set[str] = set()
         asking: set[asyncio.Task[Any]] = set()
         candidates = list(dict.fromkeys(self._seeds))
+        routing = self._router.routing
+        request = admin_pb2.GetStatusRequest(
+            cluster_id=routing.table.cluster.cluster_id if routing else ""
+        )
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 while candidates or asking:
                     if candidates:
                         asked.add(address := candidates.pop(0))
-                        call = self._link(address).get_status(admin_pb2.GetStatusRequest(), _ASK_S)
+                        call = self._link(address).get_status(request, _ASK_S)
                         asking.add(self._loop.create_task(call))
                     done, asking = await asyncio.wait(
                         asking,

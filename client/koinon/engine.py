@@ -27,7 +27,7 @@ from koinon.core.operations import (
 )
 from koinon.core.retry import Again, NotSentError, RetryPolicy
 from koinon.core.routing import PartitionIds, Router, Routing
-from koinon.discovery import Discovery
+from koinon.discovery import Cancel, Discovery
 from koinon.links import Link
 from koinon.options import ClientOptions
 from koinon.types import Durability
@@ -37,12 +37,14 @@ from koinon_proto.errors import (
     ResourceExhaustedError,
     UnavailableError,
     UnknownFateError,
+    WrongEventLoopError,
 )
 from koinon_proto.table import MAX_BATCH_ROWS
 from koinon_proto.v1 import kv_pb2
 
 _LANE_ROWS = 1_000
-_SLOW_S = 0.5
+_SLOW_S = 0.5  # without any answer: a node may hang, or be gone
+_SUSPECT_S = 0.25  # between two questions whether it is
 _DURABILITIES: dict[Durability, Any] = {
     "all_in_sync": kv_pb2.DURABILITY_ALL_IN_SYNC,
     "primary": kv_pb2.DURABILITY_PRIMARY,
@@ -64,6 +66,7 @@ class Engine:
         self._lanes: dict[tuple[str, bool, Durability], Lane] = {}
         self._live: set[Single] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._look_after: Cancel | None = None  # ends the wait for the next look at silent nodes
         self.discovery = Discovery(seeds, self.router, self.link)
 
     async def start(self) -> None:
@@ -80,6 +83,8 @@ class Engine:
         if self.closed:
             return
         self.closed = True
+        if self._look_after is not None:
+            self._look_after()
         self.discovery.close()
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:
@@ -95,6 +100,15 @@ class Engine:
         if link is None:
             link = self._links[address] = Link(address)
         return link
+
+    def check_loop(self) -> None:
+        """Refuse a call from another loop. A client that is closed says that instead, on any.
+
+        Raises:
+            WrongEventLoopError: the running loop is not the engine's.
+        """
+        if asyncio.get_running_loop() is not self._loop and not self.closed:
+            raise WrongEventLoopError
 
     def routing(self) -> Routing:
         """Return the current routing. From any thread."""
@@ -236,8 +250,7 @@ class Engine:
         left_s = max([single.deadline for single in batch]) - self.now()
         timeout_s = attempt_timeout_s(left_s, write=lane.write)
         outcome: ReadReply | WriteReply | KoinonError
-        if lane.watch is None:
-            self._watch(lane)
+        self.watch_answers()
         try:
             if lane.write:
                 outcome = await link.write(_single_writes(batch, routing), timeout_s)
@@ -247,26 +260,39 @@ class Engine:
                 lane.on_reply_size(len(batch), too_large)
         finally:
             lane.in_flight -= 1
-            self._watch(lane)
         self._settle(batch, outcome, routing.revision)
         self._flush_soon(lane)
 
-    def _watch(self, lane: Lane) -> None:
-        if lane.watch is not None:
-            lane.watch.cancel()
-        waits = lane.in_flight and not self.closed
-        lane.watch = self._loop.call_later(_SLOW_S, self._suspect, lane) if waits else None
+    def watch_answers(self) -> None:
+        """Look after nodes that do not answer, from now on and as long as anything is sent."""
+        if self._look_after is None and not self.closed:
+            self._look_after = self._loop.call_later(_SLOW_S, self._look).cancel
 
-    def _suspect(self, lane: Lane) -> None:
-        """Its node has not answered for long, and may hang: ask who serves its partitions now, and
-        let what is still queued go there.
+    def _look(self) -> None:
+        """Where a node has not answered for long, ask who serves its partitions now. What is still
+        queued for it goes there; what was sent is given up once the node is known to be gone.
         """
+        self._look_after = None
         if self.closed:
             return
-        self.discovery.refresh_soon()
-        self._watch(lane)
-        for single in lane.drain():
-            self._enqueue(single)
+        silences = {address: link.silence_s for address, link in self._links.items()}
+        silent = [address for address, silence_s in silences.items() if silence_s >= _SLOW_S]
+        routing = self.routing()
+        for address in silent:
+            if not routing.is_live(address):
+                self._links[address].drop()
+        for lane in list(self._lanes.values()):
+            if lane.address in silent:
+                for single in lane.drain():
+                    self._enqueue(single)
+        if silent:
+            again, owned = Again(_SUSPECT_S, refresh=True), routing.owned_by(silent)
+            with request_ids.operation(self._links[silent[0]].last_request):
+                self._look_after = self.discovery.on_news(
+                    self._look, again, routing.revision, owned
+                )
+        elif any(silences.values()):
+            self.watch_answers()
 
     def _settle(
         self,
@@ -355,6 +381,7 @@ class Engine:
         if left_s <= 0:
             return NotSentError(reason="the deadline passed before the request was sent")
         timeout_s = attempt_timeout_s(left_s, write=operation.write)
+        self.watch_answers()
         if isinstance(operation, WriteRows):
             return await link.write(_write_request(operation, call, self.cluster_id), timeout_s)
         assert isinstance(operation, ReadRows)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from statistics import median
 
 from koinon.admin import ClusterStatus, SessionView
 from koinon.loads import LoadState, LoadView
@@ -30,6 +31,10 @@ UNEVEN = 1.25
 DISK_FREE_SHARE_MIN = 0.05
 DISK_FREE_BYTES_ENOUGH = 4 << 30
 """A disk is scarce with less than both."""
+HANGS_MS_MIN = 1_500
+"""A commit that has been out for less does not count as hanging."""
+SLOW, SLOW_MS_MIN = 10, 50
+"""How many times as long as elsewhere, and how long, commits take on a slow disk."""
 IDLE_MS = 5 * 60_000
 """A load that nobody has touched for so long may have lost its job."""
 
@@ -62,9 +67,11 @@ def problems(status: ClusterStatus) -> list[str]:
             "no coordinator leads, so nothing is served: start coordinators until a majority of "
             f"them run and reach one another{known}"
         )
+    found += _disks_hang(status)
     found += _table_problems(status)
     found += _full(status, FULL, 2.0)
     found += _disks_full(status)
+    found += _disks_slow(status)
     if status.table is not None:
         found += _under_replicated(status.table)
     if status.is_leader:
@@ -249,6 +256,48 @@ def _disks_full(status: ClusterStatus) -> list[str]:
             f"the disk of node {node.node_id} has {session.disk_free_bytes / 1e6:,.0f} MB left, "
             "and writes to it fail soon or already: make room there, it goes on by itself"
         )
+    return found
+
+
+def _disks_hang(status: ClusterStatus) -> list[str]:
+    """Nodes whose disks have not answered for a session; what others can lead they lead by then."""
+    table = status.table
+    if table is None:
+        return []
+    found = []
+    for session in status.sessions:
+        node = _node(table, session.node_number)
+        hangs_ms = max(HANGS_MS_MIN, table.cluster.session_timeout_ms)
+        if node is None or not session.live or session.commit_out_ms <= hangs_ms:
+            continue
+        led = sum(row.primary == node.number for row in table.rows)
+        rest = "; others lead what it led"
+        if led:
+            rest = f", and {_count(led, 'partition')} that nobody else can lead take no writes"
+        found.append(
+            f"the disk of node {node.node_id} has not answered for "
+            f"{session.commit_out_ms / 1000:.0f} s{rest}: look at the disk; once it answers the "
+            "node goes on by itself, else stop its process"
+        )
+    return found
+
+
+def _disks_slow(status: ClusterStatus) -> list[str]:
+    """Nodes whose commits take many times as long as other nodes', so that writes wait for them."""
+    known = [s for s in status.sessions if s.live and s.commit_ms]
+    found = []
+    for session in known:
+        node = _node(status.table, session.node_number) if status.table is not None else None
+        others = [other.commit_ms for other in known if other is not session]
+        if node is None or not others or session.commit_ms < SLOW_MS_MIN:
+            continue
+        usual = median(others)
+        if session.commit_ms >= SLOW * usual:
+            found.append(
+                f"the disk of node {node.node_id} is slow: a commit takes {session.commit_ms:,} ms "
+                f"there and {usual:,.0f} ms elsewhere, and every write to its copies waits for it: "
+                f"look at the disk, or 'koinon admin drain {node.node_id}'"
+            )
     return found
 
 

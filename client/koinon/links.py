@@ -8,7 +8,7 @@ then ends without a typed answer counts as sent.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import grpc
@@ -42,12 +42,30 @@ class Link:
         """The node is about to stop: what was sent is waited for, all else goes to its successor on
         this address, if it goes here at all.
         """
-        if self._closed:
-            return
+        if not self._closed:
+            self._replace(Connection.retire)
+
+    def drop(self) -> None:
+        """The table says that the node is gone, and it answers nothing: give up what was sent to
+        it, before the network finds out (which may take it many seconds, where packets vanish).
+        """
+        self._replace(Connection.drop)
+
+    def _replace(self, end: Callable[[Connection], Coroutine[Any, Any, None]]) -> None:
         left, self._connection = self._connection, self._new_connection()
-        task = asyncio.create_task(left.retire())
+        task = asyncio.create_task(end(left))
         self._retiring[task] = left
         task.add_done_callback(self._retiring.pop)
+
+    @property
+    def silence_s(self) -> float:
+        """For how long the node has answered none of the calls that wait for it."""
+        return self._connection.silence_s
+
+    @property
+    def last_request(self) -> request_ids.RequestId | None:
+        """The id under which a call was begun last."""
+        return self._connection.last_request
 
     def ready(self) -> bool:
         """Whether a request handed to gRPC now would be sent; begins to connect if not."""
@@ -63,9 +81,9 @@ class Link:
         try:
             return await asyncio.shield(self._connecting)
         except asyncio.CancelledError:
-            if not self._closed or _cancelling():
+            if _cancelling():
                 raise
-            return False
+            return False  # closed, or dropped, meanwhile
 
     async def connect_soon(self) -> bool:
         """As ``connect``, but False as well where that takes long: whoever needs this node then
@@ -136,7 +154,7 @@ class Link:
         if self._closed or not await connection.reach():
             return self.not_sent()
         with connection.sending():
-            return await self._call(getattr(connection, method), request, timeout_s)
+            return await self._call(connection, method, request, timeout_s)
 
     async def _send(
         self, method: str, request: Any, timeout_s: float, *, write: bool = False
@@ -145,24 +163,32 @@ class Link:
         if not self.ready():  # leave may have ended since the caller looked
             return self.not_sent()
         with connection.sending():
-            return await self._call(getattr(connection, method), request, timeout_s, write=write)
+            return await self._call(connection, method, request, timeout_s, write=write)
 
     def not_sent(self) -> NotSentError:
         return NotSentError(reason=f"no connection to {self.address}")
 
     async def _call(
-        self, method: Callable[..., Any], request: Any, timeout_s: float, *, write: bool = False
+        self,
+        connection: Connection,
+        method: str,
+        request: Any,
+        timeout_s: float,
+        *,
+        write: bool = False,
     ) -> Any:
         try:
-            return await method(request, timeout=timeout_s, metadata=request_ids.metadata())
+            call = getattr(connection, method)
+            return await call(request, timeout=timeout_s, metadata=request_ids.metadata())
         except grpc.aio.AioRpcError as failure:
             return _error_of(failure, self.address, write=write)
         except grpc.aio.UsageError:  # the channel was closed before the request was handed over
             return self.not_sent()
         except asyncio.CancelledError:
-            if not self._closed or _cancelling():
+            if not (self._closed or connection.dropped) or _cancelling():
                 raise
-            return UnknownFateError(reason="the client was closed before the answer came")
+            why = "the client was closed" if self._closed else f"{self.address} was fenced"
+            return UnknownFateError(reason=f"{why} before the answer came")
 
     async def close(self) -> None:
         self._closed = True

@@ -98,7 +98,7 @@ class LoadsClient:
         self.timeout_s = timeout_s
         self.cluster_id = cluster_id
         if isinstance(coordinators, str):
-            coordinators = Coordinators(coordinators)
+            coordinators = Coordinators(coordinators, cluster_id)
         self._coordinators = coordinators
         self._leader = ""  # as last known; threads may each learn better
 
@@ -241,6 +241,7 @@ class LoadsClient:
             try:
                 address = address or self._coordinators.leader_address(deadline)
                 if address:
+                    request.cluster_id = self.cluster_id or self._coordinators.cluster_id
                     left_s = max(AGAIN_S_MIN, deadline - time.monotonic())
                     reply = self._stub(address, method)(request, timeout=min(left_s, attempt_s))
                     self._leader = address

@@ -121,6 +121,7 @@ class Pages:
             request.cursor.partition_id = call.partition_ids[0]
             request.cursor.after_key = call.after_key
         left_s = max(0.001, deadline - engine.now())
+        engine.watch_answers()
         return await link.scan(request, attempt_timeout_s(left_s, write=False))
 
 

@@ -8,7 +8,6 @@ from koinon_proto import stopping
 
 stopping.end_at_once()
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +22,8 @@ from koinon_proto.errors import (
     UnsupportedVersionError,
 )
 from koinon_proto.logs import configure_logging
+from koinon_proto.printable import protect_streams, tell
+from koinon_proto.private import only_for_owner
 from koinon_proto.requests import SLOW_MS, log_slow_after
 
 from .config import BootstrapConfig, CoordinatorConfig, TimingConfig, parse_members
@@ -154,9 +155,11 @@ def main(
 
 
 def _end(error: Exception, code: int) -> None:
-    print(f"koinon coordinator: {error}", file=sys.stderr)
+    tell(f"koinon coordinator: {error}", stderr=True)
     raise typer.Exit(code)
 
 
 if __name__ == "__main__":
+    protect_streams()
+    only_for_owner()
     app(prog_name="koinon coordinator")

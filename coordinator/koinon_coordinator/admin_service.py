@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from koinon_proto import convert
 from koinon_proto.clock import boottime
-from koinon_proto.errors import InvalidArgumentError
+from koinon_proto.errors import InvalidArgumentError, WrongClusterError
 from koinon_proto.rpc import bounded, typed_errors
 from koinon_proto.v1 import admin_pb2, admin_pb2_grpc, membership_pb2, table_pb2
 
@@ -39,9 +39,10 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     @typed_errors
     @bounded(CALLS_MAX)
     async def GetStatus(  # noqa: N802
-        self, _request: admin_pb2.GetStatusRequest, _context: Any
+        self, request: admin_pb2.GetStatusRequest, _context: Any
     ) -> admin_pb2.ClusterStatus:
         coordinator = self._coordinator
+        self._check_cluster(request)
         raft = coordinator.raft_status()
         table = coordinator.table()
         is_leader = coordinator.leads
@@ -76,6 +77,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def AddCoordinator(  # noqa: N802
         self, request: admin_pb2.AddCoordinatorRequest, context: Any
     ) -> admin_pb2.AddCoordinatorResponse:
+        self._check_cluster(request)
         check_name("member_id", request.member_id)
         check_requested_address("address", request.address)
         await self._coordinator.add_member(request.member_id, request.address, _timeout_s(context))
@@ -86,6 +88,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def RemoveCoordinator(  # noqa: N802
         self, request: admin_pb2.RemoveCoordinatorRequest, _context: Any
     ) -> admin_pb2.RemoveCoordinatorResponse:
+        self._check_cluster(request)
         await self._coordinator.remove_member(request.member_id)
         return admin_pb2.RemoveCoordinatorResponse()
 
@@ -94,6 +97,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def TransferLeadership(  # noqa: N802
         self, request: admin_pb2.TransferLeadershipRequest, context: Any
     ) -> admin_pb2.TransferLeadershipResponse:
+        self._check_cluster(request)
         leader_id = await self._coordinator.transfer_leadership(
             request.member_id or None, _timeout_s(context)
         )
@@ -106,7 +110,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def PlanMoves(  # noqa: N802
         self, request: admin_pb2.PlanRequest, _context: Any
     ) -> admin_pb2.Plan:
-        planned = await self._coordinator.led(self._operations().plan(_wish(request)))
+        planned = await self._coordinator.led(self._operations(request).plan(_wish(request)))
         return _plan_to_proto(planned.plan, self._version())
 
     @typed_errors
@@ -114,16 +118,17 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def ExecutePlan(  # noqa: N802
         self, request: admin_pb2.ExecutePlanRequest, _context: Any
     ) -> admin_pb2.ExecutePlanResponse:
+        operations = self._operations(request)
         wish = _wish(request.plan)
-        await self._coordinator.led(self._operations().execute(wish, request.plan_id))
+        await self._coordinator.led(operations.execute(wish, request.plan_id))
         return admin_pb2.ExecutePlanResponse()
 
     @typed_errors
     @bounded(CALLS_MAX)
     async def GetMoves(  # noqa: N802
-        self, _request: admin_pb2.GetMovesRequest, _context: Any
+        self, request: admin_pb2.GetMovesRequest, _context: Any
     ) -> admin_pb2.MovesStatus:
-        settings, moves = self._operations().moves()
+        settings, moves = self._operations(request).moves()
         return admin_pb2.MovesStatus(
             settings=convert.settings_to_proto(settings),
             moves=[_move_to_proto(view) for view in moves],
@@ -135,7 +140,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.CancelMovesRequest, _context: Any
     ) -> admin_pb2.CancelMovesResponse:
         dropped, turned = await self._coordinator.led(
-            self._operations().cancel(request.partition_ids)
+            self._operations(request).cancel(request.partition_ids)
         )
         return admin_pb2.CancelMovesResponse(dropped=dropped, turned_back=turned)
 
@@ -150,7 +155,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             if request.HasField(cast(Any, field))
         }
         return convert.settings_to_proto(
-            await self._coordinator.led(self._operations().set_moves(**given))
+            await self._coordinator.led(self._operations(request).set_moves(**given))
         )
 
     # --- nodes and primaries ------------------------------------------------------------------
@@ -161,16 +166,16 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.SetNodeStatusRequest, _context: Any
     ) -> admin_pb2.SetNodeStatusResponse:
         await self._coordinator.led(
-            self._operations().set_node_status(request.node_id, request.status)
+            self._operations(request).set_node_status(request.node_id, request.status)
         )
         return admin_pb2.SetNodeStatusResponse()
 
     @typed_errors
     @bounded(CALLS_MAX)
     async def RestorePrimaries(  # noqa: N802
-        self, _request: admin_pb2.RestorePrimariesRequest, _context: Any
+        self, request: admin_pb2.RestorePrimariesRequest, _context: Any
     ) -> admin_pb2.RestorePrimariesResponse:
-        wanted = await self._coordinator.led(self._operations().restore_primaries())
+        wanted = await self._coordinator.led(self._operations(request).restore_primaries())
         return admin_pb2.RestorePrimariesResponse(wanted=wanted)
 
     @typed_errors
@@ -179,7 +184,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.ForcePrimariesRequest, _context: Any
     ) -> admin_pb2.ForcePrimariesResponse:
         wanted = [(one.partition_id, one.node_id) for one in request.primaries]
-        forced = await self._coordinator.led(self._operations().force_primaries(wanted))
+        forced = await self._coordinator.led(self._operations(request).force_primaries(wanted))
         return admin_pb2.ForcePrimariesResponse(
             primaries=[
                 admin_pb2.ForcedPrimary(partition_id=partition_id, refused=outcome)
@@ -191,12 +196,27 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 
     # --- helpers ------------------------------------------------------------------------------
 
-    def _operations(self) -> Operations:
+    def _check_cluster(self, request: Any) -> None:
+        """Refuse what is meant for another cluster: addresses are reused. (Builds before did not
+        say which they meant, and get what they ask for.)
+
+        Raises:
+            WrongClusterError
+        """
+        config = self._coordinator.state.config
+        if config is not None and request.cluster_id not in ("", config.cluster_id):
+            raise WrongClusterError(
+                expected_cluster_id=config.cluster_id, actual_cluster_id=request.cluster_id
+            )
+
+    def _operations(self, request: Any) -> Operations:
         """What this coordinator does for operators while it leads.
 
         Raises:
-            NotLeaderError: it does not; the error names who does.
+            WrongClusterError: the request is meant for another cluster.
+            NotLeaderError: it does not lead; the error names who does.
         """
+        self._check_cluster(request)
         leadership = self._coordinator.leadership
         if not leadership.is_open:
             raise self._coordinator.not_leader()

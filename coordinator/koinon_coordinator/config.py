@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from koinon_proto.addresses import check_address
+from koinon_proto.admission import LaneLimits, Share
 from koinon_proto.errors import ConfigurationError
 from koinon_proto.partitioner import MAX_PARTITION_COUNT, PARTITIONERS
 from koinon_proto.table import MAX_BATCH_BYTES, ClusterConfig
@@ -16,6 +17,24 @@ from .core.hosting import HostingTimes
 from .core.operating import REPLICATION_FACTOR_MAX
 from .core.sessions import SessionTimes
 
+_MIB = 1024 * 1024
+MESSAGE_BYTES_MAX = 8 * _MIB
+"""The gRPC message bound of a coordinator: several times its largest command."""
+# What is held costs some 2.3 times its size; together these are below 400 MB, of the 512 MiB that a
+# container of a coordinator is given.
+DATA_LANE = LaneLimits(
+    connection=Share(calls=256, request_bytes=16 * _MIB, reply_bytes=8 * _MIB),
+    host=Share(calls=1_024, request_bytes=32 * _MIB, reply_bytes=24 * _MIB),
+    all=Share(calls=2_048, request_bytes=40 * _MIB, reply_bytes=32 * _MIB),
+    message_bytes=MESSAGE_BYTES_MAX,
+)
+CONTROL_LANE = LaneLimits(
+    connection=Share(calls=256, request_bytes=24 * _MIB, reply_bytes=8 * _MIB),
+    host=Share(calls=1_024, request_bytes=48 * _MIB, reply_bytes=24 * _MIB),
+    all=Share(calls=2_048, request_bytes=64 * _MIB, reply_bytes=32 * _MIB),
+    message_bytes=MESSAGE_BYTES_MAX,
+    patience_s=0.25,  # what members say is short
+)
 REPLICATION_FACTOR_DEFAULT = 3  # where there are nodes enough
 REPLICATED_TIMES = (
     "heartbeat_interval_ms",

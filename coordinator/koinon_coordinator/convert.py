@@ -8,6 +8,7 @@ build does not know, raises UnsupportedVersionError: the member stops rather tha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, cast
 
 from google.protobuf.message import DecodeError
@@ -22,6 +23,7 @@ from koinon_proto.table import (
     NodeStatus,
     PartitionId,
     PartitionRow,
+    registration_digest,
 )
 from koinon_proto.v1 import membership_pb2, state_pb2
 
@@ -403,7 +405,9 @@ def image_from_bytes(encoded: bytes) -> StateImage:
 
 def _record_to_proto(record: NodeRecord) -> state_pb2.NodeRecord:
     return state_pb2.NodeRecord(
-        info=convert.node_to_proto(record.info),
+        info=convert.node_to_proto(
+            replace(record.info, registration_digest=b"")
+        ),  # of what follows
         registration_id=record.registration_id,
         base_node_epoch=record.base_node_epoch,
         confirmed=record.confirmed,
@@ -412,8 +416,10 @@ def _record_to_proto(record: NodeRecord) -> state_pb2.NodeRecord:
 
 
 def _record_from_proto(message: state_pb2.NodeRecord) -> NodeRecord:
+    info = convert.node_from_proto(message.info)
+    digest = registration_digest(message.registration_id)
     return NodeRecord(
-        info=convert.node_from_proto(message.info),
+        info=replace(info, registration_digest=digest),
         registration_id=message.registration_id,
         base_node_epoch=message.base_node_epoch,
         confirmed=message.confirmed,

@@ -164,6 +164,7 @@ class Leadership:
         received_at: float,
         stats: NodeStats | None = None,
         progress: Sequence[Progress] = (),
+        registration_id: str = "",
     ) -> HeartbeatAnswer:
         """See ``Members.heartbeat``. ``progress`` is of replicas that are not in sync."""
         answer = await self.members.heartbeat(
@@ -173,13 +174,21 @@ class Leadership:
             hosted=hosted,
             received_at=received_at,
             stats=stats,
+            registration_id=registration_id,
         )
         self.mover.take_progress(answer.record.info.number, progress)
         return answer
 
-    async def leave(self, *, cluster_id: str, node_id: str, node_epoch: int) -> None:
+    async def leave(
+        self, *, cluster_id: str, node_id: str, node_epoch: int, registration_id: str = ""
+    ) -> None:
         """See ``Members.leave``."""
-        await self.members.leave(cluster_id=cluster_id, node_id=node_id, node_epoch=node_epoch)
+        await self.members.leave(
+            cluster_id=cluster_id,
+            node_id=node_id,
+            node_epoch=node_epoch,
+            registration_id=registration_id,
+        )
 
     async def alter_partitions(
         self,
@@ -188,8 +197,13 @@ class Leadership:
         node_id: str,
         node_epoch: int,
         changes: Sequence[PartitionChange],
+        registration_id: str = "",
     ) -> tuple[PartitionId, ...]:
         """See ``Members.alter_partitions``."""
         return await self.members.alter_partitions(
-            cluster_id=cluster_id, node_id=node_id, node_epoch=node_epoch, changes=changes
+            cluster_id=cluster_id,
+            node_id=node_id,
+            node_epoch=node_epoch,
+            changes=changes,
+            registration_id=registration_id,
         )

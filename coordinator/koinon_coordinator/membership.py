@@ -25,6 +25,7 @@ from koinon_proto.errors import (
     NodeFencedError,
     RegistrationPendingError,
     UnknownFateError,
+    UnknownNodeError,
 )
 from koinon_proto.table import NO_NODE, NodeNumber, PartitionId
 from koinon_proto.v1.membership_pb2 import NodeStats
@@ -88,11 +89,12 @@ class Members:
         self._hosting = HostCommands(timing.hosting_times(), term.random)
         self._confirming: dict[tuple[NodeNumber, int], asyncio.Task[None]] = {}
         self._assigning = False
+        # The epochs that were spoken for with the id of their registration: not without, any more.
+        self._proven: dict[NodeNumber, int] = {}
 
     def tick(self, now: float) -> None:
         """Fence who was silent for too long; assign the partitions once there are nodes enough."""
-        quorum = may_acknowledge(now, self._term.group.quorum_contact_at(), self._times)
-        for number in self.sessions.tick(now, quorum=quorum):
+        for number in self.sessions.tick(now, quorum=self._may_acknowledge()):
             record = self._term.state.node(number)
             if record is None or not record.live:
                 self.sessions.close(number)
@@ -101,6 +103,11 @@ class Members:
             self._term.spawn(self._fence(record))
         if not self._term.state.bootstrapped and not self._assigning:
             self._maybe_assign(now)
+
+    def _may_acknowledge(self) -> bool:
+        """Whether a quorum has answered this leader lately, so that none but it leads."""
+        contact_at = self._term.group.quorum_contact_at()
+        return may_acknowledge(self._term.clock(), contact_at, self._times)
 
     async def _fence(self, record: NodeRecord, *, left: bool = False) -> None:
         """Propose once, and hold the session until the fate is known. If it never is, the term is
@@ -213,6 +220,22 @@ class Members:
 
     # --- heartbeats ---------------------------------------------------------------------------
 
+    def _speaker(self, node_id: str, node_epoch: int, registration_id: str) -> NodeRecord:
+        """Return the record of the node that speaks.
+
+        Raises:
+            UnknownNodeError, NodeFencedError: it has to register, or it is another that speaks.
+        """
+        record = decide_heartbeat(self._term.state, node_id, node_epoch, registration_id)
+        number = record.info.number
+        if registration_id:
+            self._proven[number] = node_epoch
+        elif self._proven.get(number) == node_epoch:
+            raise NodeFencedError(
+                node_id=node_id, node_epoch=node_epoch, current_node_epoch=node_epoch
+            )
+        return record
+
     async def heartbeat(
         self,
         *,
@@ -222,6 +245,7 @@ class Members:
         hosted: list[HostedPartition],
         received_at: float,
         stats: NodeStats | None,
+        registration_id: str = "",
     ) -> HeartbeatAnswer:
         """Acknowledge the heartbeat: the node's lease is extended from when it sent it.
 
@@ -232,15 +256,19 @@ class Members:
         """
         term = self._term
         term.check_cluster(cluster_id)
-        record = decide_heartbeat(term.state, node_id, node_epoch)
+        try:
+            record = self._speaker(node_id, node_epoch, registration_id)
+        except (UnknownNodeError, NodeFencedError):
+            if not self._may_acknowledge():
+                raise term.not_leader() from None  # another leader may have registered it since
+            raise
         number = record.info.number
         self.sessions.heard(number, received_at)
         if not record.confirmed:
             await self._confirmed(record)
             record = decide_heartbeat(term.state, node_id, node_epoch)
         now = term.clock()
-        contact_at = term.group.quorum_contact_at()
-        if not term.is_open or not may_acknowledge(now, contact_at, self._times):
+        if not term.is_open or not self._may_acknowledge():
             raise term.not_leader()
         if not self.sessions.acknowledge(number, received_at):
             raise NodeFencedError(
@@ -255,7 +283,9 @@ class Members:
         commands = self._hosting.due(number, term.state.assigned_to(number), now)
         return HeartbeatAnswer(record=record, commands=commands)
 
-    async def leave(self, *, cluster_id: str, node_id: str, node_epoch: int) -> None:
+    async def leave(
+        self, *, cluster_id: str, node_id: str, node_epoch: int, registration_id: str = ""
+    ) -> None:
         """Fence a node that says that it stops, and has given up its lease.
 
         Raises:
@@ -265,7 +295,7 @@ class Members:
         """
         term = self._term
         term.check_cluster(cluster_id)
-        record = decide_heartbeat(term.state, node_id, node_epoch)
+        record = self._speaker(node_id, node_epoch, registration_id)
         if self.sessions.is_held(record.info.number):
             raise term.not_leader()  # what is proposed already ends this epoch: ask again
         self.sessions.hold(record.info.number)
@@ -324,10 +354,12 @@ class Members:
         node_id: str,
         node_epoch: int,
         changes: Sequence[PartitionChange],
+        registration_id: str = "",
     ) -> tuple[PartitionId, ...]:
         """Commit what a primary wants changed in the rows that it leads; return the partitions
         that are left alone. One command, at once: each row is a compare-and-set of its own, so
         nothing has to be waited for, however many are under way.
+        Nothing is handed over to a node that says that its disk hangs.
 
         Raises:
             NotLeaderError, ResourceExhaustedError, UnavailableError: nothing was changed.
@@ -336,15 +368,27 @@ class Members:
             UnknownFateError: it may have been changed, or may be later.
         """
         config = self._term.check_cluster(cluster_id)
-        record = decide_heartbeat(self._term.state, node_id, node_epoch)
+        record = self._speaker(node_id, node_epoch, registration_id)
         check_changes(changes, config.partition_count)
         if not changes:
             return ()
+        hanging = self._hanging()
+        refused = tuple(c.partition_id for c in changes if c.hand_over_to in hanging)
+        changes = [change for change in changes if change.hand_over_to not in hanging]
+        if not changes:
+            return refused
         command = AlterPartitions(
             node_number=record.info.number, node_epoch=node_epoch, changes=tuple(changes)
         )
         result = await self._term.committed(command)
         if isinstance(result, Applied):
-            return result.rejected
+            return (*refused, *result.rejected)
         decide_heartbeat(self._term.state, node_id, node_epoch)  # raises if the epoch is over
-        return tuple(change.partition_id for change in changes)
+        return (*refused, *(change.partition_id for change in changes))
+
+    def _hanging(self) -> frozenset[NodeNumber]:
+        """Return the nodes that said last that their disks have not answered for long: as long as
+        that of a node that gives up what it leads has not, or nearly, where they share one.
+        """
+        hangs_ms = self._times.session_timeout_s * 1000 / 3
+        return frozenset(n for n, stats in self.stats.items() if stats.commit_out_ms > hangs_ms)

@@ -20,6 +20,8 @@ import typer
 from koinon_proto import convert
 from koinon_proto.addresses import check_address, is_address
 from koinon_proto.errors import ConfigurationError, KoinonError
+from koinon_proto.printable import protect_streams, tell
+from koinon_proto.private import only_for_owner
 from koinon_proto.rpc import COMMON_OPTIONS, error_of
 from koinon_proto.table import NodeStatus, Table, apply_update
 from koinon_proto.v1 import table_pb2, table_pb2_grpc
@@ -27,6 +29,7 @@ from koinon_proto.v1 import table_pb2, table_pb2_grpc
 from .convert import image_to_bytes
 from .core.decisions import check_name
 from .core.raft import (
+    TERM_MAX,
     Configuration,
     EntryKind,
     HardState,
@@ -111,7 +114,8 @@ def read_survivor(directory: Path, member_id: str, found: Found) -> None:
     found.survivor_id = member_id
     found.survivor = _last_image(log)
     found.index = max(last.index, log.snapshot.index)
-    found.term = max(last.term, log.snapshot.term, log.hard_state.term)
+    voted = log.hard_state.term if log.hard_state.term <= TERM_MAX else 0  # a stranger's
+    found.term = max(last.term, log.snapshot.term, voted)
 
 
 def ask_nodes(addresses: Iterable[str], found: Found) -> None:
@@ -344,14 +348,14 @@ def main(
         drop_uncommitted(found)
         image = choose(found)
         for line in report(image, found):
-            print(line)
+            tell(line)
         assert image.config is not None
         if not yes:
             _confirm(image.config.cluster_id)
         write_group(data, member_id, advertise, recovered(image), found)
     except KoinonError as error:
         _end(str(error), EXIT_CONFIGURATION)
-    print(
+    tell(
         f"Made. Start it:  koinon coordinator --id {member_id} --listen {advertise} "
         f"--data {data} --join\nThen add the others: start each with --join and a new directory, "
         "and name it with  koinon admin coordinators add."
@@ -371,9 +375,11 @@ def _confirm(cluster_id: str) -> None:
 
 
 def _end(reason: str, code: int) -> NoReturn:
-    print(f"koinon coordinator recovery: {reason}", file=sys.stderr)
+    tell(f"koinon coordinator recovery: {reason}", stderr=True)
     raise typer.Exit(code)
 
 
 if __name__ == "__main__":
+    protect_streams()
+    only_for_owner()
     app(prog_name="koinon recover-coordinators")

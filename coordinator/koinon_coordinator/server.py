@@ -7,14 +7,14 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 
-import grpc
-
 from koinon_proto import stopping
+from koinon_proto.aio_server import GuardedServer
 from koinon_proto.errors import ConfigurationError, DataDirectoryError
+from koinon_proto.guard import Guard
 from koinon_proto.metrics_server import MetricsEndpoint
 from koinon_proto.rpc import SERVER_OPTIONS, add_health_and_reflection, raise_descriptor_limit
 
-from .config import CoordinatorConfig
+from .config import CONTROL_LANE, DATA_LANE, MESSAGE_BYTES_MAX, CoordinatorConfig
 from .coordinator import Coordinator
 from .metrics import coordinator_metrics
 from .raft import GrpcRaftTransport
@@ -23,6 +23,10 @@ from .service import SERVICES, add_services
 log = logging.getLogger(__name__)
 
 STOP_GRACE_S = 0.5
+_OPTIONS = (
+    *(option for option in SERVER_OPTIONS if option[0] != "grpc.max_receive_message_length"),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+)
 
 
 async def serve(config: CoordinatorConfig) -> None:
@@ -52,7 +56,8 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[Coordinator]:
     endpoint = MetricsEndpoint(config.metrics_listen)
     transport = GrpcRaftTransport()
     coordinator = Coordinator(config, transport=transport)
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    guard = Guard(DATA_LANE, CONTROL_LANE)
+    server = GuardedServer(guard, _OPTIONS)
     add_services(coordinator, server)
     transport.add_to_server(server)
     health = await add_health_and_reflection(server, SERVICES)

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from koinon_proto import admission
+from koinon_proto.admission import Places
 from koinon_proto.clock import boottime
 from koinon_proto.errors import (
     ClusterNotReadyError,
     NotLeaderError,
-    ResourceExhaustedError,
     UnsupportedVersionError,
     WrongClusterError,
 )
@@ -23,6 +24,7 @@ from koinon_proto.v1 import (
     loads_pb2_grpc,
     membership_pb2,
     membership_pb2_grpc,
+    raft_pb2,
     table_pb2,
     table_pb2_grpc,
 )
@@ -46,6 +48,7 @@ SERVICES = tuple(
         (table_pb2, "TableService"),
         (admin_pb2, "Admin"),
         (loads_pb2, "Loads"),
+        (raft_pb2, "Raft"),
     )
 )
 
@@ -103,6 +106,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
                 cluster_id=request.cluster_id,
                 node_id=request.node_id,
                 node_epoch=request.node_epoch,
+                registration_id=request.registration_id,
                 hosted=[hosted_from_proto(h) for h in request.hosted],
                 received_at=received_at,
                 stats=request.stats if request.HasField("stats") else None,
@@ -110,6 +114,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
             )
         except NotLeaderError:
             raise self._coordinator.not_leader() from None
+        admission.trust()
         return membership_pb2.HeartbeatResponse(
             term=leadership.term,
             lease_ms=leadership.timing.lease_ms,
@@ -127,10 +132,12 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
                 cluster_id=request.cluster_id,
                 node_id=request.node_id,
                 node_epoch=request.node_epoch,
+                registration_id=request.registration_id,
                 changes=[change_from_proto(change) for change in request.changes],
             )
         except NotLeaderError:
             raise self._coordinator.not_leader() from None
+        admission.trust()
         return membership_pb2.AlterPartitionsResponse(
             rejected=rejected, table=self._newer(request.table_version)
         )
@@ -144,6 +151,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
                 cluster_id=request.cluster_id,
                 node_id=request.node_id,
                 node_epoch=request.node_epoch,
+                registration_id=request.registration_id,
             )
         except NotLeaderError:
             raise self._coordinator.not_leader() from None
@@ -163,7 +171,13 @@ class TableService(table_pb2_grpc.TableServiceServicer):
     def __init__(self, coordinator: Coordinator, updates: UpdateCache) -> None:
         self._coordinator = coordinator
         self._updates = updates
-        self._watches = 0
+        self._watches = Places(
+            "watches of the table",
+            places=WATCHES_MAX,
+            host=WATCHES_MAX // 2,
+            connection=4,
+            reserved=WATCHES_MAX // 4,
+        )
 
     @typed_errors
     @bounded(CALLS_MAX)
@@ -180,13 +194,8 @@ class TableService(table_pb2_grpc.TableServiceServicer):
         """Each watcher has a version of its own and is sent what changed since: one that reads
         slowly skips versions, and holds nobody. Ends when this coordinator stops.
         """
-        if self._watches >= WATCHES_MAX:
-            raise ResourceExhaustedError(resource="watches of the table", limit=WATCHES_MAX)
-        self._watches += 1
-        try:
+        with self._watches.place(context.peer()):
             await self._watch(request, context)
-        finally:
-            self._watches -= 1
 
     async def _watch(self, request: table_pb2.GetTableRequest, context: Any) -> None:
         cluster_id = request.cluster_id

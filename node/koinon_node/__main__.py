@@ -8,7 +8,6 @@ from koinon_proto import stopping
 
 stopping.end_at_once()
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -33,6 +32,8 @@ from koinon_proto.errors import (
 )
 from koinon_proto.logs import configure_logging
 from koinon_proto.memory import keep_freed
+from koinon_proto.printable import protect_streams, tell
+from koinon_proto.private import only_for_owner
 from koinon_proto.requests import SLOW_MS, log_slow_after
 from koinon_proto.table import DEFAULT_WEIGHT
 
@@ -96,10 +97,10 @@ def serve(
         keep_freed(KEPT_BYTES)
         uvloop.run(_run(config))
     except _CONFIGURATION as error:
-        print(f"koinon node {node_id}: {error}", file=sys.stderr)
+        tell(f"koinon node {node_id}: {error}", stderr=True)
         raise SystemExit(EXIT_CONFIGURATION) from None
     except KoinonError as error:
-        print(f"koinon node {node_id}: {error}", file=sys.stderr)
+        tell(f"koinon node {node_id}: {error}", stderr=True)
         raise SystemExit(EXIT_RUNTIME) from None
 
 
@@ -111,6 +112,8 @@ async def _run(config: NodeConfig) -> None:
 
 def main() -> None:
     """Entry point."""
+    protect_streams()
+    only_for_owner()
     app = typer.Typer(
         add_completion=False,
         pretty_exceptions_enable=False,

@@ -10,6 +10,10 @@ lease is extended, counted from when the heartbeat was sent. A table is publishe
 before the event loop hears of it. What has to be persisted goes to the loop's writer and is waited
 for without holding up heartbeats.
 
+A loop that does not turn (a call into C that hangs, a debugger) serves nobody, and this thread
+would keep its lease for ever. So it asks the loop for a sign with each heartbeat; where none has
+come for three leases it gives up the lease, says farewell, and registers again once the loop turns.
+
 Transitions: unregistered -> (Register answered, epoch durable) -> registered -> (NodeFenced)
 -> unregistered, for ever; WrongCluster and DuplicateNode end the process.
 """
@@ -21,6 +25,7 @@ import logging
 import queue
 import random
 import secrets
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
@@ -32,7 +37,8 @@ import grpc
 from koinon_node.config import NodeConfig
 from koinon_node.coordinators import Connect, Coordinators, Route, connect
 from koinon_node.core.assignment import Adoption, Assignment, HostCommand, ServedPartitions
-from koinon_node.core.lease import NO_LEASE
+from koinon_node.core.lease import NO_LEASE, heartbeat_timeout_s
+from koinon_node.core.turning import LoopWatch
 from koinon_node.state import NodeState
 from koinon_node.storage import CLUSTER_ID, NODE_EPOCH, REGISTRATION_ID, Identity
 from koinon_node.watch import TableWatch
@@ -67,6 +73,8 @@ _BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.05, 1.0
 _REMOVED_RETRY_S = 30.0
 _FAREWELL_S_MAX = 1.0
 _FAREWELL_TIMEOUT_S = 0.5  # of one attempt
+_LOOP_PATIENCE_LEASES = 3.0
+"""For so many leases the loop may give no sign: far longer than its longest piece of work."""
 
 Event = Callable[[], None]
 """What the agent's thread is to do next."""
@@ -127,6 +135,9 @@ class Agent:
         self._stopping = threading.Event()
         self._farewell = False
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_thread = 0  # the identifier of the thread that runs the loop
+        self._asked = False  # for a sign that the loop turns, which has not come yet
+        self._signs = 0  # that the loop has given; the loop alone changes it
         self._untold = False  # the loop's side is about to look at what is published
         self._thread = threading.Thread(target=self._run, name="agent", daemon=True)
         self._heartbeat_interval_s = 0.2
@@ -136,8 +147,8 @@ class Agent:
         self.heartbeat_seconds = Histogram()  # those that were acknowledged
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin; ``loop`` is where the host's coroutines run."""
-        self._loop = loop
+        """Begin; ``loop`` is where the host's coroutines run, and this too."""
+        self._loop, self._loop_thread = loop, threading.get_ident()
         self._thread.start()
 
     def stop(self, *, farewell: bool = False) -> None:
@@ -160,12 +171,15 @@ class Agent:
         """These partitions have been taken over and may be led."""
         self._events.put(partial(self._ready, tuple(adoptions)))
 
-    def registration(self) -> tuple[str, int, int] | None:
-        """Return (cluster id, node epoch, table version); None while unregistered."""
+    def registration(self) -> tuple[str, int, int, str] | None:
+        """Return (cluster id, node epoch, table version, registration id); None while
+        unregistered.
+        """
         served = self._state.served
         if not served.node_epoch:
             return None
-        return self._cluster_id, served.node_epoch, served.table_version
+        registration_id = self._state.registration_id
+        return self._cluster_id, served.node_epoch, served.table_version, registration_id
 
     def route(self) -> Route:
         """Return the way to the coordinators as it is known now."""
@@ -211,6 +225,7 @@ class Agent:
             cluster_id=self._cluster_id,
             node_id=self._config.node_id,
             node_epoch=self._node_epoch,
+            registration_id=self._state.registration_id,
         )
         try:
             self._coordinators.leave(request, timeout_s=_FAREWELL_TIMEOUT_S)
@@ -274,7 +289,7 @@ class Agent:
                 }
             )
         )
-        self._registration_id = ""
+        self._state.registration_id, self._registration_id = self._registration_id, ""
         self._cluster_id = reply.cluster_id
         self._node_epoch = self._last_node_epoch = reply.node_epoch
         self._heartbeat_interval_s = reply.heartbeat_interval_ms / 1000
@@ -297,8 +312,14 @@ class Agent:
     def _heartbeat_until_fenced(self) -> None:
         """Heartbeat at the interval, and at once when something was carried out."""
         last_heard = self._now()
+        loop_watch = LoopWatch(last_heard)
         while not self._stopping.is_set():
             sent_at = self._now()
+            silent_s = loop_watch.silent_s(self._signs, sent_at)
+            if silent_s > _LOOP_PATIENCE_LEASES * self._lease_s:
+                self._leave_with_a_hung_loop(silent_s)
+                return
+            self._ask_for_a_sign()
             try:
                 self._heartbeat()
             except (NodeFencedError, UnknownNodeError) as error:
@@ -319,6 +340,28 @@ class Agent:
             last_heard = sent_at
             self._take_events(sent_at + self._heartbeat_interval_s)
 
+    def _ask_for_a_sign(self) -> None:
+        assert self._loop is not None
+        if not self._asked:
+            self._asked = True
+            self._loop.call_soon_threadsafe(self._give_a_sign)
+
+    def _give_a_sign(self) -> None:
+        self._signs += 1
+        self._asked = False
+
+    def _leave_with_a_hung_loop(self, silent_s: float) -> None:
+        """Have others lead. The epoch is over, whether or not anybody hears of that: a farewell
+        that comes late must not end a lease that was taken up again.
+        """
+        frame = sys._current_frames().get(self._loop_thread)
+        where = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
+        log.critical(
+            "event loop does not turn: gives up its lease silent_s=%.1f at=%s", silent_s, where
+        )
+        self._say_farewell()
+        self._end_epoch()
+
     def _heartbeat(self) -> None:
         acknowledgements = self._assignment.acknowledgements()
         table = self._assignment.table
@@ -330,8 +373,10 @@ class Agent:
             hosted=[_command_to_proto(command) for command in acknowledgements],
             stats=self._host.stats(),
             progress=self._host.progress(),
+            registration_id=self._state.registration_id,
         )
-        reply, sent_at = self._coordinators.heartbeat(request, timeout_s=self._lease_s / 3)
+        timeout_s = heartbeat_timeout_s(self._lease_s, self._heartbeat_interval_s)
+        reply, sent_at = self._coordinators.heartbeat(request, timeout_s)
         self._assignment.on_acknowledged(acknowledgements)
         if reply.HasField("table"):
             self._apply_table(reply.table)
@@ -385,6 +430,9 @@ class Agent:
 
     def _on_fenced(self, error: KoinonError) -> None:
         log.warning("fenced: registers again error=%s", error)
+        self._end_epoch()
+
+    def _end_epoch(self) -> None:
         self._state.lease = NO_LEASE
         self._note_lease()
         self._node_epoch = 0

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from typing import Any
 
-from koinon_proto.errors import ResourceExhaustedError
+from koinon_proto.admission import Places
 from koinon_proto.v1 import kv_pb2
 
 ATTENDING_MAX = 16_384
@@ -25,7 +25,9 @@ class Attendance:
         self._over = asyncio.Event()
         self._nobody = asyncio.Event()
         self._nobody.set()
-        self._present = 0
+        self._places = Places(
+            "clients that attend", places=ATTENDING_MAX, host=ATTENDING_MAX // 2, connection=16
+        )
 
     async def serve(self, context: Any) -> None:
         """Serve one who attends, until it goes, or all are sent away.
@@ -33,22 +35,22 @@ class Attendance:
         Raises:
             ResourceExhaustedError: too many attend.
         """
+        try:
+            await self._serve(context)
+        finally:
+            if not self._places.taken:
+                self._nobody.set()
+
+    async def _serve(self, context: Any) -> None:
         if self._leaving.is_set():
             await context.write(kv_pb2.AttendResponse(leaving=True))
             return
-        if self._present >= ATTENDING_MAX:
-            raise ResourceExhaustedError(resource="clients that attend", limit=ATTENDING_MAX)
-        self._present += 1
-        self._nobody.clear()
-        try:
+        with self._places.place(context.peer()):
+            self._nobody.clear()
             await context.write(kv_pb2.AttendResponse())
             await self._leaving.wait()
             await context.write(kv_pb2.AttendResponse(leaving=True))
             await self._over.wait()
-        finally:
-            self._present -= 1
-            if not self._present:
-                self._nobody.set()
 
     async def end(self, *, least_s: float, most_s: float) -> None:
         """Tell all that the node is about to stop; return when they have gone, within these times

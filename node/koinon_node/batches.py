@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
 
 from koinon_node.core.records import USER, U32Array, U64Array
 from koinon_proto.errors import KoinonError
+
+IntArray = npt.NDArray[np.int64]
 
 
 class Durability(IntEnum):
@@ -43,6 +48,21 @@ class WriteBatch:
     durability: Durability = Durability.ALL_IN_SYNC
     kind: int = USER  # of the records
     load_id: int = 0  # written only while this bulk load is open
+
+    def taking(self, rows: IntArray) -> WriteBatch:
+        """Return the batch of only these rows, renumbered."""
+        chosen = rows.tolist()
+        place = {row: index for index, row in enumerate(chosen)}
+        ttl_ms = self.ttl_ms
+        return replace(
+            self,
+            keys=[self.keys[row] for row in chosen],
+            values=[self.values[row] for row in chosen],
+            partition_ids=self.partition_ids[rows],
+            deletes=frozenset(place[row] for row in self.deletes if row in place),
+            ttl_ms=None if ttl_ms is None else [ttl_ms[row] for row in chosen],
+            conditions={place[r]: v for r, v in self.conditions.items() if r in place},
+        )
 
 
 @dataclass(kw_only=True, slots=True)

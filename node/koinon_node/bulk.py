@@ -26,9 +26,9 @@ from koinon_node.core.replica import PendingWrites
 from koinon_node.engine import Engine
 from koinon_node.replication import Replicator
 from koinon_node.rows import RowCounts
-from koinon_node.state import NodeState, WallClock
+from koinon_node.state import Expired, NodeState, WallClock
 from koinon_node.storage import Store, values_of
-from koinon_proto import columns
+from koinon_proto import admission, columns
 from koinon_proto.columns import Gathered
 from koinon_proto.errors import (
     InvalidArgumentError,
@@ -271,9 +271,11 @@ class Bulk:
             raise ResourceExhaustedError(
                 resource="bytes being read", limit=self._limits.reading_bytes
             )
+        admission.hold(bytes_max)
         self._reading_bytes += bytes_max
         try:
-            visited = await self._read_partitions(page, bytes_max, answer)
+            with Expired(self._clock) as expired:
+                visited = await self._read_partitions(page, bytes_max, answer, expired)
         finally:
             self._reading_bytes -= bytes_max
         if not self._state.still_serves(view, np.array(visited, np.uint32)):
@@ -285,10 +287,9 @@ class Bulk:
         return answer
 
     async def _read_partitions(
-        self, page: ColumnsPage, bytes_max: int, answer: ColumnsAnswer
+        self, page: ColumnsPage, bytes_max: int, answer: ColumnsAnswer, expired: Expired
     ) -> list[int]:
         view = self._state.served
-        expired: list[bytes] = []
         incomplete: set[int] = set()
         visited: list[int] = []
         size, dead, at, after_key = 0, 0, 0, page.after_key
@@ -307,7 +308,10 @@ class Bulk:
             )
             visited.append(p)
             keys, found = list(map(_first, rows)), list(map(_second, rows))
-            incomplete.update(self._pending.seen(keys, rows))
+            head = records.head_of(p)
+            incomplete.update(
+                self._pending.seen_in_scan(head + page.prefix, head + after_key, rows, more=more)
+            )
             live = len(answer.keys)
             grown, scanned = self._append(p, keys, found, page, answer, expired)
             size += grown
@@ -334,7 +338,7 @@ class Bulk:
         found: Sequence[bytes],
         page: ColumnsPage,
         answer: ColumnsAnswer,
-        expired: list[bytes],
+        expired: Expired,
     ) -> tuple[int, int]:
         """Append live rows of these data keys and records to the answer, note expired ones; return
         the bytes that it grew by, and those of all records.
@@ -370,7 +374,7 @@ class Bulk:
         return grown, scanned
 
     def _live(
-        self, keys: Sequence[bytes], found: Sequence[bytes], expired: list[bytes]
+        self, keys: Sequence[bytes], found: Sequence[bytes], expired: Expired
     ) -> tuple[list[bytes], list[bytes]]:
         """Return the rows that are no tombstones and have not expired."""
         now_ms = self._clock.now_ms()

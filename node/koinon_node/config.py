@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from koinon_proto.addresses import check_address
+from koinon_proto.admission import LaneLimits, Share
 from koinon_proto.errors import ConfigurationError
 from koinon_proto.table import DEFAULT_WEIGHT
 
@@ -17,6 +18,31 @@ DEFAULT_MAP_SIZE_BYTES = 64 * 1024**3
 MAX_WEIGHT = 10_000
 KEPT_BYTES = 64 * 1024 * 1024
 """Of freed memory, by each process of a node: a few commit groups."""
+
+
+_MIB = 1024 * 1024
+# What is held for a request or an answer costs some 2.3 times its size: the message, its bytes, its
+# rows. Together these are below 1.1 GB, of the 2 GiB that a container of a node is given.
+DATA_LANE = LaneLimits(
+    connection=Share(calls=256, request_bytes=80 * _MIB, reply_bytes=64 * _MIB),
+    host=Share(calls=1_024, request_bytes=120 * _MIB, reply_bytes=96 * _MIB),
+    all=Share(calls=2_048, request_bytes=160 * _MIB, reply_bytes=128 * _MIB),
+)
+CONTROL_LANE = LaneLimits(
+    connection=Share(calls=256, request_bytes=40 * _MIB, reply_bytes=64 * _MIB),
+    host=Share(calls=1_024, request_bytes=60 * _MIB, reply_bytes=80 * _MIB),
+    all=Share(calls=2_048, request_bytes=80 * _MIB, reply_bytes=96 * _MIB),
+    patience_s=0.25,  # what members say is short
+)
+
+REPLY_BYTES = {
+    "/koinon.v1.KeyValue/BatchGet": 1 * _MIB,
+    "/koinon.v1.KeyValue/Scan": 1 * _MIB,
+    "/koinon.v1.Bulk/ReadColumns": 4 * _MIB,
+    "/koinon.v1.Replication/ReadPage": 2 * _MIB,
+    "/koinon.v1.Replication/ReadKeys": 2 * _MIB,
+}
+"""What answers of a method count as until they are there: as much as is usual at most."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import grpc
 
 from koinon_node.seams import RowChange
+from koinon_proto.bounds import check_reply
 from koinon_proto.errors import (
     InternalError,
     KoinonError,
@@ -120,7 +121,13 @@ class Coordinators:
         failure: Exception | None = None
         for _ in range(len(self.route.addresses) + 1):
             try:
-                return attempt(self._stub(self.route.current))
+                answer = attempt(self._stub(self.route.current))
+                check_reply(answer[0] if isinstance(answer, tuple) else answer)
+                return answer
+            except UnavailableError as error:
+                failure = error
+                self.route.pass_over()
+                continue
             except grpc.RpcError as error:
                 failure = error_of(error) or error
             if isinstance(failure, NotLeaderError):
@@ -141,8 +148,10 @@ class Coordinators:
 class Member(Protocol):
     """What proposals need of the agent."""
 
-    def registration(self) -> tuple[str, int, int] | None:
-        """Return (cluster id, node epoch, table version); None while unregistered."""
+    def registration(self) -> tuple[str, int, int, str] | None:
+        """Return (cluster id, node epoch, table version, registration id); None while
+        unregistered.
+        """
 
     def route(self) -> Route:
         """Return the way to the coordinators as the agent knows it now."""
@@ -172,13 +181,14 @@ class LeaderCalls:
         if registration is None:
             await _pause()
             raise UnavailableError(reason="the node is not registered")
-        cluster_id, node_epoch, table_version = registration
+        cluster_id, node_epoch, table_version, registration_id = registration
         request = membership_pb2.AlterPartitionsRequest(
             cluster_id=cluster_id,
             node_id=self._node_id,
             node_epoch=node_epoch,
             table_version=table_version,
             changes=[_change_to_proto(change) for change in changes],
+            registration_id=registration_id,
         )
         reply: membership_pb2.AlterPartitionsResponse = await self._ask(
             membership_pb2_grpc.MembershipStub, "AlterPartitions", request
@@ -226,7 +236,11 @@ class LeaderCalls:
                 continue
             try:
                 call = getattr(stub_of(channel), method)
-                return await call(request, timeout=_ALTER_TIMEOUT_S, metadata=metadata)
+                answer = await call(request, timeout=_ALTER_TIMEOUT_S, metadata=metadata)
+                check_reply(answer)
+                return answer
+            except UnavailableError as error:  # an answer is no proof that nothing was proposed
+                raise UnknownFateError(reason=str(error)) from error
             except grpc.aio.AioRpcError as error:
                 failure = _fate_of(error)
                 failure.request_id = metadata[0][1]

@@ -4,6 +4,7 @@
     data.mdb     the LMDB environment (lock.mdb: its reader table)
     in-use       locked (flock) while a process, or the writer that it left behind, is alive
     unfinished   exists only while the directory is being made
+    sync-failed  a sync failed while more than it was acknowledged (see ``note_failed_sync``)
 
 Invariant: a directory that holds anything is never taken for an empty one. What is torn, truncated,
 missing or foreign ends in a DataDirectoryError that names the file.
@@ -20,7 +21,9 @@ import time
 import zlib
 from pathlib import Path
 
+from koinon_proto import private
 from koinon_proto.errors import DataDirectoryError
+from koinon_proto.printable import tell
 
 FORMAT_VERSION = 2
 IDENTITY = "identity"
@@ -28,8 +31,9 @@ DATA = "data.mdb"
 LMDB_LOCK = "lock.mdb"
 IN_USE = "in-use"
 UNFINISHED = "unfinished"
+SYNC_FAILED = "sync-failed"
 _MAGIC = "koinon-node-store"
-_OURS = frozenset({IDENTITY, DATA, LMDB_LOCK, IN_USE, UNFINISHED, f"{IDENTITY}.new"})
+_OURS = frozenset({IDENTITY, DATA, LMDB_LOCK, IN_USE, UNFINISHED, SYNC_FAILED, f"{IDENTITY}.new"})
 _LOCK_WAIT_S = 5.0  # a killed node's writer may still be ending its last transaction
 _VERIFY_TIMEOUT_S = 3600
 
@@ -46,14 +50,14 @@ def lock_directory(directory: Path, wait_s: float = _LOCK_WAIT_S) -> int:
     """
     path = directory / IN_USE
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        private.make_directory(directory, IDENTITY)
         foreign = sorted(n for n in os.listdir(directory) if n not in _OURS and n != "lost+found")  # noqa: PTH208
         if foreign and not (directory / IDENTITY).exists() and not (directory / DATA).exists():
             raise DataDirectoryError(
                 path=str(directory / foreign[0]),
                 reason="the directory is not a Koinon store and not empty",
             )
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, private.FILE_MODE)
     except OSError as error:
         raise DataDirectoryError(path=str(path), reason=error.strerror or str(error)) from error
     deadline = time.monotonic() + wait_s
@@ -83,12 +87,15 @@ def begin_if_fresh(directory: Path) -> bool:
             path.unlink(missing_ok=True)
         return True
     if identity.exists() and data.exists():
+        # What a start sees here may not be durable, if the sync of an earlier one failed.
+        sync_directory(directory)
         return False
     if identity.exists() or data.exists():
         missing = data if identity.exists() else identity
         raise DataDirectoryError(path=str(missing), reason="missing from a directory with a store")
     marker.touch()
     sync_directory(directory)
+    sync_directory(directory.parent)
     return True
 
 
@@ -96,6 +103,33 @@ def finish_fresh(directory: Path) -> None:
     """The store is made, durably."""
     (directory / UNFINISHED).unlink()
     sync_directory(directory)
+
+
+def note_failed_sync(directory: Path) -> None:
+    """Leave word that a sync failed, for the next start in this boot.
+
+    Linux says so once and counts the pages as clean from then on, though the disk may lack any of
+    them; what was acknowledged before such a sync can be relied on no more than after a failure of
+    the machine. Another boot needs no word: it trusts no such store.
+    """
+    try:
+        (directory / SYNC_FAILED).touch()
+    except OSError as error:  # a file system that took to read-only, say
+        tell(
+            f"{directory}: a sync failed, and that cannot be noted ({error}): "
+            "do not start a node on this directory again",
+            stderr=True,
+        )
+
+
+def noted_failed_sync(directory: Path) -> bool:
+    """Return whether a sync has failed since the store was last made to be trusted."""
+    return (directory / SYNC_FAILED).exists()
+
+
+def forget_failed_sync(directory: Path) -> None:
+    """The store is trusted again: it is durable, or its copies say that they are not to be."""
+    (directory / SYNC_FAILED).unlink(missing_ok=True)
 
 
 def write_identity(directory: Path, store_id: str) -> None:
@@ -139,9 +173,16 @@ def read_identity(directory: Path) -> str:
 
 
 def sync_directory(directory: Path) -> None:
+    """Make the directory's entries durable.
+
+    Raises:
+        DataDirectoryError: the disk failed.
+    """
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        raise DataDirectoryError(path=str(directory), reason=f"not synced: {error}") from error
     finally:
         os.close(descriptor)
 

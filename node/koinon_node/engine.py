@@ -15,11 +15,9 @@ Rules that hold here:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import operator
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -38,17 +36,19 @@ from koinon_node.core.records import Record, U32Array
 from koinon_node.core.replica import PendingWrites, Primaries, WriteRows
 from koinon_node.reclaim import Reclaimer
 from koinon_node.replication import Replicator, Ticket
-from koinon_node.state import NodeState, WallClock
+from koinon_node.state import Expired, NodeState, WallClock
 from koinon_node.storage import Store, values_of
 from koinon_node.traffic import Traffic
 from koinon_node.upkeep import Upkeep
 from koinon_node.writer import Writer
+from koinon_proto import admission
 from koinon_proto.errors import (
     KoinonError,
     LeaseExpiredError,
     ReplyTooLargeError,
     ResourceExhaustedError,
     StorageFullError,
+    UnavailableError,
     UnknownFateError,
 )
 from koinon_proto.table import MAX_BATCH_BYTES
@@ -169,23 +169,23 @@ class Engine:
             wanted = data_keys if len(data_keys) == 1 else set(data_keys)
             await self._complete(self._pending.overlapping(wanted), data_keys)
         incomplete: set[int] = set()
-        expired: list[bytes] = []
         start, size, step = 0, 0, _FIRST_READ_ROWS
-        while start < len(data_keys):
-            keys = data_keys[start : start + step]
-            read = self._read_step(keys, start, answer, want_versions, expired, incomplete)
-            self._hold(answer, read)
-            size += read
-            if size > MAX_BATCH_BYTES:
-                raise ReplyTooLargeError(limit=MAX_BATCH_BYTES, actual=size)
-            start += len(keys)
-            mean = size // start + 1
-            step = max(1, min(self._limits.step_rows, self._limits.step_bytes // mean))
-            if start > self._limits.step_rows or size > self._limits.step_bytes:
-                await asyncio.sleep(0)
-        await self._complete(incomplete, data_keys)
-        if expired:
-            await self.remove_expired(expired, view)
+        with Expired(self._clock) as expired:
+            while start < len(data_keys):
+                keys = data_keys[start : start + step]
+                read = self._read_step(keys, start, answer, want_versions, expired, incomplete)
+                self._hold(answer, read)
+                size += read
+                if size > MAX_BATCH_BYTES:
+                    raise ReplyTooLargeError(limit=MAX_BATCH_BYTES, actual=size)
+                start += len(keys)
+                mean = size // start + 1
+                step = max(1, min(self._limits.step_rows, self._limits.step_bytes // mean))
+                if start > self._limits.step_rows or size > self._limits.step_bytes:
+                    await asyncio.sleep(0)
+            await self._complete(incomplete, data_keys)
+            if expired:
+                await self.remove_expired(expired, view)
 
     async def _complete(self, groups: Collection[int], data_keys: Sequence[bytes]) -> None:
         """Wait until what these groups write in the keys' partitions is complete."""
@@ -199,6 +199,7 @@ class Engine:
         others = self._reading_bytes - answer.held_bytes
         self._reading_bytes += size
         answer.held_bytes += size
+        admission.hold(size)
         if others and self._reading_bytes > self._limits.reading_bytes:
             raise ResourceExhaustedError(
                 resource="bytes being read", limit=self._limits.reading_bytes
@@ -210,7 +211,7 @@ class Engine:
         start: int,
         answer: ReadAnswer,
         want_versions: bool,
-        expired: list[bytes],
+        expired: Expired,
         incomplete: set[int],
     ) -> int:
         """Read some rows, append them to ``answer``, and return the bytes of their records.
@@ -258,7 +259,8 @@ class Engine:
             )
         self._reading_rows += limit
         try:
-            visited = await self._scan_partitions(page, view, limit, answer)
+            with Expired(self._clock) as expired:
+                visited = await self._scan_partitions(page, view, limit, answer, expired)
         finally:
             self._reading_rows -= limit
         if not self._state.still_serves(view, np.array(visited, np.uint32)):
@@ -267,9 +269,13 @@ class Engine:
         return answer
 
     async def _scan_partitions(
-        self, page: ScanPage, view: ServedPartitions, limit: int, answer: ScanAnswer
+        self,
+        page: ScanPage,
+        view: ServedPartitions,
+        limit: int,
+        answer: ScanAnswer,
+        expired: Expired,
     ) -> list[int]:
-        expired: list[bytes] = []
         incomplete: set[int] = set()
         visited: list[int] = []
         size, rows_seen, after_key = 0, 0, page.after_key
@@ -290,7 +296,10 @@ class Engine:
                 limit - rows_seen,
                 self._limits.scan_bytes - size,
             )
-            incomplete.update(self._pending.seen([key for key, _ in rows], rows))
+            head = records.head_of(partition_id)
+            incomplete.update(
+                self._pending.seen_in_scan(head + page.prefix, head + after_key, rows, more=more)
+            )
             after_key = b""
             rows_seen += len(rows)
             size += self._append_page(rows, partition_id, page.keys_only, answer, expired)
@@ -313,7 +322,7 @@ class Engine:
         partition_id: int,
         keys_only: bool,
         answer: ScanAnswer,
-        expired: list[bytes],
+        expired: Expired,
     ) -> int:
         """Append live rows to the page, note expired ones, return the bytes that were read."""
         now_ms = self._clock.now_ms()
@@ -399,13 +408,13 @@ class Engine:
             for index, step in enumerate(self._steps(rows, sizes)):
                 if index:
                     await asyncio.sleep(0)
-                part = batch if len(step) == count else _take(batch, step)
-                if part.deletes or part.conditions:
-                    await self.unclaimed(part.partition_ids)
-                size = int(sizes[step].sum())
-                self._writer.redeem(len(step), size)
-                rows_left, size_left = rows_left - len(step), size_left - size
+                part = batch if len(step) == count else batch.taking(step)
                 try:
+                    if part.deletes or part.conditions:
+                        await self.unclaimed(part.partition_ids)
+                    size = int(sizes[step].sum())
+                    self._writer.redeem(len(step), size)
+                    rows_left, size_left = rows_left - len(step), size_left - size
                     ticket = self._write_step(part, step, size, view, answer)
                 except KoinonError as error:
                     if not index:
@@ -548,7 +557,12 @@ class Engine:
         keys = list(dict.fromkeys(keys))
         partition_ids = np.fromiter(map(records.partition_of_data_key, keys), np.uint32, len(keys))
         await self.unclaimed(partition_ids)
-        served = self._state.served_as(view, partition_ids) & ~self._state.too_few[partition_ids]
+        now_ms = self._clock.now_ms()
+        served = self._state.served_as(view, partition_ids)
+        few = self._state.too_few[partition_ids]
+        if (served & few).any():
+            self._clock.keep_told()
+        served &= ~few
         if not served.any():
             return
         effects = replica.decide_expiry(
@@ -556,12 +570,14 @@ class Engine:
             self._primaries,
             self._pending,
             self._stored,
-            self._clock.now_ms(),
+            now_ms,
         )
         ticket = self._replicator.submit(effects, len(keys) * _ROW_OVERHEAD_BYTES)
         if ticket is not None:
-            with contextlib.suppress(StorageFullError, UnknownFateError):
+            try:
                 await self._replicator.finish(ticket)
+            except (StorageFullError, UnavailableError, UnknownFateError):
+                self._clock.keep_told()
 
 
 def _append_record(
@@ -574,19 +590,3 @@ def _append_record(
     if want_versions:
         answer.versions.append(record.sequence)
         answer.expires_at_ms.append(record.expires_at_ms)
-
-
-def _take(batch: WriteBatch, rows: np.ndarray) -> WriteBatch:
-    """Return the batch of only these rows, renumbered."""
-    chosen = rows.tolist()
-    place = {row: index for index, row in enumerate(chosen)}
-    ttl_ms = batch.ttl_ms
-    return replace(
-        batch,
-        keys=[batch.keys[row] for row in chosen],
-        values=[batch.values[row] for row in chosen],
-        partition_ids=batch.partition_ids[rows],
-        deletes=frozenset(place[row] for row in batch.deletes if row in place),
-        ttl_ms=None if ttl_ms is None else [ttl_ms[row] for row in chosen],
-        conditions={place[r]: v for r, v in batch.conditions.items() if r in place},
-    )

@@ -31,6 +31,8 @@ from koinon_node.upkeep import Upkeep
 from koinon_node.writer import Writer
 from koinon_proto.table import NodeNumber, Table
 
+_LOOK_S = 0.05  # between two looks at whether the disk hangs
+
 
 class Follower:
     """All methods belong to the event loop's thread."""
@@ -65,7 +67,8 @@ class Follower:
         self._purge = Upkeep(FollowedPurge(self._hub, writer, wall).look)
         self._group: asyncio.TaskGroup | None = None
         self._wanted = core.Wanted()
-        self._leaves = False
+        self._disk = writer.disk
+        self._leaves = self._hangs = False
 
     def on_table(self, table: Table, number: NodeNumber, node_epoch: int) -> None:
         """Follow the newest table's rows. Work for a row that says something else has ended when
@@ -93,6 +96,8 @@ class Follower:
         for primary, partitions in wants.items():
             if primary not in hub.links:
                 hub.links[primary] = Link(hub, table.nodes[primary])
+                if self._hangs:
+                    hub.links[primary].leave()
                 if self._group is not None:
                     hub.links[primary].start(self._group)
             hub.links[primary].update(partitions)
@@ -115,8 +120,24 @@ class Follower:
                 for link in self._hub.links.values():
                     link.start(group)
                 group.create_task(self._purge.run())
+                group.create_task(self._leave_while_disk_hangs())
         finally:
             self._group = None
+
+    async def _leave_while_disk_hangs(self) -> None:
+        """Have all primaries put this node out at once while its disk hangs, idle partitions too:
+        else the next write of each waits for it. Until cancelled.
+        """
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if self._hangs == self._disk.hangs or self._leaves:
+                continue
+            self._hangs = self._disk.hangs
+            for link in self._hub.links.values():
+                if self._hangs:
+                    link.leave()
+                else:
+                    link.stay()
 
     @property
     def bytes_pulled(self) -> int:

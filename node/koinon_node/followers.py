@@ -31,7 +31,7 @@ from koinon_proto.errors import (
     UnsupportedVersionError,
     WrongClusterError,
 )
-from koinon_proto.table import NodeNumber, Table
+from koinon_proto.table import NodeInfo, NodeNumber, Table, registration_digest
 from koinon_proto.v1 import replication_pb2
 
 log = logging.getLogger(__name__)
@@ -52,6 +52,7 @@ class Followers:
         journal: Journal,
         leading: Leading,
         limits: Limits,
+        clock: Callable[[], float],
         advance: Callable[[], None],
         kick: Callable[[], None],
     ) -> None:
@@ -60,9 +61,12 @@ class Followers:
         self._journal = journal
         self._leading = leading
         self._limits = limits
+        self._clock = clock
         self._advance = advance
         self._kick = kick
         self._streams: dict[NodeNumber, FollowerStream] = {}
+        # The epochs of nodes that named their registration: no other stream is theirs any more.
+        self._proven: dict[NodeNumber, int] = {}
 
     # --- to them ---------------------------------------------------------------------------
 
@@ -97,6 +101,21 @@ class Followers:
                 spilled |= mask
                 follower.send_batch(batches, mask)
         return touched[spilled] if spilled.any() else _NO_PARTITIONS
+
+    def probe(self, group: int, now: float) -> None:
+        """Have each follower that was sent nothing of the group, or later, make something durable:
+        where one of its copies stands already. The group is the newest that was handed over.
+        """
+        leading = self._leading
+        for follower in list(self._streams.values()):
+            positioned = np.flatnonzero(leading.positioned[follower.slot])[:1].astype(np.uint32)
+            if follower.last_number >= group or not len(positioned):
+                continue
+            stands, epochs = leading.streamed[positioned], leading.epochs[positioned]
+            rows = GroupRows(
+                group, positioned, epochs, stands, stands, [], [], _NO_PARTITIONS, {}, now
+            )
+            follower.send_batch(Batches(rows), np.ones(1, np.bool_))
 
     def lags(self, now: float) -> list[Lag]:
         """Return how far behind each is, in the order of their numbers."""
@@ -179,6 +198,8 @@ class Followers:
             )
         if hello.node_epoch < info.node_epoch:
             raise _fenced(info.node_id, hello.node_epoch, info.node_epoch)
+        if not self._is_theirs(info, hello.registration_id):
+            raise _fenced(info.node_id, hello.node_epoch, info.node_epoch)
         slot = leading.slot_of(number)
         before = self._streams.get(number)
         if before is not None:
@@ -194,17 +215,36 @@ class Followers:
         )
         return follower
 
+    def _is_theirs(self, info: NodeInfo, registration_id: str) -> bool:
+        """Whether it is that node which opens a stream: it knows the registration that the table
+        has a digest of. Builds before name none: they are believed where the node's epoch has never
+        named its own, or where the table has no digest yet.
+        """
+        if not info.registration_digest:
+            return True
+        if not registration_id:
+            return self._proven.get(info.number) != info.node_epoch
+        if registration_digest(registration_id) != info.registration_digest:
+            return False
+        self._proven[info.number] = info.node_epoch
+        return True
+
     def _handle(self, follower: FollowerStream, request: replication_pb2.FollowRequest) -> None:
         if self._streams.get(follower.number) is not follower:
             raise PeerLostError(reason="the node has opened another stream")
         kind = request.WhichOneof("kind")
         leading, slot = self._leading, follower.slot
         if kind == "ack":
-            for touched, lasts in follower.acknowledged(request.ack.number):
+            now = self._clock()
+            for touched, lasts, sent_at in follower.acknowledged(request.ack.number):
                 leading.acknowledge(slot, touched, lasts)
+                leading.made_durable(slot, touched, sent_at, now)
             self._advance()
         elif kind == "positions":
             positions = request.positions
+            rows = len(positions.partition_ids)
+            if not rows == len(positions.primary_epochs) == len(positions.sequences):
+                raise InvalidArgumentError(field="positions", reason="columns of unequal length")
             leading.position(
                 slot,
                 np.array(positions.partition_ids, np.uint32),

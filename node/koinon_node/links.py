@@ -47,7 +47,6 @@ log = logging.getLogger(__name__)
 
 PROTOCOL_VERSION = 1
 _BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.05, 1.0
-_RETRY_MIN_S, _RETRY_MAX_S = 0.02, 1.0
 _TELL_FULL_EVERY_S = 5.0
 _ANSWER_TIMEOUT_S = 10.0
 _OPENINGS_PER_MESSAGE = 1_024
@@ -103,9 +102,19 @@ class Link:
         self.wake()
 
     def leave(self) -> None:
-        """This node is about to stop: tell the primary, and acknowledge as long as it waits."""
+        """This node is about to stop, or its disk hangs: tell the primary, and acknowledge as long
+        as it waits.
+        """
         self._leaves = True
         self._send_close((), leaves=True)
+
+    def stay(self) -> None:
+        """Follow as if this node had never wanted to leave: on a new stream, for that is how the
+        primary forgets it.
+        """
+        self._leaves = False
+        if self._stream is not None:
+            self._stream.close()
 
     def wake(self) -> None:
         self._opening_due.set()
@@ -176,6 +185,7 @@ class Link:
             node_number=self._hub.number,
             node_epoch=self._hub.node_epoch,
             to_node_number=self.node.number,
+            registration_id=self._hub.state.registration_id,
         )
 
     def _send(self, request: wire.FollowRequest) -> None:
@@ -587,7 +597,7 @@ class Link:
     def _later(self, followed: Followed, jitter: float) -> None:
         """End the opening; try again after a while that grows."""
         self._end_job(followed)
-        delay_s = min(_RETRY_MIN_S * 2 ** min(followed.attempts, 8), _RETRY_MAX_S)
+        delay_s = core.retry_delay_s(followed)
         followed.attempts += 1
         self.following.close(followed, self._hub.clock() + delay_s * jitter)
 

@@ -214,6 +214,12 @@ def _of_commits(parts: Parts) -> Iterator[Family]:
         "From a group's way to the writer process to its answer that it is on disk.",
         writer.commit_seconds,
     )
+    yield single(
+        "koinon_pending_commit_seconds",
+        "gauge",
+        "For how long the disk has not answered the oldest commit; 0 if none is under way.",
+        writer.disk.out_s,
+    )
     yield distribution(
         "koinon_group_completion_seconds",
         "From a group's way to the writer process until it is durable on all required replicas.",

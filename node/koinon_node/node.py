@@ -22,10 +22,18 @@ from koinon_node.attendance import Attendance
 from koinon_node.bulk import Bulk
 from koinon_node.bulk_service import BulkService
 from koinon_node.checksums import Checksums
-from koinon_node.config import Limits, NodeConfig
+from koinon_node.config import (
+    CONTROL_LANE,
+    DATA_LANE,
+    KEPT_BYTES,
+    REPLY_BYTES,
+    Limits,
+    NodeConfig,
+)
 from koinon_node.coordinators import LeaderCalls
 from koinon_node.core.assignment import Adoption
 from koinon_node.core.journal import Journal
+from koinon_node.core.lease import NO_LEASE
 from koinon_node.core.leaving import is_waited_for
 from koinon_node.core.replica import PendingWrites, Primaries
 from koinon_node.drops import Drops
@@ -43,7 +51,10 @@ from koinon_node.storage import Store
 from koinon_node.traffic_service import TrafficService
 from koinon_node.writer import Writer
 from koinon_proto import rpc
+from koinon_proto.aio_server import GuardedServer
+from koinon_proto.bounds import COUNT
 from koinon_proto.errors import ConfigurationError, InternalError, StorageFullError
+from koinon_proto.guard import Guard
 from koinon_proto.metrics_server import MetricsEndpoint
 from koinon_proto.table import NodeNumber, Table
 from koinon_proto.v1 import (
@@ -195,12 +206,15 @@ class Node:
                 self._config.store.directory,
             )
             await self._ended.wait()
-            await self._leave(parts, server, health)
+            if self._fatal is None:
+                await self._leave(parts, server, health)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await loop.run_in_executor(None, endpoint.close)
+            # After an error at once: whoever is to lead instead waits for nothing else.
             await loop.run_in_executor(None, lambda: parts.agent.stop(farewell=True))
+            await server.stop(0.0)
+            await loop.run_in_executor(None, endpoint.close)
             await parts.peers.close()
             await parts.leader_calls.close()
             clean = await parts.writer.stop()
@@ -216,20 +230,20 @@ class Node:
         answer what is under way and take nothing more.
         """
         await health.enter_graceful_shutdown()
-        if self._fatal is None:
-            await parts.replicator.hand_over_all(_HAND_OVER_S)
-            parts.follower.leave()
-            # Whoever goes by an older table meanwhile is refused by name, and learns of the newer.
-            # Some time of that is left to callers that do not attend.
-            least_s = _FAREWELL_S if parts.replicator.leading.any_replicated else 0.0
-            await asyncio.gather(
-                self._put_out(), parts.attendance.end(least_s=least_s, most_s=_FAREWELL_S_MAX)
-            )
+        await parts.replicator.hand_over_all(_HAND_OVER_S)
+        parts.follower.leave()
+        # Whoever goes by an older table meanwhile is refused by name, and learns of the newer. Some
+        # time of that is left to callers that do not attend.
+        least_s = _FAREWELL_S if parts.replicator.leading.any_replicated else 0.0
+        await asyncio.gather(
+            self._put_out(), parts.attendance.end(least_s=least_s, most_s=_FAREWELL_S_MAX)
+        )
         stopping = asyncio.create_task(server.stop(_STOP_GRACE_S))
         # Writes under way need the followers' streams, which would outlast the server's grace.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_REPLICATE_GRACE_S):
-                while parts.replicator.leading.flights:  # noqa: ASYNC110 (once, at the end)
+                leading, disk = parts.replicator.leading, parts.writer.disk
+                while leading.flights and not disk.hangs:  # noqa: ASYNC110 (once, at the end)
                     await asyncio.sleep(0.01)
         parts.replication.close()
         await stopping
@@ -259,6 +273,7 @@ class Node:
     def end(self, error: BaseException) -> None:
         """End ``run`` with the error."""
         self._fatal = self._fatal or error
+        self.state.lease = NO_LEASE
         self._ended.set()
 
     def on_writer_lost(self, reason: str) -> None:
@@ -267,9 +282,10 @@ class Node:
         log.critical("store failed: the node stops reason=%s", reason)
         self.end(InternalError(reason=f"{reason}; see its message above"))
 
-    async def _serve(self, parts: Parts) -> tuple[grpc.aio.Server, Any]:
+    async def _serve(self, parts: Parts) -> tuple[GuardedServer, Any]:
         rpc.raise_descriptor_limit()
-        server = grpc.aio.server(options=NODE_SERVER_OPTIONS)
+        guard = Guard(DATA_LANE, CONTROL_LANE, REPLY_BYTES, KEPT_BYTES)
+        server = GuardedServer(guard, NODE_SERVER_OPTIONS)
         traffic = TrafficService(parts.engine.traffic, parts.replicator, self.state)
         for add, servicer in (
             (
@@ -336,6 +352,7 @@ class Node:
                 writes_per_second=(engine.rows_written - written) / elapsed_s,
                 disk_free_bytes=disk.f_bavail * disk.f_frsize,
                 disk_bytes=disk.f_blocks * disk.f_frsize,
+                commit_ms=round(writer.disk.typical_s(now) * 1000),
             )
             read, written, at = engine.rows_read, engine.rows_written, now
             await asyncio.sleep(_STATS_INTERVAL_S)
@@ -375,7 +392,10 @@ class _Host:
             self._node.end(error)
 
     def stats(self) -> membership_pb2.NodeStats:
-        return self._node.stats
+        stats = membership_pb2.NodeStats()
+        stats.CopyFrom(self._node.stats)
+        stats.commit_out_ms = min(round(self._parts.writer.disk.out_s * 1000), COUNT)
+        return stats
 
     def progress(self) -> Sequence[membership_pb2.ReplicaProgress]:
         return self._node.progress

@@ -27,11 +27,12 @@ from koinon_node.seams import FollowerEnd, PeerLostError, PrimaryEnd
 from koinon_node.service import check_cluster
 from koinon_node.sizes import SizeEstimates
 from koinon_node.state import NodeState
+from koinon_proto.admission import Places
+from koinon_proto.bounds import check, check_reply
 from koinon_proto.errors import (
     InternalError,
     InvalidArgumentError,
     KoinonError,
-    ResourceExhaustedError,
     UnavailableError,
     UnsupportedVersionError,
 )
@@ -172,6 +173,7 @@ class _FollowerStream(_End[replication_pb2.FollowRequest, replication_pb2.Follow
         if message is grpc.aio.EOF:  # any other status than OK has been raised
             raise _lost(f"{self._address} ended the stream")
         read: replication_pb2.FollowResponse = message
+        check_reply(read)
         return read
 
     def _pumped(self, pump: asyncio.Future[None]) -> None:
@@ -316,6 +318,7 @@ class _PrimaryStream(_End[replication_pb2.FollowResponse, replication_pb2.Follow
         if message is grpc.aio.EOF:
             raise _lost("the follower ended the stream")
         read: replication_pb2.FollowRequest = message
+        check(read)
         return read
 
     def _lose(self, reason: str) -> None:
@@ -350,6 +353,9 @@ class ReplicationService:
         self._checksums = checksums
         self._sizes = sizes
         self._streams: set[_PrimaryStream] = set()
+        self._places = Places(
+            "followers' streams", places=STREAMS_MAX, host=STREAMS_MAX // 2, connection=8
+        )
         self._serving: set[asyncio.Future[None]] = set()  # the loop holds tasks only weakly
         self._stopping = False
 
@@ -372,7 +378,7 @@ class ReplicationService:
             handlers[handler.__name__] = grpc.unary_unary_rpc_method_handler(
                 handler, request.FromString, response.SerializeToString
             )
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        server.add_registered_method_handlers(SERVICE, handlers)
 
     def close(self) -> None:
         """End all streams; their followers go where the next table says."""
@@ -390,16 +396,15 @@ class ReplicationService:
             return
         if self._stopping:
             raise UnavailableError(reason="the node is stopping")
-        if len(self._streams) >= STREAMS_MAX:
-            raise ResourceExhaustedError(resource="followers' streams", limit=STREAMS_MAX)
-        self._streams.add(stream)
-        serving = asyncio.ensure_future(self._primary.serve(stream))
-        self._serving.add(serving)
-        serving.add_done_callback(self._serving.discard)
-        try:
-            await stream.run(serving)
-        finally:
-            self._streams.discard(stream)
+        with self._places.place(context.peer()):
+            self._streams.add(stream)
+            serving = asyncio.ensure_future(self._primary.serve(stream))
+            self._serving.add(serving)
+            serving.add_done_callback(self._serving.discard)
+            try:
+                await stream.run(serving)
+            finally:
+                self._streams.discard(stream)
 
     @typed_errors
     @bounded(CALLS_MAX)

@@ -60,7 +60,8 @@ class Reclaimer:
         view = self._state.served
         if not self._state.serving() or not len(view.epochs):
             return b"", []
-        entries, start = self._store.expired_entries(start, self._clock.now_ms(), rows_max)
+        now_ms = self._clock.now_ms()  # one: an entry that is dropped has its record removed
+        entries, start = self._store.expired_entries(start, now_ms, rows_max)
         if not entries:
             return start, []
         partition_ids = records.partitions_of_data_keys([entry[8:] for entry in entries])
@@ -71,7 +72,7 @@ class Reclaimer:
             queued.append(purge)
         if due.dropped:
             effects = replica.decide_expiry(
-                due.expired, self._primaries, self._pending, self._stored, self._clock.now_ms()
+                due.expired, self._primaries, self._pending, self._stored, now_ms
             )
             ticket = self._replicator.submit(effects, len(due.dropped) * _ENTRY_BYTES, due.dropped)
             if ticket is not None:

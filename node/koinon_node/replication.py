@@ -30,6 +30,7 @@ from koinon_node.core.leading import Flight, Leading
 from koinon_node.core.proposals import Proposal, Proposals
 from koinon_node.core.records import PartitionEpochs, U32Array, U64Array
 from koinon_node.core.replica import Effects, PendingWrites, Primaries
+from koinon_node.disk_watch import DiskWatch
 from koinon_node.followers import Followers
 from koinon_node.pages import Pages
 from koinon_node.seams import CoordinatorCalls, PrimaryEnd, RowChange
@@ -76,6 +77,12 @@ class Ticket:
         self.merge = b""  # the step, if it is one
         self.spilled = False  # a follower may have what could not be stored here
 
+    def is_in(self, waiters: Collection[asyncio.Future[None]]) -> bool:
+        """Return whether it is one of those that wait so. One whose size seals its own group waits
+        for nothing yet when the group is sent.
+        """
+        return hasattr(self, "durable") and self.durable in waiters
+
 
 class Replicator:
     """``on_ready`` is told which adopted partitions may be served, as they become so."""
@@ -107,12 +114,13 @@ class Replicator:
         self._clock = clock
         self._on_ready = on_ready
         self.leading = Leading(copies, primaries)
-        self._proposals = Proposals(self.leading, state)
+        self._proposals = Proposals(self.leading, state, writer.disk)
         self._pages = Pages(self.leading, store, writer, copies, journal, limits, self._fill_gap)
         self._kick = asyncio.Event()
         self._followers = Followers(
-            sizes, copies, journal, self.leading, limits, self.advance, self._kick.set
+            sizes, copies, journal, self.leading, limits, clock, self.advance, self._kick.set
         )
+        self._disk_watch = DiskWatch(writer, state.node_id, self._followers.probe)
         self._tickets: defaultdict[int, list[Ticket]] = defaultdict(list)
         self._spills: dict[int, U32Array] = {}  # group -> partitions that followers have of it
         self._waiting: defaultdict[int, list[tuple[U32Array, asyncio.Future[None]]]]
@@ -276,8 +284,10 @@ class Replicator:
 
     # --- groups: called by the writer ------------------------------------------------------
 
-    def on_sealed(self, group: int) -> None:
-        """The group is on its way to the disk: send it to followers as well."""
+    def on_sealed(self, group: int, refused: Collection[asyncio.Future[None]]) -> None:
+        """The group is on its way to the disk: send it to followers as well. Of what was refused
+        they are sent the sequences alone, whose gaps would stay open until the next write.
+        """
         tickets = self._tickets.get(group)
         if not tickets:
             return
@@ -297,7 +307,7 @@ class Replicator:
         merges = {
             int(ticket.touched[0]): ticket.merge
             for ticket in tickets
-            if ticket.merge and int(ticket.touched[0]) in kept
+            if ticket.merge and not ticket.is_in(refused) and int(ticket.touched[0]) in kept
         }
         spilled = self._followers.stream(
             group, touched, previous, lasts, self._pending.records_of(group), merges, now
@@ -319,7 +329,7 @@ class Replicator:
             self._copies.complete_through[flight.touched] = flight.lasts
         else:
             self._on_failed(flight, tickets, failed, spilled)
-        flight.committed = True
+        flight.committed, flight.committed_at = True, self._clock()
         self.advance()
 
     def _on_failed(
@@ -552,6 +562,7 @@ class Replicator:
     def tick(self) -> None:
         """Do what is due now; ``run`` calls it."""
         table = self.leading.table
+        self._disk_watch.look(self._clock(), table)
         if table is None or not table.rows:
             return
         if self._call is not None and self._call.done():
@@ -559,6 +570,7 @@ class Replicator:
             self._call = None
         self.advance(stuck_too=True)
         wanted = self._proposals.decide(self._clock(), table.cluster.replica_timeout_ms / 1000)
+        self._disk_watch.give_up(self._proposals.take_given_up())
         self.advance()
         if wanted and self._call is None and self._node_epoch:
             self._proposals.sent(wanted)

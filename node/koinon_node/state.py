@@ -6,6 +6,7 @@ a reader needs no lock: it takes one at the start of an operation and compares a
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from functools import lru_cache
@@ -15,6 +16,7 @@ import numpy as np
 from koinon_node.core.assignment import ServedPartitions
 from koinon_node.core.lease import NO_LEASE, Lease
 from koinon_node.core.records import BoolArray, U32Array
+from koinon_node.core.wall_time import WallTime
 from koinon_proto.clock import boottime
 from koinon_proto.errors import (
     ClusterNotReadyError,
@@ -28,6 +30,8 @@ from koinon_proto.errors import (
 from koinon_proto.partitioner import Partitioner, partitioner
 from koinon_proto.table import NO_NODE, OfflineReason, Table
 
+log = logging.getLogger(__name__)
+
 _ALL_PARTITIONS = 65_536
 _OFFLINE = {
     OfflineReason.NONE: "it has no primary",
@@ -37,20 +41,60 @@ _OFFLINE = {
 
 
 class WallClock:
-    """Unix time in milliseconds that never steps back while the process lives.
+    """Unix time in milliseconds, as core/wall_time.py believes it of this machine's clock.
 
     Expiry is measured by the primary's wall clock; nodes are assumed to be within what their
-    operators tolerate of one another (NTP). Were the clock set back, a record that was answered as
-    missing could be served again; within a process this clock rules that out, over a restart the
-    rule that a read waits for the removal of what it found expired.
+    operators tolerate of one another (NTP).
     """
 
-    def __init__(self) -> None:
-        self._last_ms = 0
+    def __init__(
+        self,
+        wall_ns: Callable[[], int] = time.time_ns,
+        boot_s: Callable[[], float] = boottime,
+    ) -> None:
+        self._wall_ns = wall_ns
+        self._boot_s = boot_s
+        self._time = WallTime()
+        self.telling = 0  # reads that have found something expired and not seen it removed
 
     def now_ms(self) -> int:
-        self._last_ms = max(self._last_ms, time.time_ns() // 1_000_000)
-        return self._last_ms
+        wall_ms = self._wall_ns() / 1e6
+        before_ms = self._time.now_ms
+        change = self._time.look(wall_ms, self._boot_s(), held=self.telling > 0)
+        if change is not None:
+            log.warning(
+                "wall clock jump is=%s machine_ms=%d believed_ms=%d before_ms=%d",
+                change.name.lower(),
+                wall_ms,
+                self._time.now_ms,
+                before_ms,
+            )
+        return int(self._time.now_ms)
+
+    def keep_told(self) -> None:
+        """What has expired by now has been told as expired and may still be there: it stays so."""
+        self._time.told_ms = self._time.now_ms
+
+
+class Expired(list[bytes]):
+    """Data keys that a read finds expired. Entered before it looks and left after their removal:
+    from the first of them on the clock does not step back.
+    """
+
+    def __init__(self, clock: WallClock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def append(self, key: bytes) -> None:
+        if not self:
+            self._clock.telling += 1
+        super().append(key)
+
+    def __enter__(self) -> Expired:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._clock.telling -= bool(self)
 
 
 @lru_cache(maxsize=4)
@@ -72,6 +116,7 @@ class NodeState:
         self.now = now
         self.lease: Lease = NO_LEASE
         self.served = ServedPartitions()
+        self.registration_id = ""  # of the registration that made this process's node epoch
         self.stopped: BoolArray = np.zeros(_ALL_PARTITIONS, np.bool_)
         self.too_few: BoolArray = np.zeros(_ALL_PARTITIONS, np.bool_)
         self.any_stopped = self.any_too_few = False

@@ -26,6 +26,7 @@ from koinon_node.core import records
 from koinon_node.core.copies import Copies, Copy, CopyState
 from koinon_node.core.records import PartitionEpochs
 from koinon_proto.errors import DataDirectoryError, UnsupportedVersionError
+from koinon_proto.private import FILE_MODE
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +85,7 @@ def open_environment(config: StoreConfig, *, sync: bool = True) -> lmdb.Environm
         readahead=False,
         meminit=False,
         sync=sync,
+        mode=FILE_MODE,
     )
 
 
@@ -121,6 +123,7 @@ class Store:
             self._open(fresh, store_id)
             self._distrust_after_crash()
             self._set_run_state(f"open {config.durability} {files.boot_id()}")
+            files.forget_failed_sync(config.directory)
             self.env.reader_check()
         except BaseException:
             self._release()
@@ -142,6 +145,7 @@ class Store:
             raise DataDirectoryError(path=str(path), reason="truncated: no room for its head")
         try:
             self._env = open_environment(self.config)
+            self._sync()
             if fresh:
                 self._make(store_id)
             else:
@@ -181,20 +185,32 @@ class Store:
             )
 
     def _distrust_after_crash(self) -> None:
-        """Rule 3: after an unclean end under durability=interval, another boot means that rows
-        which had been acknowledged may be gone, any of them. The store then gives up its identity:
-        it registers under a new store_id, the coordinator treats the old one as lost (out of
-        in_sync; where it was the only member, offline). Its copies say themselves that they are not
-        to be built on: each is replaced by its primary's. What is on the disk stays there for the
-        operator until then.
+        """Rule 3: after an unclean end under durability=interval, rows which had been acknowledged
+        may be gone, any of them, if the machine has been down since (this is another boot) or a
+        sync has failed. The store then gives up its identity: it registers under a new store_id,
+        the coordinator treats the old one as lost (out of in_sync; where it was the only member,
+        offline). Its copies say themselves that they are not to be built on: each is replaced by
+        its primary's. What is on the disk stays there for the operator until then.
+
+        With durability=commit nothing of the kind is needed. A transaction is acknowledged once its
+        pages, and after these the head that leads to them, were synced. Where the pages' sync
+        failed, nothing leads to them. Where the head's did, this process may see a transaction that
+        the disk does not have: whole, of unknown fate, and durable with the next commit, which is
+        made here before anything is served.
         """
         state = self._meta(RUN_STATE).split(" ")
-        if state[:2] != ["open", "interval"] or state[2] == files.boot_id():
+        if state[:2] != ["open", "interval"]:
+            return
+        if files.noted_failed_sync(self.config.directory):
+            cause = "sync failed"
+        elif state[2] != files.boot_id():
+            cause = "machine went down"
+        else:
             return
         store_id = files.new_store_id()
         log.warning(
-            "copy untrusted: the machine went down while durability was interval "
-            "directory=%s old_store_id=%s new_store_id=%s",
+            "copy untrusted cause=%s directory=%s old_store_id=%s new_store_id=%s",
+            cause,
             self.config.directory,
             self.identity().store_id,
             store_id,
@@ -315,7 +331,16 @@ class Store:
 
     def _set_run_state(self, state: str) -> None:
         self._put_meta({RUN_STATE: state})
-        self.env.sync(True)
+
+    def _sync(self) -> None:
+        """Make durable what an earlier process with durability=interval may have left in the page
+        cache. Should it not have seen a failed write, this does.
+        """
+        try:
+            self.env.sync(True)
+        except lmdb.Error:
+            files.note_failed_sync(self.config.directory)
+            raise
 
     # --- records ---------------------------------------------------------------------------
 

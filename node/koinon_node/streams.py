@@ -115,6 +115,7 @@ class FollowerStream:
         self.slot = slot
         self.announced = np.zeros(partitions, np.uint64)  # purge floors
         self._bytes_max = bytes_max
+        self.last_number = 0  # of what was sent
         self._sent: deque[_Sent] = deque()
         self._unacknowledged_bytes = self._unacknowledged = 0
 
@@ -138,6 +139,7 @@ class FollowerStream:
         group = batches.group
         records = len(message.batch.keys) + len(message.batch.merges)
         touched, lasts = group.touched[mask], group.lasts[mask]
+        self.last_number = group.number
         self._sent.append(_Sent(group.number, touched, lasts, size, records, group.sealed_at))
         self._unacknowledged_bytes += size
         self._unacknowledged += records
@@ -150,13 +152,13 @@ class FollowerStream:
             return
         self.send(message)
 
-    def acknowledged(self, number: int) -> Iterable[tuple[U32Array, U64Array]]:
-        """Yield (partitions, last sequences) of the batches that this acknowledges."""
+    def acknowledged(self, number: int) -> Iterable[tuple[U32Array, U64Array, float]]:
+        """Yield (partitions, last sequences, when sent) of the batches that this acknowledges."""
         while self._sent and self._sent[0].number <= number:
             sent = self._sent.popleft()
             self._unacknowledged_bytes -= sent.size
             self._unacknowledged -= sent.records
-            yield sent.touched, sent.lasts
+            yield sent.touched, sent.lasts, sent.sealed_at
 
     def send_closed(self, partition_ids: Sequence[int], reason: KoinonError) -> None:
         """Say that these are streamed no more."""

@@ -25,17 +25,19 @@ holds until the listener releases it, which may be long after it was committed h
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import marshal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from koinon_node.config import Limits
+from koinon_node.core.own_disk import OwnDisk
 from koinon_node.core.records import BoolArray, U32Array
 from koinon_node.core.replica import PendingWrites
 from koinon_node.storage import DATA_DB, META_DB, Store
@@ -71,12 +73,17 @@ class WriterChannel(Protocol):
     async def close(self) -> bool:
         """End, once all has been answered; return whether the other side ended clean."""
 
+    def kill(self) -> None:
+        """Have the other side end, whatever it does: it does not answer."""
+
 
 class GroupListener(Protocol):
     """Who decides when a group is complete; by default it is when it is committed here."""
 
-    def on_sealed(self, group: int) -> None:
-        """The group has been handed over to be committed; nothing is added to it any more."""
+    def on_sealed(self, group: int, refused: Collection[asyncio.Future[None]]) -> None:
+        """The group has been handed over to be committed; nothing is added to it any more. Of the
+        tickets with these futures nothing is applied here: it must not be elsewhere.
+        """
 
     def on_committed(self, group: int, failed: Sequence[U32Array], *, whole: bool) -> None:
         """The group is durable here, but for the tickets that found no room; ``failed`` are the
@@ -90,11 +97,23 @@ class GroupListener(Protocol):
 
 @dataclass(slots=True)
 class _Ticket:
-    frame: TicketFrame
+    """What it is tied to is its own until it is answered; only its writes go when they are sent."""
+
+    after: int  # the oldest group that its decision looked at; 0: none
+    chained: bool
+    loose: bool  # nothing builds on it
+    writes: Writes
     waiter: asyncio.Future[None]
     sequenced: bool  # a primary's writes; their records are pending ones
     touched: U32Array | None
-    failed: KoinonError | None = None
+    failed: KoinonError | None = None  # it was refused before it was sent
+
+    def frame(self) -> TicketFrame:
+        """Return what is sent of it: of one that was refused, nothing that could be applied."""
+        if self.failed is not None:
+            return 0, 0, ()
+        ties = (CHAINED if self.chained else 0) | (LOOSE if self.loose else 0)
+        return self.after, ties, self.writes
 
 
 @dataclass(slots=True)
@@ -106,7 +125,6 @@ class _Group:
     held_rows: int = 0
     held_size: int = 0
     urgent: bool = False
-    sent_at: float = 0.0
 
 
 class Writer:
@@ -120,6 +138,7 @@ class Writer:
         limits: Limits,
         on_failure: Callable[[str], None],
         channel: WriterChannel | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._pending = pending
@@ -127,6 +146,8 @@ class Writer:
         self._limits = limits
         self._on_failure = on_failure
         self._channel = channel or ProcessChannel(store)
+        self._clock = clock
+        self.disk = OwnDisk()
         self.listener: GroupListener = _Alone(self, pending)
         self._groups: dict[int, _Group] = {pending.open_group: _Group()}
         self._held: dict[int, tuple[int, int]] = {}  # of groups committed and not released
@@ -248,12 +269,10 @@ class Writer:
             future.set_exception(UnknownFateError(reason=self._failed))
             return future
         if 0 < after_group <= self._refused_group:
-            reason = "a write that this one builds on was refused"
-            future.set_exception(StorageFullError(node_id=self._node_id, reason=reason))
+            future.set_exception(self._built_on_a_refused_one())
             return future
         group = self._groups[self._pending.open_group]
-        ties = (CHAINED if chained else 0) | (LOOSE if loose else 0)
-        group.tickets.append(_Ticket((after_group, ties, writes), future, held, touched))
+        group.tickets.append(_Ticket(after_group, chained, loose, writes, future, held, touched))
         group.rows += rows
         group.size += size
         if held:
@@ -289,27 +308,49 @@ class Writer:
         self._rows -= rows
         self._size -= size
 
+    def give_up(self, partitions: BoolArray, error: KoinonError) -> None:
+        """End at once what waits for these partitions, since the disk does not answer: what was
+        handed over is of unknown fate, what is only queued is refused, and so are reads that wait.
+        """
+        self.refuse_queued(partitions, error)
+        for place, group in enumerate(self._groups.values()):
+            for ticket in group.tickets:
+                if place < self._in_flight:
+                    ends = ticket.touched is not None and bool(partitions[ticket.touched].any())
+                    fate: KoinonError | None = UnknownFateError(reason=str(error)) if ends else None
+                else:
+                    fate = ticket.failed
+                if fate is not None and ticket.sequenced and not ticket.waiter.done():
+                    ticket.waiter.set_exception(fate)
+            if group.done is not None and not group.done.done():
+                group.done.set_exception(error)
+            group.done = None
+
     def refuse_queued(self, partitions: BoolArray, error: KoinonError) -> None:
         """Refuse what is queued, and not handed over yet, for any of these partitions, and what
-        was decided upon it. Nothing of that will be applied, here or elsewhere.
+        was decided upon it. Nothing of that will be applied, here or elsewhere. A client's writes
+        end with the error; the node's own work ends as ``submit`` says, and tries again.
         """
         for place, (number, group) in enumerate(self._groups.items()):
             if place < self._in_flight:
                 continue
             for ticket in group.tickets:
-                after = ticket.frame[0]
                 touches = ticket.touched is not None and partitions[ticket.touched].any()
-                if touches or 0 < after <= self._refused_group:
-                    ticket.failed = ticket.failed or error
-                    ticket.frame = (0, 0, ())
+                if touches or 0 < ticket.after <= self._refused_group:
+                    refusal = error if ticket.sequenced else self._built_on_a_refused_one()
+                    ticket.failed = ticket.failed or refusal
                     self._refused_group = max(self._refused_group, number)
             kept: dict[bytes, bytes | None] = {}
             for ticket in group.tickets:
-                if ticket.sequenced:
-                    for database, keys, values in ticket.frame[2]:
+                if ticket.sequenced and ticket.failed is None:
+                    for database, keys, values in ticket.writes:
                         if database == DATA_DB:
                             kept.update(zip(keys, values, strict=True))
             self._pending.replace(number, kept)
+
+    def _built_on_a_refused_one(self) -> StorageFullError:
+        reason = "a write that this one builds on was refused"
+        return StorageFullError(node_id=self._node_id, reason=reason)
 
     def is_queued(self, partitions: BoolArray) -> bool:
         """Return whether a ticket that has ``touched`` any of these is not committed yet."""
@@ -344,10 +385,16 @@ class Writer:
         await self._idle.wait()
 
     async def stop(self) -> bool:
-        """Drain and end the process; return whether it ended clean."""
-        if not self._failed:
-            await self.drain()
+        """Drain, unless the disk hangs, and end the process; return whether it ended clean. Nobody
+        looks at the disk any more by now: one that begins to hang is waited for, but not for ever.
+        """
+        if not self._failed and not self.disk.hangs:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_STOP_TIMEOUT_S):
+                    await self.drain()
         self._failed = self._failed or "the node is stopping"
+        if self.disk.oldest:
+            self._channel.kill()
         return await self._channel.close()
 
     # --- inside --------------------------------------------------------------------------------
@@ -376,11 +423,12 @@ class Writer:
             number = next(n for i, n in enumerate(self._groups) if i == self._in_flight)
             group = self._groups[number]
             self._in_flight += 1
-            group.sent_at = time.perf_counter()
-            self._channel.send((number, group.urgent, [ticket.frame for ticket in group.tickets]))
+            self.disk.handed_over(number, self._clock())
+            self._channel.send((number, group.urgent, [t.frame() for t in group.tickets]))
             for ticket in group.tickets:
-                ticket.frame = (0, False, ())
-            self.listener.on_sealed(number)
+                ticket.writes = ()
+            refused = {t.waiter for t in group.tickets if t.failed is not None}
+            self.listener.on_sealed(number, refused)
 
     def _on_answer(self, answer: Answer) -> None:
         number, failures, self._used_bytes = answer
@@ -388,11 +436,12 @@ class Writer:
         self._in_flight -= 1
         self.commit_rows.observe(group.rows)
         self.commit_bytes.observe(group.size)
-        self.commit_seconds.observe(time.perf_counter() - group.sent_at)
+        self.commit_seconds.observe(self.disk.answered(number, self._clock()))
         self._rows -= group.rows - group.held_rows
         self._size -= group.size - group.held_size
         self._held[number] = (group.held_rows, group.held_size)
-        missing = [i for i in failures if not group.tickets[i].frame[1] & LOOSE]
+        full = list(failures.values())
+        missing = [i for i in failures if not group.tickets[i].loose]
         failed = [group.tickets[index].touched for index in missing]
         for index, ticket in enumerate(group.tickets):
             if ticket.failed is not None:
@@ -402,8 +451,8 @@ class Writer:
             number, [touched for touched in failed if touched is not None], whole=not missing
         )
         self._tell(group, failures)
-        if failures:
-            self._tell_full(len(failures), next(iter(failures.values())))
+        if full:
+            self._tell_full(len(full), full[0])
         self._pump()
         if self._groups[self._pending.open_group].tickets:
             self._kick()
@@ -454,7 +503,7 @@ class _Alone:
         self._writer = writer
         self._pending = pending
 
-    def on_sealed(self, group: int) -> None:
+    def on_sealed(self, group: int, refused: Collection[asyncio.Future[None]]) -> None:
         pass
 
     def on_committed(self, group: int, failed: Sequence[U32Array], *, whole: bool) -> None:
@@ -504,6 +553,10 @@ class ProcessChannel:
         assert self._transport is not None
         body = marshal.dumps(message)
         self._transport.writelines((LENGTH.pack(len(body)), body))
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
 
     async def close(self) -> bool:
         """End the process; return whether it ended clean."""

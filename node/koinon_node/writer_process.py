@@ -54,6 +54,8 @@ from koinon_node.storage import (
     tree_bytes,
 )
 from koinon_proto.memory import keep_freed
+from koinon_proto.printable import protect_streams
+from koinon_proto.private import only_for_owner
 from koinon_proto.v1.replication_pb2 import MergeStep
 
 LENGTH = struct.Struct(">Q")
@@ -87,7 +89,20 @@ class WriterLoop:
         self._sync_due: float | None = None
 
     def run(self) -> None:
-        """Work until the node closes its end."""
+        """Work until the node closes its end.
+
+        Raises:
+            lmdb.Error: the disk failed. Where more is acknowledged than was synced, word of it is
+                left for the next start.
+        """
+        try:
+            self._run()
+        except lmdb.Error:
+            if self._by_interval:
+                files.note_failed_sync(self._directory)
+            raise
+
+    def _run(self) -> None:
         while (group := self._next_group()) is not None:
             number, urgent, tickets = group
             failures = self._apply(number, tickets)
@@ -300,6 +315,8 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's; the node decides when to stop
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    protect_streams()
+    only_for_owner()
     keep_freed(KEPT_BYTES)
     connection = socket.socket(fileno=int(sys.argv[1]))
     settings = receive(connection)

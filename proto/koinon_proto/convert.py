@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import fields, replace
 from typing import Any, cast
 
 from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 
-from koinon_proto import errors
-from koinon_proto.errors import KoinonError, UnsupportedVersionError
+from koinon_proto import bounds, errors
+from koinon_proto.errors import InvalidArgumentError, KoinonError, UnsupportedVersionError
 from koinon_proto.table import (
     DEFAULT_WEIGHT,
     ActiveLoad,
@@ -51,13 +52,22 @@ def error_to_proto(error: BaseException) -> errors_pb2.Error:
     body = getattr(message, kind)
     body.SetInParent()
     for f in fields(cast(Any, error)):
-        setattr(body, f.name, getattr(error, f.name))
+        with contextlib.suppress(
+            ValueError
+        ):  # -1, which the wire has no room for: the text says it
+            setattr(body, f.name, getattr(error, f.name))
     return message
 
 
 def error_from_proto(message: errors_pb2.Error) -> KoinonError:
-    """Return the error; a kind that this build does not know becomes InternalError."""
+    """Return the error; a kind that this build does not know, or one that makes no sense, becomes
+    InternalError.
+    """
     kind = message.WhichOneof("kind")
+    try:
+        bounds.check(message)
+    except InvalidArgumentError as error:
+        return errors.InternalError(reason=f"an error that makes no sense: {kind}: {error}")
     if kind is None:
         return errors.InternalError(reason=message.message or "an error of an unknown kind")
     body = getattr(message, kind)
@@ -113,6 +123,7 @@ def node_to_proto(node: NodeInfo) -> table_pb2.NodeInfo:
         store_id=node.store_id,
         changed_at=node.changed_at,
         weight=node.weight,
+        registration_digest=node.registration_digest,
     )
 
 
@@ -127,6 +138,7 @@ def node_from_proto(message: table_pb2.NodeInfo) -> NodeInfo:
         store_id=message.store_id,
         changed_at=message.changed_at,
         weight=message.weight or DEFAULT_WEIGHT,
+        registration_digest=message.registration_digest,
     )
 
 
@@ -203,6 +215,7 @@ def update_from_proto(message: table_pb2.TableUpdate) -> TableUpdate:
 
     Raises:
         UnsupportedVersionError: the update has a format that this build does not know.
+        UnavailableError: it makes no sense.
     """
     if message.format_version != TABLE_FORMAT_VERSION:
         raise UnsupportedVersionError(
@@ -210,6 +223,7 @@ def update_from_proto(message: table_pb2.TableUpdate) -> TableUpdate:
             version=message.format_version,
             supported=TABLE_FORMAT_VERSION,
         )
+    bounds.check_reply(message)
     return TableUpdate(
         cluster=config_from_proto(message.cluster),
         base_version=message.base_version,

@@ -73,6 +73,19 @@ class ConfigurationError(KoinonError):
 
 
 @dataclass(kw_only=True, eq=False)
+class WrongEventLoopError(KoinonError):
+    """An asyncio client was used on another event loop than the one that it was connected on. Its
+    connections and timers belong to that one: nothing was sent.
+    """
+
+    def __str__(self) -> str:
+        return (
+            "this client belongs to another event loop: connect one on each loop that uses one "
+            "(koinon.aio.connect), or share a blocking client between threads (koinon.connect)"
+        )
+
+
+@dataclass(kw_only=True, eq=False)
 class ConditionFailedError(KoinonError):
     """A conditional write found another version than it asked for (0 means: no such record)."""
 

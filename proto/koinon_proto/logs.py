@@ -15,13 +15,14 @@ from __future__ import annotations
 import json
 import logging
 import re
-import sys
+import textwrap
 import time
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from koinon_proto import request_ids
 from koinon_proto.errors import ConfigurationError
+from koinon_proto.printable import printable, printable_lines, stream_of
 
 LogFormat = Literal["text", "json"]
 
@@ -55,24 +56,28 @@ def configure_logging(
         raise ConfigurationError(reason=f"log-format {log_format!r}: must be text or json")
     if level.upper() not in _LEVELS:
         raise ConfigurationError(reason=f"log-level {level!r}: must be one of {', '.join(_LEVELS)}")
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(stream_of(stderr=True))
     identity = {"component": component, "component_id": component_id} if component else {}
     handler.setFormatter(JsonFormatter(identity) if log_format == "json" else TextFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_few_wrong_encodings)
 
 
 class TextFormatter(logging.Formatter):
-    """One line a record; a value with spaces, quotes or equal signs in it is quoted."""
+    """One line a record; a value with spaces, quotes or equal signs in it is quoted, and what is
+    not printable escaped. The lines of a traceback follow, indented: none can pass for a record.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         event, fields = event_and_fields(record)
         fields = {**fields, **request_ids.log_fields()}
         pairs = "".join(f" {key}={_text(value)}" for key, value in fields.items())
-        line = f"{_time(record)} {record.levelname:<7} {record.name} {event}{pairs}"
+        line = printable(f"{_time(record)} {record.levelname:<7} {record.name} {event}{pairs}")
         if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
+            shown = printable_lines(self.formatException(record.exc_info))
+            line += "\n" + textwrap.indent(shown, "  ", lambda _: True)
         return line
 
 
@@ -116,6 +121,46 @@ def event_and_fields(record: logging.LogRecord) -> tuple[str, dict[str, Any]]:
         return record.getMessage(), {}
     fields = {name: _value(spec, value) for (name, spec), value in zip(names, args, strict=True)}
     return _FIELD.sub("", template).replace("%%", "%").strip(), fields
+
+
+class LinesPerSecond:
+    """Bounds how often something is logged: when all is so, that is to be said, and the log not to
+    be filled with it.
+    """
+
+    def __init__(self, lines_max: int) -> None:
+        self.unlogged = 0
+        """What was not logged since the last that was."""
+        self._lines_max = lines_max
+        self._second = 0.0
+        self._lines = 0
+
+    def may_log(self) -> bool:
+        """Whether the log has room for one more; else it is counted."""
+        now = time.monotonic()
+        if now - self._second >= 1.0:
+            self._second, self._lines = now, 0
+        if self._lines >= self._lines_max:
+            self.unlogged += 1
+            return False
+        self._lines += 1
+        return True
+
+    def take_unlogged(self) -> int:
+        """Return what was not logged since the last time."""
+        unlogged, self.unlogged = self.unlogged, 0
+        return unlogged
+
+
+_wrong_encodings = LinesPerSecond(1)
+
+
+def _few_wrong_encodings(record: logging.LogRecord) -> bool:
+    """Leave few lines, and no traceback, of metadata that is no text: gRPC logs each."""
+    if not str(record.msg).startswith("Invalid encoding"):
+        return True
+    record.exc_info = None
+    return _wrong_encodings.may_log()
 
 
 def _value(spec: str, value: Any) -> Any:

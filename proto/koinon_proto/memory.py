@@ -38,6 +38,13 @@ def give_back() -> None:
         libc.malloc_trim(0)
 
 
+def trim(kept: int) -> None:
+    """Give freed memory back now, but for ``kept`` bytes at the heap's end."""
+    libc = _libc()
+    if libc is not None:
+        libc.malloc_trim(ctypes.c_size_t(kept))
+
+
 def _libc() -> Any:
     try:
         libc = ctypes.CDLL(None)

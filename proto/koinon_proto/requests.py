@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from time import monotonic, perf_counter
+from time import perf_counter
 from typing import Any
 
 from koinon_proto import request_ids
+from koinon_proto.logs import LinesPerSecond
 from koinon_proto.request_ids import Handling
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ CANCELLED = "cancelled"
 INTERNAL = "internal"
 SLOW_MS = 1_000
 SLOW_LINES_MAX = 20
-"""A second. When everything is slow, that is to be said, and the log not to be filled with it."""
+"""A second."""
 
 _REFUSING_FIELDS = ("refusals", "row_errors")
 
@@ -123,7 +124,6 @@ class Request:
         self._handled.sent = ""
 
     def _log_slow(self, elapsed_s: float, outcome: str, reply: Any) -> None:
-        unlogged, slow.unlogged = slow.unlogged, 0
         log.warning(
             "slow request method=%s took_ms=%.1f outcome=%s rows=%d bytes_in=%d bytes_out=%d "
             "peer=%s unlogged=%d",
@@ -134,30 +134,16 @@ class Request:
             self._request.ByteSize(),
             reply.ByteSize() if reply is not None else 0,
             self._context.peer(),
-            unlogged,
+            slow.take_unlogged(),
         )
 
 
-class Slow:
+class Slow(LinesPerSecond):
     """Which requests are logged as slow."""
 
     def __init__(self) -> None:
+        super().__init__(SLOW_LINES_MAX)
         self.after_s = SLOW_MS / 1000
-        self.unlogged = 0
-        """Slow requests since the last that was logged."""
-        self._second = 0.0
-        self._lines = 0
-
-    def may_log(self) -> bool:
-        """Whether the log has room for one more; else it is counted."""
-        now = monotonic()
-        if now - self._second >= 1.0:
-            self._second, self._lines = now, 0
-        if self._lines >= SLOW_LINES_MAX:
-            self.unlogged += 1
-            return False
-        self._lines += 1
-        return True
 
 
 slow = Slow()

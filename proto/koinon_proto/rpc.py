@@ -16,8 +16,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, cast
 
 import grpc
+from google.protobuf.message import Message
 
-from koinon_proto import convert, errors, requests
+from koinon_proto import bounds, convert, errors, requests
 from koinon_proto.errors import KoinonError
 from koinon_proto.requests import Method, Request
 from koinon_proto.table import MAX_MESSAGE_BYTES
@@ -60,6 +61,7 @@ _OUTCOMES = {
     for kind in _CODES
 }
 
+CONNECTIONS_MAX = 8_192
 COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -79,6 +81,10 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.so_reuseport", 0),  # two processes on one port must be an error, not a lottery
     ("grpc.server_handshake_timeout_ms", 5_000),  # closes half-open and garbage connections
     ("grpc.max_concurrent_streams", 256),  # a connection; what it opens beyond waits on its side
+    # With probes the window of each stream grows to some MB, which a caller may send before its
+    # call is admitted; without, it is 64 KiB until then.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.max_allowed_incoming_connections", CONNECTIONS_MAX),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
@@ -111,10 +117,13 @@ def _typed(handler: Handler, *, stream: bool) -> Handler:
             method = methods[type(self)] = requests.method_of(type(self), name, stream=stream)
         handled = Request(method, request, context)
         try:
+            if isinstance(request, Message):  # a stream's messages are checked as they are read
+                bounds.check(request)
             reply = await handler(self, request, context)
         except KoinonError as error:
             handled.failed(outcome_of(error), error)
-            await abort(context, error)
+            # Until the caller has taken the answer, the error's frames would hold what was read.
+            await abort(context, error.with_traceback(None))
         except asyncio.CancelledError as error:
             handled.failed(requests.CANCELLED, error)
             raise
@@ -192,13 +201,14 @@ async def add_health_and_reflection(server: grpc.aio.Server, services: tuple[str
     servicer, whose ``set`` and ``enter_graceful_shutdown`` change what it says.
     """
     from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-    from grpc_reflection.v1alpha import reflection
+    from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
     servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     for name in ("", *services):
         await servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
-    reflection.enable_server_reflection(
-        (*services, health.SERVICE_NAME, reflection.SERVICE_NAME), server
+    names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
+        reflection.aio.ReflectionServicer(names), server
     )
     return servicer

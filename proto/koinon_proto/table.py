@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
+from hashlib import sha256
 from typing import NewType
 
 from koinon_proto.errors import WrongClusterError
@@ -101,7 +102,9 @@ DEFAULT_WEIGHT = 100
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeInfo:
     """One storage node as the table knows it. ``weight`` is its share of partitions, relative to
-    the others'.
+    the others'. ``registration_digest`` is of the registration that made ``node_epoch``
+    (``registration_digest``): the id itself only the node and the coordinators know; empty where a
+    build before did not say it.
     """
 
     number: NodeNumber
@@ -113,6 +116,7 @@ class NodeInfo:
     store_id: str
     changed_at: int
     weight: int = DEFAULT_WEIGHT
+    registration_digest: bytes = b""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,6 +149,11 @@ class PartitionRow:
     def settled(self) -> tuple[NodeNumber, ...]:
         """The replicas that were there before the move under way."""
         return tuple(n for n in self.replicas if n not in self.adding)
+
+
+def registration_digest(registration_id: str) -> bytes:
+    """Return what the table shows of a registration's id; nothing of none."""
+    return sha256(registration_id.encode()).digest() if registration_id else b""
 
 
 def min_in_sync_of(cluster: ClusterConfig, row: PartitionRow) -> int:

@@ -12,10 +12,17 @@ not name a version (the last ones must find their place). Observations (gets, re
 deletes that found nothing) take effect as soon as the state fits them, which costs nothing; all
 else only when an answer, or what has to come before it, demands it. So the work grows with the
 number of operations times what is in flight at once, not with the length of the history.
+
+That hurry leaves out some orders (an expiry that makes room for a conditional write of unknown
+fate, say), so what it finds no order for is judged again by *all* moves, as long as these are few
+enough. A version that only conditions name is that of some wild put: each in turn is tried. With
+both, the verdict is that of brute_force.py, which tries everything, on random small histories.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -24,6 +31,7 @@ from tests.checkers.history import ABSENT_VERSION, History, Kind, Operation, Out
 
 CONFIGS_MAX = 20_000
 NEIGHBOURS_MAX = 12
+GUESSES_MAX = 64  # ways to share out versions that only conditions name; beyond, none is tried
 _SOME_WILD_PUT = -(10**12)
 _NOTHING = -1  # an override: there is no record, whatever the last step was
 
@@ -62,9 +70,36 @@ def check_key(operations: list[Operation]) -> Violation | None:
         UndecidedError: too many operations were in flight at once.
     """
     steps = _Steps(operations)
+    found = _judge(operations, steps)
+    if steps.violation is not None or not (steps.guessed or (steps.supposed and found)):
+        return found
+    unnamed = [*steps.guessed, *steps.supposed]
+    owners: list[Operation | None] = [*steps.wild_puts, *(None for _ in steps.supposed)]
+    if math.perm(len(owners), len(unnamed)) > GUESSES_MAX:
+        return found
+    for chosen in set(itertools.permutations(owners, len(unnamed))):
+        if None in chosen[: len(steps.guessed)]:
+            continue
+        versions = {op.number: v for op, v in zip(chosen, unnamed, strict=True) if op is not None}
+        known = [replace(op, version=versions.get(op.number, op.version)) for op in operations]
+        violation = _judge(known, _Steps(known))
+        if violation is None:
+            return None
+        found = found or violation
+    return found
+
+
+def _judge(operations: list[Operation], steps: _Steps) -> Violation | None:
+    """Look for an order in a hurry, and then for any."""
     if steps.violation is not None:
         return steps.violation
-    return _Search(operations, steps).run()
+    found = _Search(operations, steps).run()
+    if found is None or not (steps.wild_puts or steps.wild_deletes):
+        return found
+    try:
+        return found if _Search(operations, steps, all_moves=True).run() is not None else None
+    except UndecidedError:  # the other verdict stands: it is of the orders that are likely
+        return found
 
 
 # --- what is known before the search -------------------------------------------------------------
@@ -79,10 +114,15 @@ class _Steps:
         self.wild_puts: list[Operation] = []  # unseen, and of unknown fate
         self.wild_deletes: list[Operation] = []  # unseen deletes, and expiries
         self.open_deletes: list[Operation] = []  # done, of unknown version
+        self.guessed: list[int] = []  # versions that only conditions that were judged name
+        self.supposed: list[int] = []  # and those that only writes of unknown fate name
         self._by_version: dict[int, Operation] = {}
         self._sort(operations)
         if self.violation is None:
             self._learn_versions(operations)
+        unknown = [op for op in operations if op.writes and op.outcome is Outcome.UNKNOWN]
+        named = {op.condition for op in unknown if op.condition}
+        self.supposed = sorted(named - self._by_version.keys())
         self.writes = [self._by_version[v] for v in sorted(self._by_version)]
         self.places = {write.number: place for place, write in enumerate(self.writes, 1)}
         self.wild_deletes += [_expiry_of(write) for write in self.writes if write.expires]
@@ -96,7 +136,9 @@ class _Steps:
         for operation in operations:
             if not operation.writes or operation.outcome in (Outcome.FAILED, Outcome.REFUSED):
                 continue
-            if operation.outcome is Outcome.UNKNOWN:
+            if operation.outcome is Outcome.UNKNOWN and operation.version:
+                self._add(operation, operation.version)
+            elif operation.outcome is Outcome.UNKNOWN:
                 wild = self.wild_puts if operation.kind is Kind.PUT else self.wild_deletes
                 wild.append(operation)
             elif operation.version is None:
@@ -125,6 +167,8 @@ class _Steps:
                 self._learn_from_condition(operation, operation.version)
             elif operation.outcome is Outcome.OK:
                 self._learn_from_condition(operation, operation.condition)
+                if operation.condition and operation.version == ABSENT_VERSION:
+                    self._refuse(operation, "a condition held, and no record was found")
 
     def _learn_from_get(self, get: Operation, written: dict[bytes | None, Operation]) -> None:
         if get.value is None:
@@ -136,7 +180,9 @@ class _Steps:
                 self._refuse(get, "a get found a write that had failed", written[get.value])
             return
         write = self._by_version.get(get.version)
-        if write is None:
+        if get.version == ABSENT_VERSION:
+            self._refuse(get, "a get found a record under version 0")
+        elif write is None:
             wild = next((w for w in self.wild_puts if w.value == get.value), None)
             if wild is not None:
                 self.wild_puts.remove(wild)
@@ -152,13 +198,14 @@ class _Steps:
 
     def _learn_from_condition(self, operation: Operation, version: int | None) -> None:
         """A version that only conditions met is that of one of the wild puts; which one, nobody can
-        tell, so it is a step beside them all.
+        tell, so it is a step beside them all (and one after the other is taken for it then).
         """
         if not version or version in self._by_version:
             return
-        if not self.wild_puts:
+        if len(self.guessed) == len(self.wild_puts):
             self._refuse(operation, "a condition found a version that nobody ever wrote")
             return
+        self.guessed.append(version)
         first = min(self.wild_puts, key=lambda put: put.invoked_at)
         number = _SOME_WILD_PUT - len(self._by_version)
         step = replace(first, number=number, value=b"?", condition=None, version=version)
@@ -194,8 +241,13 @@ class _Config:
 
 
 class _Search:
-    def __init__(self, operations: list[Operation], steps: _Steps) -> None:
+    """``all_moves``: wild writes may take effect anywhere, not only where something asks for it."""
+
+    def __init__(
+        self, operations: list[Operation], steps: _Steps, *, all_moves: bool = False
+    ) -> None:
         self._steps = steps
+        self._all_moves = all_moves
         self._by_number = {op.number: op for op in (*operations, *steps.writes)}
         self._open_deletes = {op.number for op in steps.open_deletes}
         self._invoked: set[int] = set()
@@ -313,6 +365,8 @@ class _Search:
         step = self._next_step(config)
         waiting = [op for op in self._watching if op.number not in config.seen]
         deletes = [op for op in self._steps.open_deletes if self._usable(config, op, current)]
+        if self._all_moves:
+            yield from self._move_at_will(config, current)
         if current is not None:
             for delete in deletes:
                 yield self._override(config, delete, _NOTHING)
@@ -328,6 +382,17 @@ class _Search:
         if step is not None and self._step_is_possible(step, current):
             after = replace(config, place=config.place + 1, override=None)
             yield self._observe(after)
+
+    def _move_at_will(self, config: _Config, current: Operation | None) -> Iterator[_Config]:
+        """Let any wild write take effect."""
+        for put in self._steps.wild_puts:
+            if self._usable(config, put, current):
+                yield self._override(config, put, put.number)
+        if current is None:
+            return
+        yield from self._use_wild_delete(config, current)
+        if current.expires and current.number == config.override:
+            yield self._observe(replace(config, override=_NOTHING))
 
     def _next_step(self, config: _Config) -> Operation | None:
         if config.place == len(self._steps.writes):

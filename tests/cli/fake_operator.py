@@ -130,6 +130,7 @@ class FakeOperator(admin_pb2_grpc.AdminServicer):
         self.address = own[1]
         addresses = [address for _, address in self._servers[:-1]]
         self.table = _table(addresses, partitions)
+        self.reason = "because"
         self.planned: list[tuple[int, Sequence[int], Sequence[int]]] = []
         self.forced_meanwhile: set[int] = set()
         self.advertised = ""  # where the others find it
@@ -243,7 +244,7 @@ class FakeOperator(admin_pb2_grpc.AdminServicer):
             self._node(request.node_id)
         plan = admin_pb2.Plan(plan_id=self.plan_id, table_version=self.table.table_version)
         for p, origin, target in self.planned:
-            plan.moves.add(partition_id=p, origin=origin, target=target, reason="because")
+            plan.moves.add(partition_id=p, origin=origin, target=target, reason=self.reason)
         for number in self.table.nodes:
             before = sum(number in row.replicas for row in self.table.rows)
             plan.before.add(node_number=number, replicas=before, primaries=2)
@@ -262,7 +263,7 @@ class FakeOperator(admin_pb2_grpc.AdminServicer):
             raise PlanStaleError(plan_id=request.plan_id, current_plan_id=self.plan_id)
         for p, origin, target in self.planned:
             move = admin_pb2.PlannedMove(
-                partition_id=p, origin=origin, target=target, reason="because"
+                partition_id=p, origin=origin, target=target, reason=self.reason
             )
             self.moves.append(
                 admin_pb2.MoveStatus(move=move, plan_id=self.plan_id, plan_moves=len(self.planned))

@@ -79,6 +79,7 @@ def test_bad_rows_are_kept_apart_and_the_others_loaded(
     assert told["rows_bad"] == 2
 
 
+@pytest.mark.long  # tests/spark/test_cluster.py tries it without the command
 def test_repeated_key_fails_the_load_unless_an_order_decides(
     cluster: LocalCluster, client: Client, tmp_path: Path
 ) -> None:
@@ -95,6 +96,7 @@ def test_repeated_key_fails_the_load_unless_an_order_decides(
     assert stored(client, b"ingest/c/") == {b"ingest/c/1": b"new", b"ingest/c/2": b"x"}
 
 
+@pytest.mark.long  # likewise
 def test_overwrite_replaces_what_the_prefix_holds(
     cluster: LocalCluster, client: Client, tmp_path: Path
 ) -> None:

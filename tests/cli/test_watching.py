@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from koinon.cli.hot import key_text
 from koinon.cli.top import picture
@@ -28,6 +27,7 @@ from koinon.client import Client
 from koinon.heat import MEASURES, READS, NodeCounters
 from koinon.local import LocalCluster
 from koinon.overview import Observation, Overview, View
+from koinon.terminal import Console
 from koinon.traffic import Counters
 from koinon_proto.table import NodeId, NodeNumber, NodeStatus, Table
 from tests.cli.terminal import on_terminal, read_until

@@ -347,6 +347,17 @@ class FakeCluster:
         if tell:
             self.served_table = self.table
 
+    def fence(self, node: FakeNode, successor: FakeNode) -> None:
+        """Let the table say that a node is fenced, and that another leads what it led."""
+        led = [r.partition_id for r in self.table.rows if r.primary == node.number]
+        self.move(led, successor.number, tell=False)
+        version = self.table.table_version + 1
+        info = self.table.nodes[node.number]
+        fenced = replace(info, status=NodeStatus.FENCED, changed_at=version)
+        nodes = {**self.table.nodes, node.number: fenced}
+        self.table = replace(self.table, table_version=version, nodes=nodes)
+        self.served_table = self.table
+
     def readdress(self, node: FakeNode, address: str) -> None:
         """Let the table name another address for a node."""
         version = self.table.table_version + 1

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
 
 from koinon.admin import Admin
-from koinon_proto.errors import UnavailableError, UnknownFateError
+from koinon_proto.errors import (
+    ConfigurationError,
+    UnavailableError,
+    UnknownFateError,
+    WrongClusterError,
+)
 from tests.cli.fake_operator import FakeOperator
 
 
@@ -55,3 +61,53 @@ def test_change_that_nobody_took_is_unavailable(forgetful: FakeOperator) -> None
     with Admin(forgetful.address, timeout_ms=1_000) as admin, pytest.raises(UnavailableError):
         admin.set_moves(paused=True)
     assert not forgetful.settings.paused
+
+
+def of_cluster(operator: FakeOperator, cluster_id: str) -> FakeOperator:
+    cluster = replace(operator.table.cluster, cluster_id=cluster_id)
+    operator.table = replace(operator.table, cluster=cluster)
+    return operator
+
+
+@pytest.fixture
+def operators() -> Iterator[list[FakeOperator]]:
+    """Two members of our cluster, and a leader of another on the third's address."""
+    made = [FakeOperator() for _ in range(3)]
+    of_cluster(made[0], "ours")
+    of_cluster(made[1], "ours").not_leading = 1_000_000
+    of_cluster(made[2], "other")
+    yield made
+    for operator in made:
+        operator.close()
+
+
+def test_change_goes_to_the_cluster_of_most_addresses_and_names_it(
+    operators: list[FakeOperator],
+) -> None:
+    for order in (operators, operators[::-1]):
+        with Admin(",".join(o.address for o in order), timeout_ms=5_000) as admin:
+            admin.set_moves(paused=True)
+            assert admin.status().table is not None
+    assert [request.cluster_id for request in operators[0].requests] == ["ours", "ours"]
+    assert (operators[1].requests, operators[2].requests) == ([], [])
+
+
+def test_change_where_no_cluster_has_most_addresses_is_refused(
+    operators: list[FakeOperator],
+) -> None:
+    addresses = f"{operators[0].address},{operators[2].address}"
+    with Admin(addresses) as admin, pytest.raises(ConfigurationError, match="ours"):
+        admin.set_moves(paused=True)
+    assert not any(operator.requests for operator in operators)
+
+
+def test_change_of_a_named_cluster_goes_to_no_other(operators: list[FakeOperator]) -> None:
+    with (
+        Admin(operators[2].address, cluster_id="ours") as admin,
+        pytest.raises(WrongClusterError),
+    ):
+        admin.set_moves(paused=True)
+    assert not operators[2].requests
+    with Admin(f"{operators[0].address},{operators[2].address}", cluster_id="ours") as admin:
+        admin.set_moves(paused=True)
+    assert [request.cluster_id for request in operators[0].requests] == ["ours"]

@@ -117,3 +117,37 @@ def test_operation_that_relied_on_a_wake_up_which_failed_ends(
             client._run_single(second)
         with pytest.raises(koinon.UnavailableError, match="closed"):
             relying.result(5)
+
+
+CALLS: dict[str, Callable[[koinon.AsyncClient], Awaitable[object]]] = {
+    "get": lambda c: c.get(b"k"),
+    "put": lambda c: c.put(b"k", b"v"),
+    "delete": lambda c: c.delete(b"k"),
+    "get_many": lambda c: c.get_many([b"k"]),
+    "put_many": lambda c: c.put_many([(b"k", b"v")]),
+    "delete_many": lambda c: c.delete_many([b"k"]),
+    "scan": lambda c: anext(c.scan()),
+    "table": lambda c: c.table(),
+    "cluster_status": lambda c: c.cluster_status(),
+    "close": lambda c: c.close(),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_client_on_a_second_loop_is_refused_by_name_at_once_and_stays_of_use_on_its_own(
+    cluster: FakeCluster, name: str
+) -> None:
+    async def on_another(client: koinon.AsyncClient) -> object:
+        return await asyncio.wait_for(CALLS[name](client), 60)
+
+    async def run() -> None:
+        async with await koinon.aio.connect(cluster.nodes[0].address) as client:
+            with pytest.raises(koinon.WrongEventLoopError, match="another event loop"):
+                await asyncio.to_thread(asyncio.run, on_another(client))
+            await client.put(b"k", b"v")
+            assert await client.get(b"k") == b"v"
+        if name not in ("close", "table", "cluster_status"):
+            with pytest.raises(koinon.UnavailableError, match="closed"):  # on any loop
+                await asyncio.to_thread(asyncio.run, on_another(client))
+
+    asyncio.run(run())

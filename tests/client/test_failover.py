@@ -131,7 +131,7 @@ def test_too_few_replicas_is_tried_again_until_the_deadline(
         return None
 
     cluster.nodes[0].refuse = refuse
-    engine = getattr(client, "wrapped", client)._engine
+    engine = client.wrapped._connected if hasattr(client, "wrapped") else client._engine
     patient, engine.policy = engine.policy, ThreeTimesMore()
     with pytest.raises(koinon.UnavailableError, match="1 in-sync"):
         client.put(key, b"v", timeout_ms=1_000)

@@ -120,6 +120,8 @@ def session(n: int, used: float, disk_free: int = 50_000_000_000) -> SessionView
         map_bytes=1_000_000,
         disk_free_bytes=disk_free,
         disk_bytes=100_000_000_000,
+        commit_out_ms=0,
+        commit_ms=2,
         reads_per_second=0.0,
         writes_per_second=0.0,
     )
@@ -282,6 +284,32 @@ def test_loads_are_noted_and_one_that_nobody_touches_with_its_end() -> None:
     assert "nobody has touched load 7 for 20 min" in found[1]
     assert found[1].endswith("by itself it ends in 10 min")
     assert len(notes(status_of(table), [replace(load, idle_ms=1000)])) == 1
+
+
+def test_disk_that_hangs_is_named_first_with_what_nobody_else_can_lead() -> None:
+    hung = replace(session(2, 0.1), commit_out_ms=12_300)
+    sessions = (session(1, 0.1), hung, session(3, 0.1))
+    (problem,) = problems(status_of(sessions=sessions))
+    assert problem.startswith(
+        "the disk of node n2 has not answered for 12 s, and 4 partitions that nobody else can lead "
+        "take no writes: look at the disk; once it answers the node goes on by itself"
+    )
+    table = table_of()
+    for p in (2, 5, 8, 11):
+        table = with_row(table, p, primary=number(p + 1), in_sync=(number(p + 1),))
+    first, *_ = problems(status_of(table, sessions=sessions))
+    assert "12 s; others lead what it led: look at the disk" in first
+    slowly = replace(hung, commit_out_ms=1_400)
+    assert problems(status_of(sessions=(slowly,))) == []
+
+
+@pytest.mark.parametrize(("commit_ms", "named"), [((2, 60, 3), True), ((40, 60, 50), False)])
+def test_disk_that_is_many_times_slower_than_others_is_named(
+    commit_ms: tuple[int, int, int], named: bool
+) -> None:
+    sessions = tuple(replace(session(n, 0.1), commit_ms=ms) for n, ms in enumerate(commit_ms, 1))
+    found = problems(status_of(sessions=sessions))
+    assert [problem.split(":")[0] for problem in found] == ["the disk of node n2 is slow"] * named
 
 
 def test_disk_that_is_nearly_full_is_named_before_the_copies_that_fall_behind() -> None:

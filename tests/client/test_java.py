@@ -93,6 +93,7 @@ def test_no_java_says_what_was_tried_and_what_to_do(tmp_path: Path) -> None:
     assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
 
 
+@pytest.mark.long
 def test_bundled_java_runs_spark_without_any_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

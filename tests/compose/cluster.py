@@ -28,6 +28,7 @@ NODES = ("node-1", "node-2", "node-3")
 ADDRESSES = ",".join(f"{name}:7400" for name in COORDINATORS)
 PORTS = {"coordinator": 7400, "node": 7500}
 POLL_S = 0.3
+START_S = 60.0
 ANSWER_S = 10.0
 JUDGE_S = 240.0
 WAIT_S = 90.0
@@ -60,6 +61,7 @@ class Writers:
             start_new_session=True,
         )
         self._answers: queue.Queue[str] = queue.Queue()
+        self._starts_s = START_S  # what the next answer may take longer: the container's start
         self.said: list[str] = []
         for stream, take in (
             (self._process.stdout, self._answers.put),
@@ -77,7 +79,8 @@ class Writers:
         try:
             self._process.stdin.write(json.dumps({"do": what, **values}) + "\n")
             self._process.stdin.flush()
-            answer = self._answers.get(timeout=within_s)
+            answer = self._answers.get(timeout=within_s + self._starts_s)
+            self._starts_s = 0.0
         except (OSError, queue.Empty) as error:
             said = "".join(self.said[-20:])
             raise EngineError(f"the writers do not answer {what!r}\n{said}") from error

@@ -32,7 +32,7 @@ from koinon_proto.v1 import (
 CALL_TIMEOUT_S = 2.0
 
 
-async def wait_for(condition: Callable[[], bool], limit_s: float = 20.0, what: str = "") -> None:
+async def wait_for(condition: Callable[[], bool], limit_s: float = 60.0, what: str = "") -> None:
     """Wait until the condition holds; fail after ``limit_s``."""
     end = time.monotonic() + limit_s
     while not condition():

@@ -35,6 +35,7 @@ from koinon_proto.table import (
     PartitionId,
     PartitionRow,
 )
+from koinon_proto.v1.membership_pb2 import NodeStats
 
 T = TypeVar("T")
 TIMING = TimingConfig()
@@ -245,7 +246,12 @@ class Term:
         return await self.leadership.register(request(node_id, **kwargs), "")  # type: ignore[arg-type]
 
     async def heartbeat(
-        self, node_id: str = "n1", epoch: int = 1, answer: HeartbeatAnswer | None = None
+        self,
+        node_id: str = "n1",
+        epoch: int = 1,
+        answer: HeartbeatAnswer | None = None,
+        registration_id: str = "",
+        stats: NodeStats | None = None,
     ) -> HeartbeatAnswer:
         return await self.leadership.heartbeat(
             cluster_id="",
@@ -253,6 +259,8 @@ class Term:
             node_epoch=epoch,
             hosted=answer.commands if answer is not None else [],
             received_at=self.clock.now,
+            registration_id=registration_id,
+            stats=stats,
         )
 
     async def live(self, seconds: float, *node_ids: str) -> None:

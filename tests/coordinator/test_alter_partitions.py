@@ -43,6 +43,18 @@ async def alter(
     )
 
 
+def test_nothing_is_handed_over_to_a_node_whose_disk_hangs() -> None:
+    async def test(term: Term) -> None:
+        row = row_of(term.replicated.state)
+        await term.heartbeat("n2", stats=membership_pb2.NodeStats(commit_out_ms=2_000))
+        assert await term.propose(0, to=2) == (0,)
+        assert row_of(term.replicated.state) is row
+        assert await term.propose(0, to=3) == ()
+
+    term = run_term(test, state=bootstrapped([(1, 2, 3), (2, 3, 1)]))
+    assert term.count(AlterPartitions) == 1
+
+
 def test_alter_shrinks_widens_and_hands_over_in_one_command_each() -> None:
     async def test(term: Term) -> None:
         state = term.replicated.state

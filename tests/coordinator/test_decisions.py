@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from koinon_coordinator.core import decisions
 from koinon_coordinator.core.commands import AssignPartitions, CreateCluster, SetNodeStatus
 from koinon_coordinator.core.decisions import (
     check_registration,
@@ -20,6 +21,7 @@ from koinon_proto.errors import (
     InvalidArgumentError,
     NodeFencedError,
     RegistrationPendingError,
+    ResourceExhaustedError,
     UnknownNodeError,
 )
 from koinon_proto.table import NodeNumber, NodeStatus
@@ -160,6 +162,12 @@ def test_registration_another_store_cannot_take_an_epoch_that_waits_for_its_answ
         ("store_id", ""),
         ("registration_id", ""),
         ("registration_id", "x" * 129),
+        ("node_id", "n\x1b[2J"),
+        ("address", "h\x1b[2J:80"),
+        ("rack", "r\x1b[2J"),
+        ("rack", "\u202egnp"),
+        ("store_id", "s\n"),
+        ("registration_id", "\x9b2J"),
     ],
 )
 def test_registration_with_a_bad_field_is_refused_by_its_name(field: str, value: str) -> None:
@@ -237,3 +245,12 @@ def test_bootstrap_leaves_out_a_node_that_is_being_drained() -> None:
     state.apply(SetNodeStatus(node_number=N1, status=NodeStatus.DRAINING))
     n2 = NodeNumber(2)
     assert decide_bootstrap(state, sessions, 0.1) == AssignPartitions(replicas=((n2,), (n2,)))
+
+
+def test_registration_of_one_node_too_many_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = bootstrapped([(1,)])
+    sessions = sessions_of(state, 0.0)
+    monkeypatch.setattr(decisions, "NODES_MAX", 1)
+    with pytest.raises(ResourceExhaustedError):
+        decide_registration(state, sessions, request("n9"), 9.0)
+    decide_registration(state, sessions, request("n1", last=1), 9.0)

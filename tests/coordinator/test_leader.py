@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any
 
 import pytest
 
@@ -311,6 +312,38 @@ def test_leave_beside_a_registration_does_not_end_the_new_session() -> None:
         assert (await again).node_epoch == 2
         assert term.leadership.sessions.is_live(NodeNumber(1), term.clock.now)
         await term.pass_time(5.0)
+        assert term.count(FenceNode) == 1
+
+    run_term(test)
+
+
+@pytest.mark.parametrize("stranger", ["", "made up"])
+def test_who_does_not_know_a_nodes_registration_does_not_speak_for_it(stranger: str) -> None:
+    async def test(term: Term) -> None:
+        await term.register(registration="its own")
+        await until(lambda: term.replicated.state.bootstrapped)
+        await term.heartbeat(registration_id="its own")
+        whole: dict[str, Any] = {"cluster_id": "", "node_id": "n1", "node_epoch": 1}
+        with pytest.raises(NodeFencedError):
+            await term.leadership.leave(**whole, registration_id=stranger)
+        with pytest.raises(NodeFencedError):
+            await term.leadership.alter_partitions(**whole, changes=(), registration_id=stranger)
+        with pytest.raises(NodeFencedError):
+            await term.heartbeat(registration_id=stranger)
+        assert term.count(FenceNode) == 0
+        await term.leadership.alter_partitions(**whole, changes=(), registration_id="its own")
+        await term.leadership.leave(**whole, registration_id="its own")
+        assert term.count(FenceNode) == 1
+
+    run_term(test)
+
+
+def test_node_of_a_build_that_names_no_registration_speaks_for_itself() -> None:
+    async def test(term: Term) -> None:
+        await term.register(registration="its own")
+        await until(lambda: term.replicated.state.bootstrapped)
+        await term.heartbeat()
+        await term.leadership.leave(cluster_id="", node_id="n1", node_epoch=1)
         assert term.count(FenceNode) == 1
 
     run_term(test)

@@ -67,6 +67,7 @@ def test_open_decides_a_command_with_the_usual_timeout() -> None:
     [
         (LoadWish(job_id="", mode=APPEND), "job_id"),
         (LoadWish(job_id="j" * 129, mode=APPEND), "job_id"),
+        (LoadWish(job_id="j\x1b[2J", mode=APPEND), "job_id"),
         (LoadWish(job_id="j", mode=0), "mode"),
         (LoadWish(job_id="j", mode=3), "mode"),
         (LoadWish(job_id="j", mode=APPEND, prefix=b"p"), "prefix"),
@@ -76,6 +77,10 @@ def test_open_decides_a_command_with_the_usual_timeout() -> None:
         (LoadWish(job_id="j", mode=APPEND, timeout_ms=1 << 40), "timeout_ms"),
         (
             LoadWish(job_id="j", mode=APPEND, stream_batch=StreamBatch("", 1)),
+            "stream_batch.query_id",
+        ),
+        (
+            LoadWish(job_id="j", mode=APPEND, stream_batch=StreamBatch("q\x1b", 1)),
             "stream_batch.query_id",
         ),
     ],
@@ -200,6 +205,16 @@ def test_abort_of_an_open_load_decides_a_command_with_a_bounded_reason() -> None
     assert command == AbortLoad(load_id=load_id, reason="r" * 200)
     log.apply(abort_load(load_id))
     assert decide_abort(log.state, load_id, "again") == outcome(load_id, ABORTED)
+
+
+def test_texts_of_a_load_are_stored_as_operators_can_be_shown_them() -> None:
+    opened = decide_open(Log().state, LoadWish(job_id="j", mode=APPEND, description="a\x1b[2J\n"))
+    assert isinstance(opened, OpenLoad)
+    assert opened.description == "a\\x1b[2J\\n"
+    log = Log()
+    aborted = decide_abort(log.state, log.open(), "because\x07")
+    assert isinstance(aborted, AbortLoad)
+    assert aborted.reason == "because\\x07"
 
 
 @pytest.mark.parametrize("state", [MERGING, DONE])

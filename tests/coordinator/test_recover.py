@@ -33,6 +33,7 @@ from koinon_coordinator.core.raft import (
     Snapshot,
     SnapshotWrite,
 )
+from koinon_coordinator.core.recovery import recovered
 from koinon_coordinator.core.state import EMPTY_IMAGE, ClusterState, StateImage
 from koinon_coordinator.raft.storage import LmdbRaftStorage
 from koinon_coordinator.recover import (
@@ -43,6 +44,7 @@ from koinon_coordinator.recover import (
     drop_uncommitted,
     read_survivor,
     report,
+    write_group,
 )
 from koinon_proto import convert
 from koinon_proto.errors import ConfigurationError
@@ -101,14 +103,18 @@ def served(cluster_id: str = "c0ffee") -> History:
 
 
 def make_member(
-    directory: Path, commands: Sequence[Command], snapshot: StateImage = EMPTY_IMAGE
+    directory: Path,
+    commands: Sequence[Command],
+    snapshot: StateImage = EMPTY_IMAGE,
+    *,
+    term: int = 3,
 ) -> Path:
     """Make the directory of c1, in whose log the commands follow the snapshot."""
     configuration = Configuration(voters={"c1": "127.0.0.1:1"})
     storage = LmdbRaftStorage(directory, "c1", configuration, map_bytes=1 << 20)
     data = image_to_bytes(snapshot)
     storage.save(
-        hard_state=HardState(term=3, vote=None),
+        hard_state=HardState(term=term, vote=None),
         snapshot_write=SnapshotWrite(
             snapshot=Snapshot.of(*BASE, configuration, data),
             base=BASE,
@@ -175,6 +181,19 @@ def test_recovery_survivor_that_nodes_do_not_contradict_keeps_all_of_its_log(
     newer = log.table()
     found = found_in(make_member(tmp_path / "c1", log.alter(1, 2, 3).commands), older, newer)
     assert (found.dropped, choose(found)) == (0, log.state.image())
+
+
+def test_recovery_from_a_member_whose_term_was_a_strangers_begins_above_its_logs(
+    tmp_path: Path,
+) -> None:
+    history = served()
+    directory = make_member(tmp_path / "c1", history.commands, term=(1 << 64) - 1)
+    found = found_in(directory)
+    assert found.term == 2
+    write_group(tmp_path / "c9", "c9", "127.0.0.1:2", recovered(choose(found)), found)
+    storage = LmdbRaftStorage(tmp_path / "c9", "c9", Configuration(), read_only=True)
+    assert storage.load().hard_state.term == 3
+    storage.close()
 
 
 def test_recovery_snapshot_that_nodes_contradict_is_refused(tmp_path: Path) -> None:

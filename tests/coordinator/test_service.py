@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
@@ -313,6 +314,32 @@ def test_services_before_there_is_a_table_nothing_can_be_planned(tmp_path: Path)
             0,
             MoveSettings().moves_per_node,
         )
+
+    with_coordinator(tmp_path, test)
+
+
+ADMIN = admin_pb2.DESCRIPTOR.services_by_name["Admin"]
+
+
+def test_services_operators_call_for_another_cluster_changes_nothing(tmp_path: Path) -> None:
+    async def test(coordinator: Coordinator, caller: Caller) -> None:
+        before = coordinator._replicated.snapshot()
+        cluster_id = (await caller.status()).table.cluster.cluster_id
+        for method in ADMIN.methods:
+            request = GetMessageClass(method.input_type)(cluster_id="elsewhere")
+            with pytest.raises(WrongClusterError) as wrong:
+                await caller.call(getattr(caller.admin, method.name), request)
+            assert wrong.value.expected_cluster_id == cluster_id
+        assert coordinator._replicated.snapshot() == before
+
+    with_coordinator(tmp_path, test)
+
+
+def test_services_number_beyond_its_bound_is_refused_by_name(tmp_path: Path) -> None:
+    async def test(_: Coordinator, caller: Caller) -> None:
+        with pytest.raises(InvalidArgumentError) as refused:
+            await caller.get_table("", 1 << 63)
+        assert refused.value.field == "known_version"
 
     with_coordinator(tmp_path, test)
 

@@ -81,6 +81,9 @@ class Watcher:
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return ()
 
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
     async def write(self, update: table_pb2.TableUpdate) -> None:
         await self.gate.wait()
         self.updates.append(update)
@@ -214,7 +217,7 @@ async def refused(caller: Caller, **fields: Any) -> Exception:
 def test_watch_refusals_are_typed_and_watchers_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "WATCHES_MAX", 3)
+    monkeypatch.setattr(service, "WATCHES_MAX", 8)  # 4 of them for one connection
 
     async def test(_: Coordinator, caller: Caller) -> None:
         assert isinstance(await refused(caller), ClusterNotReadyError)
@@ -222,7 +225,7 @@ def test_watch_refusals_are_typed_and_watchers_are_bounded(
         life = asyncio.ensure_future(node.run())
         await wait_for(lambda: online(node) == 8)
         assert isinstance(await refused(caller, cluster_id="elsewhere"), WrongClusterError)
-        streams = [caller.tables.WatchTable(table_pb2.GetTableRequest()) for _ in range(3)]
+        streams = [caller.tables.WatchTable(table_pb2.GetTableRequest()) for _ in range(4)]
         for stream in streams:
             assert len((await stream.read()).rows) == 8
         assert isinstance(await refused(caller), ResourceExhaustedError)

@@ -22,6 +22,7 @@ def test_demo_with_no_number_of_rows_is_wrong_usage(
     assert ended.value.code == 2
 
 
+@pytest.mark.long
 def test_demo_with_few_rows_shows_every_act_and_ends_well() -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "koinon.demo", "--rows", "5000"],

@@ -13,6 +13,7 @@ from koinon.local.servers import environment
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 
 
+@pytest.mark.long
 def test_stream_is_enriched_partition_by_partition_from_one_node() -> None:
     pytest.importorskip("pyspark", reason="the spark extra is not installed")
     ended = subprocess.run(

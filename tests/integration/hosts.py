@@ -149,20 +149,24 @@ class HostCluster:
 
     def start(self, name: str) -> None:
         """Start the member's process on its host."""
-        address = self.address(name)
-        kind = "coordinator" if name in self.coordinator_names else "node"
         command = ["ip", "netns", "exec", self.hosts.space(name), sys.executable, "-m"]
-        command += [MODULES[kind], "--id", name, "--listen", address]
-        command += ["--data", str(self._directory / name)]
-        if kind == "coordinator":
-            members = ",".join(f"{n}={self.address(n)}" for n in self.coordinator_names)
-            command += ["--members", members, "--bootstrap-nodes", str(self._bootstrap_nodes)]
-        else:
-            command += ["--coordinators", self.coordinators]
+        command += [self.module(name), *self.arguments(name, self._directory / name)]
         with (self._directory / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
+
+    def module(self, name: str) -> str:
+        """Return the module that the member's process runs."""
+        return MODULES["coordinator" if name in self.coordinator_names else "node"]
+
+    def arguments(self, name: str, data: Path) -> list[str]:
+        """Return the arguments of the member's process."""
+        arguments = ["--id", name, "--listen", self.address(name), "--data", str(data)]
+        if name not in self.coordinator_names:
+            return [*arguments, "--coordinators", self.coordinators]
+        members = ",".join(f"{n}={self.address(n)}" for n in self.coordinator_names)
+        return [*arguments, "--members", members, "--bootstrap-nodes", str(self._bootstrap_nodes)]
 
     def kill(self, name: str) -> None:
         self._processes[name].kill()

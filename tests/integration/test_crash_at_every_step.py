@@ -132,12 +132,12 @@ def wait_for_step(cluster: LocalCluster, step: str, old: str, new: str) -> None:
     ("factor", "victim"),
     [
         (3, "source"),
-        (3, "target"),
-        (3, "bystander"),
-        (3, "leader"),
-        (1, "source"),
+        pytest.param(3, "target", marks=pytest.mark.long),
+        pytest.param(3, "bystander", marks=pytest.mark.long),
+        pytest.param(3, "leader", marks=pytest.mark.long),
+        pytest.param(1, "source", marks=pytest.mark.long),
         (1, "target"),
-        (1, "leader"),
+        pytest.param(1, "leader", marks=pytest.mark.long),
     ],
 )
 def test_move_ends_by_itself_whoever_dies_after_whichever_step(
@@ -201,7 +201,14 @@ def followed(table: Table, was: dict[PartitionId, int], name: str) -> bool:
     )
 
 
-@pytest.mark.parametrize("victim", ["new primary", "deposed", "leader"])
+@pytest.mark.parametrize(
+    "victim",
+    [
+        "new primary",
+        pytest.param("deposed", marks=pytest.mark.long),
+        pytest.param("leader", marks=pytest.mark.long),
+    ],
+)
 def test_failover_ends_by_itself_whoever_dies_after_whichever_step(
     start: Callable[..., LocalCluster], victim: str
 ) -> None:

@@ -65,7 +65,7 @@ def restore_primaries(cluster: LocalCluster, admin: Admin) -> None:
 
 
 @long_form
-@pytest.mark.parametrize("replicas", [3, 2])
+@pytest.mark.parametrize("replicas", [3, pytest.param(2, marks=pytest.mark.long)])
 def test_rolling_restart_fails_no_operation(make_cluster: ClusterFactory, replicas: int) -> None:
     cluster = start(make_cluster, replicas)
     with SteadyLoad(cluster) as load, Admin(cluster.coordinators) as admin:

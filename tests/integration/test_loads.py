@@ -223,7 +223,7 @@ def judge(client: Client, load: Load, committed: bool) -> None:
 
 @pytest.mark.parametrize("stage", ["staging", "preparing", "merging"])
 @pytest.mark.parametrize("victim", ["n1", "leader"])
-@pytest.mark.parametrize("factor", [1, 3])
+@pytest.mark.parametrize("factor", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_load_ends_whole_or_without_a_trace_whoever_is_killed(
     start: Callable[..., LocalCluster], factor: int, victim: str, stage: str
 ) -> None:

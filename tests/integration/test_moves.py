@@ -76,7 +76,7 @@ def execute(admin: Admin, request: PlanRequest) -> int:
     return len(plan.moves)
 
 
-@pytest.mark.parametrize("factor", [1, 3])
+@pytest.mark.parametrize("factor", [pytest.param(1, marks=pytest.mark.long), 3])
 @pytest.mark.parametrize("victim", ["source", "target", "leader"])
 def test_rebalance_goes_on_when_a_participant_is_killed(
     make_cluster: ClusterFactory, factor: int, victim: str

@@ -52,6 +52,7 @@ from koinon_proto.table import (
     PartitionRow,
     PartitionStatus,
     Table,
+    registration_digest,
 )
 from koinon_proto.v1.replication_pb2 import MergeStep
 
@@ -98,6 +99,7 @@ def table_of(
     fenced: Sequence[int] = (),
     paused: bool = False,
     node_epochs: dict[int, int] | None = None,
+    registration_ids: dict[int, str] | None = None,
     loads: Sequence[ActiveLoad] = (),
 ) -> Table:
     """Return a table of these rows (or of all partitions with this node alone) and three nodes."""
@@ -112,6 +114,7 @@ def table_of(
             status=NodeStatus.FENCED if n in fenced else NodeStatus.ACTIVE,
             store_id=f"s{n}",
             changed_at=version,
+            registration_digest=registration_digest((registration_ids or {}).get(n, "")),
         )
         for n in (1, 2, 3)
     }
@@ -198,6 +201,9 @@ class HeldChannel:
         if not self.held:
             asyncio.get_running_loop().call_soon(self._commit_first)
 
+    def kill(self) -> None:
+        pass
+
     async def close(self) -> bool:
         return True
 
@@ -272,9 +278,17 @@ class Bench:
         self.pending = PendingWrites()
         self.channel = HeldChannel(self.store)
         self.lost: list[str] = []
-        self.writer = Writer(self.store, self.pending, "n1", limits, self.lost.append, self.channel)
-        self.clock = SetClock()
         self.now = 0.0
+        self.writer = Writer(
+            self.store,
+            self.pending,
+            "n1",
+            limits,
+            self.lost.append,
+            self.channel,
+            lambda: self.now,
+        )
+        self.clock = SetClock()
         self.state = NodeState("n1", now=lambda: self.now)
         self.copies = self.store.copies()
         self.primaries = Primaries(

@@ -14,7 +14,9 @@ from tests.node.streams import stream_pair
 class PlayedFollower:
     """Speaks when the test says so; what the primary sent is in ``batches`` and ``others``."""
 
-    def __init__(self, bench: Bench, number: int = 2, node_epoch: int = 1) -> None:
+    def __init__(
+        self, bench: Bench, number: int = 2, node_epoch: int = 1, registration_id: str = ""
+    ) -> None:
         self.bench = bench
         self.batches: list[wire.Batch] = []
         self.others: list[wire.FollowResponse] = []
@@ -26,6 +28,7 @@ class PlayedFollower:
             node_number=number,
             node_epoch=node_epoch,
             to_node_number=1,
+            registration_id=registration_id,
         )
         self.end.send(wire.FollowRequest(hello=hello))
 

@@ -148,7 +148,7 @@ class ScriptedStream:
         return response
 
     def close(self, error: KoinonError | None = None) -> None:
-        self.ended = True
+        self.lose()
 
     def respond(self, response: wire.FollowResponse) -> None:
         self._responses.put_nowait(response)

@@ -68,6 +68,8 @@ def test_registration_id_survives_a_kill_before_the_reply(tmp_path: Path) -> Non
             last = coordinator.registrations[-1]
             assert last.last_node_epoch == 1
             assert last.cluster_id == "cluster-a"
+            wait_for(lambda: coordinator.heartbeats[-1].node_epoch == 2, "a heartbeat")
+            assert coordinator.heartbeats[-1].registration_id == last.registration_id
 
 
 def test_agent_follows_the_leaders_address_past_dead_coordinators(tmp_path: Path) -> None:

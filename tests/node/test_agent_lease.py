@@ -10,9 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from koinon_node.agent import Agent
 from koinon_node.config import NodeConfig, StoreConfig
 from koinon_node.core.assignment import Adoption
+from koinon_node.core.lease import heartbeat_timeout_s
 from koinon_node.state import NodeState
 from koinon_node.storage import Identity
 from koinon_proto import convert
@@ -80,6 +83,7 @@ class ScriptedChannel:
 
     def __init__(self, table: Table) -> None:
         self.requests: list[membership_pb2.HeartbeatRequest] = []
+        self.timeouts_s: list[float] = []
         self._table = table
         self._answers: list[Callable[[], Heartbeat]] = []
         self._answered = 0
@@ -120,6 +124,7 @@ class ScriptedChannel:
     def _heartbeat(self, request: Any, timeout: float, **_: Any) -> Heartbeat:
         with self._changed:
             self.requests.append(request)
+            self.timeouts_s.append(timeout)
             self._changed.wait_for(lambda: self._answers or self._closed)
             if not self._answers:
                 raise RuntimeError("the channel is closed")
@@ -256,6 +261,18 @@ def test_agent_registered_without_an_acknowledged_heartbeat_holds_no_lease(
         assert not running.state.serving()
         running.channel.answer(running.reply())
         assert running.state.serving()
+
+
+def test_heartbeat_is_waited_for_for_most_of_a_lease(tmp_path: Path) -> None:
+    """Else a leader that answers late would hear of no heartbeat: each is given up before it is
+    read. After one that is never answered there is time to find another leader.
+    """
+    with running_agent(tmp_path, table_of(1, [1, 1])) as running:
+        running.channel.answer(running.reply())
+        for timeout_s in running.channel.timeouts_s:
+            assert LEASE_S / 2 < timeout_s < 0.95 * LEASE_S
+    assert heartbeat_timeout_s(1.0, 0.2) == pytest.approx(0.7)
+    assert heartbeat_timeout_s(1.0, 0.9) == pytest.approx(1 / 3)
 
 
 def test_lease_of_a_slow_heartbeat_is_counted_from_its_sending(tmp_path: Path) -> None:

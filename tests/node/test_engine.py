@@ -13,7 +13,12 @@ from koinon_node.batches import ScanPage
 from koinon_node.config import Limits
 from koinon_node.core import records
 from koinon_node.core.assignment import Adoption
-from koinon_proto.errors import LeaseExpiredError, UnknownFateError
+from koinon_proto.errors import (
+    LeaseExpiredError,
+    NotEnoughReplicasError,
+    ResourceExhaustedError,
+    UnknownFateError,
+)
 from tests.node.held_writer import EPOCH, PARTITIONS, Bench, settle, with_engine
 
 Call = Callable[[Bench], Awaitable[Any]]
@@ -327,3 +332,73 @@ def test_sequences_after_an_adoption_belong_to_its_epoch(tmp_path: Path) -> None
         assert records.decode_record(bench.store.get(b"\0\0\0k") or b"").value == b"v"
 
     with_engine(tmp_path, use)
+
+
+# --- bounds of what is read at the same time ---------------------------------------------------
+
+
+@pytest.mark.parametrize("call", [READS["batch get"], READS["scan"]], ids=["batch get", "scan"])
+def test_read_beyond_the_rows_that_others_read_is_refused_until_these_are_done(
+    tmp_path: Path, call: Call
+) -> None:
+    async def use(bench: Bench) -> None:
+        await bench.put(b"k", b"other")
+        bench.channel.held = True
+        write = asyncio.ensure_future(bench.put(b"k", b"other", value=b"new"))
+        await settle(write)
+        first = asyncio.ensure_future(bench.get(b"k", b"other"))
+        await settle(first)
+        with pytest.raises(ResourceExhaustedError, match="rows being read"):
+            await call(bench)
+        bench.channel.release()
+        await write
+        assert (await first).values == [b"new"] * 2
+        await call(bench)  # alone, whatever its size
+
+    with_engine(tmp_path, use, limits=Limits(reading_rows=3, scan_rows=2))
+
+
+def test_read_beyond_the_bytes_that_others_hold_is_refused_and_gives_back_its_own(
+    tmp_path: Path,
+) -> None:
+    async def use(bench: Bench) -> None:
+        await bench.put(b"k", b"other", value=bytes(600))
+        bench.channel.held = True
+
+        def write() -> None:  # it is in the store at once, and complete later
+            writes.append(asyncio.ensure_future(bench.put(b"k", value=b"new")))
+
+        writes: list[asyncio.Future[Any]] = []
+        write()
+        await settle(writes[0])
+        first = asyncio.ensure_future(bench.get(b"other", b"k"))
+        await settle(first)
+        write()
+        await settle(writes[1])
+        bench.channel.commit_one()
+        bench.channel.store_one()
+        await settle(first)  # it holds what it has read, and waits for the second write
+        assert not first.done()
+        with pytest.raises(ResourceExhaustedError, match="bytes being read"):
+            await bench.get(b"other")
+        bench.channel.release()
+        assert (await first).values == [bytes(600), b"new"]
+        assert (await bench.get(b"other")).values == [bytes(600)]
+
+    with_engine(tmp_path, use, limits=Limits(reading_bytes=1_000))
+
+
+def test_write_whose_partition_loses_its_replicas_before_its_last_step_loses_only_these_rows(
+    tmp_path: Path,
+) -> None:
+    async def use(bench: Bench) -> None:
+        def lose() -> None:
+            bench.state.too_few[0] = bench.state.any_too_few = True
+
+        asyncio.get_running_loop().call_soon(lose)
+        answer = await bench.put(b"a", b"b")
+        assert [type(error) for error in answer.row_errors.values()] == [NotEnoughReplicasError]
+        assert list(answer.row_errors) == [1]
+        assert (answer.versions > 0).tolist() == [True, False]
+
+    with_engine(tmp_path, use, limits=Limits(step_rows=1))

@@ -24,6 +24,7 @@ from koinon_node.core.following import (
     Wanted,
     choose_openings,
     first_step,
+    retry_delay_s,
 )
 from koinon_node.core.records import EpochStart
 from koinon_proto.table import NO_NODE, NodeStatus, first_sequence
@@ -251,3 +252,17 @@ def test_every_stage_can_be_closed_and_reached() -> None:
     followed = Followed(0, Want(5, 5, Rank.IN_SYNC))
     with pytest.raises(KeyError):
         followed.take(Step.POSITION)
+
+
+def test_retry_of_a_copy_in_sync_never_waits_long() -> None:
+    """A takeover waits for it (rule 4); a copy that only catches up can wait."""
+    delays_s = {
+        rank: [
+            retry_delay_s(Followed(0, Want(5, 5, rank), attempts=attempts))
+            for attempts in range(12)
+        ]
+        for rank in Rank
+    }
+    assert delays_s[Rank.IN_SYNC][0] == delays_s[Rank.ADDING][0] == 0.02
+    assert max(delays_s[Rank.IN_SYNC]) == 0.1
+    assert max(delays_s[Rank.SETTLED]) == max(delays_s[Rank.ADDING]) == 1.0

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from koinon_node.core.assignment import Adoption
+from koinon_node.core.replica import SPARE_SEQUENCES
 from koinon_node.seams import RowChange
 from koinon_proto.errors import (
     LeaseExpiredError,
@@ -16,6 +18,7 @@ from koinon_proto.errors import (
     UnavailableError,
     UnknownFateError,
 )
+from koinon_proto.table import PartitionRow, first_sequence
 from koinon_proto.v1 import replication_pb2 as wire
 from tests.node.held_writer import EPOCH, F2, F3, ME, Bench, row_of
 from tests.node.played_follower import PlayedFollower, turn
@@ -194,6 +197,40 @@ def test_own_commit_that_fails_after_it_was_sent_hands_over_and_leaves(tmp_path:
     with_rows(tmp_path, use, TWO, row_of(1))
 
 
+def test_purge_without_room_leaves_its_partition_and_what_is_queued_behind_it(
+    tmp_path: Path,
+) -> None:
+    """It is in the group of a write that was sent and stored; nothing builds on the purge."""
+
+    async def use(bench: Bench) -> None:
+        two = PlayedFollower(bench)
+        await two.join(0)
+        bench.channel.held = True
+        first = start(bench.put(b"k"))
+        await turn()
+        beside = start(bench.put(b"l"))
+        await turn()
+        purge = bench.replicator.submit_purge(np.array([0], np.uint32), [b"\0\0\0old"], [])
+        bench.channel.commit_one()
+        await turn()
+        behind = start(bench.put(b"m"))
+        await turn()
+        bench.channel.failing = {1: "no room"}  # of [the put of l, the purge]
+        bench.channel.release()
+        with pytest.raises(StorageFullError):
+            await purge
+        for write in (first, beside, behind):
+            await two.acknowledge()
+            assert await answered(write)
+            write.result()
+        await tick(bench)
+        assert not bench.coordinator.calls
+        assert not (await bench.get(b"l")).missing
+        assert int(bench.copies.complete_through[0]) == START + 3
+
+    with_rows(tmp_path, use, TWO)
+
+
 def test_own_commit_that_fails_with_nobody_else_in_sync_begins_a_new_epoch(tmp_path: Path) -> None:
     """The follower that has what was not stored here has a tail from then on."""
 
@@ -225,6 +262,27 @@ def test_own_commit_that_fails_unsent_is_only_refused(tmp_path: Path) -> None:
         assert (await bench.get(b"k", b"l")).missing == [0]
 
     with_rows(tmp_path, use, row_of(0))
+
+
+def test_own_commit_that_fails_unsent_beside_one_that_was_sent_breaks_nothing_off(
+    tmp_path: Path,
+) -> None:
+    async def use(bench: Bench) -> None:
+        two = PlayedFollower(bench)
+        await two.join(0)
+        sent = start(bench.put(b"k"))
+        unsent = start(bench.put(b"k", partition_id=1))  # of the same group
+        bench.channel.failing = {1: "no room"}
+        await turn()
+        with pytest.raises(StorageFullError):
+            await unsent
+        await two.acknowledge()
+        await sent
+        await tick(bench)
+        assert not bench.coordinator.calls
+        assert not (await bench.get(b"k")).refusals
+
+    with_rows(tmp_path, use, TWO, row_of(1))
 
 
 def test_follower_joins_after_an_own_commit_that_failed_unsent(tmp_path: Path) -> None:
@@ -279,3 +337,59 @@ def test_gap_of_a_commit_that_was_sent_is_never_filled(tmp_path: Path) -> None:
         assert bench.store.read_copies([0])[0].complete_through == START
 
     with_rows(tmp_path, use, row_of(0, (1, 2), (1,)))
+
+
+# --- an epoch whose sequences are used up ------------------------------------------------------
+
+
+@pytest.mark.parametrize("row", [row_of(0), TWO], ids=["alone", "two replicas"])
+def test_partition_with_few_sequences_left_goes_on_under_a_new_epoch(
+    tmp_path: Path, row: PartitionRow
+) -> None:
+    async def use(bench: Bench) -> None:
+        two = PlayedFollower(bench)
+        if row is TWO:
+            await two.join(0)
+        bench.primaries.last_sequences[0] += np.uint64((1 << 40) - SPARE_SEQUENCES - 2)
+        for key, due in ((b"a", False), (b"b", True)):
+            write = start(bench.put(key))
+            await turn()
+            if row is TWO:
+                await two.acknowledge()
+            await write
+            await tick(bench)
+            assert bool(bench.coordinator.calls) is due
+        assert (proposed(bench).hand_over_to, proposed(bench).in_sync) == (ME, row.in_sync)
+        assert isinstance((await bench.put(b"c")).refusals[0], PartitionOfflineError)
+        newer(bench, replace(row, primary_epoch=EPOCH + 1, partition_epoch=2))
+        await bench.replicator.adopt([Adoption(0, EPOCH + 1)])
+        if row is TWO:
+            await two.join(0, epoch=EPOCH + 1)
+            await tick(bench)
+        write = start(bench.put(b"c"))
+        await turn()
+        if row is TWO:
+            await two.acknowledge()
+        assert int((await write).versions[0]) == first_sequence(EPOCH + 1) + 1
+
+    with_rows(tmp_path, use, row)
+
+
+def test_write_beyond_the_last_sequence_of_an_epoch_is_refused_and_takes_none(
+    tmp_path: Path,
+) -> None:
+    async def use(bench: Bench) -> None:
+        last = first_sequence(EPOCH + 1) - 1
+        bench.primaries.last_sequences[0] = last - 2
+        for keys in ((b"a", b"b", b"c"), (b"a", b"b"), (b"c",)):
+            if keys == (b"a", b"b"):
+                assert (await bench.put(*keys)).versions.tolist() == [last - 1, last]
+                continue
+            with pytest.raises(PartitionOfflineError):
+                await bench.put(*keys)
+        assert int(bench.primaries.last_sequences[0]) == last
+        with pytest.raises(PartitionOfflineError):
+            await bench.put(b"a", delete=True)
+        assert not (await bench.get(b"a", b"b")).missing
+
+    with_rows(tmp_path, use, row_of(0))

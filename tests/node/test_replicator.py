@@ -427,6 +427,37 @@ def test_second_stream_of_a_node_ends_the_first(tmp_path: Path) -> None:
     with_rows(tmp_path, use, TWO)
 
 
+@pytest.mark.parametrize("stranger", ["", "made up"])
+def test_stream_of_a_stranger_does_not_end_that_of_the_node(tmp_path: Path, stranger: str) -> None:
+    async def use(bench: Bench) -> None:
+        newer(bench, TWO, registration_ids={2: "its own"})
+        first = PlayedFollower(bench, registration_id="its own")
+        await first.join(0)
+        other = PlayedFollower(bench, registration_id=stranger)
+        with pytest.raises(NodeFencedError):
+            await other.serving
+        write = start(bench.put(b"k"))
+        await turn()
+        await first.acknowledge()
+        assert await answered(write)
+        again = PlayedFollower(bench, registration_id="its own")
+        await turn()
+        assert first.end.ended
+        assert not again.serving.done()
+
+    with_rows(tmp_path, use, TWO)
+
+
+@pytest.mark.parametrize("shown", ["", "its own"])
+def test_stream_of_a_build_that_names_no_registration_is_taken(tmp_path: Path, shown: str) -> None:
+    async def use(bench: Bench) -> None:
+        newer(bench, TWO, registration_ids={2: shown})
+        await PlayedFollower(bench).join(0)
+        await PlayedFollower(bench, registration_id="its own").join(0)
+
+    with_rows(tmp_path, use, TWO)
+
+
 def test_follower_registered_anew_is_cut_off(tmp_path: Path) -> None:
     async def use(bench: Bench) -> None:
         two = PlayedFollower(bench)

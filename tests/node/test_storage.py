@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import subprocess
@@ -314,6 +315,35 @@ def test_rule_3_copies_of_a_store_that_is_not_trusted_are_replaced_by_their_prim
         assert rig.durable(0)[1] == CopyState.USABLE
 
     follow(tmp_path, primary, back)
+
+
+def test_directory_that_cannot_be_synced_is_refused_before_anything_is_built_on_it(
+    filled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier start may have changed its entries, and failed to make that durable."""
+
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(DataDirectoryError, match="not synced"):
+        Store(config_of(filled))
+    monkeypatch.undo()
+    with Store(config_of(filled)) as store:
+        assert store.count() == 2000
+
+
+def test_failed_sync_that_cannot_be_noted_is_told_and_a_noted_one_of_a_whole_store_forgotten(
+    filled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = files.read_identity(filled)
+    files.note_failed_sync(filled / "gone")
+    assert "do not start a node on this directory again" in capsys.readouterr().err
+    files.note_failed_sync(filled)
+    for _ in range(2):
+        with Store(config_of(filled)) as store:  # it was closed clean
+            assert store.identity().store_id == before
+        assert not files.noted_failed_sync(filled)
 
 
 @pytest.mark.parametrize("identity_written", [False, True])

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import lmdb
+import numpy as np
 import pytest
 
 from koinon_node import directory as files
@@ -258,6 +259,32 @@ def test_rule_3_error_of_the_disk_other_than_full_ends_the_writer(
         assert not ours.recv(1)  # nothing was answered
 
 
+@pytest.mark.parametrize("durability", ["commit", "interval"])
+def test_rule_3_store_whose_sync_failed_is_not_trusted_in_the_same_boot_either(
+    tmp_path: Path, durability: str
+) -> None:
+    """The kernel says once that it could not write, and counts what it may have dropped as clean.
+    With a sync before each acknowledgement nothing that was acknowledged is among that.
+    """
+    with Store(config_of(tmp_path)) as store:
+        before = store.identity().store_id
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.node.failing_syncs", str(tmp_path), durability],
+        capture_output=True,
+        timeout=WAIT_S,
+        check=True,
+    )
+    assert b"Input/output error" in done.stderr
+    ends = {"commit": (b"UnknownFateError\n", True), "interval": (b"acknowledged\n", False)}
+    printed, trusted = ends[durability]
+    assert done.stdout == printed
+    with Store(config_of(tmp_path)) as store:
+        after = store.identity().store_id
+        assert (after == before) is trusted
+    with Store(config_of(tmp_path)) as store:  # and stays what it has become
+        assert store.identity().store_id == after
+
+
 def framed(message: Any) -> bytes:
     body = marshal.dumps(message)
     return LENGTH.pack(len(body)) + body
@@ -395,6 +422,64 @@ def test_writer_process_killed_leaves_fates_unknown_and_tells_the_node(tmp_path:
         store.close(clean=False)
 
     asyncio.run(run())
+
+
+def test_writer_that_does_not_end_when_asked_to_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("koinon_node.writer._STOP_TIMEOUT_S", 0.1)
+
+    async def run() -> None:
+        store = Store(config_of(tmp_path))
+        writer = Writer(store, PendingWrites(), "n1", Limits(), lambda reason: None)
+        await writer.start()
+        await put(writer, b"\0\0k", b"v")
+        os.kill(writer.process_id, signal.SIGSTOP)
+        assert not await asyncio.wait_for(writer.stop(), WAIT_S)
+        store.close(clean=False)
+
+    asyncio.run(run())
+    os.close(files.lock_directory(tmp_path))  # nobody has it any more
+
+
+def test_disk_that_hangs_while_its_node_stops_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("koinon_node.writer._STOP_TIMEOUT_S", 0.05)
+
+    async def use(writer: Writer, store: Store) -> None:
+        await put(writer, b"\0\0a", b"kept")
+        os.kill(writer.process_id, signal.SIGSTOP)
+        hung = put(writer, b"\0\0b", b"v")
+        assert not await asyncio.wait_for(writer.stop(), WAIT_S)
+        assert not hung.done()
+        assert store.get(b"\0\0a") == b"kept"
+
+    with_writer(config_of(tmp_path), use)
+
+
+def test_ticket_that_builds_on_a_group_of_which_some_was_refused_is_refused(
+    tmp_path: Path,
+) -> None:
+    """Nothing of it is sent: what it looked at may not be what is stored."""
+
+    async def use(writer: Writer, store: Store) -> None:
+        group = writer.open_group
+        refused = writer.submit(
+            ((DATA_DB, [b"\0\0a"], [b"v"]),), 1, 1, touched=np.array([0], np.uint32)
+        )
+        mask = np.zeros(65_536, np.bool_)
+        mask[0] = True
+        writer.refuse_queued(mask, StorageFullError(node_id="n1", reason="handed over"))
+        builds_on_it = put(writer, b"\0\0b", b"v", after=group)
+        other = put(writer, b"\0\1c", b"v")
+        for ticket in (refused, builds_on_it):
+            with pytest.raises(StorageFullError):
+                await ticket
+        await other
+        assert store.get(b"\0\0a") is store.get(b"\0\0b") is None
+
+    with_writer(config_of(tmp_path), use)
 
 
 @pytest.mark.parametrize("durability", ["commit", "interval"])

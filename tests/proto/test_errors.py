@@ -17,7 +17,7 @@ ALL = [
     for cls in vars(errors).values()
     if isinstance(cls, type) and issubclass(cls, KoinonError) and is_dataclass(cls)
 ]
-LOCAL_ONLY = {errors.DataDirectoryError}
+LOCAL_ONLY = {errors.DataDirectoryError, errors.WrongEventLoopError}
 
 
 def sample(cls: type[KoinonError]) -> KoinonError:
@@ -84,3 +84,10 @@ def test_error_without_wire_form_becomes_internal() -> None:
 @pytest.mark.parametrize("details", [b"", b"\xff\xff garbage", b"\x08\x01"])
 def test_error_details_garbage_gives_none(details: bytes) -> None:
     assert convert.error_from_status_details(details) is None
+
+
+def test_an_error_about_a_number_that_the_wire_has_no_room_for_is_sent_without_it() -> None:
+    error = errors.InvalidArgumentError(field="durability", reason="none", limit=1, actual=-1)
+    received = convert.error_from_proto(convert.error_to_proto(error))
+    assert isinstance(received, errors.InvalidArgumentError)
+    assert (received.field, received.limit, received.actual) == ("durability", 1, 0)

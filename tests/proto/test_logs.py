@@ -43,6 +43,25 @@ def test_text_format_quotes_what_is_not_one_plain_word() -> None:
     assert " INFO " in line
 
 
+def test_text_format_lets_no_field_upset_a_terminal_or_forge_a_line() -> None:
+    hostile = "\x1b]52;c;ZXZpbA==\x07\x9b2J\u202e\n2026-01-01T00:00:00.000Z INFO x all is well"
+    for template in ("node registered rack=%s", "an event that says %s by itself"):
+        line = TextFormatter().format(record(template, hostile))
+        assert line.isprintable()
+        assert "]52;c;ZXZpbA==" in line
+
+
+def test_text_format_indents_a_traceback_that_could_pass_for_lines() -> None:
+    try:
+        raise ValueError("\x1b[2J\n2026-01-01T00:00:00.000Z INFO x all is well")
+    except ValueError:
+        failed = record("work failed")
+        failed.exc_info = sys.exc_info()
+    first, *rest = TextFormatter().format(failed).split("\n")
+    assert "work failed" in first
+    assert all(line.isprintable() and line.startswith("  ") for line in rest)
+
+
 def test_json_format_keeps_numbers_and_never_overwrites_its_own_keys() -> None:
     line = JsonFormatter().format(record("moved bytes=%d level=%s", 5, "high"))
     document = json.loads(line)
@@ -92,3 +111,18 @@ def test_formats_carry_the_whole_exception(formatter: logging.Formatter) -> None
 def test_configure_logging_unknown_setting_is_refused(log_format: str, level: str) -> None:
     with pytest.raises(ConfigurationError, match=r"xml|LOUD"):
         configure_logging(log_format, level)
+
+
+def test_metadata_that_is_no_text_is_logged_rarely_and_without_a_traceback(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    configure_logging("text", "INFO")
+    log = logging.getLogger("grpc._cython.cygrpc")
+    for _ in range(5):
+        try:
+            b"\xff".decode()
+        except UnicodeDecodeError:
+            log.exception("Invalid encoding on %s", b"\xff")
+    log.error("another thing")
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2

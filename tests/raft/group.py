@@ -32,6 +32,7 @@ from koinon_coordinator.core.raft import (
 from .checkers import Disk
 
 QUIET_S = 0.7  # longer than any election timeout
+RUNS_FREELY_MS = 60_000  # all time that a schedule lets pass is time in which the members ran
 
 
 def addresses(members: Iterable[str]) -> dict[str, str]:
@@ -86,7 +87,7 @@ class Group:
     def boot(self, member_id: str) -> RaftCore:
         """Start, or start again with what is on disk."""
         core = RaftCore(
-            RaftCoreConfig(member_id=member_id, **self.settings),
+            RaftCoreConfig(member_id=member_id, **{"step_ms_max": RUNS_FREELY_MS, **self.settings}),
             self.disks[member_id].load(),
             random.Random(member_id),
             self.now,
@@ -187,6 +188,16 @@ class Group:
             self.pump()
         core = self.cores[member_id]
         assert core.role is Role.LEADER
+        return core
+
+    def elect_running(self, member_id: str) -> RaftCore:
+        """The same where only so much time counts at once: tick by tick, with a round answered."""
+        core = self.cores[member_id]
+        while core.role is not Role.LEADER:
+            self.tick(member_id, after_s=0.015)
+            self.pump()
+        self.heartbeat(member_id)
+        self.pump()
         return core
 
     def propose(self, member_id: str, command: bytes = b"command") -> LogPosition:

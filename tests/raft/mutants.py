@@ -15,6 +15,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 COORDINATOR = Path(__file__).resolve().parents[2] / "coordinator"
 CORE = Path("koinon_coordinator", "core", "raft")
@@ -158,6 +159,31 @@ MUTANTS = [
         "leader.py",
         "return now - last_contact <= self._config.check_quorum_ms / 1000",
         "return True",
+    ),
+    # Patience of processes that are starved.
+    Mutant(
+        "counts-time-in-which-it-did-not-run",
+        "raft.py",
+        "RunningTime(now, config.step_ms_max / 1000)",
+        "RunningTime(now, 1e9)",
+    ),
+    Mutant(
+        "leader-takes-requests-while-out-of-touch",
+        "raft.py",
+        "return leader if leader is not None and leader.has_quorum_contact(now) else None",
+        "return leader",
+    ),
+    Mutant(
+        "leader-alone-never-steps-down",
+        "raft.py",
+        "if hangs or is_alone:",
+        "if hangs:",
+    ),
+    Mutant(
+        "elections-in-vain-all-as-close",
+        "raft.py",
+        "wider = min(1 << max(0, self._campaigns - 2), _WIDER_MAX)",
+        "wider = 1",
     ),
     # Durability before replies.
     Mutant(
@@ -344,15 +370,25 @@ def plant(mutant: Mutant, directory: Path) -> None:
     path.write_text(source.replace(mutant.old, mutant.new))
 
 
+def _cases(scenario: Any) -> list[dict[str, Any]]:
+    """Return the arguments of each case of a scenario: none, or the values of its one parameter."""
+    for mark in getattr(scenario, "pytestmark", ()):
+        if mark.name == "parametrize":
+            name, values = mark.args
+            return [{name: value} for value in values]
+    return [{}]
+
+
 def what_catches(seeds_max: int) -> str | None:
     """The first scenario or seed that fails with the core that is imported now."""
     for topic in ("elections", "replication", "changes", "snapshots"):
         scenarios = vars(importlib.import_module(f"tests.raft.test_scenarios_{topic}"))
         for name in [name for name in scenarios if name.startswith("test_")]:
-            try:
-                scenarios[name]()
-            except Exception as error:
-                return f"{name} ({type(error).__name__})"
+            for arguments in _cases(scenarios[name]):
+                try:
+                    scenarios[name](**arguments)
+                except Exception as error:
+                    return f"{name} ({type(error).__name__})"
     simulation = importlib.import_module("tests.raft.simulation")
     for seed in range(seeds_max):
         try:

@@ -5,8 +5,10 @@
 Virtual time. Messages are dropped, doubled, delayed and so reordered; members are cut off (also
 one way only), crash before or after a save takes effect, restart from their disks, are paused
 with everything that comes in waiting, compact, catch up by chunked snapshots; members join, are
-promoted and removed; leadership is handed over. Then all faults end, and the group must converge
-and make progress. Checkers (see `checkers`) look on after every event.
+promoted and removed; leadership is handed over; single ones are starved: they run only now and
+then. Then all faults end, and the group must converge and make progress. In some runs all its
+members are starved after that, by nothing worse: they must not go on electing. Checkers (see
+`checkers`) look on after every event.
 """
 
 from __future__ import annotations
@@ -40,6 +42,11 @@ TICK_S = 0.04
 FAULTS_S = 5.0
 HEALED_S_MAX = 15.0
 MEMBERS_MAX = 6
+RUNS_S = (0.05, 0.2)  # how long a starved member runs, and how long it does not
+STARVED_S = (0.1, 0.5)
+ALL_STARVED_S = 6.0
+ALL_STARVED_SHARE = 0.15  # of runs
+LEADERS_WHILE_STARVED_MAX = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +133,8 @@ class Simulation:
             if self.now > deadline:
                 raise ViolationError(f"no convergence within {HEALED_S_MAX} s of healing")
             self._next_event()
+        if self.rng.random() < ALL_STARVED_SHARE:
+            self._starve_all()
         return self.stats
 
     # -- processes
@@ -292,8 +301,11 @@ class Simulation:
             member = self.members[message.to]
 
             def step(core: RaftCore) -> None:
-                self.checker.on_handled(message, sent_at)
-                core.step(message, self.now)
+                if core.listens_to(message.sender, self.now):
+                    self.checker.on_handled(message, sent_at)
+                    core.step(message, self.now)
+                else:
+                    self.stats["not listened to"] += 1
 
             self._on_process(member, member.incarnation, step)
 
@@ -343,6 +355,7 @@ class Simulation:
             (5, self._compact_one),
             (6, self._change_membership),
             (2, self._transfer),
+            (2, self._starve_one),
         ]
         weights = [weight for weight, _ in faults]
         self.rng.choices([fault for _, fault in faults], weights)[0]()
@@ -402,6 +415,42 @@ class Simulation:
         deferred, member.deferred = member.deferred, []
         for action in deferred:
             action()
+
+    def _starve_one(self) -> None:
+        member = self._pick_running()
+        if member is not None:
+            self._starve(member, self.now + 4 * self.rng.random())
+
+    def _starve(self, member: SimulatedMember, until: float) -> None:
+        """Let this process run only now and then."""
+        incarnation = member.incarnation
+        self.stats["starved"] += 1
+
+        def run() -> None:
+            self._resume(member, incarnation)
+            if self.now < until:
+                self._at(self.rng.uniform(*RUNS_S), stop)
+
+        def stop() -> None:
+            if member.core is not None and member.incarnation == incarnation:
+                member.is_paused = True
+                self._at(self.rng.uniform(*STARVED_S), run)
+
+        self._at(self.rng.uniform(*RUNS_S), stop)
+
+    def _starve_all(self) -> None:
+        """A group that is merely slow keeps its leader, or changes it once."""
+        until = self.now + ALL_STARVED_S
+        for member in self.members.values():
+            if member.core is not None:
+                self._starve(member, until)
+        before = self.stats["became leader"]
+        while self.now < until:
+            self._next_event()
+        self.stats["all starved"] += 1
+        leaders = self.stats["became leader"] - before
+        if leaders > LEADERS_WHILE_STARVED_MAX:
+            raise ViolationError(f"{leaders} leaders in {ALL_STARVED_S} s of a starved group")
 
     def _compact_one(self) -> None:
         member = self._pick_running()

@@ -445,11 +445,16 @@ def test_member_leader_removes_itself_and_the_group_goes_on() -> None:
     async def test() -> None:
         async with group_of() as group:
             leader = await group.leader()
+            members = leader.status().members
+            others = [member_id for member_id in members if member_id != leader.member_id]
+            await until(
+                "the others are in touch",
+                lambda: all(leader.status().members[m].is_active for m in others),
+            )
             await leader.remove_member(leader.member_id)
             with pytest.raises(MemberRemovedError):
                 await leader.stopped()
-            others = "".join(m for m in group.members if m != leader.member_id)
-            successor = await group.leader(among=others)
+            successor = await group.leader(among="".join(others))
             assert await successor.propose(b"on") == b"done on"
 
     run(test)

@@ -125,6 +125,24 @@ def test_learner_joins_catches_up_and_is_promoted() -> None:
     assert "d" in group["d"].configuration.voters
 
 
+def test_sole_voter_that_has_led_for_long_gets_a_second_and_leads_on() -> None:
+    group = Group("a")
+    leader = group.elect("a")
+    for _ in range(100):
+        group.heartbeat("a")
+        group.pump()
+    leader.add_learner("b", "host-b:1", group.now)
+    group.add_process("b")
+    group.take("a")
+    group.pump()
+    assert not isinstance(leader.promote("b", group.now), Refusal)
+    leader.tick(group.now)
+    assert leader.role is Role.LEADER
+    group.take("a")
+    group.pump()
+    assert leader.log.commit_index == leader.log.last_index
+
+
 def test_learner_does_not_count_towards_commit() -> None:
     group = Group("abc", learners="lm")
     leader = group.elect("a")

@@ -6,6 +6,7 @@ Most are from the Raft paper or Ongaro's dissertation ("diss.").
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -146,10 +147,11 @@ def test_voter_grants_a_transfer_though_it_hears_a_leader() -> None:
 def test_leader_without_quorum_steps_down() -> None:
     group = Group()
     leader = group.elect("a")
-    for _ in range(4):
+    for _ in range(6):
         group.heartbeat("a")
         group.network.clear()
     assert group.role("a") is Role.LEADER
+    assert leader.propose(b"late", group.now) is Refusal.NOT_LEADER
     for _ in range(2):
         group.heartbeat("a")
     assert group.role("a") is Role.FOLLOWER
@@ -168,33 +170,79 @@ def test_leader_check_quorum_counts_from_the_send_time() -> None:
     group.now += 0.3
     group.pump(lambda m: m.to == "a")
     assert leader.quorum_contact_at(group.now) == asked_at
-    group.tick("a", after_s=0.15)
+    group.now += 0.15
+    assert leader.propose(b"late", group.now) is Refusal.NOT_LEADER
+
+
+@pytest.mark.parametrize("request_kind", ["read", "propose", "transfer", "step"])
+def test_leader_resumed_after_a_pause_answers_nothing(request_kind: str) -> None:
+    """SIGSTOP, SIGCONT: the first thing that happens is a request, before any tick."""
+    group = Group(step_ms_max=60)
+    leader = group.elect_running("a")
+    contact = leader.quorum_contact_at(group.now)
+    last_index = leader.log.last_index
+    group.now += 30.0
+    assert leader.quorum_contact_at(group.now) == contact
+    if request_kind == "transfer":
+        assert leader.transfer_leadership("b", group.now) is Refusal.NOT_LEADER
+    elif request_kind == "step":
+        leader.step(HeartbeatReply(term=1, sender="b", to="a", round_id=1), group.now)
+    assert leader.read_index("read", group.now) is Refusal.NOT_LEADER
+    assert leader.propose(b"late", group.now) is Refusal.NOT_LEADER
+    assert leader.log.last_index == last_index
+
+
+def test_leader_resumed_after_a_pause_leads_on_once_a_quorum_answers() -> None:
+    group = Group(step_ms_max=60)
+    leader = group.elect_running("a")
+    group.now += 30.0
+    group.heartbeat("a")
+    assert leader.propose(b"early", group.now) is Refusal.NOT_LEADER
+    group.pump()
+    assert (group.role("a"), leader.term) == (Role.LEADER, 1)
+    group.propose("a", b"now")
+
+
+def test_leader_resumed_after_a_pause_without_a_quorum_steps_down() -> None:
+    group = Group(step_ms_max=60)
+    group.elect_running("a")
+    group.now += 30.0
+    for _ in range(45):
+        group.tick("a", after_s=0.015)
     assert group.role("a") is Role.FOLLOWER
 
 
-def test_leader_resumed_after_a_pause_answers_nothing() -> None:
-    """SIGSTOP, SIGCONT: the first thing that happens is a request, before any tick."""
-    for request in ("read", "propose", "transfer", "step"):
-        group = Group()
-        leader = group.elect("a")
-        group.heartbeat("a")
+def test_follower_resumed_after_a_pause_hears_its_leader_before_it_campaigns() -> None:
+    """What the leader sent meanwhile is there, and is read only after a tick or two."""
+    group = Group(step_ms_max=60)
+    group.elect_running("a")
+    for _ in range(20):
+        group.now += 0.8
+        group.tick("a", "b")
+        assert group.role("b") is Role.FOLLOWER
         group.pump()
-        contact = leader.quorum_contact_at(group.now)
-        last_index = leader.log.last_index
-        group.now += 30.0
-        assert leader.quorum_contact_at(group.now) == contact
-        if request == "read":
-            assert leader.read_index("read", group.now) is Refusal.NOT_LEADER
-        elif request == "propose":
-            assert leader.propose(b"late", group.now) is Refusal.NOT_LEADER
-        elif request == "transfer":
-            assert leader.transfer_leadership("b", group.now) is Refusal.NOT_LEADER
-        else:
-            late = HeartbeatReply(term=1, sender="b", to="a", round_id=1)
-            leader.step(late, group.now)
-        assert group.role("a") is Role.FOLLOWER
-        assert leader.quorum_contact_at(group.now) is None
-        assert leader.log.last_index == last_index
+    assert (group.role("a"), group["b"].term) == (Role.LEADER, 1)
+
+
+def test_voter_resumed_after_a_pause_still_hears_its_leader() -> None:
+    group = Group(step_ms_max=60)
+    group.elect_running("a")
+    group.now += 5.0
+    assert not granted(group, vote_request(9, "c", "b", last=(9, 9)))
+
+
+def test_candidate_elections_that_nobody_wins_are_further_apart() -> None:
+    group = Group(step_ms_max=60)
+    times: list[float] = []
+    while len(times) < 40:
+        group.tick("a", after_s=0.015)
+        if group.waiting(VoteRequest, to="b"):
+            times.append(group.now)
+        group.network.clear()
+    apart = [later - sooner for sooner, later in pairwise(times)]
+    assert max(apart[:1]) <= 0.65
+    assert max(apart) > 1.2
+    assert max(apart) <= 4 * 0.6 + 0.05
 
 
 def test_quorum_contact_sole_voter_is_now() -> None:

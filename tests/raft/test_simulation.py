@@ -11,9 +11,16 @@ from .simulation import run_seed
 
 SEEDS_PER_CHUNK = 100
 CHUNKS = 11
+SHORT_CHUNKS = 3  # the others are long tests
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        pytest.param(chunk, marks=() if chunk < SHORT_CHUNKS else pytest.mark.long)
+        for chunk in range(CHUNKS)
+    ],
+)
 def test_group_under_faults_stays_safe_and_converges(chunk: int) -> None:
     totals: Counter[str] = Counter()
     for seed in range(chunk * SEEDS_PER_CHUNK, (chunk + 1) * SEEDS_PER_CHUNK):
@@ -21,15 +28,18 @@ def test_group_under_faults_stays_safe_and_converges(chunk: int) -> None:
     # What a chunk of seeds has not been through, it has not tested.
     for happening in (
         "acknowledged",
+        "all starved",
         "became leader",
         "changes",
         "compactions",
         "crashes",
         "isolations",
+        "not listened to",
         "pauses",
         "reads",
         "removed",
         "snapshots installed",
+        "starved",
         "transfers",
     ):
         assert totals[happening] > 0, happening

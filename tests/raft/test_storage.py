@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -251,6 +253,26 @@ def test_lmdb_directory_in_use_is_refused(tmp_path: Path) -> None:
     assert "in use" in refusal(tmp_path / "a", "lock")
     storage.close()
     lmdb_storage(tmp_path / "a").close()
+
+
+def test_lmdb_what_is_found_is_made_durable_before_anybody_acts_on_it(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been left by a process that a failed sync ended: it is seen, and not stored."""
+    synced: list[Path] = []
+    monkeypatch.setattr(storage_module, "_fsync_directory", synced.append)
+    storage = lmdb_storage(directory)
+    seen = storage._environment.info()["last_txnid"]
+    storage.load()
+    assert storage._environment.info()["last_txnid"] == seen + 1  # a commit, which syncs
+    assert synced == [directory]
+    storage.close()
+
+    def fail(_: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(storage_module, "_fsync_directory", fail)
+    assert "durable" in refusal(directory, "data.mdb")
 
 
 def test_lmdb_read_only_reads_what_is_there_and_writes_nothing(directory: Path) -> None:

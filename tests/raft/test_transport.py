@@ -76,7 +76,11 @@ class Endpoint:
         self.received: list[Any] = []
         self.refused_by: list[str] = []
         self.pins: dict[str, str] = {}
+        self.strangers: set[str] = set()
         self.stopped = False
+
+    def listens_to(self, member_id: str, group: str) -> bool:
+        return member_id not in self.strangers
 
     def on_messages(self, messages: Any) -> None:
         self.received.extend(messages)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0  # of a condition; on a machine that does much else too
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from koinon_coordinator.core.commands import HostedPartition, PartitionChange, R
 from koinon_coordinator.core.decisions import Registration
 from koinon_coordinator.core.loads import Load
 from koinon_node.core.assignment import Adoption, Assignment, HostCommand
-from koinon_node.core.lease import NO_LEASE
+from koinon_node.core.lease import NO_LEASE, heartbeat_timeout_s
 from koinon_node.seams import PeerLostError, RowChange
 from koinon_node.state import NodeState
 from koinon_node.storage import CLUSTER_ID, NODE_EPOCH, REGISTRATION_ID, Store
@@ -42,7 +42,7 @@ from koinon_proto.table import (
     TableUpdate,
     apply_update,
 )
-from koinon_proto.v1 import loads_pb2
+from koinon_proto.v1 import loads_pb2, membership_pb2
 from tests.simulation.network import NOT_SENT, Network
 
 Answer = TypeVar("Answer")
@@ -58,6 +58,7 @@ class Host(Protocol):
     async def adopt(self, adoptions: Sequence[Adoption]) -> None: ...
     async def put_meta(self, values: dict[bytes, str]) -> None: ...
     def on_table(self, table: Table, number: NodeNumber, node_epoch: int) -> None: ...
+    def stats(self) -> membership_pb2.NodeStats: ...
 
 
 class SimulatedAgent:
@@ -269,11 +270,11 @@ class SimulatedAgent:
                 "node_id": self._name,
                 "node_epoch": node_epoch,
                 "hosted": hosted,
+                "stats": self._host.stats(),
             }
 
-        commands, update, lease_ms = await self._ask(
-            "heartbeat", request, timeout_s=self._lease_s / 3
-        )
+        timeout_s = heartbeat_timeout_s(self._lease_s, HEARTBEAT_S)
+        commands, update, lease_ms = await self._ask("heartbeat", request, timeout_s=timeout_s)
         if self._left:
             return
         self._assignment.on_acknowledged(acknowledgements)

@@ -118,7 +118,8 @@ class ClusterChecker:
         hand_over = replicator._proposals.hand_overs.get(p)
         if hand_over is not None and hand_over.why in (Why.UNREACHABLE, Why.BROKEN):
             return
-        in_flight = int(leading.completed[p]) < int(leading.primaries.last_sequences[p])
+        drained = int(leading.completed[p]) >= int(leading.primaries.last_sequences[p])
+        in_flight = not drained and (hand_over is None or hand_over.why is not Why.HANGING)
         if hand_over is None or not node.life.state.stopped[p] or in_flight:
             raise ViolationError(f"{node.name} hands over what it has not drained: {old}")
 

@@ -17,7 +17,8 @@ committed):
 - the network: nodes and coordinators cut off, both ways or one way, as groups, pairwise, or from
   all but the clients; streams that break, or stall and go on; calls that are lost on the way
   there or back, answered late, carried out twice; slow links;
-- disks: slow, full; a commit under way when its process is killed, done or not done;
+- disks: slow, full, hanging (``half_deaths``); a commit under way when its process is killed, done
+  or not done;
 - coordinators: the leader or another one killed, paused, cut off; a leader that does not know
   that it is one no longer; proposals of unknown fate that the next leader commits;
 - operators meanwhile: rebalance, drain, replace, replication factor 1, 2 and 3 and changes of it,
@@ -65,6 +66,7 @@ from tests.simulation.clients import Client
 from tests.simulation.coordinators import RaftGroup
 from tests.simulation.disks import Disk
 from tests.simulation.faults import Faults
+from tests.simulation.half_deaths import HalfDeaths
 from tests.simulation.loaders import Loader
 from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.network import Network, Weather
@@ -174,6 +176,7 @@ class Simulation:
         self.clients: list[Client] = []
         self.loaders: list[Loader] = []
         self.faults = Faults(self)
+        self.half_deaths = HalfDeaths(self)
         for _ in range(self.scenario.nodes):
             self.add_node()
         self.loop.after_event = self._after_event
@@ -233,9 +236,13 @@ class Simulation:
         self.trace(f"started {self.scenario}")
         self._start_clients()
         self.network.weather = self.scenario.weather
+        half_deaths = asyncio.ensure_future(self.half_deaths.run(FAULTS_S))
         await self.faults.run(FAULTS_S)
+        half_deaths.cancel()
         self.trace("healed")
         await self._until(self._has_converged, HEALED_S_MAX, "no convergence")
+        await self.half_deaths.last()
+        await self._until(self._has_converged, HEALED_S_MAX, "no convergence after that")
         await self._until_quiet()
         await self._read_all()
         await self._until(self._has_converged, HEALED_S_MAX, "no convergence in the end")

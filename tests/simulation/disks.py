@@ -37,6 +37,12 @@ class Disk:
         self._number = 0
         self.full = False
         self.slowness = 1.0  # how many times as long as usual a commit takes
+        self.stalled_at = (
+            0.0  # since when a commit has not returned from a disk that hangs or slows
+        )
+        self._hangs = False
+        self._least_s = 0.0  # that a commit takes
+        self._stalled: Callable[[], None] | None = None  # that commit
         self._make()
 
     @property
@@ -44,7 +50,7 @@ class Disk:
         return self._root / f"{self.name}-{self._number}"
 
     def _make(self) -> None:
-        self.directory.mkdir()
+        self.directory.mkdir(mode=0o700)
 
     def open(self) -> Store:
         """Open the store; an empty directory gets an id that is the same in every run."""
@@ -59,6 +65,33 @@ class Disk:
             return read_identity(self.directory)
         except KoinonError:
             return ""
+
+    def hang(self) -> None:
+        """Let no commit return before the disk is released."""
+        self._hangs = True
+
+    def slow_down(self, seconds: float) -> None:
+        """Let each commit take so long at least."""
+        self._least_s = seconds
+
+    def release(self) -> None:
+        """What waits is written now."""
+        self._hangs, self._least_s, self.stalled_at = False, 0.0, 0.0
+        stalled, self._stalled = self._stalled, None
+        if stalled is not None:
+            stalled()
+
+    def holds_back(self, commit: Callable[[], None], now: float) -> bool:
+        """Return whether the disk hangs; then the commit is done when it is released."""
+        if self._hangs:
+            self._stalled, self.stalled_at = commit, self.stalled_at or now
+        return self._hangs
+
+    def delay_s(self, delay_s: float, now: float) -> float:
+        """Return how long a commit takes that would take so long on a disk that is well."""
+        if self._least_s:
+            self.stalled_at = self.stalled_at or now
+        return max(min(delay_s * self.slowness, COMMIT_S_MAX), self._least_s)
 
     def replace(self) -> None:
         """An empty disk in its place."""
@@ -126,11 +159,11 @@ class SimulatedChannel:
 
     def _write_later(self) -> None:
         slow = 20 if self._rng.random() < 0.01 else 1
-        delay_s = self._rng.uniform(0.1, 1.9) * self._commit_s * slow * self._disk.slowness
-        self._loop.call_later(min(delay_s, COMMIT_S_MAX), self._write)
+        delay_s = self._rng.uniform(0.1, 1.9) * self._commit_s * slow
+        self._loop.call_later(self._disk.delay_s(delay_s, self._loop.now), self._write)
 
     def _write(self) -> None:
-        if self._gone:
+        if self._gone or self._disk.holds_back(self._write, self._loop.now):
             return
         answer = self._applier.apply(self._queue.popleft())
         self._process.call_soon(self._on_answer, answer)

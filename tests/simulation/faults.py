@@ -341,6 +341,7 @@ class Faults:
         for node in simulation.nodes.values():
             node.disk.full = False
             node.disk.slowness = 1.0
+            node.disk.release()
             if node.life is not None and node.life.leaving:
                 self._kill(node)
             if node.life is not None:
@@ -426,11 +427,14 @@ class Faults:
         paused = self._rng.random() < 0.3
         rate = self._rng.choice([0, 0, 2_000])
         moves = self._rng.choice([1, 4, 8])
-        await self._ask(
-            lambda leader: leader.operations.set_moves(
-                paused=paused, bytes_per_second=rate, moves_per_node=moves
-            )
-        )
+
+        async def set_moves(leader: Leadership) -> None:
+            if not self._over:  # one that is long on its way must not undo what healing sets
+                await leader.operations.set_moves(
+                    paused=paused, bytes_per_second=rate, moves_per_node=moves
+                )
+
+        await self._ask(set_moves)
         self._note(f"settings paused={paused} bytes_per_second={rate} moves_per_node={moves}")
 
     async def _restore_primaries(self) -> None:

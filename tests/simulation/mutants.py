@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from koinon_coordinator import membership
 from koinon_coordinator.core import election, members, state
 from koinon_coordinator.core.commands import AlterPartitions
 from koinon_node import links, merging, staging, storage
@@ -49,11 +50,15 @@ SHOWN_BY = {
     "reads-what-is-not-complete": 13,
     "counts-a-pass-before-its-end": 3,
     "snapshot-keeps-what-the-primary-lacks": 9,
-    "merges-where-not-all-chunks-have-come": 40,
+    "merges-where-not-all-chunks-have-come": 29,
     "stages-for-loads-that-are-closed": 1,
     "takes-an-empty-disk-for-the-known-one": 42,
     "forgets-to-fence-by-epoch": 8,
     "begins-a-merge-anew-after-each-takeover": 10,
+    "leads-on-with-a-disk-that-hangs": 4,
+    "gives-up-what-it-leads-for-a-disk-that-all-share": 47,
+    "gives-up-what-it-leads-for-a-disk-that-is-hardly-faster": 57,
+    "waits-for-followers-that-it-does-not-hear": 35,
 }
 """Seeds that showed the rarer ones when these were last looked for. They are tried first: where a
 change of the product has made one harmless, any other of the test run's does as well.
@@ -175,6 +180,43 @@ def purges_tombstones_that_followers_lack() -> None:
 
     replace_method(Leading, "purge_bounds", lambda _: bounds)
     replace_method(Reclaimer, "_purge", make)
+
+
+# --- half-deaths ------------------------------------------------------------------------------
+
+
+@mutant
+def leads_on_with_a_disk_that_hangs() -> None:
+    replace_method(Proposals, "_leave_hanging_disk", lambda _: lambda *_: None)
+
+
+@mutant
+def gives_up_what_it_leads_for_a_disk_that_all_share() -> None:
+    def anybody(self: Leading, sent_at: float, within_s: float) -> Any:
+        return np.ones(len(self.live), np.bool_)
+
+    replace_method(Leading, "durable_since", lambda _: anybody)
+    replace_method(membership.Members, "_hanging", lambda _: lambda _: frozenset())
+
+
+@mutant
+def gives_up_what_it_leads_for_a_disk_that_is_hardly_faster() -> None:
+    def make(durable_since: Any) -> Any:
+        return lambda self, sent_at, within_s: durable_since(self, sent_at, np.inf)
+
+    replace_method(Leading, "durable_since", make)
+    replace_method(membership.Members, "_hanging", lambda _: lambda _: frozenset())
+
+
+@mutant
+def waits_for_followers_that_it_does_not_hear() -> None:
+    def make(_: Any) -> Any:
+        def late(self: Leading, now: float, timeout_s: float, *, spare: bool = False) -> Any:
+            return (self.leaving | self.departing[:, None]) & self.required
+
+        return late
+
+    replace_method(Leading, "late", make)
 
 
 # --- the follower -----------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from koinon_node.upkeep import in_steps
 from koinon_node.writer import Writer
 from koinon_proto.errors import KoinonError
 from koinon_proto.table import NodeInfo, NodeNumber, Table
-from koinon_proto.v1 import replication_pb2
+from koinon_proto.v1 import membership_pb2, replication_pb2
 from tests.simulation.agent import SimulatedAgent, while_no_room
 from tests.simulation.disks import Disk, SimulatedChannel
 from tests.simulation.loop import Process, VirtualLoop
@@ -107,7 +107,7 @@ class Life:
         primaries = Primaries(copies.complete_through, copies.purge_floors, limits.tombstone_ms)
         journal = Journal(copies.journal_floors(), simulation.scenario.journal_rows)
         self._writer = writer = Writer(
-            store, pending, node.name, limits, self._on_writer_lost, self._channel
+            store, pending, node.name, limits, self._on_writer_lost, self._channel, now
         )
         await writer.start()
         self.agent = agent = SimulatedAgent(
@@ -225,6 +225,10 @@ class Life:
 
     async def put_meta(self, values: dict[bytes, str]) -> None:
         await while_no_room(lambda: self._writer.put_meta(values))
+
+    def stats(self) -> membership_pb2.NodeStats:
+        out_ms = round(self._writer.disk.out_s * 1000)
+        return membership_pb2.NodeStats(commit_out_ms=out_ms)
 
     def on_table(self, table: Table, number: NodeNumber, node_epoch: int) -> None:
         self.follower.on_table(table, number, node_epoch)

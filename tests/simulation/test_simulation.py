@@ -18,6 +18,7 @@ pytestmark = pytest.mark.timeout(900)  # not of one seed: of ten, on a machine t
 
 ROOT = Path(__file__).parents[2]
 SEEDS = 240
+SHORT_SEEDS = 60  # the others are long tests
 CHUNK = 10
 VIRTUAL_S_MIN = 15  # of one seed
 SEEDS_PER_MUTANT_MAX = 60  # of those that pass without the defect
@@ -35,7 +36,13 @@ def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(first, marks=() if first < SHORT_SEEDS else pytest.mark.long)
+        for first in range(0, SEEDS, CHUNK)
+    ],
+)
 def test_clusters_survive_faults(
     first: int, record_property: Callable[[str, object], None]
 ) -> None:

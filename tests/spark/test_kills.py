@@ -135,7 +135,10 @@ VICTIMS = {
 }
 
 
-@pytest.mark.parametrize("victim", VICTIMS)
+@pytest.mark.parametrize(
+    "victim",
+    ["driver", *(pytest.param(v, marks=pytest.mark.long) for v in VICTIMS if v != "driver")],
+)
 def test_job_ends_whole_or_without_a_trace_whoever_is_killed(
     cluster: LocalCluster, client: Client, victim: str, tmp_path: Path
 ) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.text import Text
 
 from koinon.admin import Admin, ClusterStatus, count_by_primary
@@ -47,9 +46,9 @@ def print_status(status: ClusterStatus, loads: Iterable[LoadView] = ()) -> None:
     printer = output.console()
     printer.print(summary_text(status))
     for problem in problems(status)[1:]:
-        printer.print(f"           {escape(problem)}")
+        printer.print(f"           {output.escape(problem)}")
     for note in notes(status, loads):
-        printer.print(f"[dim]Note:[/] {escape(note)}")
+        printer.print(f"[dim]Note:[/] {output.escape(note)}")
     printer.print()
     _print_facts(status)
     printer.print()
@@ -73,7 +72,7 @@ def _print_facts(status: ClusterStatus) -> None:
     facts.show_header = False
     if (table := status.table) is not None:
         config = table.cluster
-        facts.add_row("[dim]cluster[/]", escape(config.cluster_id))
+        facts.add_row("[dim]cluster[/]", output.escape(config.cluster_id))
         facts.add_row("[dim]table[/]", f"version {table.table_version:,}")
         online = Counter(row.status for row in table.rows)[PartitionStatus.ONLINE]
         facts.add_row(
@@ -101,7 +100,7 @@ def coordinators_table(status: ClusterStatus) -> Any:
         if status.is_leader:
             state = "[green]up[/]" if member.active or leads else "[red]silent[/]"
         index = f"{member.match_index:,}" if member.match_index else ""
-        shown.add_row(member.member_id, escape(member.address), role, state, index)
+        shown.add_row(member.member_id, output.escape(member.address), role, state, index)
     return shown
 
 
@@ -114,7 +113,12 @@ def nodes_table(status: ClusterStatus, table: Table) -> Any:
     for node in _by_name(table):
         word = NODE_WORDS.get(node.status, node.status.name.lower())
         state = f"[{NODE_COLORS[node.status]}]{word}[/]"
-        cells = [node.node_id, escape(node.address), *[escape(node.rack)] * racks, state]
+        cells = [
+            node.node_id,
+            output.escape(node.address),
+            *[output.escape(node.rack)] * racks,
+            state,
+        ]
         cells += [f"{primaries[node.number]:,}", f"{replicas[node.number]:,}"]
         session = status.session_of(node.number)
         if session is not None and session.live:
@@ -222,6 +226,8 @@ def _stats_json(status: ClusterStatus, node: NodeInfo) -> dict[str, Any] | None:
         "map_bytes": session.map_bytes,
         "disk_free_bytes": session.disk_free_bytes,
         "disk_bytes": session.disk_bytes,
+        "commit_out_ms": session.commit_out_ms,
+        "commit_ms": session.commit_ms,
         "reads_per_second": round(session.reads_per_second, 1),
         "writes_per_second": round(session.writes_per_second, 1),
     }

@@ -10,6 +10,8 @@ import typer
 
 from koinon.cli import admin, bench, data, ingest, load, local, output, session, top
 from koinon.local.servers import missing_for_servers
+from koinon.terminal import protect
+from koinon_proto.printable import tell
 
 # Commands of the other packages, which this one does not import: name -> (module, help)
 PASSED_THROUGH = {
@@ -42,7 +44,7 @@ def _print_version(wanted: bool) -> None:
     if wanted:
         import koinon
 
-        typer.echo(f"koinon {koinon.__version__}")
+        tell(f"koinon {koinon.__version__}")
         raise typer.Exit
 
 
@@ -91,6 +93,7 @@ for _name, (_, _what) in PASSED_THROUGH.items():
 
 def run() -> None:
     """Run the command line of this process."""
+    protect()
     arguments = sys.argv[1:]
     if arguments and arguments[0] in PASSED_THROUGH:
         _become(PASSED_THROUGH[arguments[0]][0], arguments[1:])

@@ -16,6 +16,7 @@ from koinon.cli import output
 from koinon.cli.session import DONE, NOT_FOUND, Session, command, duration_ms
 from koinon.cli.units import INT64_MAX, UINT64_MAX
 from koinon_proto.errors import KoinonError
+from koinon_proto.printable import flush, goes_to_terminal, printable_bytes, write_bytes
 
 PANEL = "Data"
 
@@ -92,7 +93,10 @@ def get(
     key: Key,
     *,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Exactly the value's bytes, without a line's end.")
+        bool,
+        typer.Option(
+            "--raw", help="Exactly the value's bytes, without a line's end (not to a terminal)."
+        ),
     ] = False,
     hexadecimal: Hex = False,
     base_64: Base64 = False,
@@ -105,24 +109,31 @@ def get(
         if session.json:
             output.print_json({"key": output.json_bytes(key_bytes), "found": False})
         else:
-            output.problem(f"not found: {output.printable(key_bytes)}")
+            output.problem(f"not found: {printable_bytes(key_bytes)}")
         return NOT_FOUND
     if session.json:
         output.print_json({"found": True, **_entry_json(entry)})
     elif raw:
-        sys.stdout.buffer.write(entry.value)
-        sys.stdout.buffer.flush()
+        _write_raw(entry.value)
     else:
-        _print_value(entry.value)
+        _print_value(entry.value, "--raw gives the exact bytes")
     return DONE
 
 
-def _print_value(value: bytes) -> None:
+def _write_raw(value: bytes) -> None:
+    """Exactly the bytes, but on a terminal, which might obey what somebody has put in a record."""
+    if goes_to_terminal():
+        _print_value(value, "a pipe or a file gets the exact bytes")
+    else:
+        write_bytes(value)
+
+
+def _print_value(value: bytes, hint: str) -> None:
     """Text as it is (lines kept); anything else escaped, with a hint."""
-    shown = "\n".join(output.printable(line) for line in value.split(b"\n"))
-    sys.stdout.write(shown + "\n")
+    shown = "\n".join(printable_bytes(line) for line in value.split(b"\n"))
+    output.write_line(shown, flush=True)
     if shown.encode() != value:
-        output.note("(not plain text, shown with escapes; --raw gives the exact bytes)")
+        output.note(f"(not plain text, shown with escapes; {hint})")
 
 
 def delete(
@@ -140,7 +151,7 @@ def delete(
     if session.json:
         output.print_json({"key": output.json_bytes(key_bytes), "found": found})
     elif not found:
-        output.problem(f"not found: {output.printable(key_bytes)}")
+        output.problem(f"not found: {printable_bytes(key_bytes)}")
     return DONE if found else NOT_FOUND
 
 
@@ -172,10 +183,10 @@ def scan(
                 shown += 1
                 _print_entry(entry, keys_only=keys_only, as_json=session.json)
         except KoinonError:
-            sys.stdout.flush()
+            flush()
             output.note(f"the listing is incomplete: it breaks off after {_records(shown)}")
             raise
-    if not session.json and sys.stderr.isatty():
+    if not session.json and goes_to_terminal(stderr=True):
         output.note(_records(shown))
 
 
@@ -188,10 +199,10 @@ def _print_entry(entry: Any, *, keys_only: bool, as_json: bool) -> None:
         row = _entry_json(entry)
         if keys_only:
             del row["value"]
-        sys.stdout.write(output.json_line(row))
+        output.write_line(output.json_text(row))
         return
-    value = "" if keys_only else f"\t{output.printable(entry.value)}"
-    sys.stdout.write(f"{output.printable(entry.key)}{value}\n")
+    value = "" if keys_only else f"\t{printable_bytes(entry.value)}"
+    output.write_line(f"{printable_bytes(entry.key)}{value}")
 
 
 def _entry_json(entry: Any) -> dict[str, Any]:

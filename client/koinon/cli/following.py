@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from koinon.moves import Plan
 from koinon.progress import MovesTracker, Replicas, Share, Snapshot
 from koinon.replicas import PartitionSize
 from koinon_proto.errors import KoinonError, UnavailableError
+from koinon_proto.printable import goes_to_terminal
 from koinon_proto.table import Table
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def summary(snapshot: Snapshot, seconds: float) -> str:
 def _view(session: Session, table: Table | None) -> Iterator[Draw]:
     if session.json:
         yield lambda _snapshot: None
-    elif sys.stderr.isatty():
+    elif goes_to_terminal(stderr=True):
         with Live(console=output.console(stderr=True), transient=True, auto_refresh=False) as live:
             last: list[Any] = [Text("…")]
 

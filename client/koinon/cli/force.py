@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 
 from koinon.cli import output
 from koinon.cli.plans import node_name, say
@@ -210,7 +209,7 @@ def _print_copies(
             through = copy.complete_through
             through_text = f"epoch {through >> 40}, {through & ((1 << 40) - 1):,}"
             cells = [through_text, f"{copy.records:,}", output.bytes_text(copy.bytes)]
-        shown.add_row(node_name(table, number), usual, escape(what), *cells)
+        shown.add_row(node_name(table, number), usual, output.escape(what), *cells)
     output.show(shown)
 
 
@@ -228,12 +227,12 @@ def _print_choice(choice: Choice, table: Table, offline: int) -> None:
         printer.print(f"Left out: {ranges(left_out)}: {reason}.", markup=False)
     for number, more in sorted(choice.behind.items()):
         printer.print(
-            f"[yellow]More complete:[/] {escape(node_name(table, number))}'s copies of "
+            f"[yellow]More complete:[/] {output.escape(node_name(table, number))}'s copies of "
             f"{output.count(more, 'partition')}. Without NODE the most complete copy leads each."
         )
     for number, unknown in sorted(choice.silent.items()):
         printer.print(
-            f"[yellow]Not known:[/] what {escape(node_name(table, number))} holds of "
+            f"[yellow]Not known:[/] what {output.escape(node_name(table, number))} holds of "
             f"{output.count(unknown, 'partition')}. Start it first: its copies may be the best."
         )
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 
 from koinon.cli import output
@@ -32,6 +30,7 @@ from koinon.heat import (
 )
 from koinon.traffic import NODE_KEYS_MAX, NODE_PARTITIONS_MAX, Survey, TrafficClient
 from koinon_proto.errors import ClusterNotReadyError
+from koinon_proto.printable import goes_to_terminal, printable_bytes
 from koinon_proto.table import NodeNumber, Table
 
 SECONDS_MAX = 60.0
@@ -97,7 +96,7 @@ def _watching(session: Session, table: Table, seconds: float) -> Iterator[Callab
     text = f"counting on {output.count(len(table.nodes), 'node')} for {seconds:g} s"
     if session.json:
         yield lambda _elapsed_s: None
-    elif not sys.stderr.isatty():
+    elif not goes_to_terminal(stderr=True):
         output.note(f"{text}…")
         yield lambda _elapsed_s: None
     else:
@@ -145,7 +144,7 @@ def _print(
     if lines:
         printer.print()
     for line in lines:
-        printer.print(f"[yellow]Note:[/] {escape(line)}")
+        printer.print(f"[yellow]Note:[/] {output.escape(line)}")
 
 
 def _by_chance(survey: Survey, by: By) -> str:
@@ -174,7 +173,7 @@ def partitions_table(found: Sequence[HotPartition], table: Table) -> Any:
     for one in found:
         shown.add_row(
             str(one.partition_id),
-            escape(primary_of(table, one.partition_id)),
+            output.escape(primary_of(table, one.partition_id)),
             rate_text(one.per_second[READS]),
             rate_text(one.per_second[WRITES]),
             output.bytes_text(_bytes(one.per_second)),
@@ -193,14 +192,14 @@ def _print_keys(found: Sequence[HotPartition], survey: Survey) -> None:
         for key in one.keys:
             shown.add_row(
                 str(one.partition_id),
-                escape(key_text(key.key)),
+                output.escape(key_text(key.key)),
                 rate_text(key.reads_per_second),
                 rate_text(key.writes_per_second),
                 f"{key.share:.0%}",
             )
     printer.print()
     output.show(shown, expendable=("WRITES/S",))
-    printer.print(f"[dim]{escape(_founded_on(survey))}[/]")
+    printer.print(f"[dim]{output.escape(_founded_on(survey))}[/]")
 
 
 def _founded_on(survey: Survey) -> str:
@@ -242,7 +241,7 @@ def advice(blamed: Sequence[Blamed], survey: Survey, table: Table) -> list[str]:
 
 def key_text(key: bytes) -> str:
     """A key as one line that fits beside figures."""
-    text = output.printable(key)
+    text = printable_bytes(key)
     return text if len(text) <= KEY_SHOWN else text[: KEY_SHOWN - 1] + "…"
 
 

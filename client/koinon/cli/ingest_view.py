@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-
-from rich.markup import escape
 
 from koinon.cli import output
 from koinon.ingest.job import Outcome
@@ -16,6 +13,7 @@ from koinon.ingest.progress import Phase, Snapshot
 from koinon.ingest.survey import HeavyKey, Survey, per_node
 from koinon.loads import LoadState
 from koinon.spark.planning import RowPlan
+from koinon_proto.printable import goes_to_terminal, printable_bytes
 from koinon_proto.table import Table
 
 PLAIN_PROGRESS_S = 5.0
@@ -39,7 +37,7 @@ def progress(*, quiet: bool) -> Iterator[Draw]:
     """Yield what shows a snapshot: a bar on a terminal, a line now and then elsewhere."""
     if quiet:
         yield lambda _snapshot: None
-    elif sys.stderr.isatty():
+    elif goes_to_terminal(stderr=True):
         with _bar() as draw:
             yield draw
     else:
@@ -131,7 +129,7 @@ def print_summary(outcome: Outcome, bad: int | None, *, kept_in: str) -> None:
         )
         if kept_in and bad != 0:
             what = "bad rows, if any," if bad is None else output.count(bad, "bad row")
-            printer.print(f"[yellow]{what}[/] kept in {escape(kept_in)}", soft_wrap=True)
+            printer.print(f"[yellow]{what}[/] kept in {output.escape(kept_in)}", soft_wrap=True)
     elif outcome.interrupted:
         printer.print(f"[yellow]Interrupted:[/] {_what_became(outcome)}")
     stages = [
@@ -219,7 +217,9 @@ def print_survey(schema: Any, plan: RowPlan, survey: Survey, table: Table) -> No
         uses = ["key"] if at in plan.key_columns else []
         uses += ["value"] if plan.value_column in (at, -1) else []
         uses += ["order"] if plan.order_column == at else []
-        shown.add_row(escape(field.name), escape(field.dataType.simpleString()), ", ".join(uses))
+        shown.add_row(
+            output.escape(field.name), output.escape(field.dataType.simpleString()), ", ".join(uses)
+        )
     output.show(shown)
     printer, skew = output.console(), survey.skew
     printer.print(
@@ -272,6 +272,6 @@ def _print_keys(survey: Survey, *, ordered: bool) -> None:
         if keys:
             shown = output.table(f"{title} KEY", ">ROWS", ">BYTES")
             for key in keys:
-                text = output.printable(key.key)[:KEY_CHARS_MAX]
-                shown.add_row(escape(text), f"{key.rows:,}", output.bytes_text(key.bytes))
+                text = printable_bytes(key.key)[:KEY_CHARS_MAX]
+                shown.add_row(output.escape(text), f"{key.rows:,}", output.bytes_text(key.bytes))
             output.show(shown)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -27,6 +26,7 @@ from koinon.cli.session import (
 )
 from koinon.cli.sources import BadRow, Slab, format_of, open_source
 from koinon_proto.errors import KoinonError
+from koinon_proto.printable import goes_to_terminal, printable_bytes
 
 SLABS_IN_FLIGHT = 2
 EXAMPLES_MAX = 5
@@ -73,7 +73,7 @@ class Tally:
         self.refused += len(result.refused)
         self.unknown += len(result.unknown)
         for failure in [*result.refused, *result.unknown][: EXAMPLES_MAX - len(self.examples)]:
-            key = output.printable(failure.key[:60])
+            key = printable_bytes(failure.key[:60])
             self.examples.append(f"key {key}: {failure.error}")
 
 
@@ -284,7 +284,7 @@ def _progress(total: int, tally: Tally, *, quiet: bool) -> Iterator[Any]:
     """Yield ``advance(bytes so far)``: a bar on a terminal, a line now and then elsewhere."""
     if quiet:
         yield lambda position: None
-    elif sys.stderr.isatty():
+    elif goes_to_terminal(stderr=True):
         with _bar(total, tally) as advance:
             yield advance
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Group
 from rich.live import Live
-from rich.markup import escape
 from rich.text import Text
 
 from koinon.cli import output
@@ -21,6 +19,7 @@ from koinon.cli.session import INTERRUPTED, NOT_FOUND, Session, command, default
 from koinon.cli.units import UINT64_MAX
 from koinon.loads import LoadState, LoadView
 from koinon_proto.errors import KoinonError
+from koinon_proto.printable import goes_to_terminal, printable_bytes
 
 if TYPE_CHECKING:
     from koinon.admin import Admin
@@ -125,7 +124,7 @@ def _table(loads: Sequence[LoadView]) -> Any:
     columns = [">LOAD", "STATE", "MODE", "PREFIX", ">ROWS", ">BYTES", ">MERGED", ">IDLE", "WHAT"]
     shown = output.table(*columns, *["WHY"] * aborted)
     for load in loads:
-        shown.add_row(*_cells(load), *[escape(load.reason)] * aborted)
+        shown.add_row(*_cells(load), *[output.escape(load.reason)] * aborted)
     return shown
 
 
@@ -138,12 +137,12 @@ def _cells(load: LoadView) -> list[str]:
         str(load.load_id),
         f"[{color}]{state}[/]" if color else state,
         load.mode.name.lower() if load.mode is not None else "",
-        escape(output.printable(load.prefix)),
+        output.escape(printable_bytes(load.prefix)),
         f"{load.rows:,}",
         output.bytes_text(load.bytes),
         merged,
         idle,
-        escape(what(load)),
+        output.escape(what(load)),
     ]
 
 
@@ -215,7 +214,7 @@ def _view(session: Session) -> Iterator[Draw]:
     if session.json:
         yield lambda _loads: None
         return
-    if not sys.stderr.isatty():
+    if not goes_to_terminal(stderr=True):
         yield _line_by_line()
         return
     silent = Text("no coordinator answers: waiting for them", style="yellow")

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from koinon.admin import ClusterStatus
 from koinon.cli import output
@@ -145,8 +144,8 @@ def _welcome(cluster: LocalCluster, status: ClusterStatus, *, detach: bool) -> N
     printer.print()
     hints = output.table("", "")
     hints.show_header = False
-    hints.add_row("[dim]data and logs[/]", escape(str(cluster.data_dir)))
-    ours = escape(shlex.quote(str(cluster.data_dir)))
+    hints.add_row("[dim]data and logs[/]", output.escape(str(cluster.data_dir)))
+    ours = output.escape(shlex.quote(str(cluster.data_dir)))
     elsewhere = cluster.data_dir != default_data_dir().resolve()
     known = not elsewhere or os.environ.get("KOINON_DATA") == str(cluster.data_dir)
     prefix, suffix = ("", "") if known else (f"KOINON_DATA={ours} ", f" --data {ours}")

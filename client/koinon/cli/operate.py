@@ -6,7 +6,6 @@ from collections import Counter
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from koinon.cli import output
 from koinon.cli.following import follow
@@ -85,7 +84,7 @@ def _move_cells(move: MoveView, table: Table) -> list[str]:
         state = STAGES[least.stage] if least is not None else "under way"
     copied = sum(p.bytes for p in move.progress)
     size = output.bytes_text(copied) if copied else ""
-    text = [olds, news, state, size, escape(move.waits_for), escape(move.move.reason)]
+    text = [olds, news, state, size, output.escape(move.waits_for), output.escape(move.move.reason)]
     return [str(move.move.partition_id), *text]
 
 

@@ -6,16 +6,21 @@ import base64
 import errno
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
+from rich import markup
 from rich.measure import Measurement
 from rich.table import Table as RichTable
 
+from koinon.terminal import Console
+from koinon_proto import printable
+from koinon_proto.printable import goes_to_terminal
+
 PIPE_WIDTH = 200
+_UNPRINTABLE_IN_JSON = re.compile(r"[^\x20-\x7e]")
 
 
 class _Console(Console):
@@ -29,13 +34,16 @@ def console(*, stderr: bool = False) -> Console:
     """A console; wide where nobody looks, so that piped tables are neither cut nor wrapped. A key
     such as ``user:key:1`` is printed as it is: no part of it stands for an emoji.
     """
-    stream = sys.stderr if stderr else sys.stdout
+    seen = goes_to_terminal(stderr=stderr)
     columns = os.environ.get("COLUMNS", "")
-    width = None if stream.isatty() else int(columns) if columns.isdecimal() else PIPE_WIDTH
+    width = None if seen else int(columns) if columns.isdecimal() else PIPE_WIDTH
     width = None if width == 0 else width
-    return _Console(
-        stderr=stderr, highlight=False, emoji=False, width=width, soft_wrap=not stream.isatty()
-    )
+    return _Console(stderr=stderr, highlight=False, emoji=False, width=width, soft_wrap=not seen)
+
+
+def escape(text: str) -> str:
+    """Return text of others as a part of one line of markup, in which it stands for itself."""
+    return markup.escape(printable.printable(text))
 
 
 def somebody_is_there() -> bool:
@@ -49,12 +57,12 @@ def problem(message: str) -> None:
     printer = console(stderr=True)
     printer.print(f"[bold red]koinon:[/] {escape(head)}", soft_wrap=True)
     if rest:
-        printer.print(escape(rest), style="dim", soft_wrap=True)
+        printer.print(rest, style="dim", soft_wrap=True, markup=False)
 
 
 def note(message: str) -> None:
     """A remark on standard error, out of the way of what is piped."""
-    console(stderr=True).print(escape(message), style="dim", soft_wrap=True)
+    console(stderr=True).print(message, style="dim", soft_wrap=True, markup=False)
 
 
 def table(*columns: str, title: str | None = None) -> RichTable:
@@ -86,8 +94,9 @@ def show(made: RichTable, *, expendable: Sequence[str] = ()) -> None:
     made = fitted(printer, made, expendable)
     with printer.capture() as capture:
         printer.print(made)
-    sys.stdout.write("".join(line.rstrip() + "\n" for line in capture.get().splitlines()))
-    sys.stdout.flush()
+    shown = "".join(line.rstrip() + "\n" for line in capture.get().splitlines())
+    printer.file.write(shown)
+    printer.file.flush()
 
 
 def fitted(printer: Console, made: RichTable, expendable: Sequence[str]) -> RichTable:
@@ -126,28 +135,27 @@ def json_bytes(data: bytes) -> str | dict[str, str]:
 
 def print_json(answer: Any) -> None:
     """One JSON value on one line, at once: who reads it through a pipe may be waiting for it."""
-    sys.stdout.write(json_line(answer))
-    sys.stdout.flush()
+    write_line(json_text(answer), flush=True)
 
 
-def json_line(answer: Any) -> str:
-    """Return one JSON value as a line."""
-    return json.dumps(answer, ensure_ascii=False, separators=(",", ":")) + "\n"
+def json_text(answer: Any) -> str:
+    """Return one JSON value on one line. What is not printable is escaped as JSON does, so that it
+    is the same value: JSON itself asks for that of C0 only.
+    """
+    text = json.dumps(answer, ensure_ascii=False, separators=(",", ":"))
+    return text if text.isprintable() else _UNPRINTABLE_IN_JSON.sub(_json_escape, text)
 
 
-def printable(data: bytes) -> str:
-    """Bytes as one line of text that cannot upset a terminal: what is not printable is escaped."""
-    text = data.decode("utf-8", errors="surrogateescape")
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else _escaped(c) for c in text)
+def _json_escape(found: re.Match[str]) -> str:
+    character = found[0]
+    return character if character.isprintable() else json.dumps(character)[1:-1]
 
 
-def _escaped(character: str) -> str:
-    code = ord(character)
-    if 0xDC80 <= code <= 0xDCFF:  # a byte that is not UTF-8
-        return f"\\x{code - 0xDC00:02x}"
-    return character.encode("unicode_escape").decode()
+def write_line(line: str, *, flush: bool = False) -> None:
+    """Write a line to standard output, which keeps it for a while where nobody waits for it."""
+    sys.stdout.write(line + "\n")
+    if flush:
+        sys.stdout.flush()
 
 
 def count(number: int, noun: str) -> str:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from koinon.cli import output
 from koinon.cli.following import follow
@@ -332,7 +331,7 @@ def _show(session: Session, costed: Costed, *, every: bool) -> None:
         printer.print("Nothing to move.", markup=False)
     for refusal in plan.refusals:
         where = f" (partitions {ranges(refusal.partition_ids)})" if refusal.partition_ids else ""
-        printer.print(f"[yellow]Left undone:[/] {escape(refusal.reason + where)}")
+        printer.print(f"[yellow]Left undone:[/] {output.escape(refusal.reason + where)}")
 
 
 def steps(move: PlannedMove) -> list[tuple[int | None, int | None]]:
@@ -367,7 +366,7 @@ def _grouped(costed: Costed) -> Any:
     rows.sort(key=lambda row: (row[0], _name_order(row[1]), _name_order(row[2]), row[3]))
     for what, old_name, new_name, reason, moves in rows:
         cells = [old_name, new_name, what, f"{len(moves):,}"]
-        shown.add_row(*cells, *_size(costed, moves, what), escape(reason))
+        shown.add_row(*cells, *_size(costed, moves, what), output.escape(reason))
     return shown
 
 
@@ -380,7 +379,7 @@ def _each(costed: Costed) -> Any:
             " ".join(map(costed.name, move.origin)),
             " ".join(map(costed.name, move.target)),
             *_size(costed, [move], what),
-            escape(move.reason),
+            output.escape(move.reason),
         )
     return shown
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import inspect
 import os
 import re
-import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ import typer
 from koinon.cli import output
 from koinon.local.cluster import running_cluster
 from koinon.local.files import ClusterFile, LocalClusterError
-from koinon_proto import errors
+from koinon_proto import errors, printable
 from koinon_proto.errors import KoinonError
 from koinon_proto.table import MAX_TTL_MS
 
@@ -41,6 +40,8 @@ BROKEN_PIPE = 141
 
 DEFAULT_COORDINATORS = "127.0.0.1:7400,127.0.0.1:7401,127.0.0.1:7402"
 DEFAULT_TIMEOUT_MS = 5000
+CLUSTER_ID = "KOINON_CLUSTER_ID"
+"""Names the cluster that an operator means: any other refuses."""
 CONNECTION_PANEL = "Connection and output"
 
 DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
@@ -81,7 +82,11 @@ class Session:
         """Connect to the coordinators for an operator's calls."""
         from koinon.admin import Admin
 
-        return Admin(self.coordinators, timeout_ms=self.timeout_or(default_timeout_ms))
+        return Admin(
+            self.coordinators,
+            timeout_ms=self.timeout_or(default_timeout_ms),
+            cluster_id=os.environ.get(CLUSTER_ID, ""),
+        )
 
 
 def duration_ms(text: str) -> int:
@@ -273,7 +278,7 @@ def guarded(
 
 def _let_go() -> None:
     """Give up what cannot be written any more: Python would try again at its end, and complain."""
-    for stream in (sys.stdout, sys.stderr):
+    for stream in map(printable.stream_of, (False, True)):
         try:
             stream.flush()
         except BrokenPipeError:
@@ -285,7 +290,7 @@ def _reported(
 ) -> int:
     try:
         code = function() or DONE
-        sys.stdout.flush()
+        printable.flush()
     except KeyboardInterrupt:
         code = INTERRUPTED
     except typer.Abort as abort:  # Ctrl-C or Ctrl-D at a question; all are asked beforehand
@@ -307,6 +312,8 @@ def message_of(error: KoinonError | OSError) -> str:
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}"
     text = str(error)
+    if not isinstance(error, LocalClusterError):  # which shows the end of a log
+        text = printable.printable(text)
     request_id = error.request_id if isinstance(error, KoinonError) else ""
     return text if request_id in text else f"{text} [request {request_id}]"
 
@@ -316,7 +323,7 @@ def fail(error: KoinonError | OSError, *, debug: bool, coordinators: str = "") -
     advice = _advice(error, coordinators) if isinstance(error, KoinonError) else ""
     output.problem(f"{message_of(error)}{advice}")
     if debug:
-        traceback.print_exception(error)
+        printable.tell("".join(traceback.format_exception(error)).rstrip(), stderr=True)
     if isinstance(error, OSError):
         return USAGE
     return next(

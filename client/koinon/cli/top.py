@@ -11,9 +11,8 @@ from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
-from rich.markup import escape
 from rich.text import Text
 
 from koinon.admin import ClusterStatus
@@ -21,7 +20,9 @@ from koinon.cli import admin, hot, loads, output
 from koinon.cli.session import DONE, Session, command
 from koinon.heat import READ_BYTES, READS, WRITES, WRITTEN_BYTES, Columns, FollowerLag
 from koinon.overview import NodeView, Observer, Overview, View, total
+from koinon.terminal import Console
 from koinon_proto.errors import UnavailableError
+from koinon_proto.printable import flush, goes_to_terminal
 from koinon_proto.table import NodeStatus
 
 CLUSTER_TIMEOUT_MS = 1_500
@@ -99,7 +100,7 @@ def top(
 @contextmanager
 def _shown(session: Session, once: bool) -> Iterator[tuple[Callable[[View, bool], None], Wait]]:
     """Yield how to draw a view (and whether it has rates), and how to wait for the next."""
-    if session.json or once or not sys.stdout.isatty():
+    if session.json or once or not goes_to_terminal():
 
         def put(view: View, whole: bool) -> None:
             if not whole:
@@ -110,7 +111,7 @@ def _shown(session: Session, once: bool) -> Iterator[tuple[Callable[[View, bool]
                 printer = output.console()
                 printer.print(picture(view, printer))
                 printer.print()
-            sys.stdout.flush()
+            flush()
 
         yield put, _sleep
         return
@@ -227,7 +228,7 @@ def _node_cells(node: NodeView, status: ClusterStatus | None) -> list[str]:
     state = f"[{admin.NODE_COLORS[node.info.status]}]{word}[/]"
     if node.silent and node.info.status is not NodeStatus.FENCED:
         state = "[red]silent[/]"
-    cells = [escape(node.info.node_id), state, f"{node.primaries:,}", f"{node.replicas:,}"]
+    cells = [output.escape(node.info.node_id), state, f"{node.primaries:,}", f"{node.replicas:,}"]
     if node.rates is None:
         cells += ["-", "-", "-"]
     else:

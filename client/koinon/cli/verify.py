@@ -7,7 +7,6 @@ from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from koinon.cli import output
@@ -107,16 +106,17 @@ def _print(report: Report, table: Table) -> None:
         primary = node_name(table, found.primary)
         for copy in found.copies:
             if copy.verdict is Verdict.DIFFERENT:
+                where = output.escape(node_name(table, copy.node_number))
                 printer.print(
-                    f"[bold red]Different:[/] partition {found.partition_id} on "
-                    f"{node_name(table, copy.node_number)}: {escape(copy.reason)} ({primary})"
+                    f"[bold red]Different:[/] partition {found.partition_id} on {where}: "
+                    f"{output.escape(copy.reason)} ({output.escape(primary)})"
                 )
     if len(different) > SHOWN_MAX:
         more = [found.partition_id for found in different[SHOWN_MAX:]]
         printer.print(f"[bold red]Different too:[/] partitions {ranges(more)}")
     reasons = Counter(reason for found in unsure for reason in found.reasons)
     for reason, number in reasons.most_common():
-        printer.print(f"[yellow]Not comparable:[/] {number:,}: {escape(reason)}")
+        printer.print(f"[yellow]Not comparable:[/] {number:,}: {output.escape(reason)}")
     copies = sum(len(found.copies) for found in same)
     records = sum(_records(found) for found in same)
     single = sum(len(found.copies) == 1 for found in same)

@@ -174,8 +174,6 @@ class Lane:
         self.rows_max = rows_max
         self.flush_due = False
         """The driver has scheduled a flush."""
-        self.watch: Any = None
-        """The driver's timer while batches are in flight."""
         self._queue: deque[Single] = deque()
         self._options = (rows_max, bytes_max)
 

@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 
 from koinon_proto.errors import KoinonError, NotPrimaryError, PartitionOfflineError
 from koinon_proto.partitioner import Partitioner, partitioner
-from koinon_proto.table import Table, TableUpdate, apply_update
+from koinon_proto.table import NodeStatus, Table, TableUpdate, apply_update
 
 Rows = NDArray[np.int64]
 PartitionIds = NDArray[np.uint32]
 
 _FEW_ROWS = 32
+_LIVE = (NodeStatus.ACTIVE, NodeStatus.DRAINING)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -62,6 +63,18 @@ class Routing:
     def changed_since(self, partition_ids: PartitionIds | Sequence[int], revision: int) -> bool:
         """Whether there is news of any of these partitions since ``revision``."""
         return self.revision > revision and bool((self.changed[partition_ids] > revision).any())
+
+    def owned_by(self, addresses: Sequence[str]) -> PartitionIds:
+        """Return the partitions that these serve."""
+        places = [i for i, address in enumerate(self.addresses) if address in addresses]
+        return np.flatnonzero(np.isin(self.owner_index, places)).astype(np.uint32)
+
+    def is_live(self, address: str) -> bool:
+        """Whether a node of the cluster that is not fenced is known at this address, or one that
+        the table does not know yet.
+        """
+        known = [node for node in self.table.nodes.values() if node.address == address]
+        return not known or any(node.status in _LIVE for node in known)
 
     def offline(self, partition_id: int) -> PartitionOfflineError:
         """Return why the partition has no owner."""

@@ -17,6 +17,7 @@ from koinon.demo.play import Play
 from koinon.demo.stage import MismatchError, Stage
 from koinon.java import find_java
 from koinon.local import LocalCluster
+from koinon.terminal import protect
 from koinon_proto.errors import KoinonError
 
 PARTITIONS = 256
@@ -104,6 +105,7 @@ def _command() -> str:
 def main() -> int:
     """Run the demo; 0 if all of it held."""
     rows_max = parse_arguments().rows
+    protect()
     stage = Stage()
     try:
         find_java()

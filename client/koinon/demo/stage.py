@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from koinon.terminal import Console
+from koinon_proto.printable import goes_to_terminal
 
 PLAIN_PROGRESS_S = 1.0
 PLAIN_WIDTH = 100
@@ -29,7 +30,7 @@ class Stage:
     """Prints the demo; counts its checks."""
 
     def __init__(self) -> None:
-        self._tty = sys.stdout.isatty()
+        self._tty = goes_to_terminal()
         self.console = Console(highlight=False, width=None if self._tty else PLAIN_WIDTH)
         self.checks = 0
         self._act = 0

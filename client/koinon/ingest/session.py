@@ -18,6 +18,7 @@ from typing import Any
 from koinon import java
 from koinon.local.servers import environment, is_importable
 from koinon_proto.errors import ConfigurationError
+from koinon_proto.printable import flush
 
 LOCAL_MASTER = "local[*]"
 APP_NAME = "koinon ingest"
@@ -114,8 +115,7 @@ def _output_to(log: Path | None) -> Iterator[None]:
     if log is None:
         yield
         return
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush()
     kept = [os.dup(1), os.dup(2)]
     try:
         with log.open("ab") as file:
@@ -123,8 +123,7 @@ def _output_to(log: Path | None) -> Iterator[None]:
             os.dup2(file.fileno(), 2)
         yield
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush()
         for number, descriptor in zip((1, 2), kept, strict=True):
             os.dup2(descriptor, number)
             os.close(descriptor)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from koinon.local.processes import ProcessIdentity
+from koinon_proto import private
 from koinon_proto.errors import DataDirectoryError, KoinonError
 
 FORMAT = 1
@@ -83,7 +84,7 @@ def save(data_dir: Path, content: ClusterFile) -> None:
     path = cluster_file_path(data_dir)
     temporary = path.with_suffix(".tmp")
     text = json.dumps({"format": FORMAT, **asdict(content)}, indent=2)
-    with temporary.open("w", encoding="utf-8") as file:
+    with open(temporary, "w", encoding="utf-8", opener=private.opener) as file:
         file.write(text + "\n")
         file.flush()
         os.fsync(file.fileno())
@@ -118,8 +119,9 @@ class DirectoryLock:
     """An exclusive lock on a data directory, held until released or until the process ends."""
 
     def __init__(self, data_dir: Path) -> None:
-        data_dir.mkdir(parents=True, exist_ok=True)
-        self._file = (data_dir / "cluster.lock").open("a+")
+        private.make_directory(data_dir, cluster_file_path(data_dir).name)
+        path = data_dir / "cluster.lock"
+        self._file = open(path, "a+", opener=private.opener)  # noqa: SIM115
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

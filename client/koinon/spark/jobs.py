@@ -7,7 +7,6 @@ speculative or killed attempts staged is never named, and goes with the load.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
@@ -29,6 +28,7 @@ from koinon_proto.errors import (
     UnavailableError,
     UnknownFateError,
 )
+from koinon_proto.printable import printable, stream_of
 
 POLL_S, POLL_S_MAX = 0.05, 0.3
 ABORT_TIMEOUT_S: Final = 20.0
@@ -100,7 +100,7 @@ class Commit:
 
     job: Job
     reports: Sequence[TaskReport]
-    out: TextIO = field(default_factory=lambda: sys.stderr)
+    out: TextIO = field(default_factory=lambda: stream_of(stderr=True))
 
     def run(self) -> None:
         """Commit what the reports name.
@@ -234,7 +234,8 @@ class Commit:
             poll_s = min(POLL_S_MAX, 1.5 * poll_s)
 
     def _say(self, text: str) -> None:
-        print(f"koinon: {text}", file=self.out, flush=True)
+        self.out.write(f"koinon: {printable(text)}\n")
+        self.out.flush()
 
 
 def abort(job: Job, reports: Sequence[TaskReport], reason: str) -> None:

@@ -18,8 +18,10 @@ from koinon_proto.errors import (
     MembershipChangeError,
     NodeFencedError,
     RegistrationPendingError,
+    ResourceExhaustedError,
     UnknownNodeError,
 )
+from koinon_proto.printable import printable
 from koinon_proto.table import DEFAULT_WEIGHT, NodeId, NodeStatus
 
 from .commands import AssignPartitions, HostedPartition, PartitionChange, RegisterNode
@@ -28,6 +30,7 @@ from .sessions import NEVER, Sessions
 from .state import ClusterState, NodeRecord
 
 NAME_CHARS_MAX = 128
+NODES_MAX = 4_096  # that have not left: everybody is sent all of them
 WEIGHT_MAX = 10_000
 LAST_EPOCH_MAX = 1 << 48
 """Of what a store may say of itself: far above what any has used, far below what cannot be counted
@@ -60,6 +63,7 @@ def check_registration(request: Registration) -> None:
             raise InvalidArgumentError(field=field, reason="must not be empty")
     for field in ("rack", "store_id", "registration_id"):
         _check_length(field, getattr(request, field))
+        check_printable(field, getattr(request, field))
     if not 1 <= request.weight <= WEIGHT_MAX:
         raise InvalidArgumentError(
             field="weight",
@@ -104,6 +108,12 @@ def check_name(field: str, name: str) -> None:
         )
 
 
+def check_printable(field: str, text: str) -> None:
+    """Raise InvalidArgumentError unless operators can be shown ``text`` as it is."""
+    if not text.isprintable():
+        raise InvalidArgumentError(field=field, reason=f"{printable(text)} is not printable")
+
+
 def check_requested_address(field: str, address: str) -> None:
     """Raise InvalidArgumentError unless ``address`` is ``host:port``."""
     if not is_address(address):
@@ -130,6 +140,8 @@ def decide_registration(
         refusal = _refusal(known, sessions, request, now)
         if refusal is not None:
             raise refusal
+    elif sum(not record.left for record in state.nodes) >= NODES_MAX:
+        raise ResourceExhaustedError(resource="registered nodes", limit=NODES_MAX)
     return RegisterNode(
         node_id=NodeId(request.node_id),
         address=request.address,
@@ -143,8 +155,11 @@ def decide_registration(
     )
 
 
-def decide_heartbeat(state: ClusterState, node_id: str, node_epoch: int) -> NodeRecord:
-    """Return the record of the node that heartbeats.
+def decide_heartbeat(
+    state: ClusterState, node_id: str, node_epoch: int, registration_id: str = ""
+) -> NodeRecord:
+    """Return the record of the node that speaks, if it names the registration that made its epoch.
+    (Builds before name none, and are believed.)
 
     Raises:
         UnknownNodeError, NodeFencedError: the sender has to register (anew).
@@ -152,7 +167,8 @@ def decide_heartbeat(state: ClusterState, node_id: str, node_epoch: int) -> Node
     record = state.node_by_id(node_id)
     if record is None:
         raise UnknownNodeError(node_id=node_id)
-    if record.info.node_epoch != node_epoch or not record.live:
+    is_other = registration_id not in ("", record.registration_id)
+    if record.info.node_epoch != node_epoch or not record.live or is_other:
         raise NodeFencedError(
             node_id=node_id, node_epoch=node_epoch, current_node_epoch=record.info.node_epoch
         )

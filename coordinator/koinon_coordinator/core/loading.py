@@ -30,6 +30,7 @@ from koinon_proto.loads import (
     LoadState,
     StreamBatch,
 )
+from koinon_proto.printable import printable
 from koinon_proto.table import MAX_KEY_BYTES, ClusterConfig, PartitionId, PartitionStatus
 
 from .commands import (
@@ -42,6 +43,7 @@ from .commands import (
     Reason,
     Rejected,
 )
+from .decisions import check_printable
 from .loads import (
     ACTIVE_MAX,
     ATTEMPTS_MERGING_MAX,
@@ -91,7 +93,7 @@ def decide_open(state: ClusterState, wish: LoadWish) -> Decision:
         mode=LoadMode(wish.mode),
         prefix=wish.prefix,
         stream_batch=wish.stream_batch,
-        description=wish.description,
+        description=printable(wish.description)[:LOAD_TEXT_CHARS_MAX],
         timeout_ms=wish.timeout_ms or LOAD_TIMEOUT_MS,
     )
     return _judged(state, config, command)
@@ -123,7 +125,7 @@ def decide_abort(state: ClusterState, load_id: int, reason: str) -> Decision:
         ClusterNotReadyError
         LoadClosedError: it is committed, or not known.
     """
-    command = AbortLoad(load_id=load_id, reason=reason[:LOAD_TEXT_CHARS_MAX])
+    command = AbortLoad(load_id=load_id, reason=printable(reason)[:LOAD_TEXT_CHARS_MAX])
     return _judged(state, check_bootstrapped(state), command)
 
 
@@ -212,10 +214,12 @@ def _judged(state: ClusterState, config: ClusterConfig, command: LoadCommand) ->
 def _check_wish(wish: LoadWish) -> None:
     """Raise InvalidArgumentError for a request that no state could accept."""
     _check_length("job_id", wish.job_id, LOAD_NAME_CHARS_MAX, required=True)
+    check_printable("job_id", wish.job_id)
     _check_length("description", wish.description, LOAD_TEXT_CHARS_MAX)
     if wish.stream_batch is not None:
         query_id = wish.stream_batch.query_id
         _check_length("stream_batch.query_id", query_id, LOAD_NAME_CHARS_MAX, required=True)
+        check_printable("stream_batch.query_id", query_id)
     if wish.mode not in LoadMode.__members__.values():
         names = " or ".join(mode.name for mode in LoadMode)
         raise InvalidArgumentError(field="mode", reason=f"must be {names}, not {wish.mode}")

@@ -24,7 +24,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from koinon_proto.table import NodeInfo, NodeNumber, NodeStatus, PartitionId
+from koinon_proto.table import (
+    NodeInfo,
+    NodeNumber,
+    NodeStatus,
+    PartitionId,
+    registration_digest,
+)
 
 from .commands import RegisterNode
 
@@ -131,6 +137,7 @@ def registered(
             store_id=command.store_id,
             changed_at=version,
             weight=command.weight,
+            registration_digest=registration_digest(command.registration_id),
         ),
         registration_id=command.registration_id,
         base_node_epoch=command.last_node_epoch,

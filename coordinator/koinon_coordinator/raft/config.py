@@ -8,6 +8,7 @@ from koinon_coordinator.core.raft import RaftCoreConfig
 from koinon_proto.errors import ConfigurationError
 from koinon_proto.table import MAX_MESSAGE_BYTES
 
+STEP_TICKS = 4  # a member whose ticks are further apart was kept from running
 BATCH_ROOM_BYTES = 2 << 20  # what a batch holds beside its largest message
 
 
@@ -78,6 +79,7 @@ class RaftConfig:
             heartbeat_interval_ms=self.heartbeat_interval_ms,
             check_quorum_ms=self.check_quorum_ms,
             save_timeout_ms=self.save_timeout_ms,
+            step_ms_max=STEP_TICKS * self.tick_interval_ms,
             append_bytes_max=self.append_bytes_max,
             inflight_bytes_max=8 * self.append_bytes_max,
             uncommitted_entries_max=self.pending_proposals_max,

@@ -22,6 +22,8 @@ from koinon_coordinator.core.raft import (
     VoteReply,
     VoteRequest,
 )
+from koinon_proto.bounds import check
+from koinon_proto.errors import InvalidArgumentError
 from koinon_proto.v1.raft_pb2 import RaftMessage
 
 _KIND_BY_NUMBER = {int(kind): kind for kind in EntryKind}
@@ -37,11 +39,30 @@ def to_proto(message: Message) -> RaftMessage:
 
 
 def from_proto(wire: RaftMessage, sender: str, to: str) -> Message:
-    """The message in `wire`; raises MalformedMessageError if there is none."""
+    """The message in `wire`; raises MalformedMessageError if there is none that a member sends.
+
+    Terms never fall along a log, and no member speaks of one above its own.
+    """
     kind = wire.WhichOneof("body")
     if kind is None:
         raise MalformedMessageError(f"a message without a known body from {sender}")
+    try:
+        check(wire)
+    except InvalidArgumentError as error:
+        raise MalformedMessageError(f"{kind} from {sender}: {error}") from error
+    if _greatest_term(wire, kind) > wire.term:
+        raise MalformedMessageError(f"{kind} from {sender} names a term above its own")
     return _DECODERS[kind](wire, sender, to)
+
+
+def _greatest_term(wire: RaftMessage, kind: str) -> int:
+    """The greatest term that the message names of its sender's log."""
+    if kind == "vote_request":
+        return wire.vote_request.last_term
+    if kind == "append_request":
+        request = wire.append_request
+        return max(request.previous_term, *request.entry_terms[-1:], 0)
+    return wire.snapshot_chunk.snapshot_term if kind == "snapshot_chunk" else 0
 
 
 # -- elections
@@ -121,6 +142,11 @@ def _decode_append_request(wire: RaftMessage, sender: str, to: str) -> AppendReq
         raise MalformedMessageError(
             f"columns of unequal length from {sender}: {len(terms)}, {len(kinds)}, {len(data)}"
         )
+    last_term = body.previous_term
+    for term in terms:
+        if term < last_term:
+            raise MalformedMessageError(f"terms of entries that fall, from {sender}")
+        last_term = term
     try:
         entry_kinds = [_KIND_BY_NUMBER[kind] for kind in kinds]
     except KeyError as error:

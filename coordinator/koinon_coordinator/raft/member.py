@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from koinon_coordinator.core.raft import (
+    TERM_MAX,
     Configuration,
     Entry,
     EntryKind,
@@ -32,7 +33,7 @@ from koinon_coordinator.core.raft import (
     TransferGivenUp,
 )
 from koinon_proto.clock import boottime
-from koinon_proto.errors import MembershipChangeError, NotLeaderError
+from koinon_proto.errors import DataDirectoryError, MembershipChangeError, NotLeaderError
 from koinon_proto.measures import Histogram
 
 from .config import RaftConfig
@@ -131,6 +132,7 @@ class RaftMember:
             self._storage = storage
             restored = await loop.run_in_executor(self._thread, storage.load)
             self._pins = await loop.run_in_executor(self._thread, storage.pinned_stores)
+            self._check_term(restored.hard_state.term)
         except BaseException:
             await self._close()
             raise
@@ -161,6 +163,16 @@ class RaftMember:
         if self._outcome is None:
             raise MemberStoppedError(reason=f"member {self.member_id} was never started")
         await asyncio.shield(self._outcome)
+
+    def _check_term(self, term: int) -> None:
+        """Refuse a term that cannot be gone on from. An earlier build took one from anybody."""
+        if term > TERM_MAX:
+            raise DataDirectoryError(
+                path=str(self._config.data_dir),
+                reason=f"its term, {term}, is one that no group reaches: an earlier build took it "
+                "from a stranger's message. Remove this member and add it again under a new id; "
+                "where no majority is left, make a new group with koinon recover-coordinators",
+            )
 
     def _open_lmdb(self) -> RaftStorage:
         return LmdbRaftStorage(
@@ -326,6 +338,15 @@ class RaftMember:
             return ""
         return self._core.configuration.address_of(self.member_id) or ""
 
+    def listens_to(self, member_id: str, group: str) -> bool:
+        core = self._core
+        if core is None:
+            return False
+        if core.is_member(member_id):
+            return True
+        names_group = "" not in (group, self.group) or not core.configuration.members
+        return names_group and core.listens_to_strangers(self._clock())
+
     def on_messages(self, messages: Sequence[Message]) -> None:
         if not self._running or self._core is None:
             return
@@ -335,6 +356,8 @@ class RaftMember:
         try:
             for message in messages:
                 sender = message.sender
+                if not self._core.listens_to(sender, now):
+                    continue  # its membership has ended since its hello
                 self._core.step(message, now)
         except LostEntriesError:
             self._halt(StoreChangedError(member_id=self.member_id, noticed_by=sender))

@@ -63,6 +63,8 @@ class MemoryRaftTransport:
         sender, receiver = source.endpoint, self.endpoint
         if sender is None or receiver is None or len({sender.group, receiver.group} - {""}) > 1:
             return
+        if not receiver.listens_to(sender.member_id, sender.group):
+            return
         try:
             known = await receiver.is_known_store(sender.member_id, sender.store_id)
         except MemberStoppedError:

@@ -36,6 +36,7 @@ from koinon_coordinator.core.raft import (
     Snapshot,
     SnapshotWrite,
 )
+from koinon_proto import private
 from koinon_proto.errors import DataDirectoryError, UnsupportedVersionError
 
 from .errors import StorageFailedError
@@ -176,7 +177,7 @@ class LmdbRaftStorage:
         self._environment: Any = None
         self._read_only = read_only
         if not read_only:
-            directory.mkdir(parents=True, exist_ok=True)
+            private.make_directory(directory, "identity.json")
         self._lock_fd = _lock_directory(directory, read_only=read_only)
         try:
             identity = self._claim(member_id)
@@ -262,6 +263,7 @@ class LmdbRaftStorage:
                 max_readers=8,
                 create=is_new,
                 readonly=self._read_only,
+                mode=private.FILE_MODE,
                 lock=not self._read_only,  # the lock above is held
             )
             if not is_new:
@@ -326,6 +328,25 @@ class LmdbRaftStorage:
 
     def load(self) -> RestoredState:
         """Everything; raises DataDirectoryError if a checksum or the order is wrong."""
+        restored = self._load()
+        if not self._read_only:
+            self._make_durable()
+        return restored
+
+    def _make_durable(self) -> None:
+        """Make durable what is found here, before anybody acts on it. An earlier process may have
+        ended because a sync failed, of the directory or of the head that leads to the newest
+        transaction: what the page cache shows of that the disk may lack, and a vote that is given
+        again because it is found here must not be forgotten after all.
+        """
+        sealed = _seal(self._store_id.encode())
+        try:
+            _fsync_directory(self._directory)
+            self._commit(lambda txn: txn.put(b"store_id", sealed, db=self._meta))
+        except (OSError, StorageFailedError) as error:
+            raise self._torn(f"not to be made durable: {error}") from error
+
+    def _load(self) -> RestoredState:
         with self._reading() as txn:
             if self._get(txn, b"store_id") != self._store_id.encode():
                 raise self._torn("belongs to another store than identity.json")
@@ -536,7 +557,7 @@ def _lock_directory(directory: Path, *, read_only: bool) -> int:
     if read_only and not path.exists():
         return -1  # not made, or copied from elsewhere: nobody uses it
     flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT
-    fd = os.open(path, flags | os.O_CLOEXEC, 0o644)
+    fd = os.open(path, flags | os.O_CLOEXEC, private.FILE_MODE)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

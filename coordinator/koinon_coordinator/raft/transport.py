@@ -2,8 +2,9 @@
 
 A transport delivers each message at most a few times, in any order, or not at all; Raft needs no
 more. What it does promise is bounds (a full queue drops its oldest message) and identity: a
-message is passed on only if its sender's hello was right and its data directory is the one that
-this member first knew it by.
+message is passed on only if its sender's hello was right, the member listens to it, and its data
+directory is the one that this member first knew it by. Of anybody else nothing is kept, and nobody
+is dialled for them.
 
 Every member keeps a stream to every other one of its configuration, even with nothing to say, and
 repeats its hello on it. So all pairs know each other's data directories, those of followers too,
@@ -15,15 +16,17 @@ import contextlib
 import logging
 import random
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import grpc
 
+from koinon_coordinator.core.decisions import NAME_CHARS_MAX
 from koinon_coordinator.core.raft import AppendRequest, Message, SnapshotChunk
-from koinon_proto.errors import ConfigurationError
-from koinon_proto.rpc import COMMON_OPTIONS
+from koinon_proto.addresses import is_address
+from koinon_proto.errors import ConfigurationError, ResourceExhaustedError, UnavailableError
+from koinon_proto.rpc import COMMON_OPTIONS, typed_stream
 from koinon_proto.v1 import raft_pb2_grpc
 from koinon_proto.v1.raft_pb2 import RaftBatch, RaftExchangeReply, RaftHello
 
@@ -33,6 +36,9 @@ from .errors import MemberStoppedError
 
 PROTOCOL_VERSION = 1
 LEARNED_ADDRESSES_MAX = 16
+STREAMS_WAITING_MAX = 64
+"""For their hello, which a member sends at once: beyond that the longest waiting one is ended."""
+HELLO_TIMEOUT_S = 5.0
 _MESSAGE_OVERHEAD_BYTES = 64
 
 log = logging.getLogger(__name__)
@@ -55,6 +61,10 @@ class RaftEndpoint(Protocol):
     @property
     def address(self) -> str:
         """Where peers reach this member; "" while that is not known."""
+        ...
+
+    def listens_to(self, member_id: str, group: str) -> bool:
+        """Whether messages count of one that calls itself so, and its group so."""
         ...
 
     def on_messages(self, messages: Sequence[Message]) -> None: ...
@@ -129,6 +139,8 @@ class GrpcRaftTransport(raft_pb2_grpc.RaftServicer):
         self._learned: dict[str, str] = {}
         self._peers: dict[str, _PeerStream] = {}
         self._heard_at: dict[str, float] = {}
+        self._waiting: dict[int, asyncio.Timeout] = {}  # streams for their hello, the oldest first
+        self._taken: dict[str, asyncio.Timeout] = {}  # the stream of each sender
         self.counters: Counter[str] = Counter()
 
     def add_to_server(self, server: Any) -> None:
@@ -191,31 +203,83 @@ class GrpcRaftTransport(raft_pb2_grpc.RaftServicer):
             self._learned.pop(member_id, None)
             self._learned[member_id] = address
             while len(self._learned) > LEARNED_ADDRESSES_MAX:
-                del self._learned[next(iter(self._learned))]
+                self._forget(next(iter(self._learned)))
+
+    def _forget(self, member_id: str) -> None:
+        """Keep nothing of a member that no configuration names."""
+        del self._learned[member_id]
+        self._heard_at.pop(member_id, None)
+        peer = self._peers.pop(member_id, None)
+        if peer is not None:
+            peer.stop()
+        stream = self._taken.get(member_id)
+        if stream is not None:
+            _end_now(stream)
 
     # -- the service
 
+    @typed_stream
     async def Exchange(  # noqa: N802 (the generated servicer's name)
         self, batches: AsyncIterator[RaftBatch], context: Any
     ) -> RaftExchangeReply:
         """Take one peer's stream until it ends."""
-        sender = ""
-        async for batch in batches:
-            endpoint = self._endpoint
-            if endpoint is None:
-                await context.abort(grpc.StatusCode.UNAVAILABLE, "not running")
-                raise AssertionError("abort raises")
-            if not sender or batch.HasField("hello"):
+        batches = aiter(batches)
+        opening = await self._first(batches)
+        if opening is None:
+            return RaftExchangeReply()
+        refusal = await self._refused(opening, context)
+        if refusal is not None:
+            return refusal
+        sender = opening.hello.member_id
+        try:
+            async with asyncio.timeout(None) as end:
+                with self._taking(sender, end):
+                    return await self._take(sender, opening, batches, context)
+        except TimeoutError:
+            raise UnavailableError(reason=f"another stream of {sender} is taken") from None
+
+    async def _first(self, batches: AsyncIterator[RaftBatch]) -> RaftBatch | None:
+        """Return what the stream begins with; None if it just ends."""
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S) as end:
+                self._waiting[id(end)] = end
+                if len(self._waiting) > STREAMS_WAITING_MAX:
+                    _end_now(next(iter(self._waiting.values())))
                 try:
-                    refusal = await self._refusal(batch, endpoint)
-                except MemberStoppedError as error:
-                    await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-                    raise AssertionError("abort raises") from error
-                if refusal is not None:
-                    self.counters["refused_streams"] += 1
-                    log.warning("stream refused peer=%s why=%s", context.peer(), refusal.detail)
-                    return refusal
-                sender = batch.hello.member_id
+                    return await anext(batches, None)
+                finally:
+                    del self._waiting[id(end)]
+        except TimeoutError:
+            raise ResourceExhaustedError(
+                resource="streams without a hello", limit=STREAMS_WAITING_MAX
+            ) from None
+
+    @contextlib.contextmanager
+    def _taking(self, sender: str, end: asyncio.Timeout) -> Iterator[None]:
+        """Take one stream of each sender, the newest: it has given up the one before. Of senders
+        that no configuration names yet there are few."""
+        before = self._taken.pop(sender, None)
+        if before is not None:
+            _end_now(before)
+        self._taken[sender] = end
+        strangers = [s for s in self._taken if s not in self._configured]
+        if len(strangers) > LEARNED_ADDRESSES_MAX:
+            _end_now(self._taken.pop(strangers[0]))
+        try:
+            yield
+        finally:
+            if self._taken.get(sender) is end:
+                del self._taken[sender]
+            if sender not in self._taken and sender not in self._configured:
+                self._heard_at.pop(sender, None)
+
+    async def _take(
+        self, sender: str, batch: RaftBatch, batches: AsyncIterator[RaftBatch], context: Any
+    ) -> RaftExchangeReply:
+        """Pass on what comes, from the batch with the first hello on."""
+        while True:
+            endpoint = self._running_endpoint()
+            if batch.HasField("hello"):
                 self._learn_address(sender, batch.hello.address)
             self._heard_at[sender] = asyncio.get_running_loop().time()
             try:
@@ -227,14 +291,42 @@ class GrpcRaftTransport(raft_pb2_grpc.RaftServicer):
                     refusal=RaftExchangeReply.REFUSAL_MALFORMED, detail=str(error)
                 )
             endpoint.on_messages(messages)
-        return RaftExchangeReply()
+            following = await anext(batches, None)
+            if following is None:
+                return RaftExchangeReply()
+            batch = following
+            if batch.HasField("hello"):
+                refusal = await self._refused(batch, context, sender)
+                if refusal is not None:
+                    return refusal
 
-    async def _refusal(self, batch: RaftBatch, endpoint: RaftEndpoint) -> RaftExchangeReply | None:
-        """Why the stream that begins with `batch` is not taken, or None."""
+    def _running_endpoint(self) -> RaftEndpoint:
+        if self._endpoint is None:
+            raise UnavailableError(reason="not running")
+        return self._endpoint
+
+    async def _refused(
+        self, batch: RaftBatch, context: Any, sender: str = ""
+    ) -> RaftExchangeReply | None:
+        """Why the hello in `batch` is refused, of a new stream or of `sender`'s, or None."""
+        try:
+            refusal = await self._refusal(batch, self._running_endpoint(), sender)
+        except MemberStoppedError as error:
+            raise UnavailableError(reason=str(error)) from error
+        if refusal is not None:
+            self.counters["refused_streams"] += 1
+            log.warning("stream refused peer=%s why=%s", context.peer(), refusal.detail)
+        return refusal
+
+    async def _refusal(
+        self, batch: RaftBatch, endpoint: RaftEndpoint, sender: str
+    ) -> RaftExchangeReply | None:
+        """Why the stream of this hello is not taken, or taken no longer, or None."""
         hello = batch.hello
         reply = RaftExchangeReply
-        if not batch.HasField("hello") or not hello.member_id or not hello.store_id:
-            return reply(refusal=reply.REFUSAL_MALFORMED, detail="a stream begins with a hello")
+        malformed = _malformed(batch, sender)
+        if malformed:
+            return reply(refusal=reply.REFUSAL_MALFORMED, detail=malformed)
         if hello.protocol_version != PROTOCOL_VERSION:
             detail = (
                 f"protocol version {hello.protocol_version} is not known here "
@@ -247,6 +339,9 @@ class GrpcRaftTransport(raft_pb2_grpc.RaftServicer):
         if hello.receiver_id != endpoint.member_id:
             detail = f"this is member {endpoint.member_id!r}, not {hello.receiver_id!r}"
             return reply(refusal=reply.REFUSAL_RECEIVER, detail=detail)
+        if not endpoint.listens_to(hello.member_id, hello.group):
+            detail = f"{hello.member_id!r} is not in the configuration of {endpoint.member_id!r}"
+            return reply(refusal=reply.REFUSAL_NOT_MEMBER, detail=detail, group=endpoint.group)
         if not await endpoint.is_known_store(hello.member_id, hello.store_id):
             detail = f"member {hello.member_id!r} is known by another data directory"
             return reply(refusal=reply.REFUSAL_STORE_CHANGED, detail=detail, group=endpoint.group)
@@ -414,6 +509,27 @@ class _PeerStream:
         if reply.refusal == RaftExchangeReply.REFUSAL_STORE_CHANGED and is_ours:
             self._endpoint.on_store_refused(self._member_id)
         return True
+
+
+def _malformed(batch: RaftBatch, sender: str) -> str:
+    """What is wrong with the batch's hello; "": nothing. `sender`: whose stream it is; "": new."""
+    hello = batch.hello
+    if not batch.HasField("hello") or not hello.member_id or not hello.store_id:
+        return "a stream begins with a hello"
+    names = (hello.member_id, hello.store_id, hello.group, hello.receiver_id)
+    if max(map(len, names)) > NAME_CHARS_MAX:
+        return f"a name in the hello is longer than {NAME_CHARS_MAX} characters"
+    if hello.address and not is_address(hello.address):
+        return "the hello's address is not host:port"
+    if sender and hello.member_id != sender:
+        return "a stream has one sender"
+    return ""
+
+
+def _end_now(stream: asyncio.Timeout) -> None:
+    """End what the time-out is around."""
+    if not stream.expired():
+        stream.reschedule(asyncio.get_running_loop().time())
 
 
 def _size_bytes(message: Message) -> int:

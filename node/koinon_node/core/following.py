@@ -37,6 +37,7 @@ from koinon_proto.table import NO_NODE, NodeNumber, NodeStatus, PartitionRow, Ta
 BUFFER_PARTITION_BYTES_MAX = 4 * 1024 * 1024
 BUFFER_BYTES_MAX = 48 * 1024 * 1024  # of one stream
 ROW_OVERHEAD_BYTES = 48
+_RETRY_MIN_S, _RETRY_MAX_S, _RETRY_IN_SYNC_MAX_S = 0.02, 1.0, 0.1
 
 
 @dataclass(kw_only=True, eq=False)
@@ -214,6 +215,16 @@ class KeptBack(NamedTuple):
 
     keys: Sequence[bytes]
     records: Sequence[bytes]
+
+
+def retry_delay_s(followed: Followed) -> float:
+    """Return how long to wait before the partition is opened again. The delay doubles, but stays
+    short where the row says that this copy is in sync: a new primary that was not ready to be
+    followed serves nobody before all of those follow it (rule 4).
+    """
+    in_sync = followed.want.rank is Rank.IN_SYNC
+    most_s = _RETRY_IN_SYNC_MAX_S if in_sync else _RETRY_MAX_S
+    return min(_RETRY_MIN_S * (1 << min(followed.attempts, 8)), most_s)
 
 
 @dataclass(slots=True, eq=False)

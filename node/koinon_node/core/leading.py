@@ -72,6 +72,7 @@ class Flight:
     lasts: U64Array
     sent_at: float
     committed: bool = False
+    committed_at: float = 0.0  # when it was durable here; followers are late from then
     stuck: bool = False  # looked at in ticks only
 
 
@@ -119,6 +120,8 @@ class Leading:
     live: BoolArray
     heard: BoolArray  # since the last look
     silence_s: F64Array
+    durable_from: F64Array  # when what the follower made durable last was sent
+    durable_in_s: F64Array  # and how long it took, there and back
 
     def __init__(self, copies: Copies, primaries: Primaries) -> None:
         self.copies = copies
@@ -147,14 +150,17 @@ class Leading:
         holds = np.full((slots, size), NO_SEQUENCE, np.uint64)
         live, heard = np.zeros(slots, np.bool_), np.zeros(slots, np.bool_)
         departing = np.zeros(slots, np.bool_)
-        silence_s = np.zeros(slots, np.float64)
+        silence_s, durable_in_s = np.zeros(slots, np.float64), np.zeros(slots, np.float64)
+        durable_from = np.full(slots, -np.inf)
         if known > 0:
             used = len(self.live)
             acked[:used], holds[:used], live[:used] = self.acked, self.holds, self.live
             heard[:used], silence_s[:used] = self.heard, self.silence_s
             departing[:used] = self.departing
+            durable_from[:used], durable_in_s[:used] = self.durable_from, self.durable_in_s
         self.acked, self.holds, self.live = acked, holds, live
         self.heard, self.silence_s, self.departing = heard, silence_s, departing
+        self.durable_from, self.durable_in_s = durable_from, durable_in_s
         if known != size:
             self._size = size
             self.epochs = np.zeros(size, np.uint64)  # adopted, and given by the newest row
@@ -344,6 +350,7 @@ class Leading:
         self.opened[slot] = self.positioned[slot] = False
         self.acked[slot] = 0
         self.holds[slot] = NO_SEQUENCE
+        self.durable_from[slot] = -np.inf
 
     def position(
         self, slot: int, partition_ids: U32Array, primary_epochs: U64Array, sequences: U64Array
@@ -369,6 +376,20 @@ class Leading:
         self.heard[slot] = True
         held = np.where(self.positioned[slot, partition_ids], lasts, 0)
         self.acked[slot, partition_ids] = np.maximum(self.acked[slot, partition_ids], held)
+
+    def made_durable(self, slot: int, touched: U32Array, sent_at: float, now: float) -> None:
+        """It has acknowledged what was sent then of these. What it only keeps back is acknowledged
+        too, and says nothing of its disk.
+        """
+        if self.positioned[slot, touched].any():
+            self.durable_from[slot], self.durable_in_s[slot] = sent_at, now - sent_at
+
+    def durable_since(self, sent_at: float, within_s: float) -> BoolArray:
+        """Return by follower who has made durable something that was sent then or later, in less
+        than so many seconds.
+        """
+        since: BoolArray = (self.durable_from >= sent_at) & (self.durable_in_s <= within_s)
+        return since
 
     # --- groups ----------------------------------------------------------------------------
 
@@ -413,12 +434,13 @@ class Leading:
         return int(self.completed[p]) >= int(self.primaries.last_sequences[p])
 
     def look(self, now: float) -> None:
-        """Count for how long each follower has said nothing although it was sent something, or has
-        nothing open although it is in sync.
+        """Count for how long each follower has said nothing although it was sent something that is
+        durable here, or has nothing open although it is in sync.
         """
         step_s = min(now - self._looked_at, _STEP_S_MAX)
         self._looked_at = now
-        owing = (self.positioned & (self.acked < self.streamed)).any(axis=1)
+        durable = np.minimum(self.streamed, self.copies.complete_through[: self._size])
+        owing = (self.positioned & (self.acked < durable)).any(axis=1)
         absent = (self.in_sync & self.led).any(axis=1) & ~self.opened.any(axis=1)
         silent = (owing | absent) & ~self.heard
         self.silence_s = np.where(silent, self.silence_s + step_s, 0.0)
@@ -429,15 +451,17 @@ class Leading:
         reached: BoolArray = self.positioned & (self.silence_s <= timeout_s)[:, None]
         return reached
 
-    def late(self, now: float, timeout_s: float) -> BoolArray:
+    def late(self, now: float, timeout_s: float, *, spare: bool = False) -> BoolArray:
         """Return by (follower, partition) who is required and has kept a write or a takeover
-        waiting for longer than the timeout, or cannot go on; and who is in sync and silent.
+        waiting for longer than the timeout, or cannot go on; and who is in sync and silent. Nobody
+        is late with what is not durable here: a disk that all share makes nobody late. ``spare``:
+        nor is one that leaves, for now.
         """
-        late: BoolArray = (self.leaving | self.departing[:, None]) & self.required
+        late: BoolArray = (self.leaving | self.departing[:, None]) & self.required & (not spare)
         silent = self.silence_s > timeout_s
         late[silent] |= self.in_sync[silent] & self.led
         for flight in self.flights.values():
-            if now - flight.sent_at <= timeout_s:
+            if not flight.committed or now - flight.committed_at <= timeout_s:
                 break
             missing = self.missing(flight.touched, flight.lasts)
             flight.stuck = bool(missing.any())

@@ -30,4 +30,14 @@ class Lease:
         return Lease(node_epoch=node_epoch, until_s=until_s)
 
 
+def heartbeat_timeout_s(lease_s: float, interval_s: float) -> float:
+    """Return for how long a heartbeat's answer is waited for: as long as leaves, after an interval
+    and this, a tenth of the lease to find another leader in.
+
+    A leader that is short of CPU answers late, and never hears of a heartbeat that was given up
+    before it came to it: to wait for less would lose leases, and the node would count as silent.
+    """
+    return max(lease_s / 3, 0.9 * lease_s - interval_s)
+
+
 NO_LEASE = Lease(node_epoch=0, until_s=float("-inf"))

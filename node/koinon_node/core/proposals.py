@@ -11,10 +11,16 @@ Rules that hold here:
   one has died, a change of nothing is proposed, for the newer row that it makes.
 - A node that is about to stop hands over what it leads likewise, each partition once, to nobody
   that is about to stop too, and leaves its in_sync where the minimum allows.
+- A partition whose epoch has few sequences left is handed over by this node to itself, likewise: it
+  goes on under a new epoch.
 - A follower that is about to stop is put out at once, and is waited for until that is committed.
 - A primary that lacks too many of the live replicas, or whose own commit failed after followers had
   the group, hands over to one of them (rules 6 and 8). In the second case it leaves in_sync, or, if
   nobody else is in sync, begins a new epoch.
+- A primary whose disk hangs hands over, without draining, what can do without it, to those who have
+  made durable what it has not, and leaves in_sync (rule 22). So a disk that all share deposes
+  nobody. What it was given and cannot take over it gives back. Once the disk has answered, what was
+  not proposed is served on.
 
 Pure: ``decide`` is called with the time, its answers are proposed and their fates reported back.
 """
@@ -29,13 +35,17 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from koinon_node.core.leading import Leading
+from koinon_node.core.own_disk import OwnDisk
 from koinon_node.core.records import BoolArray
 from koinon_proto.table import NO_NODE, NodeNumber, PartitionRow, PartitionStatus
 
 _AGAIN_S = 0.2  # between two proposals for one partition
+_CHANGES_MAX = 16_384  # of one call: coordinators refuse more
 _WIDEN_EVERY_S = 0.25  # a table costs every node the same, however many rows it changes
 _PAUSE_MIN_S, _PAUSE_MAX_S = 2.0, 60.0  # between two hand-overs for want of a connection
 _NEVER = float("inf")
+_OUT_S = 0.5  # a commit that is out for longer is late itself
+_FASTER = 3  # than this node's disk are those by how much that are believed to answer
 _LEAVING_AT_ONCE, _LEAVING_PARTS = 64, 12  # a partition is not served while it changes hands
 
 
@@ -56,6 +66,8 @@ class Why(Enum):
     LEAVING = auto()  # this node is about to stop
     UNREACHABLE = auto()  # rule 6
     BROKEN = auto()  # rule 8
+    HANGING = auto()  # rule 22
+    USED_UP = auto()  # nearly all sequences of its epoch are given
 
 
 @dataclass(slots=True)
@@ -81,9 +93,13 @@ class Masks(Protocol):
 class Proposals:
     """Decisions over the columns of ``leading``. The masks are kept here."""
 
-    def __init__(self, leading: Leading, masks: Masks) -> None:
+    def __init__(self, leading: Leading, masks: Masks, disk: OwnDisk) -> None:
         self._leading = leading
         self._masks = masks
+        self._disk = disk
+        self._faster: BoolArray | None = None  # by follower, while the disk hangs: rule 22
+        self._spare_until = 0.0  # followers that leave, since their disks may be this one's
+        self._given_up: list[int] = []  # partitions, because it does, since they were taken
         self.hand_overs: dict[int, HandOver] = {}
         self._under_way: dict[int, Proposal] = {}
         self._unknown: dict[int, list[Proposal]] = {}
@@ -106,7 +122,7 @@ class Proposals:
             led = bool(leading.epochs[p])
             hand_over = self.hand_overs.get(p)
             if hand_over is not None and (
-                not led or row.partition_epoch > hand_over.partition_epoch
+                row.primary != leading.me or row.partition_epoch > hand_over.partition_epoch
             ):
                 del self.hand_overs[p]
             kept = [q for q in self._unknown.pop(p, ()) if led and _same_row(q, row)]
@@ -193,19 +209,31 @@ class Proposals:
     def _on_its_way(self, row: PartitionRow, primary_epoch: int) -> bool:
         leading = self._leading
         if row.primary == leading.me:
-            return row.primary_epoch == primary_epoch and bool(self._successor(row.partition_id))
+            p = row.partition_id
+            drains = not self._disk.hangs or self._is_spared(row) or leading.drained(p)
+            return row.primary_epoch == primary_epoch and drains and bool(self._successor(p))
         taking = row.status is PartitionStatus.ASSIGNED and row.primary in leading.slots
         return taking and bool(leading.live[leading.slots[row.primary]])
 
     # --- decisions -------------------------------------------------------------------------
 
     def decide(self, now: float, timeout_s: float) -> list[Proposal]:
-        """Return what to propose now, at most one a partition."""
+        """Return what to propose now, at most one a partition. What is too much for one call is
+        decided again when that has been answered.
+        """
         leading = self._leading
         if leading.table is None or not leading.table.rows:
             return []
         leading.look(now)
-        late = leading.late(now, timeout_s)
+        self._faster = None
+        if self._disk.hangs:
+            within_s = self._disk.out_s / _FASTER
+            self._faster = leading.durable_since(self._disk.out_since, within_s)
+        if self._disk.out_s > _OUT_S:  # nothing is won by a smaller set, and all may be as late
+            self._spare_until = now + timeout_s
+            late = np.zeros_like(leading.required)
+        else:
+            late = leading.late(now, timeout_s, spare=now < self._spare_until)
         added = self._choose_added(late, leading.reached(timeout_s))
         stuck: set[int] = set()
         wanted: dict[int, Proposal] = {}
@@ -225,11 +253,13 @@ class Proposals:
         for p in self._hand_over_candidates():
             self._begin_hand_over(p, now)
         self._notice_cut_off(now, timeout_s)
+        if self._disk.hangs:
+            self._leave_hanging_disk(now)
         for p, hand_over in list(self.hand_overs.items()):
             proposal = self._hand_over(p, hand_over, now, timeout_s)
             if proposal is not None and not self._waits(p, now):
                 wanted[p] = proposal
-        return list(wanted.values())
+        return list(wanted.values())[:_CHANGES_MAX]
 
     def _row(self, p: int) -> PartitionRow:
         assert self._leading.table is not None
@@ -316,7 +346,9 @@ class Proposals:
         wanted: list[int] = []
         if not table.moves.paused:
             wanted = np.flatnonzero(leading.ready & leading.given_up & ~leading.broken).tolist()
-        return [p for p in {*broken, *leaving, *wanted} if p not in self.hand_overs]
+        few_left = leading.primaries.nearly_used_up(len(leading.ready))
+        used_up = np.flatnonzero(leading.ready & few_left).tolist()
+        return [p for p in {*broken, *leaving, *wanted, *used_up} if p not in self.hand_overs]
 
     def _room_to_leave(self) -> int:
         """Return how many more partitions this node may stop because it leaves: so many may be
@@ -346,13 +378,16 @@ class Proposals:
                 if self._leaving_room <= 0:
                     return
                 to, why = to or self._successor(p), Why.LEAVING
+            if to == NO_NODE and leading.primaries.nearly_used_up(p + 1)[p]:
+                to, why = leading.me, Why.USED_UP
             if to == NO_NODE or self._waits(p, now):
                 return
             if self._masks.too_few[p] and not leading.drained(p):
                 return  # it would be stopped in vain: what is in flight cannot be completed now
-            slot = leading.slots[to]
-            if not leading.positioned[slot, p] or leading.acked[slot, p] < leading.completed[p]:
-                return
+            if why is not Why.USED_UP:
+                slot = leading.slots[to]
+                if not leading.positioned[slot, p] or leading.acked[slot, p] < leading.completed[p]:
+                    return
         if to != NO_NODE:
             self._stop(p, to, why, now)
 
@@ -374,7 +409,13 @@ class Proposals:
         leading = self._leading
         if number == leading.me or number not in row.in_sync:
             return False
-        return bool(leading.live[leading.slots[number]]) and not self._departs(number)
+        slot = leading.slots[number]
+        if not leading.live[slot] or leading.departing[slot]:
+            return False
+        if self._faster is None or self._faster[slot]:
+            return True
+        # What is not led here is served by nobody: there, not to know the other's disk will do.
+        return not leading.epochs[row.partition_id] and not leading.positioned[slot].any()
 
     def _successor(self, p: int) -> NodeNumber:
         """Return who should lead instead of this node: who holds most of those in sync."""
@@ -416,17 +457,43 @@ class Proposals:
                 self._pauses[p] = (length, now + 2 * timeout_s + length)
                 self._stop(p, to, Why.UNREACHABLE, now)
 
+    def _leave_hanging_disk(self, now: float) -> None:
+        """Rule 22: stop what others can lead, whatever is in flight."""
+        leading = self._leading
+        assert leading.table is not None
+        for row in leading.table.rows:
+            p = row.partition_id
+            if row.primary != leading.me or leading.broken[p] or not self._is_spared(row):
+                continue
+            known = self.hand_overs.get(p)
+            if known is None or not (known.proposed or known.why is Why.HANGING):
+                to = self._successor(p)
+                if to != NO_NODE:
+                    self._stop(p, to, Why.HANGING, now)
+                    self._given_up.append(p)
+
+    def _is_spared(self, row: PartitionRow) -> bool:
+        """Return whether enough are in sync without this node."""
+        return len(row.in_sync) > int(self._leading.minima[row.partition_id])
+
+    def take_given_up(self) -> list[int]:
+        """Return (once) the partitions whose writes in flight need not be waited for any more."""
+        taken, self._given_up = self._given_up, []
+        return taken
+
     def _hand_over(
         self, p: int, hand_over: HandOver, now: float, timeout_s: float
     ) -> Proposal | None:
         """Return what to propose for a partition that is stopped, or nothing yet."""
         leading, row = self._leading, self._row(p)
-        leaves = hand_over.why in (Why.BROKEN, Why.LEAVING)
-        planned = hand_over.why in (Why.WANTED, Why.LEAVING)
-        if not self._can_lead(row, hand_over.to):
+        leaves = hand_over.why in (Why.BROKEN, Why.LEAVING, Why.HANGING)
+        planned = hand_over.why in (Why.WANTED, Why.LEAVING, Why.USED_UP)
+        if hand_over.why is not Why.USED_UP and not self._can_lead(row, hand_over.to):
             hand_over.to = self._successor(p) if leaves else NO_NODE
             if hand_over.to == NO_NODE and hand_over.why is Why.BROKEN:
                 hand_over.to = leading.me
+        if hand_over.why is Why.HANGING and (not self._is_spared(row) or not self._disk.hangs):
+            hand_over.to = NO_NODE
         if hand_over.to == NO_NODE:
             if hand_over.proposed:
                 return self._propose(p, row.in_sync)  # for the newer row that it makes

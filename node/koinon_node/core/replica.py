@@ -2,7 +2,9 @@
 
 Invariants:
 - Sequences rise by one a write within a partition, from ``primary_epoch << 40`` + 1, and are never
-  given twice: a process adopts an epoch once, and a new process gets a new one.
+  given twice: a process adopts an epoch once, and a new process gets a new one. None is of another
+  epoch than the one that was adopted: where an epoch's are used up writes are refused. Long before
+  (``SPARE_SEQUENCES``) the partition goes on under a new epoch (core/proposals.py).
 - Conditions are evaluated in sequence order over what is pending and, below it, what is stored.
   What goes to the store are effects only.
 - A record that has expired counts as absent; its removal is sequenced before what replaces it.
@@ -13,12 +15,15 @@ Pure: the driver brings stored records and the time, and carries the effects to 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 
 from koinon_node.core.records import (
+    BoolArray,
     Record,
     U32Array,
     U64Array,
@@ -29,8 +34,13 @@ from koinon_node.core.records import (
     expiry_key,
     partition_of_data_key,
 )
-from koinon_proto.errors import ConditionFailedError
-from koinon_proto.table import first_sequence
+from koinon_proto.errors import ConditionFailedError, PartitionOfflineError
+from koinon_proto.table import SEQUENCE_COUNTER_BITS, first_sequence
+
+SPARE_SEQUENCES = 1 << 36
+"""With fewer left a new epoch is asked for: for 19 hours at a million writes a second."""
+_COUNTER_MASK = (1 << SEQUENCE_COUNTER_BITS) - 1
+_ALL_SEQUENCES = np.uint64(_COUNTER_MASK + 1)  # of an epoch
 
 Stored = Callable[[Sequence[bytes]], Mapping[bytes, bytes]]
 """Reads stored records by data key; absent keys are left out."""
@@ -75,10 +85,14 @@ class PendingWrites:
     known to the store alone. Until it is complete, reads of the partition wait for it, and nothing
     is decided upon what the partition holds; rows that are written without looking go on, in later
     groups.
+
+    A record of None is a removal that leaves nothing in the store. A read sees it as it sees any
+    other: by finding what the group leaves of the key, here nothing.
     """
 
     def __init__(self) -> None:
         self._claims: dict[int, set[bytes]] = {}
+        self._removed: dict[int, list[bytes]] = {}  # of closed groups, sorted; made when asked for
         self._uncommitted: dict[int, dict[bytes, bytes | None]] = {1: {}}
         self._committed: dict[int, dict[bytes, bytes | None]] = {}
         self._open = 1
@@ -122,6 +136,7 @@ class PendingWrites:
     def replace(self, group: int, records: dict[bytes, bytes | None]) -> None:
         """Some of the group's writes were refused; these are left."""
         self._uncommitted[group] = records
+        self._removed.pop(group, None)
 
     def commit(self, group: int) -> None:
         """The group is durable here (or has failed): the store says what it left."""
@@ -131,12 +146,14 @@ class PendingWrites:
         """The committed group is durable wherever it has to be."""
         del self._committed[group]
         self._claims.pop(group, None)
+        self._removed.pop(group, None)
 
     def forget(self, prefixes: Collection[bytes]) -> None:
         """What committed groups hold of these partitions counts no more: they are led anew."""
         for group, records in self._committed.items():
             kept = {k: r for k, r in records.items() if k[:2] not in prefixes}
             self._committed[group] = kept
+            self._removed.pop(group, None)
         for group, claimed in self._claims.items():
             if group in self._committed:
                 claimed.difference_update(prefixes)
@@ -161,18 +178,52 @@ class PendingWrites:
     def seen(self, keys: Collection[bytes], rows: Sequence[tuple[bytes, bytes]]) -> list[int]:
         """Return the groups, not complete, of which a read of ``keys`` from the store may have seen
         something; ``rows`` are the (key, record) that it found. One that is being committed is in
-        the store a moment before its answer comes: what is found of it is known by its records.
+        the store a moment before its answer comes: it may have been seen where a key has what it
+        leaves there.
         """
         return [*self._seen(keys, rows), *self._claiming(keys)]
 
+    def seen_in_scan(
+        self, head: bytes, after: bytes, rows: Sequence[tuple[bytes, bytes]], *, more: bool
+    ) -> list[int]:
+        """As ``seen``, of a read of all data keys that begin with ``head`` and follow ``after``, up
+        to the last of ``rows`` if there are ``more``, else to the end.
+        """
+        if more and not rows:
+            return []  # it looked at nothing
+        keys = [key for key, _ in rows]
+        last = keys[-1] if more else None
+        for group in self:
+            if group != self._open:
+                removed = self._removed_by(group)
+                for key in islice(removed, bisect_left(removed, max(head, after)), None):
+                    if not key.startswith(head) or (last is not None and key > last):
+                        break
+                    keys.append(key)
+        claiming = self.claiming((head[:2],)) if self._claims else []
+        return [*self._seen(keys, rows), *claiming]
+
+    def _removed_by(self, group: int) -> list[bytes]:
+        removed = self._removed.get(group)
+        if removed is None:
+            records = self._committed.get(group) or self._uncommitted.get(group) or {}
+            gone = (key for key, record in records.items() if record is None)
+            removed = self._removed[group] = sorted(gone) if None in records.values() else []
+        return removed
+
     def _seen(self, keys: Collection[bytes], rows: Sequence[tuple[bytes, bytes]]) -> list[int]:
-        sealed = (records for group, records in self._uncommitted.items() if group != self._open)
-        if not any(records and not records.keys().isdisjoint(keys) for records in sealed):
+        sealed = [
+            (group, records)
+            for group, records in self._uncommitted.items()
+            if group != self._open and records and not records.keys().isdisjoint(keys)
+        ]
+        if not sealed:
             return self.incomplete(keys)
+        found = dict(rows)
         committing = [
             group
-            for group, records in self._uncommitted.items()
-            if group != self._open and any(records.get(key) == record for key, record in rows)
+            for group, records in sealed
+            if any(key in records and records[key] == found.get(key) for key in keys)
         ]
         return [*committing, *self.incomplete(keys)]
 
@@ -210,6 +261,12 @@ class Primaries:
         self.replicated = np.zeros(len(complete_through), np.bool_)
         self.tombstone_ms = tombstone_ms
 
+    def nearly_used_up(self, size: int) -> BoolArray:
+        """Return which of the first ``size`` partitions have few sequences left in their epoch."""
+        counters = self.last_sequences[:size] & np.uint64(_COUNTER_MASK)
+        few: BoolArray = counters > np.uint64(_COUNTER_MASK - SPARE_SEQUENCES)
+        return few
+
     def adopt(self, partition_id: int, primary_epoch: int) -> None:
         """Lead the partition in ``primary_epoch``; its counter starts anew."""
         if primary_epoch <= int(self.epochs[partition_id]):
@@ -221,7 +278,11 @@ class Primaries:
         self.last_sequences[partition_id] = start
 
     def assign(self, partition_ids: U32Array) -> U64Array:
-        """Give each row its sequence, in row order within each partition."""
+        """Give each row its sequence, in row order within each partition.
+
+        Raises:
+            PartitionOfflineError: a partition's epoch has not so many left; none was given.
+        """
         rows = len(partition_ids)
         if rows == 1:
             return np.array([self.take(int(partition_ids[0]))], np.uint64)
@@ -229,17 +290,35 @@ class Primaries:
         ordered = partition_ids[order]
         starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
         counts = np.diff(np.append(starts, rows))
+        touched = ordered[starts]
+        before = self.last_sequences[touched]
+        after = before + counts.astype(np.uint64)
+        carried = (before ^ after) >= _ALL_SEQUENCES
+        if carried.any():
+            raise _used_up(int(touched[carried][0]))
         ranks = np.arange(1, rows + 1) - np.repeat(starts, counts)
         sequences = np.empty(rows, np.uint64)
         sequences[order] = self.last_sequences[ordered] + ranks.astype(np.uint64)
-        self.last_sequences[ordered[starts]] += counts.astype(np.uint64)
+        self.last_sequences[touched] = after
         return sequences
 
     def take(self, partition_id: int) -> int:
-        """Give one sequence."""
+        """Give one sequence.
+
+        Raises:
+            PartitionOfflineError: the partition's epoch has none left.
+        """
         sequence = int(self.last_sequences[partition_id]) + 1
+        if not sequence & _COUNTER_MASK:
+            raise _used_up(partition_id)
         self.last_sequences[partition_id] = sequence
         return sequence
+
+
+def _used_up(partition_id: int) -> PartitionOfflineError:
+    return PartitionOfflineError(
+        partition_id=partition_id, reason="its epoch has no sequences left; a new one is asked for"
+    )
 
 
 def decide_write(

@@ -23,8 +23,10 @@ PLAN_KIND_REPLACE: PlanKind
 PLAN_KIND_REPLICATION_FACTOR: PlanKind
 
 class GetStatusRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("cluster_id",)
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    def __init__(self, cluster_id: _Optional[str] = ...) -> None: ...
 
 class CoordinatorStatus(_message.Message):
     __slots__ = ("member_id", "address", "voter", "leader", "active", "match_index")
@@ -83,32 +85,38 @@ class ClusterStatus(_message.Message):
     def __init__(self, member_id: _Optional[str] = ..., is_leader: bool = ..., leader_id: _Optional[str] = ..., leader_address: _Optional[str] = ..., term: _Optional[int] = ..., commit_index: _Optional[int] = ..., applied_index: _Optional[int] = ..., coordinators: _Optional[_Iterable[_Union[CoordinatorStatus, _Mapping]]] = ..., sessions: _Optional[_Iterable[_Union[NodeSession, _Mapping]]] = ..., table: _Optional[_Union[_table_pb2.TableUpdate, _Mapping]] = ..., lease_ms: _Optional[int] = ..., session_timeout_ms: _Optional[int] = ...) -> None: ...
 
 class AddCoordinatorRequest(_message.Message):
-    __slots__ = ("member_id", "address")
+    __slots__ = ("member_id", "address", "cluster_id")
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     member_id: str
     address: str
-    def __init__(self, member_id: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+    cluster_id: str
+    def __init__(self, member_id: _Optional[str] = ..., address: _Optional[str] = ..., cluster_id: _Optional[str] = ...) -> None: ...
 
 class AddCoordinatorResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class RemoveCoordinatorRequest(_message.Message):
-    __slots__ = ("member_id",)
+    __slots__ = ("member_id", "cluster_id")
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     member_id: str
-    def __init__(self, member_id: _Optional[str] = ...) -> None: ...
+    cluster_id: str
+    def __init__(self, member_id: _Optional[str] = ..., cluster_id: _Optional[str] = ...) -> None: ...
 
 class RemoveCoordinatorResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class TransferLeadershipRequest(_message.Message):
-    __slots__ = ("member_id",)
+    __slots__ = ("member_id", "cluster_id")
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     member_id: str
-    def __init__(self, member_id: _Optional[str] = ...) -> None: ...
+    cluster_id: str
+    def __init__(self, member_id: _Optional[str] = ..., cluster_id: _Optional[str] = ...) -> None: ...
 
 class TransferLeadershipResponse(_message.Message):
     __slots__ = ("leader_id",)
@@ -117,16 +125,18 @@ class TransferLeadershipResponse(_message.Message):
     def __init__(self, leader_id: _Optional[str] = ...) -> None: ...
 
 class PlanRequest(_message.Message):
-    __slots__ = ("kind", "node_id", "with_node_id", "replication_factor")
+    __slots__ = ("kind", "node_id", "with_node_id", "replication_factor", "cluster_id")
     KIND_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     WITH_NODE_ID_FIELD_NUMBER: _ClassVar[int]
     REPLICATION_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     kind: PlanKind
     node_id: str
     with_node_id: str
     replication_factor: int
-    def __init__(self, kind: _Optional[_Union[PlanKind, str]] = ..., node_id: _Optional[str] = ..., with_node_id: _Optional[str] = ..., replication_factor: _Optional[int] = ...) -> None: ...
+    cluster_id: str
+    def __init__(self, kind: _Optional[_Union[PlanKind, str]] = ..., node_id: _Optional[str] = ..., with_node_id: _Optional[str] = ..., replication_factor: _Optional[int] = ..., cluster_id: _Optional[str] = ...) -> None: ...
 
 class PlannedMove(_message.Message):
     __slots__ = ("partition_id", "origin", "target", "reason")
@@ -179,20 +189,24 @@ class Plan(_message.Message):
     def __init__(self, plan_id: _Optional[str] = ..., table_version: _Optional[int] = ..., moves: _Optional[_Iterable[_Union[PlannedMove, _Mapping]]] = ..., before: _Optional[_Iterable[_Union[NodeBalance, _Mapping]]] = ..., after: _Optional[_Iterable[_Union[NodeBalance, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[PlanRefusal, _Mapping]]] = ...) -> None: ...
 
 class ExecutePlanRequest(_message.Message):
-    __slots__ = ("plan", "plan_id")
+    __slots__ = ("plan", "plan_id", "cluster_id")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     PLAN_ID_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     plan: PlanRequest
     plan_id: str
-    def __init__(self, plan: _Optional[_Union[PlanRequest, _Mapping]] = ..., plan_id: _Optional[str] = ...) -> None: ...
+    cluster_id: str
+    def __init__(self, plan: _Optional[_Union[PlanRequest, _Mapping]] = ..., plan_id: _Optional[str] = ..., cluster_id: _Optional[str] = ...) -> None: ...
 
 class ExecutePlanResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class GetMovesRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("cluster_id",)
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    def __init__(self, cluster_id: _Optional[str] = ...) -> None: ...
 
 class MoveStatus(_message.Message):
     __slots__ = ("move", "plan_id", "plan_moves", "running", "cancelled", "progress_nodes", "progress", "waits_for")
@@ -223,10 +237,12 @@ class MovesStatus(_message.Message):
     def __init__(self, settings: _Optional[_Union[_table_pb2.MoveSettings, _Mapping]] = ..., moves: _Optional[_Iterable[_Union[MoveStatus, _Mapping]]] = ...) -> None: ...
 
 class CancelMovesRequest(_message.Message):
-    __slots__ = ("partition_ids",)
+    __slots__ = ("partition_ids", "cluster_id")
     PARTITION_IDS_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     partition_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, partition_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    cluster_id: str
+    def __init__(self, partition_ids: _Optional[_Iterable[int]] = ..., cluster_id: _Optional[str] = ...) -> None: ...
 
 class CancelMovesResponse(_message.Message):
     __slots__ = ("dropped", "turned_back")
@@ -237,30 +253,36 @@ class CancelMovesResponse(_message.Message):
     def __init__(self, dropped: _Optional[int] = ..., turned_back: _Optional[int] = ...) -> None: ...
 
 class SetMovesRequest(_message.Message):
-    __slots__ = ("paused", "bytes_per_second", "moves_per_node")
+    __slots__ = ("paused", "bytes_per_second", "moves_per_node", "cluster_id")
     PAUSED_FIELD_NUMBER: _ClassVar[int]
     BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     MOVES_PER_NODE_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     paused: bool
     bytes_per_second: int
     moves_per_node: int
-    def __init__(self, paused: bool = ..., bytes_per_second: _Optional[int] = ..., moves_per_node: _Optional[int] = ...) -> None: ...
+    cluster_id: str
+    def __init__(self, paused: bool = ..., bytes_per_second: _Optional[int] = ..., moves_per_node: _Optional[int] = ..., cluster_id: _Optional[str] = ...) -> None: ...
 
 class SetNodeStatusRequest(_message.Message):
-    __slots__ = ("node_id", "status")
+    __slots__ = ("node_id", "status", "cluster_id")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     status: _table_pb2.NodeStatus
-    def __init__(self, node_id: _Optional[str] = ..., status: _Optional[_Union[_table_pb2.NodeStatus, str]] = ...) -> None: ...
+    cluster_id: str
+    def __init__(self, node_id: _Optional[str] = ..., status: _Optional[_Union[_table_pb2.NodeStatus, str]] = ..., cluster_id: _Optional[str] = ...) -> None: ...
 
 class SetNodeStatusResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class RestorePrimariesRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("cluster_id",)
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    def __init__(self, cluster_id: _Optional[str] = ...) -> None: ...
 
 class RestorePrimariesResponse(_message.Message):
     __slots__ = ("wanted",)
@@ -277,10 +299,12 @@ class PrimaryToForce(_message.Message):
     def __init__(self, partition_id: _Optional[int] = ..., node_id: _Optional[str] = ...) -> None: ...
 
 class ForcePrimariesRequest(_message.Message):
-    __slots__ = ("primaries",)
+    __slots__ = ("primaries", "cluster_id")
     PRIMARIES_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     primaries: _containers.RepeatedCompositeFieldContainer[PrimaryToForce]
-    def __init__(self, primaries: _Optional[_Iterable[_Union[PrimaryToForce, _Mapping]]] = ...) -> None: ...
+    cluster_id: str
+    def __init__(self, primaries: _Optional[_Iterable[_Union[PrimaryToForce, _Mapping]]] = ..., cluster_id: _Optional[str] = ...) -> None: ...
 
 class ForcedPrimary(_message.Message):
     __slots__ = ("partition_id", "primary_epoch", "refused")

@@ -27,7 +27,8 @@ if _version_not_supported:
 
 
 class AdminStub(object):
-    """Missing associated documentation comment in .proto file."""
+    """Every call refuses another cluster's caller with WrongCluster.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -98,7 +99,8 @@ class AdminStub(object):
 
 
 class AdminServicer(object):
-    """Missing associated documentation comment in .proto file."""
+    """Every call refuses another cluster's caller with WrongCluster.
+    """
 
     def GetStatus(self, request, context):
         """Errors: Unavailable (the member is starting or stopping), ResourceExhausted.
@@ -270,7 +272,8 @@ def add_AdminServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Admin(object):
-    """Missing associated documentation comment in .proto file."""
+    """Every call refuses another cluster's caller with WrongCluster.
+    """
 
     @staticmethod
     def GetStatus(request,

@@ -52,12 +52,14 @@ class RaftExchangeReply(_message.Message):
         REFUSAL_RECEIVER: _ClassVar[RaftExchangeReply.Refusal]
         REFUSAL_STORE_CHANGED: _ClassVar[RaftExchangeReply.Refusal]
         REFUSAL_MALFORMED: _ClassVar[RaftExchangeReply.Refusal]
+        REFUSAL_NOT_MEMBER: _ClassVar[RaftExchangeReply.Refusal]
     REFUSAL_UNSPECIFIED: RaftExchangeReply.Refusal
     REFUSAL_VERSION: RaftExchangeReply.Refusal
     REFUSAL_GROUP: RaftExchangeReply.Refusal
     REFUSAL_RECEIVER: RaftExchangeReply.Refusal
     REFUSAL_STORE_CHANGED: RaftExchangeReply.Refusal
     REFUSAL_MALFORMED: RaftExchangeReply.Refusal
+    REFUSAL_NOT_MEMBER: RaftExchangeReply.Refusal
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]

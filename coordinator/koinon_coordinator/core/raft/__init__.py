@@ -1,6 +1,6 @@
 """Raft as a pure state machine: see `raft` for the core, `ready` for what it puts out."""
 
-from .config import RaftCoreConfig, Refusal
+from .config import TERM_JUMP_MAX, TERM_MAX, RaftCoreConfig, Refusal
 from .configuration import Configuration, ConfigurationFormatError
 from .log import (
     Entry,
@@ -40,6 +40,8 @@ from .ready import (
 )
 
 __all__ = [
+    "TERM_JUMP_MAX",
+    "TERM_MAX",
     "AppendReply",
     "AppendRequest",
     "Configuration",

@@ -28,6 +28,13 @@ class Refusal(Enum):
     NO_TARGET = "no other voter is in touch"
 
 
+TERM_MAX = (1 << 62) - 1
+"""What messages may carry (koinon_proto/bounds.py). Terms have to fit into 64 bits, and to go on
+from."""
+TERM_JUMP_MAX = 1 << 32
+"""Of a message's term above the receiver's: more elections than a group can have held meanwhile."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RaftCoreConfig:
     """Times, and a bound on everything that could grow. Refused if it contradicts itself."""
@@ -38,6 +45,8 @@ class RaftCoreConfig:
     heartbeat_interval_ms: int = 75
     check_quorum_ms: int = 400
     save_timeout_ms: int = 1500  # a disk that takes longer for one save counts as hanging
+    leaderless_ms: int = 5000  # without a leader for so long: others than members are listened to
+    step_ms_max: int = 60  # from one look at the clock to the next no more counts as waiting
     append_entries_max: int = 1024
     append_bytes_max: int = 1 << 20
     inflight_messages_max: int = 64
@@ -50,6 +59,13 @@ class RaftCoreConfig:
     snapshot_bytes_max: int = 1 << 30
     retained_entries_max: int = 2000  # kept behind a snapshot for slightly late followers
     promote_lag_entries_max: int = 1000
+
+    @property
+    def step_down_s(self) -> float:
+        """For how long a leader that no quorum answers leads on (and takes nothing in): until the
+        others, if they do without it, have another one.
+        """
+        return max(self.check_quorum_ms, self.election_timeout_max_ms) / 1000
 
     def __post_init__(self) -> None:
         if not self.member_id:

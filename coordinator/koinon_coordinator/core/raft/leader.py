@@ -84,7 +84,7 @@ class Leader:
         return self._rounds.answered_sent_at
 
     def has_quorum_contact(self, now: float) -> bool:
-        if self._is_sole_voter:
+        if self.is_sole_voter:
             return True
         contact = self._rounds.answered_sent_at
         last_contact = self._elected_at if contact is None else contact
@@ -105,7 +105,7 @@ class Leader:
         return self._log.term_at(self._log.commit_index) == self._term
 
     @property
-    def _is_sole_voter(self) -> bool:
+    def is_sole_voter(self) -> bool:
         voters = self._log.configuration.voters
         return len(voters) == 1 and self._id in voters
 
@@ -307,10 +307,12 @@ class Leader:
 
     # -- replies
 
-    def on_reply(self, reply: FollowerReply, now: float) -> None:
+    def on_reply(self, reply: FollowerReply, now: float) -> bool:
+        """Take a follower's reply; return whether a quorum has answered another round by it."""
         progress = self.progress.get(reply.sender)
         if progress is None:
-            return
+            return False
+        answered = self._rounds.answered
         progress.heard_at = now
         progress.acked_round = max(progress.acked_round, reply.round_id)
         if isinstance(reply, AppendReply):
@@ -321,6 +323,7 @@ class Leader:
         else:
             self._on_snapshot_reply(progress, reply)
         self._settle_rounds()
+        return self._rounds.answered > answered
 
     def _on_append_reply(self, progress: Progress, reply: AppendReply) -> None:
         if reply.success:
@@ -364,10 +367,10 @@ class Leader:
 
     def flush(self, now: float) -> None:
         """Send everything that is due; called before each output is taken."""
-        if self._is_sole_voter:
+        if self.is_sole_voter:
             self.advance_commit()
         self._begin_reads(now)
-        if self._is_sole_voter:
+        if self.is_sole_voter:
             self._settle_rounds()
         for progress in list(self.progress.values()):
             self._replicate(progress, now)

@@ -9,7 +9,11 @@ Two rules make every answer trustworthy:
 - A message leaves only when the term and the vote that it rests on are durable, and an
   acknowledgement only when what it acknowledges is (`ready` holds them back until then).
 - A leader looks at the time of its last quorum contact before it does anything with an input, so
-  that one that was stopped and resumed steps down before it answers.
+  that one that was stopped and resumed answers nothing before a quorum has answered it.
+
+Patience is another matter: who campaigns, and who steps down for want of a quorum, is decided by
+time in which this member ran (`RunningTime`). A member that is starved of CPU finds the others'
+messages unread, and an election would only cost a group more that has too little already.
 
 A member whose disk hangs is in touch all the same, for heartbeats need no disk, but nothing that it
 leads is ever applied. So it leaves the lead to the others if they can do without it, and does not
@@ -21,7 +25,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from .config import RaftCoreConfig, Refusal
+from koinon_proto.running import RunningTime
+
+from .config import TERM_JUMP_MAX, RaftCoreConfig, Refusal
 from .configuration import Configuration
 from .follower import SnapshotAssembly, accept_append
 from .leader import Leader
@@ -53,6 +59,7 @@ from .ready import (
     TransferGivenUp,
 )
 
+_WIDER_MAX = 4  # times the longest election time-out, after elections that nobody won
 _FROM_LEADER = (AppendRequest, HeartbeatRequest, SnapshotChunk, TimeoutNow)
 
 
@@ -73,8 +80,14 @@ class RaftCore:
         self._leader: Leader | None = None
         self._votes: dict[str, bool] = {}
         self._assembly = SnapshotAssembly(config)
-        self._heard_leader_at = now
-        self._election_due_at = now
+        self._had_leader_at = now  # itself included; of the real time
+        self._running = RunningTime(now, config.step_ms_max / 1000)
+        # These are of the running time: the last word of a leader; when to campaign unless one is
+        # heard; when a quorum last answered this leader. The count is of campaigns in a row.
+        self._heard_leader_at = 0.0
+        self._election_due_at = 0.0
+        self._quorum_heard_at = 0.0
+        self._campaigns = 0
         self._restart_election_timer(now)
         # Output that waits to be taken.
         self._messages: list[Message] = []  # need a durable term and vote
@@ -127,6 +140,34 @@ class RaftCore:
         """Whether this leader has heard from the member within check-quorum."""
         return self._leader is not None and self._leader.is_active(member_id, now)
 
+    def is_member(self, member_id: str) -> bool:
+        """Whether the group has this member: by the newest configuration, or by the committed one,
+        since a leader that is being removed leads until that is committed. So has a leader those
+        that it still tells of their removal."""
+        known = member_id == self.leader_id or member_id in self.progress
+        return known or self._is_configured(member_id)
+
+    def _is_configured(self, member_id: str) -> bool:
+        log = self.log
+        committed = log.configurations.at(log.commit_index)
+        return member_id in log.configuration or member_id in committed
+
+    def listens_to(self, sender: str, now: float) -> bool:
+        """Whether messages of this sender count: the driver steps no others."""
+        return self.is_member(sender) or self.listens_to_strangers(now)
+
+    def listens_to_strangers(self, now: float) -> bool:
+        """Whether messages count that come from no member of this one's configuration.
+
+        It may have none yet. And it may be old: the members that it names may have left while this
+        one was away (dissertation, 4.2.2), so that those who lead now are known to it by nothing.
+        Then it has no leader, and a member that has one lets no stranger speak.
+        """
+        if not self.configuration.members:
+            return True
+        quiet_s = now - self._had_leader_at
+        return self._leader is None and quiet_s > self._config.leaderless_ms / 1000
+
     def quorum_contact_at(self, now: float) -> float | None:
         """When the newest round of messages that a quorum has answered was sent.
 
@@ -144,10 +185,11 @@ class RaftCore:
         """Let time pass. Call it a few times per heartbeat interval."""
         self._step_down_if_unfit(now)
         if self._leader is not None:
+            self._had_leader_at = now
             given_up = self._leader.tick(now)
             if given_up is not None:
                 self._events.append(TransferGivenUp(to=given_up))
-        elif now >= self._election_due_at:
+        elif self._running.at(now) >= self._election_due_at:
             if self._may_campaign() and not self.is_save_late(now):
                 self._campaign(now, pre_vote=True)
             else:
@@ -157,6 +199,10 @@ class RaftCore:
         """Take one message in; late, doubled and foreign ones do no harm."""
         self._step_down_if_unfit(now)
         if message.to != self._id or message.sender == self._id:
+            return
+        if message.term - self.term > TERM_JUMP_MAX:
+            return  # one such vote request would use up most of the terms that there are
+        if isinstance(message, HeartbeatRequest) and self._is_strangers_commit(message):
             return
         if isinstance(message, VoteRequest):
             self._on_vote_request(message, now)
@@ -169,38 +215,42 @@ class RaftCore:
             elif from_leader:
                 self._tell_term(message.sender)
 
+    def _is_strangers_commit(self, request: HeartbeatRequest) -> bool:
+        """Whether somebody who may be no member says that more is committed than this log has. From
+        a member it means that this one has lost entries, and it stops."""
+        beyond = request.commit_index > self.log.last_index
+        return beyond and not self._is_configured(request.sender)
+
     def propose(self, command: bytes, now: float) -> LogPosition | Refusal:
         """Append a command; where it stands in the log, or why it was not taken."""
-        self._step_down_if_unfit(now)
-        return self._leader.propose(command) if self._leader else Refusal.NOT_LEADER
+        leader = self._leader_in_touch(now)
+        return leader.propose(command) if leader else Refusal.NOT_LEADER
 
     def read_index(self, context: object, now: float) -> Refusal | None:
         """Ask for a linearizable read; `context` comes back in a Ready once it may be answered.
 
         If leadership ends first, it never comes back.
         """
-        self._step_down_if_unfit(now)
-        return self._leader.read_index(context) if self._leader else Refusal.NOT_LEADER
+        leader = self._leader_in_touch(now)
+        return leader.read_index(context) if leader else Refusal.NOT_LEADER
 
     def transfer_leadership(self, to: str | None, now: float) -> str | Refusal:
         """Begin to hand over to a voter (None: the one furthest on); answers with its id."""
-        self._step_down_if_unfit(now)
-        return self._leader.begin_transfer(to, now) if self._leader else Refusal.NOT_LEADER
+        leader = self._leader_in_touch(now)
+        return leader.begin_transfer(to, now) if leader else Refusal.NOT_LEADER
 
     def add_learner(self, member_id: str, address: str, now: float) -> LogPosition | Refusal:
-        self._step_down_if_unfit(now)
-        if self._leader is None:
-            return Refusal.NOT_LEADER
-        return self._leader.add_learner(member_id, address, now)
+        leader = self._leader_in_touch(now)
+        return leader.add_learner(member_id, address, now) if leader else Refusal.NOT_LEADER
 
     def promote(self, member_id: str, now: float) -> LogPosition | Refusal:
         """Make a voter of a learner that has caught up."""
-        self._step_down_if_unfit(now)
-        return self._leader.promote(member_id, now) if self._leader else Refusal.NOT_LEADER
+        leader = self._leader_in_touch(now)
+        return leader.promote(member_id, now) if leader else Refusal.NOT_LEADER
 
     def remove_member(self, member_id: str, now: float) -> LogPosition | Refusal:
-        self._step_down_if_unfit(now)
-        return self._leader.remove(member_id, now) if self._leader else Refusal.NOT_LEADER
+        leader = self._leader_in_touch(now)
+        return leader.remove(member_id, now) if leader else Refusal.NOT_LEADER
 
     def compact(self, index: int, state: bytes) -> None:
         """Replace the log up to `index` (applied) by the state machine's state there."""
@@ -210,10 +260,14 @@ class RaftCore:
     # -- roles
 
     def _restart_election_timer(self, now: float) -> None:
+        """Elections that nobody won spread the next campaigns out: where the members are slow, a
+        vote may take longer than the time-out, and those who campaign all at once go on to.
+        """
+        wider = min(1 << max(0, self._campaigns - 2), _WIDER_MAX)
         timeout_ms = self._rng.uniform(
-            self._config.election_timeout_min_ms, self._config.election_timeout_max_ms
+            self._config.election_timeout_min_ms, wider * self._config.election_timeout_max_ms
         )
-        self._election_due_at = now + timeout_ms / 1000
+        self._election_due_at = self._running.at(now) + timeout_ms / 1000
 
     def _follow(self, term: int, leader_id: str | None, now: float) -> None:
         if term > self.term:
@@ -233,8 +287,19 @@ class RaftCore:
         if leader is None:
             return
         hangs = self.is_save_late(now) and leader.can_be_spared(now)
-        if hangs or not leader.has_quorum_contact(now):
+        if leader.is_sole_voter:
+            self._quorum_heard_at = self._running.at(now)  # a second voter has time
+        quiet_s = self._running.at(now) - self._quorum_heard_at
+        if hangs or quiet_s > self._config.step_down_s:
             self._follow(self.term, None, now)
+
+    def _leader_in_touch(self, now: float) -> Leader | None:
+        """Return the leader's part, if this member leads and a quorum has answered it lately. One
+        that was paused leads on, but takes nothing in before it knows that it still does.
+        """
+        self._step_down_if_unfit(now)
+        leader = self._leader
+        return leader if leader is not None and leader.has_quorum_contact(now) else None
 
     def _may_campaign(self) -> bool:
         """Voters may; so may one whose removal is not committed as far as it knows, for the
@@ -246,6 +311,7 @@ class RaftCore:
         """Ask for votes, or first whether votes would be had (dissertation, 9.6)."""
         self.role = Role.PRE_CANDIDATE if pre_vote else Role.CANDIDATE
         self.leader_id = None
+        self._campaigns += pre_vote
         self._restart_election_timer(now)
         if not pre_vote:
             self.term, self._vote = self.term + 1, self._id
@@ -282,6 +348,8 @@ class RaftCore:
         self.role = Role.LEADER
         self.leader_id = self._id
         self._votes = {}
+        self._campaigns = 0
+        self._quorum_heard_at = self._running.at(now)
         self._leader = Leader(
             config=self._config, term=self.term, log=self.log, outbox=self._messages, now=now
         )
@@ -293,7 +361,7 @@ class RaftCore:
         """Whether a leader is at work as far as this member can tell (leader stickiness)."""
         if self._leader is not None:
             return True
-        quiet_s = now - self._heard_leader_at
+        quiet_s = self._running.at(now) - self._heard_leader_at
         return self.leader_id is not None and quiet_s < self._config.election_timeout_min_ms / 1000
 
     def _on_vote_request(self, request: VoteRequest, now: float) -> None:
@@ -349,7 +417,9 @@ class RaftCore:
             )
         if self.role is not Role.FOLLOWER or self.leader_id != message.sender:
             self._follow(self.term, message.sender, now)
-        self._heard_leader_at = now
+        self._heard_leader_at = self._running.at(now)
+        self._had_leader_at = now
+        self._campaigns = 0
         self._restart_election_timer(now)
 
     def _tell_term(self, sender: str) -> None:
@@ -392,8 +462,8 @@ class RaftCore:
     # -- leading
 
     def _on_follower_reply(self, reply: FollowerReply, now: float) -> None:
-        if self._leader is not None:
-            self._leader.on_reply(reply, now)
+        if self._leader is not None and self._leader.on_reply(reply, now):
+            self._quorum_heard_at = self._running.at(now)
 
     def _note_commit(self, now: float) -> None:
         """Act on a configuration that is committed, and durable here so that it can be applied

@@ -1,0 +1,63 @@
+"""What a node knows of its own disk: for how long it has not answered, and how long it takes.
+
+A commit group is *out* from when it was handed to the writer until that has answered. A disk that
+hangs fails nothing: the group is just out, for as long as it hangs, and so is all behind it.
+
+Time counts in looks, by small steps: a pause of this process, in which no answer could be taken, is
+not the disk's. Pure: the driver hands over, answers and looks, each with the time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+_STEP_S_MAX = 0.25  # from one look to the next
+_RECENT, _RECENT_S = 64, 60.0  # commits that tell how long one usually takes
+_NEVER = float("-inf")
+
+
+class OwnDisk:
+    """``hangs``: the oldest group has been out for longer than the time-out of the newest look."""
+
+    def __init__(self) -> None:
+        self.hangs = False
+        self.out_s = 0.0  # for how long the oldest group has been out
+        self._out: dict[int, float] = {}  # group -> when it was handed over, oldest first
+        self._looked_at = _NEVER
+        self._seen = 0  # the group that was the oldest at the last look; 0: none was out
+        self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)  # (when, seconds)
+
+    @property
+    def oldest(self) -> int:
+        """The oldest group that is out; 0 if none is."""
+        return next(iter(self._out), 0)
+
+    @property
+    def out_since(self) -> float:
+        """When the oldest group was handed over; only while one is out."""
+        return self._out[self.oldest]
+
+    def handed_over(self, group: int, now: float) -> None:
+        self._out[group] = now
+
+    def answered(self, group: int, now: float) -> float:
+        """Return how long the group was out, in seconds."""
+        took_s = max(0.0, now - self._out.pop(group))
+        self._recent.append((now, took_s))
+        self.hangs, self.out_s = False, 0.0
+        return took_s
+
+    def look(self, now: float, timeout_s: float) -> None:
+        """Let time pass."""
+        step_s = min(now - self._looked_at, _STEP_S_MAX)
+        self._looked_at = now
+        oldest = self.oldest
+        self.out_s = self.out_s + step_s if oldest and oldest == self._seen else 0.0
+        self._seen = oldest
+        self.hangs = self.out_s > timeout_s
+
+    def typical_s(self, now: float) -> float:
+        """Return the median of how long the last commits took; 0 where the last minute had none."""
+        recent = [took_s for at, took_s in list(self._recent) if now - at <= _RECENT_S]
+        return median(recent) if recent else 0.0

@@ -1,0 +1,74 @@
+"""What strangers say to coordinators that run: these go on as if nothing had been said."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+import grpc
+
+from koinon_proto.v1 import admin_pb2, raft_pb2_grpc
+from koinon_proto.v1.raft_pb2 import RaftBatch, RaftExchangeReply, RaftHello, RaftMessage
+
+from .test_processes import Processes, living
+
+STRANGERS_WORDS = (
+    RaftMessage(
+        term=10**6, heartbeat_request=RaftMessage.HeartbeatRequest(commit_index=10**9, round_id=1)
+    ),
+    RaftMessage(term=(1 << 64) - 1, vote_request=RaftMessage.VoteRequest(transfer=True)),
+    RaftMessage(
+        term=10**6,
+        vote_request=RaftMessage.VoteRequest(last_index=1 << 40, last_term=10**6, transfer=True),
+    ),
+    RaftMessage(term=10**6, timeout_now=RaftMessage.TimeoutNow()),
+)
+
+
+def test_coordinators_that_strangers_talk_to_stay_up_and_keep_their_leader(tmp_path: Path) -> None:
+    async def say(processes: Processes, member_id: str, group: str, address: str) -> None:
+        """All of it, in the group's own name too."""
+        async with grpc.aio.insecure_channel(processes.addresses[member_id]) as channel:
+            exchange = raft_pb2_grpc.RaftStub(channel).Exchange  # type: ignore[no-untyped-call]
+            for number, message in enumerate(STRANGERS_WORDS):
+                hello = RaftHello(
+                    protocol_version=1,
+                    group=group,
+                    member_id=f"stranger-{number}",
+                    store_id="theirs",
+                    receiver_id=member_id,
+                    address=address,
+                )
+                reply = await exchange(iter([RaftBatch(hello=hello, messages=[message])]))
+                assert reply.refusal == RaftExchangeReply.REFUSAL_NOT_MEMBER
+
+    async def test() -> None:
+        processes = Processes(tmp_path)
+        for member_id in processes.addresses:
+            processes.start(member_id)
+        try:
+            with socket.socket() as dialled:
+                dialled.bind(("127.0.0.1", 0))
+                dialled.listen()
+                dialled.setblocking(False)
+                address = f"127.0.0.1:{dialled.getsockname()[1]}"
+                async with living(processes):
+                    leader = await processes.leader()
+                    admin = processes.callers[leader].admin
+                    before = await admin.GetStatus(admin_pb2.GetStatusRequest(), timeout=2)
+                    for group in ("", before.table.cluster.cluster_id):
+                        for member_id in processes.addresses:
+                            await say(processes, member_id, group, address)
+                    assert all(p.poll() is None for p in processes.running.values())
+                    after = await admin.GetStatus(admin_pb2.GetStatusRequest(), timeout=2)
+                    assert (after.is_leader, after.term) == (True, before.term)
+                    try:
+                        dialled.accept()
+                        raise AssertionError("a stranger was dialled")
+                    except BlockingIOError:
+                        pass
+        finally:
+            await processes.close()
+
+    asyncio.run(test())

@@ -1,0 +1,138 @@
+"""Disks that hang, or whose writers die, under real processes.
+
+A writer process that is stopped by SIGSTOP does what one does whose fsync blocks: nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from koinon.admin import ClusterStatus
+from koinon.health import problems
+from koinon.local import LocalCluster
+from koinon_proto.table import NodeStatus
+from tests.checkers.linearizability import check
+from tests.checkers.load import RecordedLoad
+from tests.conftest import ClusterFactory
+from tests.integration.test_full_disk import writer_of
+from tests.integration.test_leaving import led_by
+from tests.integration.test_moves import is_settled, number_of
+
+TIMEOUT_S = 30.0
+
+
+@pytest.fixture
+def cluster(make_cluster: ClusterFactory) -> LocalCluster:
+    flags = ["--partitions", "64", "--replication-factor", "3"]
+    cluster = make_cluster(nodes=3, coordinators=1, coordinator_flags=flags)
+    cluster.start()
+    cluster.wait_for(is_settled, timeout_s=TIMEOUT_S, what="every replica in sync")
+    return cluster
+
+
+def writers_of(cluster: LocalCluster, names: Sequence[str]) -> list[int]:
+    return [writer_of(pid) for name in names if (pid := cluster.pid(name)) is not None]
+
+
+@contextlib.contextmanager
+def hanging(cluster: LocalCluster, *names: str) -> Iterator[None]:
+    """Have the nodes' disks hang."""
+    writers = writers_of(cluster, names)
+    for writer in writers:
+        os.kill(writer, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for writer in writers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(writer, signal.SIGCONT)
+
+
+def is_spared(status: ClusterStatus, name: str) -> bool:
+    """Whether others lead everything, and no write waits for the node."""
+    assert status.table is not None
+    number = number_of(status, name)
+    return status.ready and all(
+        row.primary != number and number not in row.in_sync for row in status.table.rows
+    )
+
+
+def judge(cluster: LocalCluster, load: RecordedLoad) -> None:
+    with cluster.client() as client:
+        assert load.lost(client) == []
+    assert [str(v) for v in check(load.history)] == []
+
+
+def test_node_whose_disk_hangs_leads_nothing_until_it_answers(cluster: LocalCluster) -> None:
+    with RecordedLoad(cluster.client) as load:
+        load.wait_for_progress()
+        with hanging(cluster, "n1"):
+            cluster.wait_for(
+                lambda s: is_spared(s, "n1"), timeout_s=TIMEOUT_S, what="others lead what n1 led"
+            )
+            load.wait_for_progress()
+            assert problems(cluster.status())[0].startswith(
+                "the disk of node n1 has not answered for "
+            )
+        cluster.wait_for(is_settled, timeout_s=TIMEOUT_S, what="n1 has caught up")
+        load.wait_for_progress()
+    judge(cluster, load)
+    assert not problems(cluster.status())
+
+
+def test_node_whose_disk_hangs_is_stopped_by_sigterm(cluster: LocalCluster) -> None:
+    with RecordedLoad(cluster.client) as load:
+        load.wait_for_progress()
+        with hanging(cluster, "n1"):
+            cluster.terminate("n1", timeout_s=15.0)  # by force it would end after 25 s
+            assert led_by(cluster, "n1") == 0
+            load.wait_for_progress()
+        cluster.restart("n1")
+        cluster.wait_for(is_settled, timeout_s=TIMEOUT_S, what="every replica in sync")
+    judge(cluster, load)
+
+
+def test_disks_that_hang_together_depose_nobody(cluster: LocalCluster) -> None:
+    def sets() -> list[tuple[int, tuple[int, ...]]]:
+        table = cluster.status().table
+        assert table is not None
+        return [(row.primary, row.in_sync) for row in table.rows]
+
+    before = sets()
+    with contextlib.ExitStack() as hung:
+        hung.enter_context(hanging(cluster, *cluster.node_names))
+        with RecordedLoad(cluster.client) as load:
+            cluster.wait_for(
+                lambda s: all(session.commit_out_ms > 3_000 for session in s.sessions),
+                timeout_s=TIMEOUT_S,
+                what="all disks hang",
+            )
+            hung.close()
+            load.wait_for_progress()
+    assert sets() == before
+    judge(cluster, load)
+
+
+def test_node_whose_writer_dies_is_replaced_at_once(cluster: LocalCluster) -> None:
+    (writer,) = writers_of(cluster, ["n1"])
+    with RecordedLoad(cluster.client) as load:
+        load.wait_for_progress()
+        os.kill(writer, signal.SIGKILL)
+        died_at = time.monotonic()
+        cluster.wait_for(lambda s: is_fenced(s, "n1"), timeout_s=TIMEOUT_S, what="it has left")
+        assert time.monotonic() - died_at < 1.4  # it said so itself: a session lasts longer
+        load.wait_for_progress()
+    judge(cluster, load)
+    log = cluster.log_path("n1").read_text()
+    assert log.count("stream to primary ended") <= len(cluster.node_names)
+
+
+def is_fenced(status: ClusterStatus, name: str) -> bool:
+    assert status.table is not None
+    return status.table.nodes[number_of(status, name)].status is NodeStatus.FENCED

@@ -1,0 +1,67 @@
+"""Defects to plant in real processes, each one rule left out; the nemesis must find them.
+
+Those of the simulation (tests/simulation/mutants.py) are all here under their names: they replace
+methods of the product, whatever runs it. Beside them stand some that matter most to clients.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from koinon_node.core import records
+from koinon_node.core.lease import Lease
+from koinon_node.pages import Pages
+from koinon_node.storage import Range
+from tests.simulation.mutants import MUTANTS, Mutant, replace_method
+
+DEFECTS: dict[str, Mutant] = {mutant.name: mutant for mutant in MUTANTS}
+
+
+def defect(name: str) -> Mutant:
+    """Return the defect of that name; raises KeyError."""
+    return DEFECTS[name]
+
+
+def _add(name: str, plant: Any) -> None:
+    DEFECTS[name] = Mutant(name, plant)
+
+
+def _holds_its_lease_too_long() -> None:
+    """A node serves for eight seconds after the last heartbeat that was acknowledged."""
+
+    def make(renewed: Any) -> Any:
+        def longer(self: Lease, node_epoch: int, sent_at: float, lease_s: float) -> Lease:
+            lease: Lease = renewed(self, node_epoch, sent_at, 8 * lease_s)
+            return lease
+
+        return longer
+
+    replace_method(Lease, "renewed", make)
+
+
+def _forget_deletes_in_catch_up() -> None:
+    """What a follower pulls has no tombstones: what was deleted while it was away is still there
+    when it leads.
+    """
+
+    def make(message: Any) -> Any:
+        def without_tombstones(self: Pages, page: Range) -> Any:
+            rows = [row for row in page.rows if not records.decode_record(row[1]).tombstone]
+            return message(self, page._replace(rows=rows))
+
+        return without_tombstones
+
+    replace_method(Pages, "_message", make)
+
+
+_add("holds-its-lease-too-long", _holds_its_lease_too_long)
+_add("forgets-deletes-in-catch-up", _forget_deletes_in_catch_up)
+
+SHOWN_BY: dict[str, tuple[str, ...]] = {
+    "serves-without-a-lease": ("split",),
+    "holds-its-lease-too-long": ("split",),
+    "acknowledges-without-its-followers": ("split",),
+    "forgets-deletes-in-catch-up": ("isolate", "kill"),
+    "elects-a-replica-that-is-not-in-sync": ("isolate", "kill"),
+}
+"""Kinds of faults that show a defect soonest; any schedule of all kinds may."""

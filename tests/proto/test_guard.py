@@ -1,0 +1,261 @@
+"""A guarded server, and callers that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from koinon_proto import admission, aio_server, guard, rpc
+from koinon_proto.admission import LaneLimits, Share
+from koinon_proto.aio_server import GuardedServer
+from koinon_proto.errors import InvalidArgumentError, UnavailableError
+from koinon_proto.guard import Guard
+from koinon_proto.logs import LinesPerSecond
+from koinon_proto.rpc import error_of
+from koinon_proto.v1 import kv_pb2, table_pb2
+
+_SHARE = Share(calls=64, request_bytes=40, reply_bytes=20 << 20)
+LIMITS = LaneLimits(
+    connection=_SHARE, host=_SHARE, all=_SHARE, message_bytes=20, patience_s=0.2, waiting=8
+)
+GET, PAGE, WATCH, TALK = (f"/koinon.v1.Sample/{name}" for name in ("Get", "Page", "Watch", "Talk"))
+MALFORMED = b"\x0a\xff\xff"
+
+
+class Sample:
+    """A service with a method of each kind."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self.address = ""
+
+    @rpc.typed_errors
+    async def Get(self, request: kv_pb2.GetRequest, context: Any) -> kv_pb2.GetResponse:  # noqa: N802
+        context.add_done_callback(self._on_done)
+        return kv_pb2.GetResponse(value=request.key)
+
+    @rpc.typed_errors
+    async def Page(self, request: kv_pb2.GetRequest, context: Any) -> kv_pb2.GetResponse:  # noqa: N802
+        context.add_done_callback(self._on_done)
+        admission.hold(8 << 20)
+        return kv_pb2.GetResponse(value=bytes(8 << 20))
+
+    @rpc.typed_stream
+    async def Watch(self, request: kv_pb2.GetRequest, context: Any) -> None:  # noqa: N802
+        await context.write(kv_pb2.GetResponse(value=request.key))
+
+    async def Talk(  # noqa: N802
+        self, requests: AsyncIterator[kv_pb2.GetRequest], context: Any
+    ) -> AsyncIterator[kv_pb2.GetResponse]:
+        async for request in requests:
+            yield kv_pb2.GetResponse(value=request.key)
+
+    def _on_done(self, _: Any) -> None:
+        self.done += 1
+
+
+def guarded(test: Callable[[Guard, Sample, grpc.aio.Channel], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        guarding, sample = Guard(LIMITS, LIMITS), Sample()
+        server = GuardedServer(guarding, rpc.SERVER_OPTIONS)
+        read, write = kv_pb2.GetRequest.FromString, kv_pb2.GetResponse.SerializeToString
+        handlers = {
+            "Get": grpc.unary_unary_rpc_method_handler(sample.Get, read, write),
+            "Page": grpc.unary_unary_rpc_method_handler(sample.Page, read, write),
+            "Watch": grpc.unary_stream_rpc_method_handler(sample.Watch, read, write),
+            "Talk": grpc.stream_stream_rpc_method_handler(sample.Talk, read, write),
+        }
+        server.add_registered_method_handlers("koinon.v1.Sample", handlers)
+        sample.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        try:
+            async with grpc.aio.insecure_channel(
+                sample.address, options=rpc.CHANNEL_OPTIONS
+            ) as channel:
+                await asyncio.wait_for(test(guarding, sample, channel), 20)
+        finally:
+            await server.stop(None)
+
+    asyncio.run(whole())
+
+
+async def refusal(call: Awaitable[Any]) -> Any:
+    with pytest.raises(grpc.RpcError) as failure:
+        await call
+    return error_of(failure.value)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def held(guarding: Guard) -> tuple[int, ...]:
+    every = guarding.data.all
+    return every.calls, every.request_bytes, every.reply_bytes
+
+
+def test_methods_of_each_kind_are_answered_and_leave_nothing() -> None:
+    async def test(guarding: Guard, sample: Sample, channel: grpc.aio.Channel) -> None:
+        sent, got = kv_pb2.GetRequest(key=b"k").SerializeToString(), kv_pb2.GetResponse.FromString
+        assert got(await channel.unary_unary(GET)(sent)).value == b"k"
+        assert [got(m).value async for m in channel.unary_stream(WATCH)(sent)] == [b"k"]
+        talk = channel.stream_stream(TALK)()
+        for _ in range(3):
+            await talk.write(sent)
+            assert got(await talk.read()).value == b"k"
+        await talk.done_writing()
+        assert await talk.read() is grpc.aio.EOF
+        unknown = channel.unary_unary("/koinon.v1.Sample/Nothing")(sent)
+        with pytest.raises(grpc.RpcError, match="Method not found"):
+            await unknown
+        await until(lambda: held(guarding) == (0, 0, 0))
+
+    guarded(test)
+
+
+def test_malformed_messages_are_refused_by_type_and_few_are_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "_malformed", LinesPerSecond(2))
+    wrong_text = (
+        table_pb2.GetTableRequest(cluster_id="abc").SerializeToString().replace(b"b", b"\xff")
+    )
+
+    async def test(guarding: Guard, sample: Sample, channel: grpc.aio.Channel) -> None:
+        parse = guard._parser("/koinon.v1.T/T", table_pb2.GetTableRequest.FromString)
+        with pytest.raises(InvalidArgumentError):
+            parse(wrong_text, _Peer())
+        for _ in range(5):
+            call = channel.unary_unary(GET)(MALFORMED)
+            error = await refusal(call)
+            assert isinstance(error, InvalidArgumentError), error
+            assert error.field == "request"
+            assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        watch = channel.unary_stream(WATCH)(MALFORMED)
+        assert isinstance(await refusal(watch.read()), InvalidArgumentError)
+        talk = channel.stream_stream(TALK)()
+        await talk.write(kv_pb2.GetRequest(key=b"k").SerializeToString())
+        await talk.read()
+        await talk.write(MALFORMED)
+        assert isinstance(await refusal(talk.read()), InvalidArgumentError)
+        nothing = channel.stream_unary(GET)(iter(()))
+        assert isinstance(await refusal(nothing), InvalidArgumentError)
+        await until(lambda: held(guarding) == (0, 0, 0))
+
+    with caplog.at_level(logging.WARNING):
+        guarded(test)
+    lines = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert 1 <= len(lines) <= 6
+    assert not any(record.exc_info for record in lines)
+    assert {record.msg.partition(" method")[0] for record in lines} == {"malformed request"}
+
+
+class _Peer:
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+
+def test_a_message_that_does_not_come_holds_up_its_own_connection_and_is_cut_off_for_others() -> (
+    None
+):
+    async def test(guarding: Guard, sample: Sample, channel: grpc.aio.Channel) -> None:
+        idle = [channel.stream_unary(GET)() for _ in range(2)]
+        await until(lambda: guarding.data.all.calls == 2)
+        for call in idle:
+            assert not call.done()
+        more = channel.stream_unary(GET)()
+        await until(lambda: guarding.data.waiting == 1)
+        options = (*rpc.CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
+        async with grpc.aio.insecure_channel(sample.address, options=options) as other:
+            await other.unary_unary(GET)(kv_pb2.GetRequest(key=b"k").SerializeToString())
+        refused = await asyncio.gather(*(refusal(call) for call in idle))
+        assert all(isinstance(error, UnavailableError) for error in refused)
+        more.cancel()
+        await until(lambda: held(guarding) == (0, 0, 0))
+
+    guarded(test)
+
+
+def test_answers_count_until_they_have_left_and_one_who_takes_none_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admission, "_CONTENDED_LEAVE_S", 0.3)
+
+    async def test(guarding: Guard, sample: Sample, channel: grpc.aio.Channel) -> None:
+        port = sample.address.rpartition(":")[2]
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(port))
+        writer.write(_http2_calls(PAGE.encode(), 3))  # its window is 64 KiB, and it never opens it
+        await until(lambda: len(guarding.data.leaving) == 2)
+        assert held(guarding)[2] >= 16 << 20
+        await until(lambda: sample.done == 1)  # the third was refused
+        assert len(await channel.unary_unary(PAGE)(b"")) > 8 << 20  # others go on
+        await until(lambda: sample.done == 4)
+        assert await reader.read() is not None  # to the end: it was closed
+        await until(lambda: held(guarding) == (0, 0, 0))
+        writer.close()
+
+    guarded(test)
+
+
+@pytest.mark.parametrize("path", [b"/\xff\xfe", b"/koinon.v1.Sample/\xc3", b"\xff", b""])
+def test_a_path_that_is_no_text_is_answered_and_stops_nobody(path: bytes) -> None:
+    async def test(guarding: Guard, sample: Sample, channel: grpc.aio.Channel) -> None:
+        reader, writer = await asyncio.open_connection(*sample.address.split(":"))
+        writer.write(_http2_calls(path, 3))
+        assert len(await reader.read(1)) == 1
+        sent = kv_pb2.GetRequest(key=b"k").SerializeToString()
+        for _ in range(3):
+            await channel.unary_unary(GET)(sent)
+            with pytest.raises(grpc.RpcError, match="Method not found"):
+                await channel.unary_unary("/koinon.v1.Sample/Nothing")(sent)
+        writer.close()
+
+    guarded(test)
+
+
+@pytest.mark.parametrize("has_hook", [True, False])
+def test_server_on_a_grpcio_without_the_hook_for_unknown_methods_warns_once(
+    has_hook: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_hook:
+        monkeypatch.setattr(aio_server, "_HOOKS", ("_a_hook_that_grpc_does_not_have",))
+
+    async def make() -> None:
+        await GuardedServer(Guard(LIMITS, LIMITS), rpc.SERVER_OPTIONS).stop(None)
+
+    asyncio.run(make())
+    warned = [r.message for r in caplog.records if r.name == aio_server.__name__]
+    assert len(warned) == (0 if has_hook else 1)
+    assert all(grpc.__version__ in message for message in warned)
+
+
+def _http2_calls(path: bytes, count: int) -> bytes:
+    """Return the bytes of a connection with so many calls, each with an empty message."""
+    sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, b"")
+    headers = b"".join(
+        b"\x00" + bytes((len(name),)) + name + bytes((len(value),)) + value
+        for name, value in (
+            (b":method", b"POST"),
+            (b":scheme", b"http"),
+            (b":path", path),
+            (b":authority", b"x"),
+            (b"te", b"trailers"),
+            (b"content-type", b"application/grpc"),
+        )
+    )
+    for stream in range(1, 2 * count, 2):
+        sent += _frame(1, 4, stream, headers) + _frame(0, 1, stream, bytes(5))
+    return sent
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return (
+        len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
+    )

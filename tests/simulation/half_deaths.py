@@ -1,0 +1,155 @@
+"""Half-deaths: disks that hang, alone or together, slow ones, links that carry one way only.
+
+Drawn from numbers of their own, so that what else happens in a seed is what it was without them. In
+some seeds they come among the other faults. In some, once the cluster is whole again, one of them
+is kept up for longer than it may do harm: then it is checked that no write waits for it any more,
+and that nobody was deposed who is no worse off than others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from koinon_proto.table import NodeNumber, PartitionRow, Table, min_in_sync_of
+from tests.simulation.checkers import ViolationError
+
+if TYPE_CHECKING:
+    from tests.simulation.cluster import Simulation
+    from tests.simulation.node import SimulatedNode
+
+INTERVAL_S = 3.0
+SESSION_S = 1.5
+HARM_S = SESSION_S + 2.0
+"""For so long a write may wait for what a half-death has made of one copy."""
+ONE_WAY_S = 9.0  # a stream that stalls is noticed after up to 4 s, its follower put out 1 s later
+
+
+class HalfDeaths:
+    """One seed's."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._rng = random.Random(f"half-deaths of {simulation.seed}")
+        self._among_others = self._rng.random() < 0.3
+        acts = [self._hang_one, self._hang_all, self._slow_all, self._cut_one_way]
+        self._act: Callable[[], Awaitable[None]] | None = None
+        if self._rng.random() < 0.4:
+            self._act = self._rng.choice(acts)
+
+    def _note(self, what: str) -> None:
+        self._simulation.trace(what)
+        self._simulation.stats[f"half-death: {what.split(' ', 1)[0]}"] += 1
+
+    def _nodes(self) -> list[SimulatedNode]:
+        return [node for node in self._simulation.nodes.values() if node.life is not None]
+
+    # --- among other faults ------------------------------------------------------------------
+
+    async def run(self, seconds: float) -> None:
+        """Let disks hang now and then."""
+        loop = self._simulation.loop
+        ends_at = loop.now + seconds
+        while self._among_others:
+            await asyncio.sleep(self._rng.expovariate(1 / INTERVAL_S))
+            if loop.now >= ends_at:
+                return
+            nodes = self._nodes()
+            if nodes:
+                node = self._rng.choice(nodes)
+                self._note(f"hang the disk of {node.name}")
+                node.disk.hang()
+                loop.call_later(self._rng.uniform(0.2, 6.0), node.disk.release)
+
+    # --- one that lasts ----------------------------------------------------------------------
+
+    async def last(self) -> None:
+        """Keep one up, in a cluster that is whole, under clients that go on."""
+        if self._act is not None and len(self._nodes()) > 1:
+            await self._act()
+
+    async def _hang_one(self) -> None:
+        node = self._rng.choice(self._nodes())
+        self._note(f"hang the disk of {node.name} for long")
+        node.disk.hang()
+        await asyncio.sleep(2 * HARM_S)
+        hung_at = node.disk.stalled_at
+        if hung_at and self._simulation.loop.now - hung_at > HARM_S:
+            number, table = self._number(node), self._table()
+            for row in table.rows:
+                if _spares(table, row, number) and row.primary == number:
+                    raise ViolationError(f"{node.name} leads on with a disk that hangs: {row}")
+        self._check_no_write_waits()
+        node.disk.release()
+
+    async def _hang_all(self) -> None:
+        """Nobody's disk does better than another's: whoever leads is to lead on."""
+        await self._together("hang", lambda node: node.disk.hang())
+
+    async def _slow_all(self) -> None:
+        slowest = self._rng.choice(self._nodes())
+        await self._together(
+            "slow", lambda node: node.disk.slow_down(3.0 if node is slowest else 1.2)
+        )
+
+    async def _together(self, what: str, begin: Callable[[SimulatedNode], None]) -> None:
+        simulation, nodes = self._simulation, self._nodes()
+        await asyncio.sleep(1.0)  # until primaries have been handed their partitions
+        self._note(f"{what} all disks for long")
+        led = {row.partition_id: row.primary for row in self._table().rows}
+        began_at = simulation.loop.now
+        for node in nodes:
+            begin(node)
+        await asyncio.sleep(2 * HARM_S)
+        stalled = [node.disk.stalled_at for node in nodes]
+        for node in nodes:
+            node.disk.release()
+        # One that had nothing to write at first may have been believed to answer.
+        if what == "slow" or all(began_at <= at < began_at + SESSION_S / 3 for at in stalled):
+            for row in self._table().rows:
+                # Who hands over by a plan, or because it is cut off (rule 6), stays in sync.
+                if row.primary != led[row.partition_id] not in row.in_sync:
+                    raise ViolationError(f"deposed by a disk that all share: {row}")
+            simulation.stats["half-death: shared"] += 1
+
+    async def _cut_one_way(self) -> None:
+        one, other = self._rng.sample([node.name for node in self._nodes()], 2)
+        self._note(f"one-way link {one}>{other} is cut for long")
+        self._simulation.network.set_cut({(one, other)})
+        await asyncio.sleep(ONE_WAY_S)
+        self._check_no_write_waits()
+        self._simulation.network.set_cut(set())
+
+    # --- what is checked ---------------------------------------------------------------------
+
+    def _table(self) -> Table:
+        table = self._simulation.table()
+        assert table is not None
+        return table
+
+    def _number(self, node: SimulatedNode) -> NodeNumber:
+        return next(n.number for n in self._table().nodes.values() if n.node_id == node.name)
+
+    def _check_no_write_waits(self) -> None:
+        """No write has waited for long that could do without the copy that it waits for."""
+        table = self._table()
+        for node in self._nodes():
+            assert node.life is not None
+            leading, now = node.life.replicator.leading, node.life.state.now()
+            for flight in leading.flights.values():
+                if now - flight.sent_at <= HARM_S:
+                    break
+                missing = leading.missing(flight.touched, flight.lasts)
+                for place in np.flatnonzero(missing.any(axis=0) | (not flight.committed)).tolist():
+                    row = table.rows[int(flight.touched[place])]
+                    led = leading.epochs[row.partition_id] == row.primary_epoch
+                    if led and len(row.in_sync) > min_in_sync_of(table.cluster, row):
+                        raise ViolationError(f"a write waits at {node.name}: {row} {flight}")
+
+
+def _spares(table: Table, row: PartitionRow, number: NodeNumber) -> bool:
+    return number in row.in_sync and len(row.in_sync) > min_in_sync_of(table.cluster, row)
