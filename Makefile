@@ -22,7 +22,7 @@ $(VENV)/.installed: pyproject.toml
 env: $(VENV)/.installed  ## make the environment (.venv) with everything in it
 
 demo: env       ## a local cluster, real data, processes killed, nodes added: watch it go on
-	$(BIN)/python -m koinon.demo
+	$(BIN)/python -m demo
 
 test: env       ## the test suite
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not long"

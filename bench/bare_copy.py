@@ -19,8 +19,8 @@ import grpc
 import lmdb
 
 from koinon_node.config import KEPT_BYTES
-from koinon_proto.memory import keep_freed
-from koinon_proto.rpc import COMMON_OPTIONS
+from koinon_proto.process.memory import keep_freed
+from koinon_proto.server.rpc import COMMON_OPTIONS
 from koinon_proto.v1 import replication_pb2
 
 PAGE_BYTES = 1024 * 1024

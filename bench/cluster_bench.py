@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.bare import bare_rates
-from koinon.benchmark import run
+from koinon.cli.benchmark import run
 from koinon.local import LocalCluster
 
 
 def measure(nodes: int, seconds: float) -> dict[str, Any]:
-    """Return ``koinon.benchmark``'s report on a fresh local cluster, with the bare rates."""
+    """Return ``koinon.cli.benchmark``'s report on a fresh local cluster, with the bare rates."""
     with tempfile.TemporaryDirectory(prefix="koinon-bench-") as scratch:
         bare_put, bare_get = bare_rates(Path(scratch) / "bare")
     with LocalCluster(nodes=nodes, coordinators=1) as cluster:

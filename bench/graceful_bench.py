@@ -19,8 +19,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from koinon.admin import Admin
 from koinon.local import LocalCluster
+from koinon.operate.admin import Admin
 from tests.checkers.steady import Done, SteadyLoad
 from tests.integration.rolling import Restart, restart, wait_well
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from koinon.admin import Admin, ClusterStatus
 from koinon.local.servers import MODULES, environment
-from koinon_proto.errors import KoinonError
+from koinon.operate.admin import Admin, ClusterStatus
+from koinon_proto.contract.errors import KoinonError
 
 COORDINATOR_PORT, NODE_PORT = 7400, 7500
 READY_S_MAX = 60.0

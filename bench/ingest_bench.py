@@ -28,14 +28,14 @@ from typing import Any
 
 from bench import ingest_redis, ingest_steps
 from bench.ingest_clients import Clients
-from koinon.demo.orders import KEY, ROWS_AT_SCALE_1, make_orders
+from demo.orders import KEY, ROWS_AT_SCALE_1, make_orders
 from koinon.ingest import row_groups
 from koinon.ingest.job import Job
 from koinon.ingest.progress import Phase, Snapshot
 from koinon.ingest.session import spark_session
 from koinon.ingest.settings import Settings
-from koinon.loads import LoadsClient
 from koinon.local import LocalCluster
+from koinon.operate.bulk_loads import LoadsClient
 
 NODES = 3
 READS = 5  # of which the median is shown

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from koinon.ingest.settings import Settings
-from koinon.spark.planning import RowPlan
+from koinon.spark.writing.planning import RowPlan
 from koinon_proto.partitioner import partitioner
 
 PARTITIONS = 1024
@@ -33,7 +33,7 @@ def measure(frame: Any, rows: int, settings: Settings) -> dict[str, float]:
             yield _nothing(batch)
 
     def packed(batches: Batches) -> Batches:
-        from koinon.spark.batching import Batcher
+        from koinon.spark.writing.batching import Batcher
 
         known = partitioner("murmur2", PARTITIONS)
         batcher = Batcher(known, memory_bytes=MEMORY_BYTES, expires_at_ms=0)
@@ -64,8 +64,8 @@ def _seconds(frame: Any, step: Callable[[Batches], Batches] | None) -> float:
 
 
 def _encode(batch: Any, plan: RowPlan, settings: Settings) -> tuple[Any, Any]:
-    from koinon.spark.keys import encode_keys
-    from koinon.spark.values import ENCODERS, encode_column
+    from koinon.spark.encoding.keys import encode_keys
+    from koinon.spark.encoding.values import ENCODERS, encode_column
 
     keys = encode_keys([batch.column(at) for at in plan.key_columns], settings.key_encoding)
     if plan.value_column >= 0:

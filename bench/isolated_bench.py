@@ -26,9 +26,9 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass
 
 from koinon import aio
-from koinon_proto.errors import KoinonError
+from koinon_proto.contract.errors import KoinonError
+from koinon_proto.contract.table import Table
 from koinon_proto.partitioner import partitioner
-from koinon_proto.table import Table
 
 from .hosts import HostCluster, is_possible
 

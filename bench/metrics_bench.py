@@ -32,7 +32,7 @@ import grpc
 
 from bench.node_bench import ROWS, batches, rate
 from koinon.local import LocalCluster
-from koinon_proto.rpc import CHANNEL_OPTIONS
+from koinon_proto.server.rpc import CHANNEL_OPTIONS
 from koinon_proto.v1 import kv_pb2, kv_pb2_grpc
 
 BATCHES = 200

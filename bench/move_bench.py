@@ -28,9 +28,9 @@ import numpy as np
 
 from bench.bare_copy import copy_rate
 from koinon import aio
-from koinon.admin import Admin
 from koinon.local import LocalCluster
-from koinon.moves import Plan, PlanKind, PlanRequest
+from koinon.operate.admin import Admin
+from koinon.operate.moves import Plan, PlanKind, PlanRequest
 from koinon_proto.partitioner import partitioner
 
 REBALANCE = PlanRequest(kind=PlanKind.REBALANCE)

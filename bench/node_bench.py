@@ -27,7 +27,7 @@ import grpc
 
 from bench.bare import PARTITIONS, bare_rates
 from koinon_proto.partitioner import partitioner
-from koinon_proto.rpc import CHANNEL_OPTIONS
+from koinon_proto.server.rpc import CHANNEL_OPTIONS
 from koinon_proto.v1 import kv_pb2, kv_pb2_grpc
 
 ROWS = 1000

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
-from koinon_coordinator.core.placement import place
-from koinon_coordinator.core.planner import (
+from koinon_coordinator.core.planning.placement import place
+from koinon_coordinator.core.planning.planner import (
     Layout,
     Plan,
     PlanNode,
@@ -23,7 +23,7 @@ from koinon_coordinator.core.planner import (
     plan_rebalance,
     plan_replication_factor,
 )
-from koinon_proto.table import NodeNumber
+from koinon_proto.contract.table import NodeNumber
 
 SIZES = ((1_024, 1_000), (65_536, 100))
 FACTOR = 3

@@ -29,7 +29,7 @@ from dataclasses import asdict, dataclass, field
 
 from koinon import aio
 from koinon.local import LocalCluster
-from koinon_proto.errors import KoinonError
+from koinon_proto.contract.errors import KoinonError
 
 from .failover_bench import wait_in_sync
 

@@ -21,9 +21,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from koinon_node.config import Limits, StoreConfig
-from koinon_node.core.replica import PendingWrites
-from koinon_node.storage import DATA_DB, DATABASES, Store
-from koinon_node.writer import Writer
+from koinon_node.core.write_decisions import PendingWrites
+from koinon_node.storage.store import DATA_DB, DATABASES, Store
+from koinon_node.storage.writer import Writer
 
 ROWS, BATCHES = 1000, 8
 RECORD = bytes(109)

@@ -2,7 +2,7 @@
 partition. Only metrics_bench.py does that, to see what the counting costs.
 """
 
-from koinon_node.traffic import Traffic
+from koinon_node.serving.traffic import Traffic
 
 
 def _count_nothing(*_: object) -> None:

@@ -18,10 +18,10 @@ import koinon_proto  # noqa: F401 (first of all: it sets what gRPC reads when it
 from koinon import aio
 from koinon.aio import AsyncClient
 from koinon.client import Client, connect
+from koinon.driver.request_ids import request_id
 from koinon.options import ClientOptions
-from koinon.request_ids import request_id
 from koinon.types import Durability, Entry, RowFailure, WriteResult
-from koinon_proto.errors import (
+from koinon_proto.contract.errors import (
     ClusterNotReadyError,
     ConditionFailedError,
     ConfigurationError,

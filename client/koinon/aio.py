@@ -8,15 +8,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from koinon.core.batching import Kind, Single
-from koinon.core.loading import Chunk
-from koinon.engine import Engine
+from koinon.core.row_chunks import Chunk
+from koinon.driver.engine import Engine
+from koinon.driver.scans import Pages
+from koinon.driver.writes import Load
 from koinon.options import ClientOptions, parse_addresses
-from koinon.scans import Pages
 from koinon.types import Durability, Entry, WriteResult
-from koinon.writes import Load
 
 if TYPE_CHECKING:
-    from koinon_proto.table import Table
+    from koinon_proto.contract.table import Table
     from koinon_proto.v1.admin_pb2 import ClusterStatus
 
 

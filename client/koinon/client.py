@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from koinon.aio import as_columns
 from koinon.core.batching import Kind, Single
-from koinon.core.loading import Chunk
-from koinon.engine import Engine, closed_error
+from koinon.core.row_chunks import Chunk
+from koinon.driver.engine import Engine, closed_error
+from koinon.driver.scans import Pages
+from koinon.driver.writes import Load
 from koinon.options import ClientOptions, parse_addresses
-from koinon.scans import Pages
 from koinon.types import Durability, Entry, WriteResult
-from koinon.writes import Load
-from koinon_proto.errors import KoinonError
+from koinon_proto.contract.errors import KoinonError
 
 if TYPE_CHECKING:
-    from koinon_proto.table import Table
+    from koinon_proto.contract.table import Table
     from koinon_proto.v1.admin_pb2 import ClusterStatus
 
 T = TypeVar("T")

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from koinon_proto.errors import ConfigurationError
+from koinon_proto.contract.errors import ConfigurationError
 
 VERSION_MIN = 17
 VERSION_MAX_BEFORE_SPARK_4_2 = 22

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from koinon_proto.addresses import check_address
-from koinon_proto.errors import ConfigurationError
-from koinon_proto.table import MAX_BATCH_BYTES, MAX_BATCH_ROWS
+from koinon_proto.contract.addresses import check_address
+from koinon_proto.contract.errors import ConfigurationError
+from koinon_proto.contract.table import MAX_BATCH_BYTES, MAX_BATCH_ROWS
 
 
 @dataclass(frozen=True, kw_only=True)

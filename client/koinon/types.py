@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from koinon_proto.errors import KoinonError, UnknownFateError
+from koinon_proto.contract.errors import KoinonError, UnknownFateError
 
 Durability = Literal["all_in_sync", "primary"]
 """When a write is acknowledged: once it is durable on every in-sync replica of its partition, or

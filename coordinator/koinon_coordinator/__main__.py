@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from koinon_proto import stopping
+from koinon_proto.process import stopping
 
 stopping.end_at_once()
 
@@ -14,20 +14,24 @@ from typing import Annotated
 import typer
 import uvloop
 
-from koinon_proto.errors import (
+from koinon_coordinator.config import (
+    BootstrapConfig,
+    CoordinatorConfig,
+    TimingConfig,
+    parse_members,
+)
+from koinon_coordinator.server import serve
+from koinon_proto.contract.errors import (
     ConfigurationError,
     DataDirectoryError,
     InvalidArgumentError,
     KoinonError,
     UnsupportedVersionError,
 )
-from koinon_proto.logs import configure_logging
-from koinon_proto.printable import protect_streams, tell
-from koinon_proto.private import only_for_owner
-from koinon_proto.requests import SLOW_MS, log_slow_after
-
-from .config import BootstrapConfig, CoordinatorConfig, TimingConfig, parse_members
-from .server import serve
+from koinon_proto.process.logs import configure_logging
+from koinon_proto.process.printable import protect_streams, tell
+from koinon_proto.process.private_files import only_for_owner
+from koinon_proto.server.requests import SLOW_MS, log_slow_after
 
 EXIT_RUNTIME = 1
 EXIT_CONFIGURATION = 2

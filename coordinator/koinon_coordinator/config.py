@@ -6,16 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from koinon_proto.addresses import check_address
-from koinon_proto.admission import LaneLimits, Share
-from koinon_proto.errors import ConfigurationError
+from koinon_coordinator.core.decide.decisions import check_name
+from koinon_coordinator.core.decide.host_commands import HostingTimes
+from koinon_coordinator.core.decide.operations import REPLICATION_FACTOR_MAX
+from koinon_coordinator.core.decide.sessions import SessionTimes
+from koinon_proto.contract.addresses import check_address
+from koinon_proto.contract.errors import ConfigurationError
+from koinon_proto.contract.table import MAX_BATCH_BYTES, ClusterConfig
 from koinon_proto.partitioner import MAX_PARTITION_COUNT, PARTITIONERS
-from koinon_proto.table import MAX_BATCH_BYTES, ClusterConfig
-
-from .core.decisions import check_name
-from .core.hosting import HostingTimes
-from .core.operating import REPLICATION_FACTOR_MAX
-from .core.sessions import SessionTimes
+from koinon_proto.server.admission import LaneLimits, Share
 
 _MIB = 1024 * 1024
 MESSAGE_BYTES_MAX = 8 * _MIB

@@ -13,19 +13,10 @@ from contextlib import AbstractContextManager
 from random import Random
 from typing import TypeVar
 
-from koinon_proto.errors import (
-    ConfigurationError,
-    KoinonError,
-    MembershipChangeError,
-    NotLeaderError,
-    UnavailableError,
-)
-from koinon_proto.table import ClusterConfig, Table
-
-from .config import CoordinatorConfig, TimingConfig
-from .core.state import ClusterState
-from .leader import Leadership
-from .raft import (
+from koinon_coordinator.config import CoordinatorConfig, TimingConfig
+from koinon_coordinator.core.cluster.state import ClusterState
+from koinon_coordinator.leader.leadership import Leadership
+from koinon_coordinator.raft import (
     GrpcRaftTransport,
     MemberStoppedError,
     RaftConfig,
@@ -33,7 +24,15 @@ from .raft import (
     RaftStatus,
     RaftTransport,
 )
-from .replicated import ReplicatedState
+from koinon_coordinator.state_machine import ReplicatedState
+from koinon_proto.contract.errors import (
+    ConfigurationError,
+    KoinonError,
+    MembershipChangeError,
+    NotLeaderError,
+    UnavailableError,
+)
+from koinon_proto.contract.table import ClusterConfig, Table
 
 log = logging.getLogger(__name__)
 

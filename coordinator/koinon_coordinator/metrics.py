@@ -10,12 +10,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from koinon_proto.clock import boottime
-from koinon_proto.errors import UnavailableError
-from koinon_proto.loads import LoadState
-from koinon_proto.measures import Family, Kind, distribution, labelled, single
-from koinon_proto.metrics_server import Metrics
-from koinon_proto.table import (
+from koinon_coordinator.coordinator import Coordinator
+from koinon_coordinator.core.cluster.members import LIVE_STATUSES
+from koinon_coordinator.core.decide.move_scheduler import ProgressOf
+from koinon_coordinator.core.decide.move_scheduler import Stage as ReplicaStage
+from koinon_coordinator.leader.leadership import Leadership
+from koinon_proto.contract.bulk_loads import LoadState
+from koinon_proto.contract.errors import UnavailableError
+from koinon_proto.contract.table import (
     NodeNumber,
     NodeStatus,
     PartitionRow,
@@ -23,12 +25,9 @@ from koinon_proto.table import (
     Table,
     min_in_sync_of,
 )
-
-from .coordinator import Coordinator
-from .core.members import LIVE_STATUSES
-from .core.moving import ProgressOf
-from .core.moving import Stage as ReplicaStage
-from .leader import Leadership
+from koinon_proto.process.clock import boottime
+from koinon_proto.process.measures import Family, Kind, distribution, labelled, single
+from koinon_proto.server.metrics_server import Metrics
 
 
 def coordinator_metrics(coordinator: Coordinator) -> Metrics:

@@ -17,18 +17,18 @@ from typing import Annotated, NoReturn
 import grpc
 import typer
 
-from koinon_proto import convert
-from koinon_proto.addresses import check_address, is_address
-from koinon_proto.errors import ConfigurationError, KoinonError
-from koinon_proto.printable import protect_streams, tell
-from koinon_proto.private import only_for_owner
-from koinon_proto.rpc import COMMON_OPTIONS, error_of
-from koinon_proto.table import NodeStatus, Table, apply_update
-from koinon_proto.v1 import table_pb2, table_pb2_grpc
-
-from .convert import image_to_bytes
-from .core.decisions import check_name
-from .core.raft import (
+from koinon_coordinator.core.cluster.recovery import (
+    Committed,
+    LoadsFound,
+    copies_at_risk,
+    image_of,
+    loads_found,
+    newest,
+    recovered,
+)
+from koinon_coordinator.core.cluster.state import ClusterState, StateImage
+from koinon_coordinator.core.decide.decisions import check_name
+from koinon_coordinator.core.raft import (
     TERM_MAX,
     Configuration,
     EntryKind,
@@ -38,18 +38,17 @@ from .core.raft import (
     Snapshot,
     SnapshotWrite,
 )
-from .core.recovery import (
-    Committed,
-    LoadsFound,
-    copies_at_risk,
-    image_of,
-    loads_found,
-    newest,
-    recovered,
-)
-from .core.state import ClusterState, StateImage
-from .raft.storage import LmdbRaftStorage
-from .replicated import ReplicatedState
+from koinon_coordinator.raft.storage import LmdbRaftStorage
+from koinon_coordinator.state_machine import ReplicatedState
+from koinon_coordinator.wire.convert import image_to_bytes
+from koinon_proto.contract import convert
+from koinon_proto.contract.addresses import check_address, is_address
+from koinon_proto.contract.errors import ConfigurationError, KoinonError
+from koinon_proto.contract.table import NodeStatus, Table, apply_update
+from koinon_proto.process.printable import protect_streams, tell
+from koinon_proto.process.private_files import only_for_owner
+from koinon_proto.server.rpc import COMMON_OPTIONS, error_of
+from koinon_proto.v1 import table_pb2, table_pb2_grpc
 
 CALL_TIMEOUT_S = 3.0
 EXIT_REFUSED = 1

@@ -7,18 +7,21 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 
-from koinon_proto import stopping
-from koinon_proto.aio_server import GuardedServer
-from koinon_proto.errors import ConfigurationError, DataDirectoryError
-from koinon_proto.guard import Guard
-from koinon_proto.metrics_server import MetricsEndpoint
-from koinon_proto.rpc import SERVER_OPTIONS, add_health_and_reflection, raise_descriptor_limit
-
-from .config import CONTROL_LANE, DATA_LANE, MESSAGE_BYTES_MAX, CoordinatorConfig
-from .coordinator import Coordinator
-from .metrics import coordinator_metrics
-from .raft import GrpcRaftTransport
-from .service import SERVICES, add_services
+from koinon_coordinator.config import CONTROL_LANE, DATA_LANE, MESSAGE_BYTES_MAX, CoordinatorConfig
+from koinon_coordinator.coordinator import Coordinator
+from koinon_coordinator.metrics import coordinator_metrics
+from koinon_coordinator.raft import GrpcRaftTransport
+from koinon_coordinator.services.cluster_services import SERVICES, add_services
+from koinon_proto.contract.errors import ConfigurationError, DataDirectoryError
+from koinon_proto.process import stopping
+from koinon_proto.server.aio_server import GuardedServer
+from koinon_proto.server.guard import Guard
+from koinon_proto.server.metrics_server import MetricsEndpoint
+from koinon_proto.server.rpc import (
+    SERVER_OPTIONS,
+    add_health_and_reflection,
+    raise_descriptor_limit,
+)
 
 log = logging.getLogger(__name__)
 

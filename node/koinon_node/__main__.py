@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from koinon_proto import stopping
+from koinon_proto.process import stopping
 
 stopping.end_at_once()
 
@@ -21,7 +21,7 @@ from koinon_node.config import (
     StoreConfig,
 )
 from koinon_node.node import Node
-from koinon_proto.errors import (
+from koinon_proto.contract.errors import (
     ConfigurationError,
     DataDirectoryError,
     DuplicateNodeError,
@@ -30,12 +30,12 @@ from koinon_proto.errors import (
     UnsupportedVersionError,
     WrongClusterError,
 )
-from koinon_proto.logs import configure_logging
-from koinon_proto.memory import keep_freed
-from koinon_proto.printable import protect_streams, tell
-from koinon_proto.private import only_for_owner
-from koinon_proto.requests import SLOW_MS, log_slow_after
-from koinon_proto.table import DEFAULT_WEIGHT
+from koinon_proto.contract.table import DEFAULT_WEIGHT
+from koinon_proto.process.logs import configure_logging
+from koinon_proto.process.memory import keep_freed
+from koinon_proto.process.printable import protect_streams, tell
+from koinon_proto.process.private_files import only_for_owner
+from koinon_proto.server.requests import SLOW_MS, log_slow_after
 
 EXIT_RUNTIME = 1
 EXIT_CONFIGURATION = 2

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from koinon_proto.addresses import check_address
-from koinon_proto.admission import LaneLimits, Share
-from koinon_proto.errors import ConfigurationError
-from koinon_proto.table import DEFAULT_WEIGHT
+from koinon_proto.contract.addresses import check_address
+from koinon_proto.contract.errors import ConfigurationError
+from koinon_proto.contract.table import DEFAULT_WEIGHT
+from koinon_proto.server.admission import LaneLimits, Share
 
 Durability = Literal["commit", "interval"]
 

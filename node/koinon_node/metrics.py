@@ -9,19 +9,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from koinon_node.core.following import Stage
+from koinon_node.assembly import Parts
 from koinon_node.core.records import U32Array
-from koinon_proto.measures import Family, Number, distribution, labelled, single
-from koinon_proto.metrics_server import Metrics
-from koinon_proto.table import NodeNumber, Table
-
-if TYPE_CHECKING:
-    from koinon_node.node import Parts
+from koinon_node.core.replica_sync import Stage
+from koinon_proto.contract.table import NodeNumber, Table
+from koinon_proto.process.measures import Family, Number, distribution, labelled, single
+from koinon_proto.server.metrics_server import Metrics
 
 _TRAFFIC = (
     ("reads", "Rows read by clients, of partitions led here.", "reads"),

@@ -1,8 +1,4 @@
-"""One node process: the parts, wired, and their orderly start and end.
-
-The event loop hears of a table once the agent has published it: the primary's side first, so that
-what is led no more is let go before it is followed, then the follower's, then who deletes.
-"""
+"""One node process: its orderly start and end, and the work that goes on meanwhile."""
 
 from __future__ import annotations
 
@@ -10,18 +6,13 @@ import asyncio
 import contextlib
 import logging
 import os
-import random
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import grpc
 
-from koinon_node.agent import Agent
-from koinon_node.attendance import Attendance
-from koinon_node.bulk import Bulk
-from koinon_node.bulk_service import BulkService
-from koinon_node.checksums import Checksums
+from koinon_node.assembly import Parts
+from koinon_node.bulk_load.service import BulkService
 from koinon_node.config import (
     CONTROL_LANE,
     DATA_LANE,
@@ -30,33 +21,20 @@ from koinon_node.config import (
     Limits,
     NodeConfig,
 )
-from koinon_node.coordinators import LeaderCalls
-from koinon_node.core.assignment import Adoption
-from koinon_node.core.journal import Journal
 from koinon_node.core.lease import NO_LEASE
 from koinon_node.core.leaving import is_waited_for
-from koinon_node.core.replica import PendingWrites, Primaries
-from koinon_node.drops import Drops
-from koinon_node.engine import Engine
-from koinon_node.follower import Follower
-from koinon_node.loads import Loads
 from koinon_node.metrics import node_metrics
-from koinon_node.peers import NODE_SERVER_OPTIONS, GrpcPeers, ReplicationService
-from koinon_node.replication import Replicator
-from koinon_node.rows import RowCounts
-from koinon_node.service import KeyValueService, NodeTableService
-from koinon_node.sizes import SizeEstimates, SizeScan
-from koinon_node.state import NodeState, WallClock
-from koinon_node.storage import Store
-from koinon_node.traffic_service import TrafficService
-from koinon_node.writer import Writer
-from koinon_proto import rpc
-from koinon_proto.aio_server import GuardedServer
-from koinon_proto.bounds import COUNT
-from koinon_proto.errors import ConfigurationError, InternalError, StorageFullError
-from koinon_proto.guard import Guard
-from koinon_proto.metrics_server import MetricsEndpoint
-from koinon_proto.table import NodeNumber, Table
+from koinon_node.replication_grpc import NODE_SERVER_OPTIONS
+from koinon_node.serving.service import KeyValueService, NodeTableService
+from koinon_node.serving.traffic_service import TrafficService
+from koinon_node.state import NodeState
+from koinon_node.storage.sizes import SizeScan
+from koinon_node.storage.store import Store
+from koinon_proto.contract.errors import ConfigurationError, InternalError
+from koinon_proto.server import rpc
+from koinon_proto.server.aio_server import GuardedServer
+from koinon_proto.server.guard import Guard
+from koinon_proto.server.metrics_server import MetricsEndpoint
 from koinon_proto.v1 import (
     kv_pb2_grpc,
     loads_pb2_grpc,
@@ -82,75 +60,6 @@ _STOP_GRACE_S = 2.0
 _REPLICATE_GRACE_S = 1.0
 _STATS_INTERVAL_S = 1.0
 _PROGRESS_INTERVAL_S = 0.25
-_NO_ROOM_PAUSE_S = 1.0
-
-
-class Parts:
-    """What a node consists of, over an open store."""
-
-    def __init__(self, config: NodeConfig, limits: Limits, store: Store, node: Node) -> None:
-        state = node.state
-        clock = WallClock()
-        pending = PendingWrites()
-        copies = store.copies()
-        primaries = Primaries(copies.complete_through, copies.purge_floors, limits.tombstone_ms)
-        journal = Journal(copies.journal_floors())
-        self.state = state
-        self.store = store
-        self.writer = Writer(store, pending, config.node_id, limits, node.on_writer_lost)
-        self.sizes = SizeEstimates()
-        self.peers = GrpcPeers()
-        self.attendance = Attendance()
-        seen = {p: epochs.primary_epoch for p, epochs in store.seen_epochs.items()}
-        self.agent = Agent(
-            config, store.identity(), seen, state, _Host(self, node), node.end_from_thread
-        )
-        self.leader_calls = LeaderCalls(config.node_id, self.agent)
-        self.replicator = Replicator(
-            state,
-            store,
-            self.writer,
-            pending,
-            primaries,
-            copies,
-            journal,
-            self.leader_calls,
-            limits,
-            time.monotonic,
-            self.agent.on_ready,
-            self.sizes,
-        )
-        self.engine = Engine(
-            state, store, self.writer, pending, primaries, self.replicator, limits, clock
-        )
-        self.rows = RowCounts()
-        self.bulk = Bulk(
-            state, store, self.engine, pending, self.replicator, limits, clock, self.rows
-        )
-        self.loads = Loads(
-            state,
-            store,
-            self.writer,
-            self.engine,
-            primaries,
-            self.replicator,
-            self.leader_calls,
-            clock,
-        )
-        self.follower = Follower(
-            state,
-            store,
-            self.writer,
-            copies,
-            journal,
-            self.peers,
-            limits,
-            time.monotonic,
-            random.Random(),
-            clock,
-        )
-        self.drops = Drops(state, store, self.follower.applier, copies)
-        self.replication = ReplicationService(self.replicator, state, Checksums(store), self.sizes)
 
 
 class Node:
@@ -164,8 +73,6 @@ class Node:
         self._ended = asyncio.Event()
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.stats = membership_pb2.NodeStats()
-        self.progress: Sequence[membership_pb2.ReplicaProgress] = ()
 
     async def run(self) -> None:
         """Serve until ``stop`` is called.
@@ -180,7 +87,7 @@ class Node:
             store = Store(self._config.store)
             opened.callback(lambda: store.close(clean=False) if not self._closed else None)
             store.claim(self._config.node_id)
-            parts = Parts(self._config, self._limits, store, self)
+            parts = Parts(self._config, self._limits, store, self.state, self)
             await parts.writer.start()
             server, health = await self._serve(parts)
             tasks = [
@@ -189,7 +96,7 @@ class Node:
                     self._tell_health(health),
                     parts.engine.reclaiming.run(),
                     self._collect_stats(parts),
-                    self._collect_progress(parts.follower),
+                    self._collect_progress(parts),
                     parts.replicator.run(),
                     parts.follower.run(),
                     parts.drops.run(),
@@ -344,7 +251,7 @@ class Node:
             disk = await asyncio.to_thread(os.statvfs, store.config.directory)
             now = time.monotonic()
             elapsed_s = max(now - at, 0.001)
-            self.stats = membership_pb2.NodeStats(
+            parts.stats = membership_pb2.NodeStats(
                 records=max(0, store.count() - parts.sizes.staged()),
                 used_bytes=writer.used_bytes,
                 map_bytes=self._config.store.map_size_bytes,
@@ -357,55 +264,10 @@ class Node:
             read, written, at = engine.rows_read, engine.rows_written, now
             await asyncio.sleep(_STATS_INTERVAL_S)
 
-    async def _collect_progress(self, follower: Follower) -> None:
+    async def _collect_progress(self, parts: Parts) -> None:
         while True:
-            self.progress = [
+            parts.progress = [
                 membership_pb2.ReplicaProgress(**progress._asdict())
-                for progress in follower.progress()
+                for progress in parts.follower.progress()
             ]
             await asyncio.sleep(_PROGRESS_INTERVAL_S)
-
-
-class _Host:
-    """The agent's view of the event loop's side."""
-
-    def __init__(self, parts: Parts, node: Node) -> None:
-        self._parts = parts
-        self._node = node
-
-    async def adopt(self, adoptions: Sequence[Adoption]) -> None:
-        await _when_there_is_room(lambda: self._parts.replicator.adopt(adoptions))
-
-    async def put_meta(self, values: Mapping[bytes, str]) -> None:
-        await _when_there_is_room(lambda: self._parts.writer.put_meta(values))
-
-    def on_table(self, table: Table, number: NodeNumber, node_epoch: int) -> None:
-        parts = self._parts
-        try:
-            parts.replicator.on_table(table, number, node_epoch)
-            parts.follower.on_table(table, number, node_epoch)
-            parts.drops.on_table(table, number, node_epoch)
-            parts.loads.on_table(table, number, node_epoch)
-            parts.peers.on_table(table)
-        except Exception as error:
-            log.exception("a table could not be taken version=%d", table.table_version)
-            self._node.end(error)
-
-    def stats(self) -> membership_pb2.NodeStats:
-        stats = membership_pb2.NodeStats()
-        stats.CopyFrom(self._node.stats)
-        stats.commit_out_ms = min(round(self._parts.writer.disk.out_s * 1000), COUNT)
-        return stats
-
-    def progress(self) -> Sequence[membership_pb2.ReplicaProgress]:
-        return self._node.progress
-
-
-async def _when_there_is_room(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Do the work, again and again while the disk is full: ending would not make room either."""
-    while True:
-        try:
-            return await work()
-        except StorageFullError as error:
-            log.warning("no room even for metadata: tries again reason=%s", error.reason)
-            await asyncio.sleep(_NO_ROOM_PAUSE_S)

@@ -17,8 +17,7 @@ from koinon_node.core.assignment import ServedPartitions
 from koinon_node.core.lease import NO_LEASE, Lease
 from koinon_node.core.records import BoolArray, U32Array
 from koinon_node.core.wall_time import WallTime
-from koinon_proto.clock import boottime
-from koinon_proto.errors import (
+from koinon_proto.contract.errors import (
     ClusterNotReadyError,
     KoinonError,
     LeaseExpiredError,
@@ -27,8 +26,9 @@ from koinon_proto.errors import (
     PartitionOfflineError,
     TableBehindError,
 )
+from koinon_proto.contract.table import NO_NODE, OfflineReason, Table
 from koinon_proto.partitioner import Partitioner, partitioner
-from koinon_proto.table import NO_NODE, OfflineReason, Table
+from koinon_proto.process.clock import boottime
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from koinon_proto.errors import ConfigurationError, InvalidArgumentError
+from koinon_proto.contract.errors import ConfigurationError, InvalidArgumentError
 
 MAX_PARTITION_COUNT: Final = 65_536
 """A stored key begins with its partition as a big-endian u16."""

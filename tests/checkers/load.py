@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from koinon.client import Client
-from koinon_proto.errors import KoinonError
+from koinon_proto.contract.errors import KoinonError
 
 from .history import History, Kind
 

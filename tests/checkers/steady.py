@@ -22,7 +22,7 @@ from typing import Any, Self
 from koinon import aio
 from koinon.client import Client
 from koinon.local import LocalCluster
-from koinon_proto.errors import KoinonError
+from koinon_proto.contract.errors import KoinonError
 
 KEYS = 64
 BATCH_ROWS = 100

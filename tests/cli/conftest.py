@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from koinon.cli import following, output, verify
 from koinon.cli.app import app
-from koinon_proto.table import NodeNumber
+from koinon.cli.console import output
+from koinon.cli.operate import following, verify
+from koinon_proto.contract.table import NodeNumber
 from tests.cli.fake_operator import FakeOperator
 
 Run = Callable[..., Any]

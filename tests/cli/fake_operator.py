@@ -13,15 +13,15 @@ from typing import Any, cast
 
 import grpc
 
-from koinon_proto import convert, rpc
-from koinon_proto.errors import (
+from koinon_proto.contract import convert
+from koinon_proto.contract.errors import (
     LoadClosedError,
     MembershipChangeError,
     NotLeaderError,
     PlanStaleError,
     UnknownNodeError,
 )
-from koinon_proto.table import (
+from koinon_proto.contract.table import (
     ClusterConfig,
     MoveSettings,
     NodeId,
@@ -35,6 +35,7 @@ from koinon_proto.table import (
     Table,
     first_sequence,
 )
+from koinon_proto.server import rpc
 from koinon_proto.v1 import (
     admin_pb2,
     admin_pb2_grpc,

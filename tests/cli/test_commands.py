@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from koinon.health import problems
 from koinon.local import LocalCluster
+from koinon.operate.health import problems
 from tests.conftest import ClusterFactory
 
 Run = Callable[..., "subprocess.CompletedProcess[Any]"]

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import json
 
-from koinon.cli.force import choose
-from koinon.replicas import Checksum
-from koinon_proto.table import NodeNumber, OfflineReason, PartitionId, PartitionRow, PartitionStatus
+from koinon.cli.operate.force import choose
+from koinon.operate.replicas import Checksum
+from koinon_proto.contract.table import (
+    NodeNumber,
+    OfflineReason,
+    PartitionId,
+    PartitionRow,
+    PartitionStatus,
+)
 from tests.cli.conftest import Run, kinds
 from tests.cli.fake_operator import LOST, FakeOperator
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from koinon.admin import Admin
 from koinon.client import Client
-from koinon.loads import LoadState
 from koinon.local import LocalCluster
+from koinon.operate.admin import Admin
+from koinon.operate.bulk_loads import LoadState
 from tests.cli.test_ingest import run
 
 pytest.importorskip("pyspark", reason="the spark extra is not installed")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import koinon
-from koinon.cli.load import Loader, Tally
-from koinon.cli.sources import Slab
+from koinon.cli.data.load import Loader, Tally
+from koinon.cli.data.sources import Slab
 from tests.client.fake_cluster import FakeCluster
 
 TIMEOUT_S = 30

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from koinon.cli.session import message_of
-from koinon_proto.errors import KoinonError, StorageFullError, UnavailableError
+from koinon.cli.console.session import message_of
+from koinon_proto.contract.errors import KoinonError, StorageFullError, UnavailableError
 
 
 @pytest.mark.parametrize(

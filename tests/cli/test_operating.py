@@ -7,8 +7,8 @@ import json
 import pytest
 import typer
 
-from koinon.cli.units import bytes_per_second, partition_ids
-from koinon_proto.table import NodeNumber, NodeStatus, first_sequence
+from koinon.cli.console.units import bytes_per_second, partition_ids
+from koinon_proto.contract.table import NodeNumber, NodeStatus, first_sequence
 from koinon_proto.v1 import admin_pb2
 from tests.cli.conftest import Run, kinds, three
 from tests.cli.fake_operator import LOST, FakeOperator

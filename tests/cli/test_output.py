@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from koinon.cli import ingest_view
+from koinon.cli.data import ingest_view
 from koinon.ingest.survey import HeavyKey, Survey
 
 PIPED = """

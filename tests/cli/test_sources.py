@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from koinon.cli import sources
-from koinon.cli.sources import BadRow, format_of, open_source
-from koinon_proto.errors import InvalidArgumentError
+from koinon.cli.data import sources
+from koinon.cli.data.sources import BadRow, format_of, open_source
+from koinon_proto.contract.errors import InvalidArgumentError
 
 
 def read(path: Path, key: str, value: str | None = None) -> tuple[dict[bytes, bytes], list[BadRow]]:

@@ -15,9 +15,9 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from koinon.cli import output
-from koinon.terminal import Console
-from koinon_proto.table import NodeNumber
+from koinon.cli.console import output
+from koinon.cli.console.terminal import Console
+from koinon_proto.contract.table import NodeNumber
 from koinon_proto.v1 import admin_pb2, loads_pb2
 from tests.cli.fake_operator import FakeOperator
 from tests.cli.terminal import on_terminal

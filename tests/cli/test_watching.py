@@ -21,15 +21,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from koinon.cli.hot import key_text
-from koinon.cli.top import picture
+from koinon.cli.console.terminal import Console
+from koinon.cli.operate.hot import key_text
+from koinon.cli.operate.top import picture
 from koinon.client import Client
-from koinon.heat import MEASURES, READS, NodeCounters
 from koinon.local import LocalCluster
-from koinon.overview import Observation, Overview, View
-from koinon.terminal import Console
-from koinon.traffic import Counters
-from koinon_proto.table import NodeId, NodeNumber, NodeStatus, Table
+from koinon.operate.dashboard import Observation, Overview, View
+from koinon.operate.hotspots import MEASURES, READS, NodeCounters
+from koinon.operate.traffic import Counters
+from koinon_proto.contract.table import NodeId, NodeNumber, NodeStatus, Table
 from tests.cli.terminal import on_terminal, read_until
 from tests.client.test_health import session, status_of, table_of, with_node
 

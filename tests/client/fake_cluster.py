@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 import grpc
 
-from koinon_proto import convert, rpc
-from koinon_proto.errors import (
+from koinon_proto.contract import convert
+from koinon_proto.contract.errors import (
     ClusterNotReadyError,
     ConditionFailedError,
     KoinonError,
@@ -25,8 +25,7 @@ from koinon_proto.errors import (
     ReplyTooLargeError,
     WrongClusterError,
 )
-from koinon_proto.partitioner import Partitioner, partitioner
-from koinon_proto.table import (
+from koinon_proto.contract.table import (
     MAX_BATCH_BYTES,
     NO_NODE,
     ClusterConfig,
@@ -40,6 +39,8 @@ from koinon_proto.table import (
     Table,
     first_sequence,
 )
+from koinon_proto.partitioner import Partitioner, partitioner
+from koinon_proto.server import rpc
 from koinon_proto.v1 import (
     admin_pb2,
     admin_pb2_grpc,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from koinon_proto.errors import LeaseExpiredError
+from koinon_proto.contract.errors import LeaseExpiredError
 from tests.client.fake_cluster import PARTITIONS, FakeCluster, FakeNode
 
 ALL = range(PARTITIONS)

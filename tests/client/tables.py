@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from koinon_proto.errors import NotPrimaryError
-from koinon_proto.table import (
+from koinon_proto.contract.errors import NotPrimaryError
+from koinon_proto.contract.table import (
     ClusterConfig,
     NodeId,
     NodeInfo,

@@ -9,8 +9,8 @@ from typing import Any
 import grpc
 import pytest
 
-from koinon.admin import Admin
-from koinon_proto.errors import (
+from koinon.operate.admin import Admin
+from koinon_proto.contract.errors import (
     ConfigurationError,
     UnavailableError,
     UnknownFateError,

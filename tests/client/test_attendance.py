@@ -11,8 +11,8 @@ import pytest
 
 from koinon.core.operations import WriteReply
 from koinon.core.retry import NotSentError
-from koinon.links import Link
-from koinon_node.attendance import Attendance
+from koinon.driver.node_link import Link
+from koinon_node.serving.graceful_drain import Attendance
 from koinon_proto.v1 import kv_pb2, kv_pb2_grpc
 
 CALLERS = 30

@@ -10,8 +10,8 @@ from koinon.core.batching import Kind, Lane, Parked, Single, settle_singles
 from koinon.core.operations import ReadReply, WriteReply
 from koinon.core.retry import NotSentError, RetryPolicy
 from koinon.core.routing import Router
-from koinon_proto import errors
-from koinon_proto.errors import KoinonError, ReplyTooLargeError
+from koinon_proto.contract import errors
+from koinon_proto.contract.errors import KoinonError, ReplyTooLargeError
 from tests.client.tables import not_primary, update
 
 UNKNOWN = errors.UnknownFateError(reason="cut")

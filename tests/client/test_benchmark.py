@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import koinon
-from koinon import benchmark
-from koinon_proto.errors import StorageFullError
+from koinon.cli import benchmark
+from koinon_proto.contract.errors import StorageFullError
 from tests.client.fake_cluster import FakeCluster
 
 

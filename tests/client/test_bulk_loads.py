@@ -9,9 +9,8 @@ from typing import Any, cast
 import grpc
 import pytest
 
-from koinon.loads import LoadMode, LoadsClient, LoadState, LoadView, StreamBatch
-from koinon_proto import rpc
-from koinon_proto.errors import (
+from koinon.operate.bulk_loads import LoadMode, LoadsClient, LoadState, LoadView, StreamBatch
+from koinon_proto.contract.errors import (
     ConfigurationError,
     KoinonError,
     LoadClosedError,
@@ -21,6 +20,7 @@ from koinon_proto.errors import (
     UnknownFateError,
     UnsupportedVersionError,
 )
+from koinon_proto.server import rpc
 from koinon_proto.v1 import admin_pb2, admin_pb2_grpc, loads_pb2, loads_pb2_grpc
 
 from .fake_cluster import LoopThread

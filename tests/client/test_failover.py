@@ -13,7 +13,7 @@ import pytest
 
 import koinon
 from koinon.core.retry import RetryPolicy
-from koinon_proto.errors import NotEnoughReplicasError, PartitionOfflineError
+from koinon_proto.contract.errors import NotEnoughReplicasError, PartitionOfflineError
 from koinon_proto.v1 import kv_pb2
 from tests.client.fake_cluster import FakeCluster
 from tests.client.helpers import ALL, keys_of

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import koinon
-from koinon_proto.errors import (
+from koinon_proto.contract.errors import (
     InternalError,
 )
 from tests.client.conftest import Connect

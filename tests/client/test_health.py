@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from koinon.admin import ClusterStatus, CoordinatorView, SessionView
-from koinon.health import notes, problems, summary
-from koinon.loads import LoadMode, LoadState, LoadView
-from koinon_proto.table import (
+from koinon.operate.admin import ClusterStatus, CoordinatorView, SessionView
+from koinon.operate.bulk_loads import LoadMode, LoadState, LoadView
+from koinon.operate.health import notes, problems, summary
+from koinon_proto.contract.table import (
     ActiveLoad,
     ClusterConfig,
     NodeId,

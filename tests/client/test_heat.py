@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from koinon.heat import (
+from koinon.operate.hotspots import (
     MEASURES,
     READS,
     WRITES,

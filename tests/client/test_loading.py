@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koinon.core.loading import FAILURES_MAX, Chunk, LoadProgress, delete_chunks, put_chunks
-from koinon_proto.errors import (
+from koinon.core.row_chunks import FAILURES_MAX, Chunk, LoadProgress, delete_chunks, put_chunks
+from koinon_proto.contract.errors import (
     InvalidArgumentError,
     KoinonError,
     StorageFullError,

@@ -22,8 +22,8 @@ from koinon.core.operations import (
 )
 from koinon.core.retry import NotSentError, RetryPolicy
 from koinon.core.routing import Router, Routing
-from koinon_proto import errors
-from koinon_proto.errors import KoinonError
+from koinon_proto.contract import errors
+from koinon_proto.contract.errors import KoinonError
 from tests.client.tables import not_primary, update
 
 UNKNOWN = errors.UnknownFateError(reason="cut")

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from koinon.admin import ClusterStatus
-from koinon.heat import MEASURES, READS, NodeCounters
-from koinon.moves import MovesView, MoveView, PlannedMove
-from koinon.overview import Observation, Overview
-from koinon.traffic import Counters
-from koinon_proto.table import MoveSettings, NodeStatus
+from koinon.operate.admin import ClusterStatus
+from koinon.operate.dashboard import Observation, Overview
+from koinon.operate.hotspots import MEASURES, READS, NodeCounters
+from koinon.operate.moves import MovesView, MoveView, PlannedMove
+from koinon.operate.traffic import Counters
+from koinon_proto.contract.table import MoveSettings, NodeStatus
 from tests.client.test_health import PARTITIONS, number, status_of, table_of, with_node, with_row
 
 

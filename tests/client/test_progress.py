@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from koinon.moves import CopyProgress, MovesView, MoveView, Plan, PlannedMove, Stage
-from koinon.progress import MovesTracker
-from koinon.replicas import PartitionSize
-from koinon_proto.errors import UnavailableError
-from koinon_proto.table import MoveSettings
+from koinon.operate.moves import CopyProgress, MovesView, MoveView, Plan, PlannedMove, Stage
+from koinon.operate.progress import MovesTracker
+from koinon.operate.replicas import PartitionSize
+from koinon_proto.contract.errors import UnavailableError
+from koinon_proto.contract.table import MoveSettings
 
 MOVES = tuple(
     PlannedMove(partition_id=p, origin=(1, 2), target=(3 + p % 2, 2), reason="") for p in range(4)

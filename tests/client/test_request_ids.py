@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import koinon
-from koinon.admin import Admin
-from koinon.request_ids import RequestId, operation
-from koinon_proto import request_ids
-from koinon_proto.errors import InternalError, KoinonError, StorageFullError
+from koinon.driver.request_ids import RequestId, operation
+from koinon.operate.admin import Admin
+from koinon_proto.contract import request_ids
+from koinon_proto.contract.errors import InternalError, KoinonError, StorageFullError
 from tests.client.conftest import Connect
 from tests.client.fake_cluster import FakeCluster
 from tests.client.helpers import LEASE, keys_of, wait_until

@@ -15,8 +15,8 @@ from koinon.core.retry import (
     decide,
     final_error,
 )
-from koinon_proto import errors
-from koinon_proto.errors import KoinonError
+from koinon_proto.contract import errors
+from koinon_proto.contract.errors import KoinonError
 from tests.client.tables import not_primary
 
 UNKNOWN = errors.UnknownFateError(reason="cut")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koinon.core.routing import RefreshSchedule, Router
-from koinon_proto.errors import ConfigurationError, WrongClusterError
+from koinon_proto.contract.errors import ConfigurationError, WrongClusterError
 from tests.client.tables import PARTITIONS, not_primary, update
 
 

@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 from koinon.core.retry import RetryPolicy
 from koinon.core.routing import Router
 from koinon.core.scanning import ScanCall, ScanProgress, ScanReply
-from koinon_proto.errors import InternalError, KoinonError, LeaseExpiredError, UnknownFateError
+from koinon_proto.contract.errors import (
+    InternalError,
+    KoinonError,
+    LeaseExpiredError,
+    UnknownFateError,
+)
 from tests.client.tables import PARTITIONS, not_primary, update
 
 RECORDS = {p: [b"%02d-%02d" % (p, i) for i in range(p % 4 * 3)] for p in range(PARTITIONS)}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import koinon
-from koinon.links import Link
+from koinon.driver.node_link import Link
 from koinon_proto.v1 import kv_pb2
 from tests.client.fake_cluster import FakeCluster, FakeNode
 from tests.client.helpers import keys_of, wait_until

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 import koinon
-from koinon.admin import Admin
-from koinon.connections import Connection
-from koinon.links import Link
+from koinon.driver.connection import Connection
+from koinon.driver.node_link import Link
+from koinon.operate.admin import Admin
 from tests.client.fake_cluster import FakeCluster, Proxy
 from tests.client.helpers import ALL
 

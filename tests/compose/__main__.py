@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from types import FrameType
 
-from koinon.demo.stage import MismatchError, Stage
+from demo.stage import MismatchError, Stage
 
 from . import images
 from .cluster import Cluster

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from koinon.demo.stage import Stage
+from demo.stage import Stage
 
 from . import images
 from .cluster import COORDINATORS, NODES, Cluster, Status

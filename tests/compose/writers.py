@@ -16,11 +16,11 @@ from collections.abc import Callable
 from typing import Any
 
 import koinon
-from koinon.admin import Admin, ClusterStatus, count_by_primary
 from koinon.client import Client
-from koinon.health import is_short, problems, replicas_by_node
-from koinon_proto.errors import KoinonError
-from koinon_proto.table import PartitionStatus
+from koinon.operate.admin import Admin, ClusterStatus, count_by_primary
+from koinon.operate.health import is_short, problems, replicas_by_node
+from koinon_proto.contract.errors import KoinonError
+from koinon_proto.contract.table import PartitionStatus
 from tests.checkers.history import NEVER, Kind
 from tests.checkers.linearizability import check
 from tests.checkers.load import RecordedLoad

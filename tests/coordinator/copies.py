@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from koinon_coordinator.core.commands import (
+from koinon_coordinator.core.cluster.commands import (
     AlterPartitions,
     AssignPartitions,
     Command,
@@ -21,9 +21,9 @@ from koinon_coordinator.core.commands import (
     Rejected,
     Result,
 )
-from koinon_coordinator.core.state import ClusterState, NodeRecord, StateImage
-from koinon_proto.loads import LoadState
-from koinon_proto.table import (
+from koinon_coordinator.core.cluster.state import ClusterState, NodeRecord, StateImage
+from koinon_proto.contract.bulk_loads import LoadState
+from koinon_proto.contract.table import (
     NO_NODE,
     ClusterConfig,
     NodeNumber,

@@ -11,15 +11,15 @@ from typing import Any
 
 import grpc
 
-from koinon_proto import convert
-from koinon_proto.errors import (
+from koinon_proto.contract import convert
+from koinon_proto.contract.errors import (
     KoinonError,
     NodeFencedError,
     NotLeaderError,
     RegistrationPendingError,
 )
-from koinon_proto.rpc import CHANNEL_OPTIONS, error_of
-from koinon_proto.table import Table, apply_update
+from koinon_proto.contract.table import Table, apply_update
+from koinon_proto.server.rpc import CHANNEL_OPTIONS, error_of
 from koinon_proto.v1 import (
     admin_pb2,
     admin_pb2_grpc,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from koinon_coordinator.core.commands import (
+from koinon_coordinator.core.cluster.bulk_loads import Load
+from koinon_coordinator.core.cluster.commands import (
     AbortLoad,
     Command,
     CommitLoad,
@@ -14,10 +15,9 @@ from koinon_coordinator.core.commands import (
     PartitionsMerged,
     Result,
 )
-from koinon_coordinator.core.loads import Load
-from koinon_coordinator.core.state import ClusterState
-from koinon_proto.loads import LoadMode, LoadState, StreamBatch
-from koinon_proto.table import PartitionId, Table
+from koinon_coordinator.core.cluster.state import ClusterState
+from koinon_proto.contract.bulk_loads import LoadMode, LoadState, StreamBatch
+from koinon_proto.contract.table import PartitionId, Table
 
 from .support import bootstrapped
 

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from koinon_coordinator.core.placement import place
-from koinon_coordinator.core.planner import Layout, Plan, PlannedMove, PlanNode
-from koinon_proto.table import NodeNumber, PartitionId
+from koinon_coordinator.core.planning.placement import place
+from koinon_coordinator.core.planning.planner import Layout, Plan, PlannedMove, PlanNode
+from koinon_proto.contract.table import NodeNumber, PartitionId
 
 
 def nodes(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from koinon_coordinator.core.commands import (
+from koinon_coordinator.core.cluster.commands import (
     AcceptPlan,
     AlterPartitions,
     Applied,
@@ -20,9 +20,15 @@ from koinon_coordinator.core.commands import (
     Result,
     StartMoves,
 )
-from koinon_coordinator.core.moves import can_finish
-from koinon_coordinator.core.state import ClusterState, NodeRecord
-from koinon_proto.table import NO_NODE, NodeNumber, PartitionId, PartitionRow, PartitionStatus
+from koinon_coordinator.core.cluster.moves import can_finish
+from koinon_coordinator.core.cluster.state import ClusterState, NodeRecord
+from koinon_proto.contract.table import (
+    NO_NODE,
+    NodeNumber,
+    PartitionId,
+    PartitionRow,
+    PartitionStatus,
+)
 
 from .support import hosted_of, register, registered
 

@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
 from koinon_coordinator.config import BootstrapConfig, TimingConfig
-from koinon_coordinator.convert import command_from_bytes
-from koinon_coordinator.core.commands import (
+from koinon_coordinator.core.cluster.commands import (
     AssignPartitions,
     Command,
     ConfirmRegistration,
@@ -21,13 +20,14 @@ from koinon_coordinator.core.commands import (
     RegisterNode,
     Result,
 )
-from koinon_coordinator.core.decisions import Registration
-from koinon_coordinator.core.state import ClusterState
-from koinon_coordinator.leader import Leadership
-from koinon_coordinator.membership import HeartbeatAnswer
-from koinon_coordinator.replicated import ReplicatedState
-from koinon_proto.errors import KoinonError, UnknownFateError
-from koinon_proto.table import (
+from koinon_coordinator.core.cluster.state import ClusterState
+from koinon_coordinator.core.decide.decisions import Registration
+from koinon_coordinator.leader.leadership import Leadership
+from koinon_coordinator.leader.membership import HeartbeatAnswer
+from koinon_coordinator.state_machine import ReplicatedState
+from koinon_coordinator.wire.convert import command_from_bytes
+from koinon_proto.contract.errors import KoinonError, UnknownFateError
+from koinon_proto.contract.table import (
     NO_NODE,
     ClusterConfig,
     NodeId,

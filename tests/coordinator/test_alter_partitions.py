@@ -9,10 +9,10 @@ import pytest
 
 from koinon_coordinator.config import BootstrapConfig
 from koinon_coordinator.coordinator import Coordinator
-from koinon_coordinator.core.commands import AlterPartitions
-from koinon_coordinator.core.decisions import CHANGES_MAX
-from koinon_proto import convert
-from koinon_proto.errors import (
+from koinon_coordinator.core.cluster.commands import AlterPartitions
+from koinon_coordinator.core.decide.decisions import CHANGES_MAX
+from koinon_proto.contract import convert
+from koinon_proto.contract.errors import (
     InvalidArgumentError,
     KoinonError,
     NodeFencedError,
@@ -23,7 +23,7 @@ from koinon_proto.errors import (
     UnknownNodeError,
     WrongClusterError,
 )
-from koinon_proto.table import NodeId, PartitionStatus, apply_update
+from koinon_proto.contract.table import NodeId, PartitionStatus, apply_update
 from koinon_proto.v1 import membership_pb2
 
 from .fake_node import Caller, FakeNode, wait_for

@@ -12,12 +12,12 @@ from koinon_coordinator.config import (
     TimingConfig,
     parse_members,
 )
-from koinon_coordinator.convert import command_to_bytes
 from koinon_coordinator.coordinator import raft_config
-from koinon_coordinator.core.commands import CreateCluster
-from koinon_coordinator.replicated import ReplicatedState
-from koinon_proto.errors import ConfigurationError
-from koinon_proto.table import ClusterConfig
+from koinon_coordinator.core.cluster.commands import CreateCluster
+from koinon_coordinator.state_machine import ReplicatedState
+from koinon_coordinator.wire.convert import command_to_bytes
+from koinon_proto.contract.errors import ConfigurationError
+from koinon_proto.contract.table import ClusterConfig
 
 from .support import cluster_config, register
 

@@ -6,15 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from koinon_coordinator.convert import (
-    command_from_bytes,
-    command_to_bytes,
-    hosted_from_proto,
-    hosted_to_proto,
-    image_from_bytes,
-    image_to_bytes,
-)
-from koinon_coordinator.core.commands import (
+from koinon_coordinator.core.cluster.commands import (
     AbortLoad,
     AcceptPlan,
     AlterPartitions,
@@ -40,11 +32,19 @@ from koinon_coordinator.core.commands import (
     StartMoves,
     WantPrimaries,
 )
-from koinon_coordinator.core.state import EMPTY_IMAGE, ClusterState
-from koinon_coordinator.replicated import ReplicatedState
-from koinon_proto.errors import DataDirectoryError, UnsupportedVersionError
-from koinon_proto.loads import LoadMode, StreamBatch
-from koinon_proto.table import NO_NODE, MoveSettings, NodeNumber, NodeStatus, PartitionId
+from koinon_coordinator.core.cluster.state import EMPTY_IMAGE, ClusterState
+from koinon_coordinator.state_machine import ReplicatedState
+from koinon_coordinator.wire.convert import (
+    command_from_bytes,
+    command_to_bytes,
+    hosted_from_proto,
+    hosted_to_proto,
+    image_from_bytes,
+    image_to_bytes,
+)
+from koinon_proto.contract.bulk_loads import LoadMode, StreamBatch
+from koinon_proto.contract.errors import DataDirectoryError, UnsupportedVersionError
+from koinon_proto.contract.table import NO_NODE, MoveSettings, NodeNumber, NodeStatus, PartitionId
 from koinon_proto.v1 import state_pb2
 
 from .load_states import ABORTED, Log, commit_load, merged

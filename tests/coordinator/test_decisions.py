@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from koinon_coordinator.core import decisions
-from koinon_coordinator.core.commands import AssignPartitions, CreateCluster, SetNodeStatus
-from koinon_coordinator.core.decisions import (
+from koinon_coordinator.core.cluster.commands import AssignPartitions, CreateCluster, SetNodeStatus
+from koinon_coordinator.core.cluster.state import ClusterState
+from koinon_coordinator.core.decide import decisions
+from koinon_coordinator.core.decide.decisions import (
     check_registration,
     decide_bootstrap,
     decide_heartbeat,
     decide_registration,
 )
-from koinon_coordinator.core.sessions import Sessions
-from koinon_coordinator.core.state import ClusterState
-from koinon_proto.errors import (
+from koinon_coordinator.core.decide.sessions import Sessions
+from koinon_proto.contract.errors import (
     DuplicateNodeError,
     InvalidArgumentError,
     NodeFencedError,
@@ -24,7 +24,7 @@ from koinon_proto.errors import (
     ResourceExhaustedError,
     UnknownNodeError,
 )
-from koinon_proto.table import NodeNumber, NodeStatus
+from koinon_proto.contract.table import NodeNumber, NodeStatus
 
 from .support import TIMING, bootstrapped, cluster_config, fence, register, request
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from koinon_coordinator.core.election import elect, with_store_returned, without_fenced
-from koinon_proto.table import NO_NODE, NodeNumber, OfflineReason, PartitionId, PartitionRow
-from koinon_proto.table import PartitionStatus as Status
+from koinon_coordinator.core.cluster.election import elect, with_store_returned, without_fenced
+from koinon_proto.contract.table import (
+    NO_NODE,
+    NodeNumber,
+    OfflineReason,
+    PartitionId,
+    PartitionRow,
+)
+from koinon_proto.contract.table import PartitionStatus as Status
 
 from .states import numbers
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 from itertools import pairwise
 from random import Random
 
-from koinon_coordinator.core.hosting import HostCommands, HostingTimes
-from koinon_coordinator.core.state import ClusterState
-from koinon_proto.table import NodeNumber
+from koinon_coordinator.core.cluster.state import ClusterState
+from koinon_coordinator.core.decide.host_commands import HostCommands, HostingTimes
+from koinon_proto.contract.table import NodeNumber
 
 from .support import bootstrapped, fence, hosted_of, register
 

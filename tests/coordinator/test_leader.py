@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from koinon_coordinator.config import BootstrapConfig
-from koinon_coordinator.core.commands import (
+from koinon_coordinator.core.cluster.commands import (
     ConfirmRegistration,
     CreateCluster,
     FenceNode,
     PartitionsHosted,
     RegisterNode,
 )
-from koinon_coordinator.core.decisions import Registration
-from koinon_proto.errors import (
+from koinon_coordinator.core.decide.decisions import Registration
+from koinon_proto.contract.errors import (
     KoinonError,
     NodeFencedError,
     NotLeaderError,
@@ -25,7 +25,7 @@ from koinon_proto.errors import (
     ResourceExhaustedError,
     WrongClusterError,
 )
-from koinon_proto.table import NodeNumber, NodeStatus, PartitionStatus
+from koinon_proto.contract.table import NodeNumber, NodeStatus, PartitionStatus
 
 from .support import Term, hold_proposals, request, run_term, until
 

@@ -6,9 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from koinon_coordinator.core import loads
-from koinon_coordinator.core.commands import AbortLoad, CommitLoad, OpenLoad, PartitionsMerged
-from koinon_coordinator.core.loading import (
+from koinon_coordinator.core.cluster import bulk_loads
+from koinon_coordinator.core.cluster.bulk_loads import ALREADY_APPLIED
+from koinon_coordinator.core.cluster.commands import (
+    AbortLoad,
+    CommitLoad,
+    OpenLoad,
+    PartitionsMerged,
+)
+from koinon_coordinator.core.cluster.state import ClusterState
+from koinon_coordinator.core.decide.bulk_loads import (
     Activity,
     LoadWish,
     decide_abort,
@@ -17,16 +24,14 @@ from koinon_coordinator.core.loading import (
     decide_open,
     load_in,
 )
-from koinon_coordinator.core.loads import ALREADY_APPLIED
-from koinon_coordinator.core.state import ClusterState
-from koinon_proto.errors import (
+from koinon_proto.contract.bulk_loads import LOAD_TIMEOUT_MS, LoadMode, LoadState, StreamBatch
+from koinon_proto.contract.errors import (
     ClusterNotReadyError,
     InvalidArgumentError,
     LoadClosedError,
     PartitionOfflineError,
     ResourceExhaustedError,
 )
-from koinon_proto.loads import LOAD_TIMEOUT_MS, LoadMode, LoadState, StreamBatch
 
 from .load_states import (
     ABORTED,
@@ -114,11 +119,11 @@ def test_open_of_a_known_job_in_another_way_is_refused() -> None:
 
 def test_open_of_too_many_loads_is_refused_with_the_limit() -> None:
     log = Log()
-    for i in range(loads.ACTIVE_MAX):
+    for i in range(bulk_loads.ACTIVE_MAX):
         log.open(f"j{i}")
     with pytest.raises(ResourceExhaustedError) as refused:
         decide_open(log.state, LoadWish(job_id="more", mode=APPEND))
-    assert refused.value.limit == loads.ACTIVE_MAX
+    assert refused.value.limit == bulk_loads.ACTIVE_MAX
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from koinon_coordinator.core.commands import AbortLoad, CommitLoad, LoadOutcome, OpenLoad
-from koinon_coordinator.core.loading import LoadWish
-from koinon_proto.errors import (
+from koinon_coordinator.core.cluster.commands import AbortLoad, CommitLoad, LoadOutcome, OpenLoad
+from koinon_coordinator.core.decide.bulk_loads import LoadWish
+from koinon_proto.contract.bulk_loads import LoadMode, LoadState
+from koinon_proto.contract.errors import (
     LoadClosedError,
     NotLeaderError,
     ResourceExhaustedError,
     UnknownFateError,
     WrongClusterError,
 )
-from koinon_proto.loads import LoadMode, LoadState
 
 from .load_states import ABORTED, DONE, MERGING, OPEN, commit_load, small_state
 from .support import Term, hold_proposals, run_term, settled, until

@@ -10,19 +10,25 @@ from typing import Any, TypeVar
 
 import pytest
 
-from koinon.admin import Admin
-from koinon.loads import LoadsClient, OpenedLoad
+from koinon.operate.admin import Admin
+from koinon.operate.bulk_loads import LoadsClient, OpenedLoad
 from koinon_coordinator.coordinator import Coordinator
-from koinon_proto import convert
-from koinon_proto.errors import (
+from koinon_proto.contract import convert
+from koinon_proto.contract.bulk_loads import (
+    LOAD_ATTEMPTS_MAX,
+    LOAD_TIMEOUT_MS,
+    LoadMode,
+    LoadState,
+    StreamBatch,
+)
+from koinon_proto.contract.errors import (
     ClusterNotReadyError,
     InvalidArgumentError,
     LoadClosedError,
     PartitionOfflineError,
     WrongClusterError,
 )
-from koinon_proto.loads import LOAD_ATTEMPTS_MAX, LOAD_TIMEOUT_MS, LoadMode, LoadState, StreamBatch
-from koinon_proto.table import ActiveLoad, apply_update
+from koinon_proto.contract.table import ActiveLoad, apply_update
 from koinon_proto.v1 import loads_pb2, loads_pb2_grpc
 
 from .fake_node import Caller, FakeNode, wait_for

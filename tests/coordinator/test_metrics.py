@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from koinon_coordinator.core.moving import PACE_WINDOW_S, Pace, Progress, Stage, received_since
-from koinon_coordinator.core.state import ClusterState
+from koinon_coordinator.core.cluster.state import ClusterState
+from koinon_coordinator.core.decide.move_scheduler import (
+    PACE_WINDOW_S,
+    Pace,
+    Progress,
+    Stage,
+    received_since,
+)
 from koinon_coordinator.metrics import RowCounts, bytes_remaining, count_rows
-from koinon_proto.table import NodeNumber, PartitionId, PartitionStatus
+from koinon_proto.contract.table import NodeNumber, PartitionId, PartitionStatus
 
 from .states import alter, applied, moving
 from .support import Term, bootstrapped, fence, run_term

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from koinon_coordinator.convert import command_from_bytes
-from koinon_coordinator.core.commands import (
+from koinon_coordinator.core.cluster.commands import (
     AcceptPlan,
     CancelMoves,
     FinishMoves,
@@ -18,7 +17,8 @@ from koinon_coordinator.core.commands import (
     SetReplicationFactor,
     StartMoves,
 )
-from koinon_coordinator.core.layouts import (
+from koinon_coordinator.core.cluster.state import ClusterState
+from koinon_coordinator.core.decide.layouts import (
     PlanKind,
     Planned,
     PlanTask,
@@ -26,10 +26,10 @@ from koinon_coordinator.core.layouts import (
     plan,
     planned,
 )
-from koinon_coordinator.core.moving import REPAIR_PREFIX, Progress, Stage
-from koinon_coordinator.core.state import ClusterState
+from koinon_coordinator.core.decide.move_scheduler import REPAIR_PREFIX, Progress, Stage
 from koinon_coordinator.metrics import bytes_remaining
-from koinon_proto.errors import (
+from koinon_coordinator.wire.convert import command_from_bytes
+from koinon_proto.contract.errors import (
     ConfigurationError,
     MembershipChangeError,
     NotLeaderError,
@@ -38,7 +38,7 @@ from koinon_proto.errors import (
     UnknownFateError,
     UnknownNodeError,
 )
-from koinon_proto.table import NO_NODE, NodeNumber, NodeStatus, PartitionId, PartitionRow
+from koinon_proto.contract.table import NO_NODE, NodeNumber, NodeStatus, PartitionId, PartitionRow
 
 from .states import force, record_of, row_of
 from .support import (
@@ -172,7 +172,7 @@ def test_plan_is_made_beside_the_loop_and_anew_if_the_state_changes_meanwhile(
         state, operations = term.replicated.state, term.leadership.operations
         plan_id = plan(state, REBALANCE).plan.plan_id
         del term.leadership._term.computed
-        monkeypatch.setattr("koinon_coordinator.operations.planned", slow)
+        monkeypatch.setattr("koinon_coordinator.leader.operations.planned", slow)
         executing = asyncio.ensure_future(operations.execute(REBALANCE, plan_id))
         await until(begun.is_set)
         may_end.set()
@@ -404,7 +404,7 @@ def test_moves_command_that_is_refused_is_not_proposed_again_in_the_same_state(
 def test_moves_survive_a_defect_of_the_planner(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("koinon_coordinator.mover.FAILURE_PAUSE_S", 0.0)
+    monkeypatch.setattr("koinon_coordinator.leader.mover.FAILURE_PAUSE_S", 0.0)
     failures = []
 
     def fails(*_: object) -> None:
@@ -413,7 +413,7 @@ def test_moves_survive_a_defect_of_the_planner(
 
     async def test(term: Term) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr("koinon_coordinator.mover.next_step", fails)
+            patch.setattr("koinon_coordinator.leader.mover.next_step", fails)
             await execute(term, REBALANCE)
             await until(lambda: len(failures) > 2)
         await until(lambda: term.count(StartMoves) > 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from koinon_coordinator.core.commands import (
+from koinon_coordinator.core.cluster.commands import (
     AcceptPlan,
     CancelMoves,
     Command,
@@ -13,7 +13,8 @@ from koinon_coordinator.core.commands import (
     SetMoveSettings,
     StartMoves,
 )
-from koinon_coordinator.core.moving import (
+from koinon_coordinator.core.cluster.state import ClusterState
+from koinon_coordinator.core.decide.move_scheduler import (
     REPAIR_PREFIX,
     TURN_BACK_AFTER_S,
     Fences,
@@ -23,8 +24,7 @@ from koinon_coordinator.core.moving import (
     next_step,
     waits_for,
 )
-from koinon_coordinator.core.state import ClusterState
-from koinon_proto.table import MoveSettings, NodeNumber, PartitionId
+from koinon_proto.contract.table import MoveSettings, NodeNumber, PartitionId
 
 from .states import alter, moving, numbers, plan_of, queue, restart, row_of
 from .support import bootstrapped, fence, host_everything

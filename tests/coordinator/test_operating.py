@@ -7,9 +7,14 @@ from typing import Any
 
 import pytest
 
-from koinon_coordinator.convert import command_to_bytes
-from koinon_coordinator.core.commands import CancelMoves, Reason, SetMoveSettings, WantPrimaries
-from koinon_coordinator.core.layouts import (
+from koinon_coordinator.core.cluster.commands import (
+    CancelMoves,
+    Reason,
+    SetMoveSettings,
+    WantPrimaries,
+)
+from koinon_coordinator.core.cluster.state import ClusterState
+from koinon_coordinator.core.decide.layouts import (
     MOVES_PER_COMMAND_MAX,
     PlanKind,
     PlanWish,
@@ -20,7 +25,7 @@ from koinon_coordinator.core.layouts import (
     repair_layout,
     repair_task,
 )
-from koinon_coordinator.core.operating import (
+from koinon_coordinator.core.decide.operations import (
     decide_cancel,
     decide_force,
     decide_restore,
@@ -28,10 +33,10 @@ from koinon_coordinator.core.operating import (
     decide_status,
     refusal,
 )
-from koinon_coordinator.core.planner import Plan, PlannedMove
-from koinon_coordinator.core.state import ClusterState
+from koinon_coordinator.core.planning.planner import Plan, PlannedMove
 from koinon_coordinator.raft import RaftConfig
-from koinon_proto.errors import (
+from koinon_coordinator.wire.convert import command_to_bytes
+from koinon_proto.contract.errors import (
     ClusterNotReadyError,
     InvalidArgumentError,
     KoinonError,
@@ -40,7 +45,7 @@ from koinon_proto.errors import (
     UnavailableError,
     UnknownNodeError,
 )
-from koinon_proto.table import MoveSettings, NodeNumber, NodeStatus, PartitionId
+from koinon_proto.contract.table import MoveSettings, NodeNumber, NodeStatus, PartitionId
 
 from .states import alter, moving, numbers, queue, row_of
 from .support import bootstrapped, fence, host_everything, register

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from koinon_coordinator.core.placement import place, rack_alternated
-from koinon_proto.errors import ConfigurationError
+from koinon_coordinator.core.planning.placement import place, rack_alternated
+from koinon_proto.contract.errors import ConfigurationError
 
 
 def test_place_five_nodes_without_racks_reproduces_the_published_example() -> None:

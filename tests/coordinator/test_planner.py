@@ -7,7 +7,7 @@ from itertools import combinations, product
 
 import pytest
 
-from koinon_coordinator.core.planner import (
+from koinon_coordinator.core.planning.planner import (
     Layout,
     Plan,
     RefusalCode,
@@ -18,7 +18,7 @@ from koinon_coordinator.core.planner import (
     plan_replication_factor,
 )
 from koinon_coordinator.core.planning.shares import fair_shares, fair_shares_by_rack
-from koinon_proto.table import NodeNumber
+from koinon_proto.contract.table import NodeNumber
 
 from .planner_support import (
     added,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from koinon_coordinator.core.planner import (
+from koinon_coordinator.core.planning.planner import (
     Layout,
     Plan,
     PlanNode,
@@ -19,7 +19,7 @@ from koinon_coordinator.core.planner import (
     plan_replace,
     plan_replication_factor,
 )
-from koinon_proto.table import NodeNumber
+from koinon_proto.contract.table import NodeNumber
 
 from .planner_support import (
     added,

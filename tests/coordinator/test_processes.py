@@ -16,7 +16,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from koinon_proto.errors import KoinonError, NotLeaderError
+from koinon_proto.contract.errors import KoinonError, NotLeaderError
 from koinon_proto.v1 import admin_pb2, membership_pb2
 
 from .fake_node import Caller, FakeNode, wait_for

@@ -13,8 +13,7 @@ import grpc
 import pytest
 from typer.testing import CliRunner
 
-from koinon_coordinator.convert import command_to_bytes, image_to_bytes
-from koinon_coordinator.core.commands import (
+from koinon_coordinator.core.cluster.commands import (
     AlterPartitions,
     AssignPartitions,
     Command,
@@ -24,6 +23,8 @@ from koinon_coordinator.core.commands import (
     PartitionsHosted,
     SetMoveSettings,
 )
+from koinon_coordinator.core.cluster.recovery import recovered
+from koinon_coordinator.core.cluster.state import EMPTY_IMAGE, ClusterState, StateImage
 from koinon_coordinator.core.raft import (
     Configuration,
     Entry,
@@ -33,8 +34,6 @@ from koinon_coordinator.core.raft import (
     Snapshot,
     SnapshotWrite,
 )
-from koinon_coordinator.core.recovery import recovered
-from koinon_coordinator.core.state import EMPTY_IMAGE, ClusterState, StateImage
 from koinon_coordinator.raft.storage import LmdbRaftStorage
 from koinon_coordinator.recover import (
     Found,
@@ -46,9 +45,10 @@ from koinon_coordinator.recover import (
     report,
     write_group,
 )
-from koinon_proto import convert
-from koinon_proto.errors import ConfigurationError
-from koinon_proto.table import MoveSettings, NodeNumber, Table
+from koinon_coordinator.wire.convert import command_to_bytes, image_to_bytes
+from koinon_proto.contract import convert
+from koinon_proto.contract.errors import ConfigurationError
+from koinon_proto.contract.table import MoveSettings, NodeNumber, Table
 from koinon_proto.v1 import table_pb2_grpc
 
 from .load_states import commit_load, open_load

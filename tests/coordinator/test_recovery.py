@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from koinon_coordinator.core.commands import FenceNode, LoadOutcome
-from koinon_coordinator.core.recovery import (
+from koinon_coordinator.core.cluster.commands import FenceNode, LoadOutcome
+from koinon_coordinator.core.cluster.recovery import (
     LoadsFound,
     copies_at_risk,
     image_of,
@@ -13,9 +13,9 @@ from koinon_coordinator.core.recovery import (
     newest,
     recovered,
 )
-from koinon_coordinator.core.state import ClusterState
-from koinon_proto.loads import LoadState
-from koinon_proto.table import NO_NODE, NodeNumber, NodeStatus, PartitionStatus
+from koinon_coordinator.core.cluster.state import ClusterState
+from koinon_proto.contract.bulk_loads import LoadState
+from koinon_proto.contract.table import NO_NODE, NodeNumber, NodeStatus, PartitionStatus
 from tests.coordinator.load_states import (
     ABORTED,
     DONE,

@@ -18,10 +18,10 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from koinon_coordinator.config import BootstrapConfig, CoordinatorConfig, TimingConfig
 from koinon_coordinator.coordinator import Coordinator
 from koinon_coordinator.server import running
-from koinon_coordinator.service import SERVICES
-from koinon_coordinator.updates import UpdateCache
-from koinon_proto import convert
-from koinon_proto.errors import (
+from koinon_coordinator.services.cluster_services import SERVICES
+from koinon_coordinator.wire.updates import UpdateCache
+from koinon_proto.contract import convert
+from koinon_proto.contract.errors import (
     ClusterNotReadyError,
     ConfigurationError,
     DataDirectoryError,
@@ -36,7 +36,7 @@ from koinon_proto.errors import (
     UnsupportedVersionError,
     WrongClusterError,
 )
-from koinon_proto.table import MoveSettings, NodeId, NodeStatus, PartitionStatus
+from koinon_proto.contract.table import MoveSettings, NodeId, NodeStatus, PartitionStatus
 from koinon_proto.v1 import admin_pb2, membership_pb2
 
 from .fake_node import Caller, FakeNode, wait_for

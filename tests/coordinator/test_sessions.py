@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from koinon_coordinator.core.sessions import Sessions, may_acknowledge
-from koinon_proto.table import NodeNumber
+from koinon_coordinator.core.decide.sessions import Sessions, may_acknowledge
+from koinon_proto.contract.table import NodeNumber
 
 from .support import TIMING
 

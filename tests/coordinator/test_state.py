@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from koinon_coordinator.convert import image_from_bytes, image_to_bytes
-from koinon_coordinator.core.commands import (
+from koinon_coordinator.core.cluster.commands import (
     Applied,
     AssignPartitions,
     Command,
@@ -19,8 +18,9 @@ from koinon_coordinator.core.commands import (
     Reason,
     Rejected,
 )
-from koinon_coordinator.core.state import ClusterState
-from koinon_proto.table import (
+from koinon_coordinator.core.cluster.state import ClusterState
+from koinon_coordinator.wire.convert import image_from_bytes, image_to_bytes
+from koinon_proto.contract.table import (
     NO_NODE,
     NodeNumber,
     NodeStatus,

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from koinon_coordinator.core.commands import (
+from koinon_coordinator.core.cluster.commands import (
     AlterPartitions,
     Applied,
     Reason,
     WantPrimaries,
 )
-from koinon_coordinator.core.election import PRIMARY_EPOCH_MAX
-from koinon_coordinator.core.state import ClusterState
-from koinon_proto.table import (
+from koinon_coordinator.core.cluster.election import PRIMARY_EPOCH_MAX
+from koinon_coordinator.core.cluster.state import ClusterState
+from koinon_proto.contract.table import (
     NO_NODE,
     NodeNumber,
     OfflineReason,

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from koinon_coordinator.convert import command_to_bytes, image_from_bytes, image_to_bytes
-from koinon_coordinator.core import loads
-from koinon_coordinator.core.commands import CommitLoad, LoadOutcome, OpenLoad, Reason
-from koinon_coordinator.core.loads import ALREADY_APPLIED
-from koinon_coordinator.core.state import ClusterState
+from koinon_coordinator.core.cluster import bulk_loads
+from koinon_coordinator.core.cluster.bulk_loads import ALREADY_APPLIED
+from koinon_coordinator.core.cluster.commands import CommitLoad, LoadOutcome, OpenLoad, Reason
+from koinon_coordinator.core.cluster.state import ClusterState
 from koinon_coordinator.raft import RaftConfig
-from koinon_proto.loads import LOAD_ATTEMPTS_MAX, LoadMode, LoadState, StreamBatch
-from koinon_proto.table import ActiveLoad, PartitionId
+from koinon_coordinator.wire.convert import command_to_bytes, image_from_bytes, image_to_bytes
+from koinon_proto.contract.bulk_loads import LOAD_ATTEMPTS_MAX, LoadMode, LoadState, StreamBatch
+from koinon_proto.contract.table import ActiveLoad, PartitionId
 
 from .load_states import (
     ABORTED,
@@ -104,7 +104,7 @@ def test_job_opened_again_as_another_load_is_rejected(state: LoadState, other: O
 
 def test_loads_open_or_merging_at_once_are_bounded() -> None:
     log = Log()
-    for i in range(loads.ACTIVE_MAX):
+    for i in range(bulk_loads.ACTIVE_MAX):
         log.in_state(MERGING if i % 2 else OPEN, job_id=f"j{i}")
     assert rejected(log.apply(open_load("more"))) is Reason.TOO_MANY_LOADS
     assert log.apply(open_load("j0")) == outcome(FIRST_INDEX, OPEN)
@@ -206,7 +206,7 @@ def test_commit_that_no_state_could_accept_is_rejected(
 
 
 def test_attempts_that_are_merged_at_once_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loads, "ATTEMPTS_MERGING_MAX", 5)
+    monkeypatch.setattr(bulk_loads, "ATTEMPTS_MERGING_MAX", 5)
     log = Log()
     first, second = log.open("a"), log.open("b")
     log.apply(commit_load(first, (1, 2, 3)))
@@ -350,7 +350,7 @@ def test_load_of_a_batch_that_a_later_one_has_overtaken_can_only_be_aborted() ->
 
 
 def test_streaming_queries_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loads, "QUERIES_MAX", 1)
+    monkeypatch.setattr(bulk_loads, "QUERIES_MAX", 1)
     log = Log()
     log.apply(commit_load(log.open("a", batch=1)))
     other = OpenLoad(job_id="x", mode=LoadMode.APPEND, stream_batch=StreamBatch("r", 0))
@@ -366,12 +366,12 @@ def test_streaming_queries_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ended_loads_are_kept_for_a_while_and_their_batches_for_good() -> None:
     log = Log()
     first = log.in_state(DONE, job_id="first", batch=8)
-    for i in range(loads.ENDED_MAX - 1):
+    for i in range(bulk_loads.ENDED_MAX - 1):
         log.in_state(ABORTED, job_id=f"j{i}")
     assert log.apply(open_load("first", batch=8)) == outcome(first, DONE)
     log.in_state(ABORTED, job_id="one more")
     assert log.state.loads.get(first) is None
-    assert len(log.state.loads.image().ended) == loads.ENDED_MAX
+    assert len(log.state.loads.image().ended) == bulk_loads.ENDED_MAX
     assert log.apply(open_load("first", batch=8)) == ALREADY_APPLIED
     assert log.apply(open_load("first")) == outcome(log.index, OPEN)
 
@@ -411,7 +411,7 @@ def test_snapshot_with_loads_comes_back_whole_and_goes_on_alike() -> None:
 def test_snapshot_of_a_build_without_loads_has_none() -> None:
     with_loads, without = of_all_kinds().state.image(), Log().state.image()
     assert image_to_bytes(with_loads) != image_to_bytes(without)
-    assert image_from_bytes(image_to_bytes(without)).loads == loads.NO_LOADS
+    assert image_from_bytes(image_to_bytes(without)).loads == bulk_loads.NO_LOADS
 
 
 def test_ids_of_a_group_that_was_made_anew_begin_above_its_base() -> None:

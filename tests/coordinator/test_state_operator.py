@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from koinon_coordinator.core.commands import (
+from koinon_coordinator.core.cluster.commands import (
     AlterPartitions,
     Applied,
     AssignPartitions,
@@ -19,8 +19,8 @@ from koinon_coordinator.core.commands import (
     SetReplicationFactor,
     WantPrimaries,
 )
-from koinon_coordinator.core.state import ClusterState
-from koinon_proto.table import (
+from koinon_coordinator.core.cluster.state import ClusterState
+from koinon_proto.contract.table import (
     MoveSettings,
     NodeNumber,
     NodeStatus,

@@ -10,13 +10,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from koinon_coordinator.convert import (
-    command_from_bytes,
-    command_to_bytes,
-    image_from_bytes,
-    image_to_bytes,
-)
-from koinon_coordinator.core.commands import (
+from koinon_coordinator.core.cluster.commands import (
     AbortLoad,
     AcceptPlan,
     AlterPartitions,
@@ -41,10 +35,16 @@ from koinon_coordinator.core.commands import (
     StartMoves,
     WantPrimaries,
 )
-from koinon_coordinator.core.placement import place
-from koinon_coordinator.core.state import ClusterState
-from koinon_proto.loads import LoadMode, StreamBatch
-from koinon_proto.table import (
+from koinon_coordinator.core.cluster.state import ClusterState
+from koinon_coordinator.core.planning.placement import place
+from koinon_coordinator.wire.convert import (
+    command_from_bytes,
+    command_to_bytes,
+    image_from_bytes,
+    image_to_bytes,
+)
+from koinon_proto.contract.bulk_loads import LoadMode, StreamBatch
+from koinon_proto.contract.table import (
     NO_NODE,
     MoveSettings,
     NodeNumber,

@@ -12,18 +12,21 @@ from typing import Any
 import grpc
 import pytest
 
-from koinon_coordinator import service
 from koinon_coordinator.config import BootstrapConfig
-from koinon_coordinator.convert import command_to_bytes
 from koinon_coordinator.coordinator import Coordinator
-from koinon_coordinator.core.commands import FenceNode, SetMoveSettings
-from koinon_coordinator.replicated import ReplicatedState
-from koinon_coordinator.service import TableService
-from koinon_coordinator.updates import UpdateCache
-from koinon_proto import convert
-from koinon_proto.errors import ClusterNotReadyError, ResourceExhaustedError, WrongClusterError
-from koinon_proto.rpc import error_of
-from koinon_proto.table import (
+from koinon_coordinator.core.cluster.commands import FenceNode, SetMoveSettings
+from koinon_coordinator.services import cluster_services
+from koinon_coordinator.services.cluster_services import TableService
+from koinon_coordinator.state_machine import ReplicatedState
+from koinon_coordinator.wire.convert import command_to_bytes
+from koinon_coordinator.wire.updates import UpdateCache
+from koinon_proto.contract import convert
+from koinon_proto.contract.errors import (
+    ClusterNotReadyError,
+    ResourceExhaustedError,
+    WrongClusterError,
+)
+from koinon_proto.contract.table import (
     NO_NODE,
     MoveSettings,
     NodeId,
@@ -32,6 +35,7 @@ from koinon_proto.table import (
     Table,
     apply_update,
 )
+from koinon_proto.server.rpc import error_of
 from koinon_proto.v1 import table_pb2
 
 from .fake_node import Caller, FakeNode, wait_for
@@ -217,7 +221,7 @@ async def refused(caller: Caller, **fields: Any) -> Exception:
 def test_watch_refusals_are_typed_and_watchers_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "WATCHES_MAX", 8)  # 4 of them for one connection
+    monkeypatch.setattr(cluster_services, "WATCHES_MAX", 8)  # 4 of them for one connection
 
     async def test(_: Coordinator, caller: Caller) -> None:
         assert isinstance(await refused(caller), ClusterNotReadyError)

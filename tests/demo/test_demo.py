@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from koinon.demo.programme import parse_arguments
+from demo.programme import parse_arguments
 
 
 @pytest.mark.parametrize("rows", ["0", "-1", "x"])
@@ -16,7 +16,7 @@ def test_demo_with_no_number_of_rows_is_wrong_usage(
     monkeypatch: pytest.MonkeyPatch, rows: str, by_variable: bool
 ) -> None:
     monkeypatch.setenv("KOINON_DEMO_ROWS", rows if by_variable else "")
-    monkeypatch.setattr(sys, "argv", ["koinon.demo", *([] if by_variable else ["--rows", rows])])
+    monkeypatch.setattr(sys, "argv", ["demo", *([] if by_variable else ["--rows", rows])])
     with pytest.raises(SystemExit) as ended:
         parse_arguments()
     assert ended.value.code == 2
@@ -25,7 +25,7 @@ def test_demo_with_no_number_of_rows_is_wrong_usage(
 @pytest.mark.long
 def test_demo_with_few_rows_shows_every_act_and_ends_well() -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "koinon.demo", "--rows", "5000"],
+        [sys.executable, "-m", "demo", "--rows", "5000"],
         capture_output=True,
         text=True,
         check=False,

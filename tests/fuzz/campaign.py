@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from koinon.local import LocalCluster
 from koinon.local.processes import ProcessState
-from koinon_proto.errors import InternalError
-from koinon_proto.rpc import error_of
-from koinon_proto.table import NodeStatus
+from koinon_proto.contract.errors import InternalError
+from koinon_proto.contract.table import NodeStatus
+from koinon_proto.server.rpc import error_of
 from tests.fuzz.messages import OWN_PREFIX, PARTITIONS, Method, is_harmless, raw_messages
 
 GROWTH_MIB_MAX = 250

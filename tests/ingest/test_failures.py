@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from koinon.ingest.failures import JobFailedError, JobRefusedError, explained
-from koinon_proto.errors import ConfigurationError, UnavailableError
+from koinon_proto.contract.errors import ConfigurationError, UnavailableError
 
 IN_A_TASK = """An error occurred while calling o98.save.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 2.0 failed
 Caused by: org.apache.spark.api.python.PythonException: Traceback (most recent call last):
   File "/somewhere/worker.py", line 1, in main
-koinon_proto.errors.{error}
+koinon_proto.contract.errors.{error}
 
 \tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException
 """

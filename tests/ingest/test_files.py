@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from koinon.ingest import files
-from koinon_proto.errors import InvalidArgumentError
+from koinon_proto.contract.errors import InvalidArgumentError
 
 
 def touch(path: Path) -> str:

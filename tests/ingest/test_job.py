@@ -13,8 +13,8 @@ import pytest
 from koinon.ingest.job import Job
 from koinon.ingest.progress import Phase, Snapshot
 from koinon.ingest.settings import Settings
-from koinon.loads import LoadsClient, LoadState, LoadView
-from koinon_proto.errors import LoadClosedError, UnavailableError
+from koinon.operate.bulk_loads import LoadsClient, LoadState, LoadView
+from koinon_proto.contract.errors import LoadClosedError, UnavailableError
 from tests.ingest.test_progress import view
 
 pytest.importorskip("pyspark", reason="the spark extra is not installed")
@@ -148,7 +148,7 @@ def test_job_that_fails_aborts_its_load_and_tells_why() -> None:
 
     def save(spark: PlayedSpark) -> None:
         loads.load = ours(spark, LoadState.OPEN, rows=4)
-        raise RuntimeError("koinon_proto.errors.InvalidArgumentError: column id: null key")
+        raise RuntimeError("koinon_proto.contract.errors.InvalidArgumentError: column id: null key")
 
     outcome = job(PlayedSpark(save), loads).run()
     assert str(outcome.error) == "column id: null key"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from koinon.ingest.progress import LoadTracker, Phase
-from koinon.loads import LoadMode, LoadState, LoadView
+from koinon.operate.bulk_loads import LoadMode, LoadState, LoadView
 
 
 def view(state: LoadState, **fields: int) -> LoadView:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from koinon.ingest.survey import Survey, per_node, skew_of
-from koinon_proto.table import NodeNumber, Table, apply_update
+from koinon_proto.contract.table import NodeNumber, Table, apply_update
 from tests.client.tables import PARTITIONS, update
 
 

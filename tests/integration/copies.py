@@ -6,9 +6,9 @@ import time
 
 import grpc
 
-from koinon.admin import ClusterStatus
-from koinon.channels import OPTIONS
-from koinon_proto.table import NodeNumber, Table
+from koinon.driver.channels import OPTIONS
+from koinon.operate.admin import ClusterStatus
+from koinon_proto.contract.table import NodeNumber, Table
 from koinon_proto.v1 import replication_pb2, replication_pb2_grpc
 
 TIMEOUT_S = 30.0

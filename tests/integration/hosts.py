@@ -22,10 +22,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from koinon import connect
-from koinon.admin import Admin, ClusterStatus
 from koinon.client import Client
 from koinon.local.cluster import MODULES
-from koinon_proto.errors import UnavailableError
+from koinon.operate.admin import Admin, ClusterStatus
+from koinon_proto.contract.errors import UnavailableError
 
 COORDINATOR_PORT, NODE_PORT = 7400, 7500
 POLL_S = 0.05

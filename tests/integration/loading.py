@@ -15,11 +15,11 @@ import pyarrow as pa
 
 from koinon.client import Client
 from koinon.local import LocalCluster
-from koinon.spark.jobs import Commit, Job, TaskReport, abort
 from koinon.spark.options import write_options
-from koinon.spark.planning import plan_rows
-from koinon.spark.tasks import run_task
-from koinon_proto.errors import KoinonError
+from koinon.spark.writing.jobs import Commit, Job, TaskReport, abort
+from koinon.spark.writing.planning import plan_rows
+from koinon.spark.writing.tasks import run_task
+from koinon_proto.contract.errors import KoinonError
 from tests.integration.copies import checksums, table_of
 
 TASKS = 3

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from koinon.admin import ClusterStatus
-from koinon.health import problems
 from koinon.local import LocalCluster
+from koinon.operate.admin import ClusterStatus
+from koinon.operate.health import problems
 
 TIMEOUT_S = 60.0
 STOP_S_MAX = 28.0

@@ -14,10 +14,10 @@ from collections.abc import Callable
 
 import pytest
 
-from koinon.admin import Admin
 from koinon.local import LocalCluster
-from koinon.moves import PlanKind, PlanRequest
-from koinon_proto.table import (
+from koinon.operate.admin import Admin
+from koinon.operate.moves import PlanKind, PlanRequest
+from koinon_proto.contract.table import (
     NO_NODE,
     NodeNumber,
     NodeStatus,

@@ -14,13 +14,14 @@ from typing import Any
 import grpc
 import pytest
 
-from koinon.admin import ClusterStatus
-from koinon.channels import OPTIONS
 from koinon.client import Client
+from koinon.driver.channels import OPTIONS
 from koinon.local import LocalCluster
-from koinon_proto import errors, rpc
+from koinon.operate.admin import ClusterStatus
+from koinon_proto.contract import errors
+from koinon_proto.contract.table import NO_NODE, NodeStatus, PartitionStatus, Table
 from koinon_proto.partitioner import partitioner
-from koinon_proto.table import NO_NODE, NodeStatus, PartitionStatus, Table
+from koinon_proto.server import rpc
 from koinon_proto.v1 import kv_pb2, kv_pb2_grpc
 from tests.client.helpers import wait_until
 from tests.conftest import ClusterFactory

@@ -13,7 +13,7 @@ import pytest
 from koinon import StorageFullError
 from koinon.client import Client
 from koinon.local import LocalCluster
-from koinon_proto.errors import KoinonError
+from koinon_proto.contract.errors import KoinonError
 from tests.conftest import ClusterFactory
 from tests.raft.waiting import until_true
 

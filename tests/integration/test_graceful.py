@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from koinon.admin import Admin
 from koinon.local import LocalCluster
+from koinon.operate.admin import Admin
 from tests.checkers.steady import SteadyLoad
 from tests.conftest import ClusterFactory
 from tests.integration.loading import Load, readable, rows_of

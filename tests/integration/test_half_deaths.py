@@ -8,11 +8,11 @@ from functools import partial
 
 import pytest
 
-from koinon.admin import ClusterStatus
 from koinon.client import Client
 from koinon.local import LocalCluster
-from koinon_proto.errors import KoinonError
-from koinon_proto.table import NodeStatus
+from koinon.operate.admin import ClusterStatus
+from koinon_proto.contract.errors import KoinonError
+from koinon_proto.contract.table import NodeStatus
 from tests.conftest import ClusterFactory
 from tests.integration.standing import loop_stands_still
 from tests.raft.waiting import until_true

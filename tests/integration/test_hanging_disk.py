@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from koinon.admin import ClusterStatus
-from koinon.health import problems
 from koinon.local import LocalCluster
-from koinon_proto.table import NodeStatus
+from koinon.operate.admin import ClusterStatus
+from koinon.operate.health import problems
+from koinon_proto.contract.table import NodeStatus
 from tests.checkers.linearizability import check
 from tests.checkers.load import RecordedLoad
 from tests.conftest import ClusterFactory

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from koinon.admin import ClusterStatus
-from koinon_proto.table import NodeNumber, NodeStatus
+from koinon.operate.admin import ClusterStatus
+from koinon_proto.contract.table import NodeNumber, NodeStatus
 from tests.checkers.linearizability import check
 from tests.checkers.load import RecordedLoad
 from tests.integration.copies import assert_copies_are_identical

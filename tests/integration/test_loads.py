@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from koinon.admin import Admin
 from koinon.client import Client
-from koinon.loads import LoadsClient, LoadState
 from koinon.local import LocalCluster
-from koinon.moves import PlanKind, PlanRequest
-from koinon.spark.jobs import Commit
-from koinon_proto.errors import InvalidArgumentError, LoadClosedError
+from koinon.operate.admin import Admin
+from koinon.operate.bulk_loads import LoadsClient, LoadState
+from koinon.operate.moves import PlanKind, PlanRequest
+from koinon.spark.writing.jobs import Commit
+from koinon_proto.contract.errors import InvalidArgumentError, LoadClosedError
 from tests.conftest import ClusterFactory
 from tests.integration.copies import assert_copies_are_identical, is_settled
 from tests.integration.loading import Load, readable, rows_of, wait_until_clean

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from koinon.admin import Admin
 from koinon.client import Client
 from koinon.local import LocalCluster
-from koinon.moves import PlanKind, PlanRequest
+from koinon.operate.admin import Admin
+from koinon.operate.moves import PlanKind, PlanRequest
 from tests.integration.copies import is_settled
 from tests.integration.loading import Load, rows_of
 from tests.scraping import Scrape, scrape

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from koinon.admin import Admin, ClusterStatus
 from koinon.local import LocalCluster
-from koinon.moves import PlanKind, PlanRequest
-from koinon_proto.table import NodeNumber, NodeStatus
+from koinon.operate.admin import Admin, ClusterStatus
+from koinon.operate.moves import PlanKind, PlanRequest
+from koinon_proto.contract.table import NodeNumber, NodeStatus
 from tests.checkers.linearizability import check
 from tests.checkers.load import RecordedLoad
 from tests.conftest import ClusterFactory

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from koinon.admin import Admin, ClusterStatus
-from koinon.cli.session import DONE, INTERRUPTED
+from koinon.cli.console.session import DONE, INTERRUPTED
 from koinon.client import Client
 from koinon.local import LocalCluster
-from koinon.moves import PlanKind, PlanRequest
-from koinon_proto.errors import PlanStaleError
-from koinon_proto.table import OfflineReason, PartitionStatus
+from koinon.operate.admin import Admin, ClusterStatus
+from koinon.operate.moves import PlanKind, PlanRequest
+from koinon_proto.contract.errors import PlanStaleError
+from koinon_proto.contract.table import OfflineReason, PartitionStatus
 from tests.checkers.load import RecordedLoad
 from tests.conftest import ClusterFactory
 from tests.integration.copies import (

@@ -17,11 +17,12 @@ from typing import Any
 import grpc
 import pytest
 
-from koinon.admin import ClusterStatus
-from koinon.channels import OPTIONS
 from koinon.client import Client
+from koinon.driver.channels import OPTIONS
 from koinon.local import LocalCluster
-from koinon_proto import convert, errors, rpc
+from koinon.operate.admin import ClusterStatus
+from koinon_proto.contract import convert, errors
+from koinon_proto.server import rpc
 from koinon_proto.v1 import kv_pb2, kv_pb2_grpc
 from tests.integration.copies import is_settled, table_of
 from tests.integration.workload import Workload

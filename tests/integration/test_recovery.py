@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from koinon.admin import Admin
-from koinon.loads import LoadMode, LoadsClient, OpenedLoad
 from koinon.local import LocalCluster
+from koinon.operate.admin import Admin
+from koinon.operate.bulk_loads import LoadMode, LoadsClient, OpenedLoad
 from koinon_coordinator.recover import Found, ask_nodes
 from tests.conftest import ClusterFactory
 

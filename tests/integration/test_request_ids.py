@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import koinon
-from koinon.loads import LoadsClient
 from koinon.local import LocalCluster
-from koinon_proto.errors import LoadClosedError
+from koinon.operate.bulk_loads import LoadsClient
+from koinon_proto.contract.errors import LoadClosedError
 from koinon_proto.partitioner import partitioner
 from tests.integration.copies import is_settled
 

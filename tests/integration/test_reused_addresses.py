@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from koinon.channels import OPTIONS
+from koinon.driver.channels import OPTIONS
 from koinon_proto.v1 import admin_pb2, admin_pb2_grpc
 from tests.raft.processes import free_address
 from tests.raft.waiting import until_true

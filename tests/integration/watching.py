@@ -8,9 +8,9 @@ from typing import Any
 
 import grpc
 
-from koinon.channels import OPTIONS
-from koinon_proto import convert
-from koinon_proto.table import Table, apply_update
+from koinon.driver.channels import OPTIONS
+from koinon_proto.contract import convert
+from koinon_proto.contract.table import Table, apply_update
 from koinon_proto.v1 import table_pb2, table_pb2_grpc
 
 PAUSE_S = 0.05

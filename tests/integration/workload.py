@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from koinon.client import Client
 from koinon.local import LocalCluster
-from koinon_proto.errors import KoinonError
+from koinon_proto.contract.errors import KoinonError
 
 BATCH_ROWS = 200
 PAUSE_S = 0.002

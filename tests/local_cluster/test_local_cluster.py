@@ -16,7 +16,7 @@ import pytest
 from koinon.local import LocalCluster, files
 from koinon.local.files import LocalClusterError
 from koinon.local.processes import ProcessState, identify
-from koinon_proto.errors import DataDirectoryError
+from koinon_proto.contract.errors import DataDirectoryError
 from tests.conftest import ClusterFactory
 from tests.scraping import scrape
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import koinon
-from koinon_proto import private
+from koinon_proto.process import private_files
 
 
 def modes(directory: Path) -> dict[str, str]:
@@ -48,7 +48,7 @@ def test_directory_that_is_not_ours_is_left_as_it_is(
     tmp_path.chmod(0o755)
     (tmp_path / "photo").touch(0o644)
     with caplog.at_level(logging.WARNING):
-        private.make_directory(tmp_path, "identity")
+        private_files.make_directory(tmp_path, "identity")
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
     assert not caplog.records
 
@@ -57,6 +57,6 @@ def test_owner_alone_keeps_its_own_rights(tmp_path: Path) -> None:
     for path, mode in ((tmp_path / "readonly", 0o444), (tmp_path / "plain", 0o664)):
         path.touch()
         path.chmod(mode)
-    private.make_directory(tmp_path)
+    private_files.make_directory(tmp_path)
     found = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
     assert found == {"readonly": 0o400, "plain": 0o600}

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from koinon.admin import ClusterStatus
 from koinon.client import Client
-from koinon.health import is_short, problems
 from koinon.local import LocalCluster
-from koinon_proto.errors import KoinonError, UnknownFateError
+from koinon.operate.admin import ClusterStatus
+from koinon.operate.health import is_short, problems
+from koinon_proto.contract.errors import KoinonError, UnknownFateError
 from koinon_proto.partitioner import partitioner
 from tests.conftest import ClusterFactory
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import koinon
 from koinon import aio
-from koinon_proto.errors import ConditionFailedError, KoinonError
+from koinon_proto.contract.errors import ConditionFailedError, KoinonError
 from tests.nemesis.journal import CONDITION, Call, Journal
 
 KEYS = 10

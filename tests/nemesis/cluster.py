@@ -17,9 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from koinon.admin import Admin, ClusterStatus
+from koinon.operate.admin import Admin, ClusterStatus
 from koinon_node.state import partitioner_of
-from koinon_proto.table import NodeStatus, Table
+from koinon_proto.contract.table import NodeStatus, Table
 from tests.integration.copies import is_settled, number_of
 from tests.integration.hosts import STOP_TIMEOUT_S, HostCluster
 from tests.nemesis import means

@@ -10,8 +10,8 @@ from typing import Any
 
 from koinon_node.core import records
 from koinon_node.core.lease import Lease
-from koinon_node.pages import Pages
-from koinon_node.storage import Range
+from koinon_node.primary.page_reader import Pages
+from koinon_node.storage.store import Range
 from tests.simulation.mutants import MUTANTS, Mutant, replace_method
 
 DEFECTS: dict[str, Mutant] = {mutant.name: mutant for mutant in MUTANTS}

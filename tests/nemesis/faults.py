@@ -9,9 +9,9 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from koinon.moves import PlanKind, PlanRequest
-from koinon_proto.errors import KoinonError
-from koinon_proto.table import NodeStatus
+from koinon.operate.moves import PlanKind, PlanRequest
+from koinon_proto.contract.errors import KoinonError
+from koinon_proto.contract.table import NodeStatus
 from tests.nemesis.cluster import CLIENTS, NemesisCluster
 from tests.nemesis.journal import Journal
 from tests.nemesis.schedules import KINDS, Schedule, Step

@@ -82,7 +82,7 @@ class Clocks:
 
 def stop_in_reads(flag: Path) -> None:
     """Have reads look for the flag after they have read, before they look at the lease again."""
-    from koinon_node.engine import Engine  # of nodes only
+    from koinon_node.serving.engine import Engine  # of nodes only
 
     def stop() -> None:
         if flag.exists():

@@ -15,10 +15,10 @@ import sys
 from pathlib import Path
 
 from koinon_node.config import Limits, StoreConfig
-from koinon_node.core.replica import PendingWrites
-from koinon_node.storage import DATA_DB, Store
-from koinon_node.writer import Writer
-from koinon_proto.errors import KoinonError
+from koinon_node.core.write_decisions import PendingWrites
+from koinon_node.storage.store import DATA_DB, Store
+from koinon_node.storage.writer import Writer
+from koinon_proto.contract.errors import KoinonError
 
 _SET_NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER = 38, 22, 2
 _LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06

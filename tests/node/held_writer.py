@@ -15,7 +15,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from koinon_node.batches import (
+from koinon_node.config import Limits, StoreConfig
+from koinon_node.core.assignment import Adoption, ServedPartitions
+from koinon_node.core.lease import NO_LEASE, Lease
+from koinon_node.core.recent_writes import Journal
+from koinon_node.core.records import U32Array
+from koinon_node.core.write_decisions import PendingWrites, Primaries
+from koinon_node.ports import RowChange
+from koinon_node.primary.replicator import Replicator
+from koinon_node.serving.batches import (
     Durability,
     ReadAnswer,
     ScanAnswer,
@@ -23,23 +31,15 @@ from koinon_node.batches import (
     WriteAnswer,
     WriteBatch,
 )
-from koinon_node.config import Limits, StoreConfig
-from koinon_node.core.assignment import Adoption, ServedPartitions
-from koinon_node.core.journal import Journal
-from koinon_node.core.lease import NO_LEASE, Lease
-from koinon_node.core.records import U32Array
-from koinon_node.core.replica import PendingWrites, Primaries
-from koinon_node.engine import Engine
-from koinon_node.merging import merge
-from koinon_node.replication import Replicator
-from koinon_node.seams import RowChange
-from koinon_node.sizes import SizeEstimates
+from koinon_node.serving.engine import Engine
 from koinon_node.state import NodeState, WallClock
-from koinon_node.storage import DATA_DB, EXPIRY_DB, Store, open_databases
-from koinon_node.writer import Answer as Answered
-from koinon_node.writer import Writer
-from koinon_node.writer_process import MERGES, GroupFrame, TicketFrame, stored_entries
-from koinon_proto.table import (
+from koinon_node.storage.merge_steps import merge
+from koinon_node.storage.sizes import SizeEstimates
+from koinon_node.storage.store import DATA_DB, EXPIRY_DB, Store, open_databases
+from koinon_node.storage.writer import Answer as Answered
+from koinon_node.storage.writer import Writer
+from koinon_node.storage.writer_process import MERGES, GroupFrame, TicketFrame, stored_entries
+from koinon_proto.contract.table import (
     NO_NODE,
     ActiveLoad,
     ClusterConfig,

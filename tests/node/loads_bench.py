@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
 
-from koinon_node import loads
-from koinon_node.bulk import Bulk, ColumnsAnswer, ColumnsPage, StageBatch
+from koinon_node.bulk_load import merger
+from koinon_node.bulk_load.bulk_paths import Bulk, ColumnsAnswer, ColumnsPage, StageBatch
+from koinon_node.bulk_load.merger import Loads
 from koinon_node.config import Limits
 from koinon_node.core import records
-from koinon_node.loads import Loads
-from koinon_proto import columns
-from koinon_proto.errors import KoinonError, LoadClosedError
-from koinon_proto.table import ActiveLoad, Table, first_sequence
+from koinon_proto.contract import columns
+from koinon_proto.contract.errors import KoinonError, LoadClosedError
+from koinon_proto.contract.table import ActiveLoad, Table, first_sequence
 from koinon_proto.v1.loads_pb2 import LOAD_MODE_APPEND, LOAD_MODE_OVERWRITE, LoadManifest
 from tests.node.held_writer import EPOCH, ME, PARTITIONS, WAIT_S, Bench, in_partition, table_of
 from tests.node.held_writer import row_of as row
@@ -247,7 +247,7 @@ def with_loads(
             bench.store.close(clean=False)
 
     with mock.patch.multiple(
-        loads,
+        merger,
         _RETRY_S=0.01,
         _NOTHING_TAKEN_S=0.001,
         _SWEEP_PAUSE_S=0.02,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from koinon_proto.table import first_sequence
+from koinon_proto.contract.table import first_sequence
 from koinon_proto.v1 import replication_pb2 as wire
 from tests.node.held_writer import EPOCH, WAIT_S, Bench
 from tests.node.streams import stream_pair

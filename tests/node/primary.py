@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from koinon_node.config import Limits
-from koinon_node.seams import RowChange
-from koinon_proto.table import PartitionRow, Table, first_sequence
+from koinon_node.ports import RowChange
+from koinon_proto.contract.table import PartitionRow, Table, first_sequence
 from koinon_proto.v1 import replication_pb2 as wire
 from tests.node.held_writer import EPOCH, Bench, row_of, table_of, with_engine
 from tests.node.played_follower import turn

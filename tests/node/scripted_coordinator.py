@@ -17,14 +17,14 @@ from typing import Any
 
 import grpc
 
-from koinon_proto import convert
-from koinon_proto.errors import (
+from koinon_proto.contract import convert
+from koinon_proto.contract.errors import (
     ClusterNotReadyError,
     KoinonError,
     LoadClosedError,
     NodeFencedError,
 )
-from koinon_proto.table import (
+from koinon_proto.contract.table import (
     ClusterConfig,
     NodeId,
     NodeInfo,

@@ -12,25 +12,25 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from koinon_node.backup.catch_up import crc_of
+from koinon_node.backup.drop import Drops
+from koinon_node.backup.follower import Follower
 from koinon_node.config import Limits, StoreConfig
-from koinon_node.copying import crc_of
 from koinon_node.core import records
 from koinon_node.core.assignment import ServedPartitions
 from koinon_node.core.copies import Copies, CopyState
-from koinon_node.core.history import Lineage, common_point
-from koinon_node.core.journal import Journal
+from koinon_node.core.epoch_history import Lineage, common_point
 from koinon_node.core.lease import Lease
+from koinon_node.core.recent_writes import Journal
 from koinon_node.core.records import EpochStart, PartitionEpochs, Record
-from koinon_node.core.replica import PendingWrites
-from koinon_node.drops import Drops
-from koinon_node.follower import Follower
-from koinon_node.seams import PeerLostError
+from koinon_node.core.write_decisions import PendingWrites
+from koinon_node.ports import PeerLostError
 from koinon_node.state import NodeState, WallClock
-from koinon_node.storage import DATA_DB, PARTITIONS_DB, Store
-from koinon_node.writer import Writer
-from koinon_proto.convert import error_to_proto
-from koinon_proto.errors import KoinonError, TableBehindError
-from koinon_proto.table import (
+from koinon_node.storage.store import DATA_DB, PARTITIONS_DB, Store
+from koinon_node.storage.writer import Writer
+from koinon_proto.contract.convert import error_to_proto
+from koinon_proto.contract.errors import KoinonError, TableBehindError
+from koinon_proto.contract.table import (
     ClusterConfig,
     MoveSettings,
     NodeId,

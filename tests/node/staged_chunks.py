@@ -8,14 +8,15 @@ from functools import partial
 import lmdb
 import numpy as np
 
-from koinon_node import merging, staging
-from koinon_node.core import records, staged
+from koinon_node.bulk_load import staging
+from koinon_node.bulk_load.staging import Manifest
+from koinon_node.core import chunk_keys, records
+from koinon_node.core.chunk_keys import ChunkName, Mark
 from koinon_node.core.records import Record
-from koinon_node.core.staged import ChunkName, Mark
-from koinon_node.staging import Manifest
-from koinon_node.storage import DATA_DB, EXPIRY_DB, Store
-from koinon_node.writer_process import stored_entries
-from koinon_proto import columns
+from koinon_node.storage import merge_steps
+from koinon_node.storage.store import DATA_DB, EXPIRY_DB, Store
+from koinon_node.storage.writer_process import stored_entries
+from koinon_proto.contract import columns
 from koinon_proto.v1.replication_pb2 import MergeStep
 
 LOAD = 7
@@ -117,7 +118,7 @@ class Partition:
         load_id: int = LOAD,
     ) -> None:
         chunk = chunk_of(rows, orders=orders, expires_at_ms=expires_at_ms)
-        self.put_staged(staged.chunk_key(load_id, attempt, number), chunk)
+        self.put_staged(chunk_keys.chunk_key(load_id, attempt, number), chunk)
 
     def put_staged(self, key: bytes, value: bytes) -> None:
         """Put a record under a hidden key."""
@@ -147,7 +148,7 @@ class Partition:
     def merge(self, step: MergeStep) -> None:
         data, expiry = self.store.databases[DATA_DB], self.store.databases[EXPIRY_DB]
         with self.begin() as txn, self.store.env.begin(data, buffers=True) as before:
-            merging.merge(txn, data, expiry, step, partial(stored_entries, before))
+            merge_steps.merge(txn, data, expiry, step, partial(stored_entries, before))
 
     def merge_all(
         self, manifest: Manifest, *, sequence: int = 100, tombstone_at_ms: int = 0
@@ -185,7 +186,7 @@ class Partition:
     @property
     def chunks(self) -> dict[ChunkName, Record]:
         """What is staged, but for marks; tombstones among them."""
-        found = {staged.chunk_name(key): r for key, r in self.rows(records.STAGED).items()}
+        found = {chunk_keys.chunk_name(key): r for key, r in self.rows(records.STAGED).items()}
         return {name: record for name, record in found.items() if name.attempt}
 
     @property

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Generic, TypeVar
 
-from koinon_node.seams import PeerLostError
-from koinon_proto.errors import KoinonError
+from koinon_node.ports import PeerLostError
+from koinon_proto.contract.errors import KoinonError
 from koinon_proto.v1 import replication_pb2
 
 Sent = TypeVar("Sent")

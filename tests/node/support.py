@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 import grpc
 
 from koinon_node.config import Limits, StoreConfig
-from koinon_node.core.replica import PendingWrites
-from koinon_node.storage import Store
-from koinon_node.writer import Writer
-from koinon_proto.errors import KoinonError
+from koinon_node.core.write_decisions import PendingWrites
+from koinon_node.storage.store import Store
+from koinon_node.storage.writer import Writer
+from koinon_proto.contract.errors import KoinonError
 from koinon_proto.partitioner import partitioner
-from koinon_proto.rpc import CHANNEL_OPTIONS, error_of
+from koinon_proto.server.rpc import CHANNEL_OPTIONS, error_of
 from koinon_proto.v1 import kv_pb2_grpc, loads_pb2_grpc, table_pb2_grpc
 from tests.node.scripted_coordinator import ScriptedCoordinator, free_port
 

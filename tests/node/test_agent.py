@@ -11,8 +11,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from koinon_node.config import StoreConfig
-from koinon_node.storage import Store
-from koinon_proto.errors import (
+from koinon_node.storage.store import Store
+from koinon_proto.contract.errors import (
     DuplicateNodeError,
     LeaseExpiredError,
     MembershipChangeError,

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from koinon_node.agent import Agent
 from koinon_node.config import NodeConfig, StoreConfig
 from koinon_node.core.assignment import Adoption
 from koinon_node.core.lease import heartbeat_timeout_s
+from koinon_node.membership.agent import Agent
 from koinon_node.state import NodeState
-from koinon_node.storage import Identity
-from koinon_proto import convert
-from koinon_proto.table import (
+from koinon_node.storage.store import Identity
+from koinon_proto.contract import convert
+from koinon_proto.contract.table import (
     ClusterConfig,
     NodeId,
     NodeInfo,

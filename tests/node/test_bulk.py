@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from koinon_node import bulk, staging
-from koinon_node.bulk import Prepared, _Room
+from koinon_node.bulk_load import bulk_paths, staging
+from koinon_node.bulk_load.bulk_paths import Prepared, _Room
 from koinon_node.config import Limits
-from koinon_node.core.staged import ChunkName, chunk_key
-from koinon_proto.errors import (
+from koinon_node.core.chunk_keys import ChunkName, chunk_key
+from koinon_proto.contract.errors import (
     InvalidArgumentError,
     LeaseExpiredError,
     LoadClosedError,
@@ -23,7 +23,7 @@ from koinon_proto.errors import (
     TableBehindError,
     UnknownFateError,
 )
-from koinon_proto.table import ActiveLoad
+from koinon_proto.contract.table import ActiveLoad
 from tests.node.held_writer import row_of as row
 from tests.node.held_writer import settle, table_of
 from tests.node.loads_bench import MERGING, OPEN, LoadsBench, with_loads
@@ -121,7 +121,7 @@ def test_stage_without_a_lease_is_refused(tmp_path: Path) -> None:
 def test_stage_that_waits_for_room_while_its_load_is_closed_stages_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk, "STAGING_BYTES", 100)
+    monkeypatch.setattr(bulk_paths, "STAGING_BYTES", 100)
 
     async def use(bench: LoadsBench) -> None:
         bench.channel.held = True
@@ -382,7 +382,7 @@ def test_chunks_under_way_are_bounded_and_room_comes_back_after_a_refusal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = len(chunk_of(ROWS))
-    monkeypatch.setattr(bulk, "STAGING_BYTES", 2 * size)
+    monkeypatch.setattr(bulk_paths, "STAGING_BYTES", 2 * size)
 
     async def use(bench: LoadsBench) -> None:
         bench.channel.held = True

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from koinon_node.bulk_service import CHUNK_BYTES_MAX
-from koinon_proto import columns, convert
-from koinon_proto.errors import (
+from koinon_node.bulk_load.service import CHUNK_BYTES_MAX
+from koinon_proto.contract import columns, convert
+from koinon_proto.contract.errors import (
     InvalidArgumentError,
     KoinonError,
     LoadClosedError,
@@ -22,7 +22,7 @@ from koinon_proto.errors import (
     WrongClusterError,
     WrongPartitionError,
 )
-from koinon_proto.table import ActiveLoad
+from koinon_proto.contract.table import ActiveLoad
 from koinon_proto.v1 import kv_pb2, loads_pb2
 from tests.node.scripted_coordinator import Script, ScriptedCoordinator
 from tests.node.staged_chunks import chunk_of, rows_of

@@ -11,13 +11,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koinon_node.checksums import Checksums, Digest
 from koinon_node.config import StoreConfig
 from koinon_node.core import records
 from koinon_node.core.copies import CopyState
 from koinon_node.core.records import PartitionEpochs
-from koinon_node.storage import DATA_DB, PARTITIONS_DB, Store
-from koinon_node.writer import Writer
+from koinon_node.storage.checksums import Checksums, Digest
+from koinon_node.storage.store import DATA_DB, PARTITIONS_DB, Store
+from koinon_node.storage.writer import Writer
 from koinon_proto.v1 import replication_pb2
 from tests.node.support import with_writer
 

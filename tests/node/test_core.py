@@ -12,8 +12,8 @@ from koinon_node.core import records
 from koinon_node.core.assignment import Adoption, Assignment, HostCommand
 from koinon_node.core.lease import NO_LEASE, Lease
 from koinon_node.state import NodeState
-from koinon_proto.errors import UnsupportedVersionError
-from koinon_proto.table import (
+from koinon_proto.contract.errors import UnsupportedVersionError
+from koinon_proto.contract.table import (
     ClusterConfig,
     NodeId,
     NodeInfo,

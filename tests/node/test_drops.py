@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from koinon_node.applying import Change, one
+from koinon_node.backup.applier import Change, one
 from koinon_node.core import records
 from koinon_node.core.copies import CopyState
 from koinon_node.core.lease import NO_LEASE
 from koinon_node.core.records import EpochStart, PartitionEpochs
-from koinon_node.storage import EXPIRY_DB
-from koinon_node.writer import columns
-from koinon_proto.table import Table, first_sequence
+from koinon_node.storage.store import EXPIRY_DB
+from koinon_node.storage.writer import columns
+from koinon_proto.contract.table import Table, first_sequence
 from tests.node.scripted_primary import (
     P1,
     P2,

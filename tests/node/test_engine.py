@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from koinon_node.batches import ScanPage
 from koinon_node.config import Limits
 from koinon_node.core import records
 from koinon_node.core.assignment import Adoption
-from koinon_proto.errors import (
+from koinon_node.serving.batches import ScanPage
+from koinon_proto.contract.errors import (
     LeaseExpiredError,
     NotEnoughReplicasError,
     ResourceExhaustedError,

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from koinon_node.core.copies import CopyState
-from koinon_node.core.following import ProgressStage
 from koinon_node.core.lease import NO_LEASE
 from koinon_node.core.records import EpochStart, PartitionEpochs
-from koinon_proto.convert import error_to_proto
-from koinon_proto.errors import TableBehindError
-from koinon_proto.table import MoveSettings, first_sequence
+from koinon_node.core.replica_sync import ProgressStage
+from koinon_proto.contract.convert import error_to_proto
+from koinon_proto.contract.errors import TableBehindError
+from koinon_proto.contract.table import MoveSettings, first_sequence
 from koinon_proto.v1 import replication_pb2 as wire
 from tests.node.scripted_primary import (
     E5,
@@ -396,7 +396,7 @@ def test_rule_11_position_waits_for_the_stream_to_reach_what_was_pulled(tmp_path
 def test_pass_whose_batches_are_too_many_is_finished_and_opened_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("koinon_node.core.following.BUFFER_PARTITION_BYTES_MAX", 1_000)
+    monkeypatch.setattr("koinon_node.core.replica_sync.BUFFER_PARTITION_BYTES_MAX", 1_000)
     primary = ScriptedPrimary()
     lead = primary.lead(0, 5)
     primary.write(0, {b"%03d" % number: b"old" for number in range(30)})

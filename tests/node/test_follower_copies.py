@@ -11,9 +11,9 @@ import pytest
 
 from koinon_node.core import records
 from koinon_node.core.copies import CopyState
-from koinon_node.core.following import ProgressStage
 from koinon_node.core.records import EpochStart, PartitionEpochs
-from koinon_node.storage import DATA_DB, PARTITIONS_DB
+from koinon_node.core.replica_sync import ProgressStage
+from koinon_node.storage.store import DATA_DB, PARTITIONS_DB
 from koinon_proto.v1 import replication_pb2 as wire
 from tests.node.scripted_primary import (
     E4,

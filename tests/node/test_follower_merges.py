@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from koinon_node import copying, staging
-from koinon_node.copying import crc_of
-from koinon_node.core import following, records
+from koinon_node.backup import catch_up
+from koinon_node.backup.catch_up import crc_of
+from koinon_node.bulk_load import staging
+from koinon_node.core import records, replica_sync
+from koinon_node.core.chunk_keys import Mark, chunk_key, encode_mark, mark_key
 from koinon_node.core.copies import CopyState
-from koinon_node.core.following import Stage
 from koinon_node.core.records import PartitionEpochs
-from koinon_node.core.staged import Mark, chunk_key, encode_mark, mark_key
+from koinon_node.core.replica_sync import Stage
 from koinon_proto.v1 import replication_pb2 as wire
 from tests.node.held_writer import EPOCH, table_of
 from tests.node.held_writer import row_of as row
@@ -47,7 +48,7 @@ MARK = bytes([records.STAGED]) + mark_key(LOAD)
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page that is held gives nothing up by itself."""
-    monkeypatch.setattr(copying, "CALL_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(catch_up, "CALL_TIMEOUT_S", 60.0)
 
 
 def stage(primary: ScriptedPrimary, rows: Rows, *, number: int = 0, partition_id: int = 0) -> int:
@@ -377,7 +378,7 @@ def test_step_after_more_was_kept_back_than_there_is_room_for_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pass goes on for what it brings, and the partition is opened again anyway."""
-    monkeypatch.setattr(following, "BUFFER_PARTITION_BYTES_MAX", 1_000)
+    monkeypatch.setattr(replica_sync, "BUFFER_PARTITION_BYTES_MAX", 1_000)
     primary = ScriptedPrimary()
     primary.lead(0, 5)
     stage(primary, [(b"a", b"new")])

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from koinon_node.core.copies import CopyState
-from koinon_node.core.following import (
+from koinon_node.core.records import EpochStart
+from koinon_node.core.replica_sync import (
     NEXT,
     OPEN_MAX,
     BadMessageError,
@@ -26,8 +27,7 @@ from koinon_node.core.following import (
     first_step,
     retry_delay_s,
 )
-from koinon_node.core.records import EpochStart
-from koinon_proto.table import NO_NODE, NodeStatus, first_sequence
+from koinon_proto.contract.table import NO_NODE, NodeStatus, first_sequence
 from tests.node.scripted_primary import ME, P1, P2, a_row, a_table
 
 E5, E6 = first_sequence(5), first_sequence(6)

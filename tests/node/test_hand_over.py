@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from koinon_node.core.assignment import Adoption
-from koinon_node.core.replica import SPARE_SEQUENCES
-from koinon_node.seams import RowChange
-from koinon_proto.errors import (
+from koinon_node.core.write_decisions import SPARE_SEQUENCES
+from koinon_node.ports import RowChange
+from koinon_proto.contract.errors import (
     LeaseExpiredError,
     PartitionOfflineError,
     StorageFullError,
     UnavailableError,
     UnknownFateError,
 )
-from koinon_proto.table import PartitionRow, first_sequence
+from koinon_proto.contract.table import PartitionRow, first_sequence
 from koinon_proto.v1 import replication_pb2 as wire
 from tests.node.held_writer import EPOCH, F2, F3, ME, Bench, row_of
 from tests.node.played_follower import PlayedFollower, turn

@@ -13,9 +13,9 @@ import pytest
 from koinon_node.config import Limits
 from koinon_node.core import proposals
 from koinon_node.core.assignment import Adoption
-from koinon_node.core.own_disk import OwnDisk
-from koinon_proto.errors import StorageFullError, UnavailableError, UnknownFateError
-from koinon_proto.table import NO_NODE
+from koinon_node.core.disk_health import OwnDisk
+from koinon_proto.contract.errors import StorageFullError, UnavailableError, UnknownFateError
+from koinon_proto.contract.table import NO_NODE
 from koinon_proto.v1 import replication_pb2 as wire
 from tests.node.held_writer import EPOCH, F2, F3, ME, Bench, row_of
 from tests.node.played_follower import PlayedFollower, turn

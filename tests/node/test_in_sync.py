@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from koinon_proto.errors import NotEnoughReplicasError, UnknownFateError
+from koinon_proto.contract.errors import NotEnoughReplicasError, UnknownFateError
 from tests.node.held_writer import EPOCH, F2, F3, ME, Bench, row_of
 from tests.node.played_follower import PlayedFollower, turn
 from tests.node.primary import (

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from koinon_node.core.journal import Journal
+from koinon_node.core.recent_writes import Journal
 
 
 def append(journal: Journal, *rows: tuple[int, int, bytes]) -> None:

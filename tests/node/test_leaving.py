@@ -10,9 +10,9 @@ from typing import Any
 
 from koinon_node.core import proposals
 from koinon_node.core.assignment import Adoption
-from koinon_node.seams import RowChange
-from koinon_proto.errors import PartitionOfflineError, UnknownFateError
-from koinon_proto.table import NO_NODE, PartitionRow, PartitionStatus
+from koinon_node.ports import RowChange
+from koinon_proto.contract.errors import PartitionOfflineError, UnknownFateError
+from koinon_proto.contract.table import NO_NODE, PartitionRow, PartitionStatus
 from tests.node.held_writer import EPOCH, F2, F3, ME, WAIT_S, Bench, row_of
 from tests.node.played_follower import PlayedFollower, turn
 from tests.node.primary import LEAVES, answered, newer, start, tick, with_rows

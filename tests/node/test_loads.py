@@ -9,16 +9,16 @@ from unittest import mock
 
 import pytest
 
-from koinon_node import loads, staging
+from koinon_node.bulk_load import merger, staging
 from koinon_node.config import Limits
-from koinon_node.core.staged import ChunkName, Mark
-from koinon_proto.errors import (
+from koinon_node.core.chunk_keys import ChunkName, Mark
+from koinon_proto.contract.errors import (
     ResourceExhaustedError,
     StorageFullError,
     UnavailableError,
     UnknownFateError,
 )
-from koinon_proto.table import ActiveLoad
+from koinon_proto.contract.table import ActiveLoad
 from koinon_proto.v1.replication_pb2 import MergeStep
 from tests.node.held_writer import EPOCH
 from tests.node.loads_bench import (
@@ -277,7 +277,7 @@ def test_step_for_which_there_is_no_room_waits_before_it_is_planned_again(
 
         monkeypatch.setattr(bench.writer, "check_room", no_room)
         bench.merge(1)
-        with mock.patch.multiple(loads, _RETRY_S=60.0, _NOTHING_TAKEN_S=60.0):
+        with mock.patch.multiple(merger, _RETRY_S=60.0, _NOTHING_TAKEN_S=60.0):
             async with bench.loading():
                 await until(lambda: planned, "a step is planned")
                 await many_turns()

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from koinon_node import staging
-from koinon_node.batches import WriteBatch
+from koinon_node.bulk_load import staging
 from koinon_node.config import Limits
 from koinon_node.core import records
-from koinon_proto.errors import (
+from koinon_node.serving.batches import WriteBatch
+from koinon_proto.contract.errors import (
     StorageFullError,
 )
 from koinon_proto.v1.replication_pb2 import MergeStep

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from koinon_node import staging
+from koinon_node.bulk_load import staging
 from koinon_node.config import Limits
 from koinon_node.core.assignment import Adoption
-from koinon_proto.table import ActiveLoad
+from koinon_proto.contract.table import ActiveLoad
 from tests.node.held_writer import EPOCH, table_of
 from tests.node.held_writer import row_of as row
 from tests.node.loads_bench import (

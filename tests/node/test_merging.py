@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from koinon_node import staging, storage
+from koinon_node.bulk_load import staging
 from koinon_node.config import StoreConfig
-from koinon_node.core import records, staged
+from koinon_node.core import chunk_keys, records
+from koinon_node.core.chunk_keys import ChunkName, Mark
 from koinon_node.core.records import Record
-from koinon_node.core.staged import ChunkName, Mark
-from koinon_node.merging import MergeError
-from koinon_node.storage import Store
+from koinon_node.storage import store as store_module
+from koinon_node.storage.merge_steps import MergeError
+from koinon_node.storage.store import Store
 from koinon_proto.v1.replication_pb2 import MergeStep
 from tests.node.staged_chunks import LOAD, Partition, manifest_of, step_of
 
@@ -27,8 +28,8 @@ _partition_ids = itertools.count()
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    opened = storage.open_environment
-    with mock.patch.object(storage, "open_environment", lambda c: opened(c, sync=False)):
+    opened = store_module.open_environment
+    with mock.patch.object(store_module, "open_environment", lambda c: opened(c, sync=False)):
         directory = tmp_path_factory.mktemp("merging")
         with Store(StoreConfig(directory=directory, map_size_bytes=256 << 20)) as store:
             yield store
@@ -81,7 +82,7 @@ def test_step_before_the_last_leaves_the_chunks_and_marks_how_far_it_came(
     assert partition.values == {b"a": b"1", b"b": b"1"}
     assert set(partition.chunks) == {ChunkName(LOAD, 1, 0)}
     assert partition.mark == Mark(False, b"b")
-    assert partition.rows(records.STAGED)[staged.mark_key(LOAD)].sequence == 100
+    assert partition.rows(records.STAGED)[chunk_keys.mark_key(LOAD)].sequence == 100
 
 
 def test_last_step_of_a_partition_with_others_leaves_tombstones_of_its_chunks(
@@ -90,10 +91,10 @@ def test_last_step_of_a_partition_with_others_leaves_tombstones_of_its_chunks(
     partition.stage(1, 3, [(b"a", b"1")])
     step = step_of((1, 3), rows=1, partition_id=partition.id, tombstone_at_ms=LATER_MS)
     partition.merge(step)
-    key = staged.chunk_key(LOAD, 1, 3)
+    key = chunk_keys.chunk_key(LOAD, 1, 3)
     left = partition.rows(records.STAGED)
     assert left[key] == Record(100, records.FLAG_TOMBSTONE | 1, LATER_MS, b"")
-    assert not left[staged.mark_key(LOAD)].tombstone
+    assert not left[chunk_keys.mark_key(LOAD)].tombstone
     assert partition.expiry == {(LATER_MS, bytes([records.STAGED]) + key)}
     assert partition.mark == Mark(True, b"")
 
@@ -320,7 +321,7 @@ def test_missing_chunk_raises_and_nothing_is_changed(partition: Partition) -> No
 
 
 def test_deleted_chunk_raises_and_nothing_is_changed(partition: Partition) -> None:
-    partition.delete_staged(staged.chunk_key(LOAD, 1, 0))
+    partition.delete_staged(chunk_keys.chunk_key(LOAD, 1, 0))
     with pytest.raises(MergeError, match="no chunk 0"):
         partition.merge(step_of((1, 0), partition_id=partition.id))
     assert partition.mark == Mark()

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from koinon_node.batches import ReadAnswer, ScanAnswer, WriteAnswer, WriteBatch
-from koinon_node.rows import RowCounts
-from koinon_proto.errors import (
+from koinon_node.serving.batches import ReadAnswer, ScanAnswer, WriteAnswer, WriteBatch
+from koinon_node.serving.row_metrics import RowCounts
+from koinon_proto.contract.errors import (
     ConditionFailedError,
     InternalError,
     KoinonError,

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from koinon_node import merging, staging
 from koinon_node.config import StoreConfig
-from koinon_node.storage import Store
+from koinon_node.storage.store import Store
 from koinon_proto import columns
 from tests.node.staged_chunks import LOAD, Partition, chunk_of, manifest_of
 

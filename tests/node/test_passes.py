@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from koinon_node.batches import WriteAnswer
 from koinon_node.config import Limits
 from koinon_node.core import records
-from koinon_proto.errors import NotPrimaryError, TableBehindError, UnavailableError
+from koinon_node.serving.batches import WriteAnswer
+from koinon_proto.contract.errors import NotPrimaryError, TableBehindError, UnavailableError
 from koinon_proto.v1 import replication_pb2 as wire
 from tests.node.held_writer import EPOCH, ME, Bench, row_of
 from tests.node.played_follower import PlayedFollower, turn

@@ -12,15 +12,15 @@ from typing import Any
 import grpc
 import pytest
 
-from koinon_node.checksums import Checksums
 from koinon_node.config import StoreConfig
 from koinon_node.core.assignment import ServedPartitions
-from koinon_node.peers import NODE_SERVER_OPTIONS, GrpcPeers, ReplicationService
-from koinon_node.seams import FollowerEnd, PeerLostError, PrimaryEnd
-from koinon_node.sizes import SizeEstimates
+from koinon_node.ports import FollowerEnd, PeerLostError, PrimaryEnd
+from koinon_node.replication_grpc import NODE_SERVER_OPTIONS, GrpcPeers, ReplicationService
 from koinon_node.state import NodeState
-from koinon_node.storage import Store
-from koinon_proto.errors import (
+from koinon_node.storage.checksums import Checksums
+from koinon_node.storage.sizes import SizeEstimates
+from koinon_node.storage.store import Store
+from koinon_proto.contract.errors import (
     InternalError,
     InvalidArgumentError,
     KoinonError,
@@ -31,7 +31,7 @@ from koinon_proto.errors import (
     UnsupportedVersionError,
     WrongClusterError,
 )
-from koinon_proto.table import NodeInfo, NodeNumber
+from koinon_proto.contract.table import NodeInfo, NodeNumber
 from koinon_proto.v1 import replication_pb2
 from tests.node.scripted_coordinator import free_port
 from tests.node.test_agent_lease import table_of

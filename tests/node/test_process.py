@@ -15,8 +15,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from koinon_proto.errors import LeaseExpiredError, UnknownFateError
-from koinon_proto.rpc import error_of
+from koinon_proto.contract.errors import LeaseExpiredError, UnknownFateError
+from koinon_proto.server.rpc import error_of
 from koinon_proto.v1 import kv_pb2
 from tests.node.scripted_coordinator import Script, ScriptedCoordinator
 from tests.node.support import WAIT_S, NodeProcess, partitions_of, running_node, wait_for

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from koinon_node import bulk
-from koinon_node.bulk import ColumnsAnswer
+from koinon_node.bulk_load import bulk_paths
+from koinon_node.bulk_load.bulk_paths import ColumnsAnswer
 from koinon_node.config import Limits
 from koinon_node.core import records
-from koinon_proto.errors import (
+from koinon_proto.contract.errors import (
     LeaseExpiredError,
     PartitionOfflineError,
     ResourceExhaustedError,
@@ -231,7 +231,7 @@ def test_pages_read_at_once_are_bounded_by_their_bytes(tmp_path: Path) -> None:
 def test_page_larger_than_the_servers_bound_is_cut_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk, "PAGE_BYTES", 200)
+    monkeypatch.setattr(bulk_paths, "PAGE_BYTES", 200)
 
     async def use(bench: LoadsBench) -> None:
         await bench.put(*(b"%03d" % n for n in range(300)))
@@ -263,8 +263,8 @@ def test_record_header_is_no_part_of_a_page(tmp_path: Path) -> None:
 def test_page_that_meets_many_expired_rows_removes_some_of_them_and_goes_on_next_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk, "_SCAN_ROWS", 10)
-    monkeypatch.setattr(bulk, "_DEAD_ROWS_MAX", 20, raising=False)
+    monkeypatch.setattr(bulk_paths, "_SCAN_ROWS", 10)
+    monkeypatch.setattr(bulk_paths, "_DEAD_ROWS_MAX", 20, raising=False)
     removed: list[int] = []
 
     async def use(bench: LoadsBench) -> None:
@@ -290,7 +290,7 @@ def test_page_that_meets_many_expired_rows_removes_some_of_them_and_goes_on_next
 def test_others_run_while_a_page_reads_large_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys_only: bool
 ) -> None:
-    monkeypatch.setattr(bulk, "_SCAN_BYTES", 1_000)
+    monkeypatch.setattr(bulk_paths, "_SCAN_BYTES", 1_000)
 
     async def use(bench: LoadsBench) -> None:
         await bench.put(*(b"%03d" % n for n in range(100)), value=bytes(500))

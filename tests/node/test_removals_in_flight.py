@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from koinon_node.core import records
-from koinon_node.core.replica import PendingWrites
+from koinon_node.core.write_decisions import PendingWrites
 from tests.node.loads_bench import LoadsBench, with_loads
 from tests.node.played_follower import turn
 from tests.node.primary import answered, start

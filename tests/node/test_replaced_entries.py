@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from koinon_node import writer_process
 from koinon_node.config import Limits
 from koinon_node.core import records
-from koinon_node.storage import DATA_DB, EXPIRY_DB, Store
-from koinon_node.writer import Writer
+from koinon_node.storage import writer_process
+from koinon_node.storage.store import DATA_DB, EXPIRY_DB, Store
+from koinon_node.storage.writer import Writer
 from tests.node.staged_chunks import content
 from tests.node.support import with_writer
 from tests.node.test_writer import MIB, config_of

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from koinon_node.core import records
-from koinon_node.core.replica import (
+from koinon_node.core.write_decisions import (
     Effects,
     PendingWrites,
     Primaries,
@@ -20,7 +20,7 @@ from koinon_node.core.replica import (
     decide_expiry,
     decide_write,
 )
-from koinon_proto.table import first_sequence
+from koinon_proto.contract.table import first_sequence
 
 KEYS = [records.prefix_of(p) + name for p in (0, 1) for name in (b"a", b"b")]
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from koinon_node.batches import Durability, WriteBatch
 from koinon_node.config import Limits
 from koinon_node.core import records
 from koinon_node.core.assignment import Adoption
-from koinon_node.sizes import SizeScan
-from koinon_proto.errors import (
+from koinon_node.serving.batches import Durability, WriteBatch
+from koinon_node.storage.sizes import SizeScan
+from koinon_proto.contract.errors import (
     KoinonError,
     LeaseExpiredError,
     NodeFencedError,
@@ -22,7 +22,7 @@ from koinon_proto.errors import (
     UnknownFateError,
     WrongClusterError,
 )
-from koinon_proto.table import first_sequence
+from koinon_proto.contract.table import first_sequence
 from tests.node.held_writer import EPOCH, Bench, row_of
 from tests.node.played_follower import PlayedFollower, turn
 from tests.node.primary import START, THREE, TWO, answered, newer, start, tick, with_rows

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from koinon_proto import convert
-from koinon_proto.errors import (
+from koinon_proto.contract import convert
+from koinon_proto.contract.errors import (
     ClusterNotReadyError,
     ConditionFailedError,
     InvalidArgumentError,
@@ -22,7 +22,7 @@ from koinon_proto.errors import (
     WrongClusterError,
     WrongPartitionError,
 )
-from koinon_proto.table import MAX_BATCH_BYTES, MAX_BATCH_ROWS
+from koinon_proto.contract.table import MAX_BATCH_BYTES, MAX_BATCH_ROWS
 from koinon_proto.v1 import kv_pb2, replication_pb2, replication_pb2_grpc, table_pb2
 from tests.node.scripted_coordinator import Script, ScriptedCoordinator
 from tests.node.support import (

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from koinon_node.config import StoreConfig
 from koinon_node.core import records
-from koinon_node.sizes import SizeEstimates, SizeScan
-from koinon_node.storage import DATA_DB, Store
-from koinon_node.writer import Writer
+from koinon_node.storage.sizes import SizeEstimates, SizeScan
+from koinon_node.storage.store import DATA_DB, Store
+from koinon_node.storage.writer import Writer
 from tests.node.support import with_writer
 
 ROW = records.KEY_AT + records.HEADER_BYTES

@@ -9,13 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from koinon_node import staging, storage
+from koinon_node.bulk_load import staging
+from koinon_node.bulk_load.staging import (
+    Duplicates,
+    next_step,
+    prepare,
+    read_mark,
+    staged_keys,
+    staged_loads,
+)
 from koinon_node.config import StoreConfig
-from koinon_node.core import records, staged
-from koinon_node.core.staged import Mark, chunk_key, encode_mark, mark_key
-from koinon_node.staging import Duplicates, next_step, prepare, read_mark, staged_keys, staged_loads
-from koinon_node.storage import Store
-from koinon_proto.errors import LoadIncompleteError
+from koinon_node.core import chunk_keys, records
+from koinon_node.core.chunk_keys import Mark, chunk_key, encode_mark, mark_key
+from koinon_node.storage import store as store_module
+from koinon_node.storage.store import Store
+from koinon_proto.contract.errors import LoadIncompleteError
 from tests.node.staged_chunks import LOAD, Partition, manifest_of
 
 LATER_MS = 2_000_000_000_000
@@ -23,8 +31,8 @@ LATER_MS = 2_000_000_000_000
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    opened = storage.open_environment
-    monkeypatch.setattr(storage, "open_environment", lambda config: opened(config, sync=False))
+    opened = store_module.open_environment
+    monkeypatch.setattr(store_module, "open_environment", lambda config: opened(config, sync=False))
     with Store(StoreConfig(directory=tmp_path, map_size_bytes=64 << 20)) as store:
         yield store
 
@@ -161,7 +169,7 @@ def test_names_of_chunks_sort_by_load_attempt_and_number_after_their_mark() -> N
     names = [(1, 1, 0), (1, 1, 256), (1, 2**64 - 1, 0), (2, 1, 0), (256, 1, 2**32 - 1)]
     keys = [chunk_key(*name) for name in names]
     assert sorted(keys) == keys
-    assert [staged.chunk_name(key) for key in keys] == names
+    assert [chunk_keys.chunk_name(key) for key in keys] == names
     assert mark_key(1) < keys[0]
     assert keys[2] < mark_key(2) < keys[3]
     assert len({len(key) for key in (*keys, mark_key(7))}) == 1

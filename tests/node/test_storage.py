@@ -13,15 +13,15 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from koinon_node import directory as files
 from koinon_node.config import StoreConfig
 from koinon_node.core import records
 from koinon_node.core.copies import CopyState
 from koinon_node.core.records import EpochStart, PartitionEpochs
-from koinon_node.storage import DATA_DB, PARTITIONS_DB, Store
-from koinon_node.writer import Writer
-from koinon_proto.errors import ConfigurationError, DataDirectoryError
-from koinon_proto.table import first_sequence
+from koinon_node.storage import directory as files
+from koinon_node.storage.store import DATA_DB, PARTITIONS_DB, Store
+from koinon_node.storage.writer import Writer
+from koinon_proto.contract.errors import ConfigurationError, DataDirectoryError
+from koinon_proto.contract.table import first_sequence
 from tests.node.scripted_primary import (
     PARTITIONS,
     Rig,
@@ -381,7 +381,7 @@ def test_config_out_of_bounds_is_refused_with_name_and_value(
 def test_verify_store_missing_pages_end_that_process_not_this_one(filled: Path) -> None:
     os.truncate(filled / files.DATA, 3 * 4096)
     result = subprocess.run(
-        [sys.executable, "-m", "koinon_node.verify_store", str(filled)],
+        [sys.executable, "-m", "koinon_node.storage.verify_store", str(filled)],
         capture_output=True,
         check=False,
     )

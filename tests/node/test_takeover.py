@@ -9,8 +9,8 @@ import pytest
 
 from koinon_node.core import records
 from koinon_node.core.assignment import Adoption
-from koinon_proto.errors import PartitionOfflineError, UnknownFateError
-from koinon_proto.table import first_sequence
+from koinon_proto.contract.errors import PartitionOfflineError, UnknownFateError
+from koinon_proto.contract.table import first_sequence
 from tests.node.held_writer import EPOCH, F2, F3, ME, Bench, row_of, table_of, with_engine
 from tests.node.played_follower import PlayedFollower, turn
 from tests.node.primary import START, THREE, TWO, newer, proposed, start, tick, with_rows

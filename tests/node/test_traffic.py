@@ -10,21 +10,21 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from koinon_node import traffic as traffic_module
-from koinon_node.batches import WriteBatch
 from koinon_node.core import records
 from koinon_node.core.records import U32Array
+from koinon_node.primary.sender import Batches, FollowerStream, GroupRows
+from koinon_node.serving import traffic as traffic_module
+from koinon_node.serving.batches import WriteBatch
+from koinon_node.serving.traffic import RankBy, Traffic, hottest, since
 from koinon_node.state import partitioner_of
-from koinon_node.streams import Batches, FollowerStream, GroupRows
-from koinon_node.traffic import RankBy, Traffic, hottest, since
-from koinon_proto.errors import (
+from koinon_proto.contract.errors import (
     InvalidArgumentError,
     KoinonError,
     LeaseExpiredError,
     ResourceExhaustedError,
     WrongClusterError,
 )
-from koinon_proto.table import NodeNumber
+from koinon_proto.contract.table import NodeNumber
 from koinon_proto.v1 import kv_pb2, kv_pb2_grpc, traffic_pb2, traffic_pb2_grpc
 from tests.node.held_writer import Bench, in_partition, with_engine
 from tests.node.scripted_coordinator import Script, ScriptedCoordinator

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from koinon_node.core.turning import LoopWatch
+from koinon_node.core.loop_watchdog import LoopWatch
 
 
 def looks(watch: LoopWatch, answers: int, begin: float, end: float, step: float = 0.2) -> float:

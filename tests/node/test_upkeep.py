@@ -11,10 +11,10 @@ from unittest import mock
 
 import pytest
 
-from koinon_node import upkeep
 from koinon_node.core import records
-from koinon_node.upkeep import Made
-from koinon_proto.errors import StorageFullError, UnknownFateError
+from koinon_node.storage import index_sweeper
+from koinon_node.storage.index_sweeper import Made
+from koinon_proto.contract.errors import StorageFullError, UnknownFateError
 from koinon_proto.v1 import replication_pb2 as wire
 from tests.node.held_writer import Bench, row_of
 from tests.node.played_follower import PlayedFollower, turn
@@ -46,7 +46,7 @@ def steps_of(answers: list[Made | Exception]) -> tuple[list[int], list[float]]:
 
     async def run() -> None:
         with mock.patch.object(asyncio, "sleep", sleep), pytest.raises(asyncio.CancelledError):
-            await upkeep.in_steps(step, rows=4, rows_max=16)
+            await index_sweeper.in_steps(step, rows=4, rows_max=16)
 
     asyncio.run(run())
     return sizes, pauses
@@ -86,10 +86,10 @@ def test_steps_go_on_after_an_error() -> None:
 async def many_steps(step: Callable[[int], Awaitable[Made]], done: Callable[[], bool]) -> None:
     """Make steps until it is ``done``."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(upkeep, "_PAUSE_S", 0.0)
-        patched.setattr(upkeep, "_INTERVAL_S", 0.001)
-        patched.setattr(upkeep, "_PART_ROWS", 50)
-        task = asyncio.create_task(upkeep.in_steps(step))
+        patched.setattr(index_sweeper, "_PAUSE_S", 0.0)
+        patched.setattr(index_sweeper, "_INTERVAL_S", 0.001)
+        patched.setattr(index_sweeper, "_PART_ROWS", 50)
+        task = asyncio.create_task(index_sweeper.in_steps(step))
         try:
             await until(done, "it is done")
         finally:

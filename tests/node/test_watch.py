@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from koinon_node.agent import Agent
 from koinon_node.config import NodeConfig, StoreConfig
-from koinon_node.coordinators import LeaderCalls
-from koinon_node.seams import RowChange
+from koinon_node.membership.agent import Agent
+from koinon_node.membership.coordinator_calls import LeaderCalls
+from koinon_node.ports import RowChange
 from koinon_node.state import NodeState
-from koinon_node.storage import Identity
-from koinon_proto.errors import (
+from koinon_node.storage.store import Identity
+from koinon_proto.contract.errors import (
     InternalError,
     KoinonError,
     NodeFencedError,
@@ -28,7 +28,7 @@ from koinon_proto.errors import (
     UnavailableError,
     UnknownFateError,
 )
-from koinon_proto.table import NodeNumber, PartitionStatus
+from koinon_proto.contract.table import NodeNumber, PartitionStatus
 from tests.node.scripted_coordinator import Script, ScriptedCoordinator, free_port
 from tests.node.support import WAIT_S, wait_for
 from tests.node.test_agent_lease import HeldHost, led

@@ -19,16 +19,16 @@ import lmdb
 import numpy as np
 import pytest
 
-from koinon_node import directory as files
-from koinon_node import writer_process
 from koinon_node.config import Limits, StoreConfig
 from koinon_node.core import records
-from koinon_node.core.replica import PendingWrites
-from koinon_node.core.staged import chunk_key
-from koinon_node.storage import DATA_DB, PARTITIONS_DB, Store
-from koinon_node.writer import ProcessChannel, Writer
-from koinon_node.writer_process import LENGTH, MERGES, WriterLoop
-from koinon_proto.errors import (
+from koinon_node.core.chunk_keys import chunk_key
+from koinon_node.core.write_decisions import PendingWrites
+from koinon_node.storage import directory as files
+from koinon_node.storage import writer_process
+from koinon_node.storage.store import DATA_DB, PARTITIONS_DB, Store
+from koinon_node.storage.writer import ProcessChannel, Writer
+from koinon_node.storage.writer_process import LENGTH, MERGES, WriterLoop
+from koinon_proto.contract.errors import (
     DataDirectoryError,
     ResourceExhaustedError,
     StorageFullError,
@@ -355,13 +355,13 @@ def test_chunk_queued_in_the_group_of_its_merge_is_merged(tmp_path: Path) -> Non
 def test_merge_without_room_fails_alone_and_what_is_chained_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from koinon_node import merging
+    from koinon_node.storage import merge_steps
 
     def merge(txn: lmdb.Transaction, data: Any, *_: Any) -> None:
         txn.put(b"\0\0\0half", b"done", db=data)
         raise lmdb.MapFullError("no room")
 
-    monkeypatch.setattr(merging, "merge", merge)
+    monkeypatch.setattr(merge_steps, "merge", merge)
     other = (0, True, ((PARTITIONS_DB, [b"\0\1\1"], [b"1"]),))
     tickets = [
         put_rows((b"a", b"before")),
@@ -427,7 +427,7 @@ def test_writer_process_killed_leaves_fates_unknown_and_tells_the_node(tmp_path:
 def test_writer_that_does_not_end_when_asked_to_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("koinon_node.writer._STOP_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("koinon_node.storage.writer._STOP_TIMEOUT_S", 0.1)
 
     async def run() -> None:
         store = Store(config_of(tmp_path))
@@ -445,7 +445,7 @@ def test_writer_that_does_not_end_when_asked_to_is_killed(
 def test_disk_that_hangs_while_its_node_stops_is_not_waited_for_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("koinon_node.writer._STOP_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("koinon_node.storage.writer._STOP_TIMEOUT_S", 0.05)
 
     async def use(writer: Writer, store: Store) -> None:
         await put(writer, b"\0\0a", b"kept")
@@ -491,9 +491,9 @@ def test_writer_of_a_killed_node_keeps_what_was_acknowledged(
         import asyncio, sys
         from pathlib import Path
         from koinon_node.config import Limits, StoreConfig
-        from koinon_node.core.replica import PendingWrites
-        from koinon_node.storage import DATA_DB, Store
-        from koinon_node.writer import Writer
+        from koinon_node.core.write_decisions import PendingWrites
+        from koinon_node.storage.store import DATA_DB, Store
+        from koinon_node.storage.writer import Writer
 
         async def main():
             config = StoreConfig(
@@ -643,9 +643,9 @@ def test_writer_stopped_when_its_node_is_killed_is_gone_before_the_directory_ope
         import asyncio, sys
         from pathlib import Path
         from koinon_node.config import Limits, StoreConfig
-        from koinon_node.core.replica import PendingWrites
-        from koinon_node.storage import Store
-        from koinon_node.writer import Writer
+        from koinon_node.core.write_decisions import PendingWrites
+        from koinon_node.storage.store import Store
+        from koinon_node.storage.writer import Writer
 
         async def main():
             store = Store(StoreConfig(directory=Path(sys.argv[1]), map_size_bytes=64 << 20))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from koinon_proto.addresses import check_address, is_address
-from koinon_proto.errors import ConfigurationError
+from koinon_proto.contract.addresses import check_address, is_address
+from koinon_proto.contract.errors import ConfigurationError
 
 
 @pytest.mark.parametrize(

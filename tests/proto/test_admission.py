@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from koinon_proto import admission
-from koinon_proto.admission import Call, Lane, LaneLimits, Places, Share
-from koinon_proto.connections import host_of
-from koinon_proto.errors import ResourceExhaustedError
+from koinon_proto.contract.errors import ResourceExhaustedError
+from koinon_proto.server import admission
+from koinon_proto.server.admission import Call, Lane, LaneLimits, Places, Share
+from koinon_proto.server.connections import host_of
 
 LIMITS = LaneLimits(
     connection=Share(calls=4, request_bytes=20, reply_bytes=100),

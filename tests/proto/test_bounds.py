@@ -13,8 +13,8 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 import koinon_proto.v1
-from koinon_proto import bounds, convert
-from koinon_proto.errors import (
+from koinon_proto.contract import bounds, convert
+from koinon_proto.contract.errors import (
     InternalError,
     InvalidArgumentError,
     RegistrationPendingError,

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from koinon_proto import convert, errors
-from koinon_proto.errors import KoinonError
+from koinon_proto.contract import convert, errors
+from koinon_proto.contract.errors import KoinonError
 from koinon_proto.v1 import errors_pb2
 
 ALL = [

@@ -10,13 +10,13 @@ from typing import Any
 import grpc
 import pytest
 
-from koinon_proto import admission, aio_server, guard, rpc
-from koinon_proto.admission import LaneLimits, Share
-from koinon_proto.aio_server import GuardedServer
-from koinon_proto.errors import InvalidArgumentError, UnavailableError
-from koinon_proto.guard import Guard
-from koinon_proto.logs import LinesPerSecond
-from koinon_proto.rpc import error_of
+from koinon_proto.contract.errors import InvalidArgumentError, UnavailableError
+from koinon_proto.process.logs import LinesPerSecond
+from koinon_proto.server import admission, aio_server, guard, rpc
+from koinon_proto.server.admission import LaneLimits, Share
+from koinon_proto.server.aio_server import GuardedServer
+from koinon_proto.server.guard import Guard
+from koinon_proto.server.rpc import error_of
 from koinon_proto.v1 import kv_pb2, table_pb2
 
 _SHARE = Share(calls=64, request_bytes=40, reply_bytes=20 << 20)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from koinon_proto.logs import OWN_KEYS
+from koinon_proto.process.logs import OWN_KEYS
 
 ROOT = Path(__file__).parents[2]
 LEVELS = ("debug", "info", "warning", "error", "exception", "critical")

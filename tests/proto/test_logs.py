@@ -7,9 +7,14 @@ import sys
 
 import pytest
 
-from koinon_proto import request_ids
-from koinon_proto.errors import ConfigurationError
-from koinon_proto.logs import JsonFormatter, TextFormatter, configure_logging, event_and_fields
+from koinon_proto.contract import request_ids
+from koinon_proto.contract.errors import ConfigurationError
+from koinon_proto.process.logs import (
+    JsonFormatter,
+    TextFormatter,
+    configure_logging,
+    event_and_fields,
+)
 
 
 def record(message: object, *args: object, level: int = logging.INFO) -> logging.LogRecord:

@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from prometheus_client import Counter
 
-from koinon_proto.errors import ConfigurationError
-from koinon_proto.measures import Family, Histogram, distribution, labelled, single
-from koinon_proto.metrics_server import Metrics, MetricsEndpoint
+from koinon_proto.contract.errors import ConfigurationError
+from koinon_proto.process.measures import Family, Histogram, distribution, labelled, single
+from koinon_proto.server.metrics_server import Metrics, MetricsEndpoint
 from tests.scraping import parsed, scrape
 
 
@@ -111,7 +111,7 @@ def test_endpoint_gzips_if_asked_and_knows_one_path() -> None:
 def test_endpoint_tells_the_last_numbers_again_while_the_loop_hangs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("koinon_proto.metrics_server._LOOP_WAIT_S", 0.05)
+    monkeypatch.setattr("koinon_proto.server.metrics_server._LOOP_WAIT_S", 0.05)
     metrics = Metrics("node")
     numbers = {"x": 1}
     metrics.add(lambda: [single("koinon_x", "gauge", "X.", numbers["x"])])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from koinon_proto.errors import ConfigurationError, InvalidArgumentError
+from koinon_proto.contract.errors import ConfigurationError, InvalidArgumentError
 from koinon_proto.partitioner import (
     PARTITIONERS,
     Partitioner,

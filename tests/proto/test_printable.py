@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koinon_proto.printable import (
+from koinon_proto.process.printable import (
     PrintableStream,
     printable,
     printable_bytes,

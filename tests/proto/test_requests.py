@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from koinon_proto import convert, errors, request_ids, request_metrics, requests, rpc
-from koinon_proto.errors import ConditionFailedError, KoinonError, NotPrimaryError
-from koinon_proto.request_ids import CHARS_MAX, KEY, Metadata
+from koinon_proto.contract import convert, errors, request_ids
+from koinon_proto.contract.errors import ConditionFailedError, KoinonError, NotPrimaryError
+from koinon_proto.contract.request_ids import CHARS_MAX, KEY, Metadata
+from koinon_proto.server import request_metrics, requests, rpc
 from koinon_proto.v1 import errors_pb2, kv_pb2
 
 NOT_PRIMARY = NotPrimaryError(
@@ -215,13 +216,13 @@ def test_refusal_is_logged_for_who_debugs(
 ) -> None:
     service = fresh()
     service.answer = answer
-    with caplog.at_level(logging.DEBUG, "koinon_proto.requests"):
+    with caplog.at_level(logging.DEBUG, "koinon_proto.server.requests"):
         asyncio.run(ask(service))
     assert "request ended method=Sample/Ask took_ms=" in caplog.text
     assert words in caplog.text
     assert str(NOT_PRIMARY) in caplog.text
     caplog.clear()
-    with caplog.at_level(logging.INFO, "koinon_proto.requests"):
+    with caplog.at_level(logging.INFO, "koinon_proto.server.requests"):
         asyncio.run(ask(service))
     assert not caplog.records
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koinon_proto import convert
-from koinon_proto.errors import UnsupportedVersionError, WrongClusterError
-from koinon_proto.table import (
+from koinon_proto.contract import convert
+from koinon_proto.contract.errors import UnsupportedVersionError, WrongClusterError
+from koinon_proto.contract.table import (
     ClusterConfig,
     NodeId,
     NodeInfo,

@@ -19,8 +19,8 @@ import grpc
 import uvloop
 
 from koinon_coordinator.raft import GrpcRaftTransport, RaftConfig, RaftMember
-from koinon_proto.clock import boottime
-from koinon_proto.errors import KoinonError
+from koinon_proto.contract.errors import KoinonError
+from koinon_proto.process.clock import boottime
 
 COUNTED_PREFIXES = (b"rate", b"warm")
 

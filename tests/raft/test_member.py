@@ -30,14 +30,14 @@ from koinon_coordinator.raft import (
     StoreChangedError,
     TransportConfig,
 )
-from koinon_proto.clock import boottime
-from koinon_proto.errors import (
+from koinon_proto.contract.errors import (
     ConfigurationError,
     DataDirectoryError,
     InvalidArgumentError,
     MembershipChangeError,
     NotLeaderError,
 )
+from koinon_proto.process.clock import boottime
 
 from .processes import free_address
 from .waiting import run, until

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from koinon_proto.clock import boottime
+from koinon_proto.process.clock import boottime
 
 from .processes import Cluster, MemberProcess, RemoteError, free_address, wait_until
 

@@ -30,7 +30,7 @@ from koinon_coordinator.raft import (
 from koinon_coordinator.raft import (
     storage as storage_module,
 )
-from koinon_proto.errors import DataDirectoryError, UnsupportedVersionError
+from koinon_proto.contract.errors import DataDirectoryError, UnsupportedVersionError
 
 from .group import addresses, entries_of
 

@@ -22,8 +22,8 @@ from koinon_coordinator.raft import GrpcRaftTransport
 from koinon_coordinator.raft import transport as transport_module
 from koinon_coordinator.raft.convert import MalformedMessageError, from_proto
 from koinon_coordinator.raft.storage import MemoryRaftStorage
-from koinon_proto import bounds
-from koinon_proto.errors import DataDirectoryError
+from koinon_proto.contract import bounds
+from koinon_proto.contract.errors import DataDirectoryError
 from koinon_proto.v1 import raft_pb2_grpc
 from koinon_proto.v1.raft_pb2 import RaftBatch, RaftExchangeReply, RaftHello, RaftMessage
 

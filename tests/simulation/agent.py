@@ -15,15 +15,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
-from koinon_coordinator.core.commands import HostedPartition, PartitionChange, Registered
-from koinon_coordinator.core.decisions import Registration
-from koinon_coordinator.core.loads import Load
+from koinon_coordinator.core.cluster.bulk_loads import Load
+from koinon_coordinator.core.cluster.commands import HostedPartition, PartitionChange, Registered
+from koinon_coordinator.core.decide.decisions import Registration
 from koinon_node.core.assignment import Adoption, Assignment, HostCommand
 from koinon_node.core.lease import NO_LEASE, heartbeat_timeout_s
-from koinon_node.seams import PeerLostError, RowChange
+from koinon_node.ports import PeerLostError, RowChange
 from koinon_node.state import NodeState
-from koinon_node.storage import CLUSTER_ID, NODE_EPOCH, REGISTRATION_ID, Store
-from koinon_proto.errors import (
+from koinon_node.storage.store import CLUSTER_ID, NODE_EPOCH, REGISTRATION_ID, Store
+from koinon_proto.contract.errors import (
     KoinonError,
     NodeFencedError,
     NotLeaderError,
@@ -33,7 +33,7 @@ from koinon_proto.errors import (
     UnknownFateError,
     UnknownNodeError,
 )
-from koinon_proto.table import (
+from koinon_proto.contract.table import (
     ClusterConfig,
     NodeId,
     NodeNumber,

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from koinon_coordinator.core.commands import AlterPartitions, Command
+from koinon_coordinator.core.cluster.commands import AlterPartitions, Command
 from koinon_node.core import records
 from koinon_node.core.proposals import Why
-from koinon_proto.table import PartitionRow, Table
+from koinon_proto.contract.table import PartitionRow, Table
 
 if TYPE_CHECKING:
     from tests.simulation.node import SimulatedNode

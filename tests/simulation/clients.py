@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from koinon_node.batches import ReadAnswer, WriteAnswer, WriteBatch
-from koinon_node.seams import PeerLostError
-from koinon_proto.errors import ConditionFailedError, KoinonError
+from koinon_node.ports import PeerLostError
+from koinon_node.serving.batches import ReadAnswer, WriteAnswer, WriteBatch
+from koinon_proto.contract.errors import ConditionFailedError, KoinonError
+from koinon_proto.contract.table import Table, apply_update
 from koinon_proto.partitioner import partitioner
-from koinon_proto.table import Table, apply_update
 from tests.checkers.history import History, Kind
 from tests.simulation.loop import Process
 from tests.simulation.network import NOT_SENT, Network

@@ -54,11 +54,12 @@ from pathlib import Path
 from typing import Any
 
 from koinon_coordinator.config import BootstrapConfig, TimingConfig
-from koinon_coordinator.core.commands import Command
-from koinon_node import bulk, merging, staging
+from koinon_coordinator.core.cluster.commands import Command
+from koinon_node.bulk_load import bulk_paths, staging
 from koinon_node.config import Limits
-from koinon_proto.errors import KoinonError
-from koinon_proto.table import NodeStatus, PartitionStatus, Table
+from koinon_node.storage import merge_steps
+from koinon_proto.contract.errors import KoinonError
+from koinon_proto.contract.table import NodeStatus, PartitionStatus, Table
 from tests.checkers.history import History
 from tests.checkers.linearizability import check
 from tests.simulation.checkers import ClusterChecker, ViolationError
@@ -81,7 +82,7 @@ LOADS_PAUSE_S = 0.2
 
 # A node imports it on a thread with its first load: once a process, so whatever ran before a seed
 # in this one would be part of what happens in it.
-bulk._modules[merging.__name__] = merging
+bulk_paths._modules[merge_steps.__name__] = merge_steps
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from koinon_coordinator.config import BootstrapConfig, TimingConfig
-from koinon_coordinator.convert import command_from_bytes
-from koinon_coordinator.core.commands import Command
-from koinon_coordinator.leader import Leadership
-from koinon_coordinator.replicated import ReplicatedState
-from koinon_proto.errors import NotLeaderError, UnknownFateError
-from koinon_proto.table import Table, TableUpdate
+from koinon_coordinator.core.cluster.commands import Command
+from koinon_coordinator.leader.leadership import Leadership
+from koinon_coordinator.state_machine import ReplicatedState
+from koinon_coordinator.wire.convert import command_from_bytes
+from koinon_proto.contract.errors import NotLeaderError, UnknownFateError
+from koinon_proto.contract.table import Table, TableUpdate
 from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.network import Network
 

@@ -7,16 +7,16 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from koinon_coordinator.core.commands import (
+from koinon_coordinator.core.cluster.commands import (
     AlterPartitions,
     Command,
     PartitionsHosted,
     WantPrimaries,
 )
-from koinon_coordinator.core.layouts import PlanKind, PlanWish
-from koinon_coordinator.leader import Leadership
-from koinon_proto.errors import KoinonError
-from koinon_proto.table import NodeStatus
+from koinon_coordinator.core.decide.layouts import PlanKind, PlanWish
+from koinon_coordinator.leader.leadership import Leadership
+from koinon_proto.contract.errors import KoinonError
+from koinon_proto.contract.table import NodeStatus
 from tests.simulation.coordinators import Member
 from tests.simulation.network import Weather
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from koinon_proto.table import NodeNumber, PartitionRow, Table, min_in_sync_of
+from koinon_proto.contract.table import NodeNumber, PartitionRow, Table, min_in_sync_of
 from tests.simulation.checkers import ViolationError
 
 if TYPE_CHECKING:

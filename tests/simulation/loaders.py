@@ -20,14 +20,19 @@ from typing import Any
 
 import numpy as np
 
-from koinon_coordinator.core.commands import CommitLoad
-from koinon_coordinator.core.loading import LoadWish
-from koinon_node.bulk import Prepared, StageBatch
-from koinon_proto import columns
-from koinon_proto.errors import KoinonError, LoadClosedError, LoadIncompleteError, NotLeaderError
-from koinon_proto.loads import LoadMode, LoadState
+from koinon_coordinator.core.cluster.commands import CommitLoad
+from koinon_coordinator.core.decide.bulk_loads import LoadWish
+from koinon_node.bulk_load.bulk_paths import Prepared, StageBatch
+from koinon_proto.contract import columns
+from koinon_proto.contract.bulk_loads import LoadMode, LoadState
+from koinon_proto.contract.errors import (
+    KoinonError,
+    LoadClosedError,
+    LoadIncompleteError,
+    NotLeaderError,
+)
+from koinon_proto.contract.table import PartitionId, Table, apply_update
 from koinon_proto.partitioner import partitioner
-from koinon_proto.table import PartitionId, Table, apply_update
 from tests.checkers.history import History, Kind
 from tests.simulation.loop import Process
 from tests.simulation.network import Network

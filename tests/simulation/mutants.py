@@ -19,21 +19,24 @@ from typing import Any
 
 import numpy as np
 
-from koinon_coordinator import membership
-from koinon_coordinator.core import election, members, state
-from koinon_coordinator.core.commands import AlterPartitions
-from koinon_node import links, merging, staging, storage
-from koinon_node.copying import Puller
-from koinon_node.core import following, leading, staged
+from koinon_coordinator.core.cluster import election, members, state
+from koinon_coordinator.core.cluster.commands import AlterPartitions
+from koinon_coordinator.leader import membership
+from koinon_node.backup import primary_stream
+from koinon_node.backup.catch_up import Puller
+from koinon_node.bulk_load import staging
+from koinon_node.core import chunk_keys, replica_sync, replica_tracker
 from koinon_node.core.copies import CopyState
-from koinon_node.core.following import Following, Step
-from koinon_node.core.leading import Leading
 from koinon_node.core.proposals import Proposals, Why
 from koinon_node.core.records import NO_SEQUENCE, PartitionEpochs
-from koinon_node.core.replica import PendingWrites
-from koinon_node.reclaim import Reclaimer
+from koinon_node.core.replica_sync import Following, Step
+from koinon_node.core.replica_tracker import Leading
+from koinon_node.core.write_decisions import PendingWrites
+from koinon_node.serving.expiry import Reclaimer
 from koinon_node.state import NodeState
-from koinon_proto.table import NO_NODE, NodeNumber, PartitionRow
+from koinon_node.storage import merge_steps
+from koinon_node.storage import store as store_module
+from koinon_proto.contract.table import NO_NODE, NodeNumber, PartitionRow
 
 
 @dataclass(frozen=True)
@@ -128,11 +131,11 @@ def cuts_over_before_catch_up() -> None:
     """The wanted primary leads, and counts as in sync, as soon as it lives."""
 
     def can_lead(self: Proposals, row: PartitionRow, number: NodeNumber) -> bool:
-        leading = self._leading
+        replica_tracker = self._leading
         return (
-            number != leading.me
+            number != replica_tracker.me
             and number in row.replicas
-            and bool(leading.live[leading.slots[number]])
+            and bool(replica_tracker.live[replica_tracker.slots[number]])
         )
 
     def begin(self: Proposals, p: int, now: float) -> None:
@@ -231,20 +234,20 @@ def follower_acknowledges_before_it_is_durable() -> None:
 
         return early
 
-    replace_method(links.Link, "_apply", make)
+    replace_method(primary_stream.Link, "_apply", make)
 
 
 @mutant
 def joins_before_catch_up() -> None:
-    replace_method(following, "step_after_repair", lambda _: lambda opened: Step.JOIN)
+    replace_method(replica_sync, "step_after_repair", lambda _: lambda opened: Step.JOIN)
 
 
 @mutant
 def ignores_its_own_tail() -> None:
     def first_step(followed: Any, _: int) -> Step:
-        return following.step_after_repair(followed.opened)
+        return replica_sync.step_after_repair(followed.opened)
 
-    replace_method(following, "first_step", lambda _: first_step)
+    replace_method(replica_sync, "first_step", lambda _: first_step)
 
 
 @mutant
@@ -288,7 +291,7 @@ def pages_leave_out_what_was_read_beyond_their_bound() -> None:
 
         return and_go_on
 
-    replace_method(storage, "_fitting", make)
+    replace_method(store_module, "_fitting", make)
 
 
 @mutant
@@ -297,7 +300,7 @@ def takes_any_two_lineages_for_alike() -> None:
         point: int = min(mine.complete_through, theirs.complete_through)
         return point
 
-    replace_method(leading, "common_point", lambda _: shorter)
+    replace_method(replica_tracker, "common_point", lambda _: shorter)
 
 
 # --- bulk loads -------------------------------------------------------------------------------
@@ -309,13 +312,13 @@ def merges_where_not_all_chunks_have_come() -> None:
 
     def make(merge: Any) -> Any:
         def merge_of_some(*arguments: Any) -> None:
-            with contextlib.suppress(merging.MergeError):
+            with contextlib.suppress(merge_steps.MergeError):
                 merge(*arguments)
 
         return merge_of_some
 
-    replace_method(merging, "merge", make)
-    replace_method(links.Link, "_without_merges", lambda _: lambda *_: None)
+    replace_method(merge_steps, "merge", make)
+    replace_method(primary_stream.Link, "_without_merges", lambda _: lambda *_: None)
 
 
 @mutant
@@ -328,9 +331,9 @@ def begins_a_merge_anew_after_each_takeover() -> None:
     """What says how far a load is merged is not looked at, but for its end."""
 
     def make(read_mark: Any) -> Any:
-        def whole_or_nothing(*arguments: Any) -> staged.Mark:
+        def whole_or_nothing(*arguments: Any) -> chunk_keys.Mark:
             mark = read_mark(*arguments)
-            return mark if mark.merged else staged.Mark()
+            return mark if mark.merged else chunk_keys.Mark()
 
         return whole_or_nothing
 

@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from koinon_node.seams import PeerLostError
-from koinon_proto.errors import KoinonError
+from koinon_node.ports import PeerLostError
+from koinon_proto.contract.errors import KoinonError
 from tests.simulation.loop import Process, VirtualLoop
 
 T = TypeVar("T")

@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from koinon_node.batches import Durability, ReadAnswer, WriteAnswer, WriteBatch
-from koinon_node.bulk import Bulk, Prepared
+from koinon_node.backup.drop import Drops
+from koinon_node.backup.follower import Follower
+from koinon_node.bulk_load.bulk_paths import Bulk, Prepared
+from koinon_node.bulk_load.merger import Loads
 from koinon_node.core import records
 from koinon_node.core.assignment import Adoption
-from koinon_node.core.journal import Journal
+from koinon_node.core.recent_writes import Journal
 from koinon_node.core.records import U32Array
-from koinon_node.core.replica import PendingWrites, Primaries
-from koinon_node.drops import Drops
-from koinon_node.engine import Engine
-from koinon_node.follower import Follower
-from koinon_node.loads import Loads
-from koinon_node.replication import Replicator
-from koinon_node.seams import FollowerEnd, PeerLostError
-from koinon_node.sizes import SizeEstimates
+from koinon_node.core.write_decisions import PendingWrites, Primaries
+from koinon_node.ports import FollowerEnd, PeerLostError
+from koinon_node.primary.replicator import Replicator
+from koinon_node.serving.batches import Durability, ReadAnswer, WriteAnswer, WriteBatch
+from koinon_node.serving.engine import Engine
 from koinon_node.state import NodeState, WallClock
-from koinon_node.upkeep import in_steps
-from koinon_node.writer import Writer
-from koinon_proto.errors import KoinonError
-from koinon_proto.table import NodeInfo, NodeNumber, Table
+from koinon_node.storage.index_sweeper import in_steps
+from koinon_node.storage.sizes import SizeEstimates
+from koinon_node.storage.writer import Writer
+from koinon_proto.contract.errors import KoinonError
+from koinon_proto.contract.table import NodeInfo, NodeNumber, Table
 from koinon_proto.v1 import membership_pb2, replication_pb2
 from tests.simulation.agent import SimulatedAgent, while_no_room
 from tests.simulation.disks import Disk, SimulatedChannel

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from koinon_node.seams import PeerLostError
+from koinon_node.ports import PeerLostError
 from koinon_proto.v1 import replication_pb2
 from tests.simulation.loop import Process, StuckError, VirtualLoop
 from tests.simulation.network import Network, StreamEnd

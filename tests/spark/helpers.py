@@ -8,11 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from koinon.spark.jobs import Commit, Job, TaskReport
 from koinon.spark.options import write_options
-from koinon.spark.planning import plan_rows
-from koinon.spark.tasks import run_task
-from koinon_proto.loads import StreamBatch
+from koinon.spark.writing.jobs import Commit, Job, TaskReport
+from koinon.spark.writing.planning import plan_rows
+from koinon.spark.writing.tasks import run_task
+from koinon_proto.contract.bulk_loads import StreamBatch
 from tests.spark.fake_loads import LoadsCluster
 
 Pairs = Iterable[tuple[bytes | None, bytes | None]]

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from koinon.spark import arrays
-from koinon.spark.tasks import run_task
+from koinon.spark.encoding import arrays
+from koinon.spark.writing.tasks import run_task
 from tests.spark.fake_loads import LoadsCluster
 from tests.spark.helpers import make_job
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koinon.spark.batching import CHUNK_BYTES, Batcher, Chunk
-from koinon.spark.sorting import sort_rows
-from koinon_proto import columns
+from koinon.spark.writing.batching import CHUNK_BYTES, Batcher, Chunk
+from koinon.spark.writing.sorting import sort_rows
+from koinon_proto.contract import columns
 from koinon_proto.partitioner import partitioner
 
 Row = tuple[bytes, bytes, int]

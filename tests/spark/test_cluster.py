@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from koinon.client import Client
-from koinon.loads import LoadsClient, LoadState
 from koinon.local import LocalCluster
+from koinon.operate.bulk_loads import LoadsClient, LoadState
 from koinon.spark import partition_id
 from tests.client.helpers import wait_until
 from tests.conftest import ClusterFactory

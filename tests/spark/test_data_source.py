@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 import pytest
 
-from koinon.spark.keys import key_bytes
-from koinon_proto.loads import LoadState
+from koinon.spark.encoding.keys import key_bytes
+from koinon_proto.contract.bulk_loads import LoadState
 from tests.spark.fake_loads import LoadsCluster
 
 if TYPE_CHECKING:
@@ -255,7 +255,7 @@ def test_package_for_registration_offers_the_data_source() -> None:
 
 def test_import_of_koinon_brings_neither_spark_nor_arrow() -> None:
     script = (
-        "import sys, koinon, koinon.spark, koinon.spark.keys, koinon.spark.options\n"
+        "import sys, koinon, koinon.spark, koinon.spark.encoding.keys, koinon.spark.options\n"
         "from koinon.spark import key_bytes\n"
         "key_bytes(1)\n"
         "assert not {'pyspark', 'pyarrow'} & {m.split('.')[0] for m in sys.modules}"

@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from koinon.spark.faults import Fault, Limits, Refusing, SettingAside, find_faults, without
-from koinon_proto.errors import InvalidArgumentError
+from koinon.spark.encoding.faults import Fault, Limits, Refusing, SettingAside, find_faults, without
+from koinon_proto.contract.errors import InvalidArgumentError
 
 LIMITS = Limits(key_name="k", value_name="v", max_value_bytes=10)
 

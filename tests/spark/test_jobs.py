@@ -11,11 +11,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from koinon.loads import LoadsClient
-from koinon.spark import jobs
-from koinon.spark.faults import SettingAside
-from koinon.spark.tasks import run_task
-from koinon_proto.errors import (
+from koinon.operate.bulk_loads import LoadsClient
+from koinon.spark.encoding.faults import SettingAside
+from koinon.spark.writing import jobs
+from koinon.spark.writing.tasks import run_task
+from koinon_proto.contract.bulk_loads import LoadState, StreamBatch
+from koinon_proto.contract.errors import (
     InvalidArgumentError,
     KoinonError,
     LeaseExpiredError,
@@ -29,7 +30,6 @@ from koinon_proto.errors import (
     UnavailableError,
     UnknownFateError,
 )
-from koinon_proto.loads import LoadState, StreamBatch
 from tests.client.helpers import wait_until
 from tests.spark.fake_loads import LoadsCluster, refuse_once
 from tests.spark.helpers import batch_of, commit, make_job, pairs, run
@@ -320,7 +320,7 @@ def test_job_merge_that_stands_still_is_told_apart_from_a_failure(fake: LoadsClu
 def test_job_buffers_are_staged_as_they_fill_and_the_load_is_touched(
     fake: LoadsCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("koinon.spark.touching.EVERY_S", 0.01)
+    monkeypatch.setattr("koinon.spark.writing.load_keepalive.EVERY_S", 0.01)
     job = make_job(fake, memoryBytes="1MiB")
     value = b"x" * 10_000
     lots = [[(b"%d-%d" % (lot, i), value) for i in range(60)] for lot in range(10)]
@@ -340,7 +340,7 @@ def test_job_load_is_touched_as_often_as_its_time_out_asks_for_until_it_is_commi
     fake: LoadsCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tasks may be over long before a large load is prepared."""
-    monkeypatch.setattr("koinon.spark.touching.TIMES_IN_TIMEOUT", 1_000)
+    monkeypatch.setattr("koinon.spark.writing.load_keepalive.TIMES_IN_TIMEOUT", 1_000)
     job = make_job(fake, loadTimeout="10s")
     report = run(job, 0, pairs(0, 10))
     before = fake.only_load().touches
@@ -359,7 +359,7 @@ def test_job_load_is_touched_as_often_as_its_time_out_asks_for_until_it_is_commi
 def test_job_load_closed_under_a_task_that_sends_nothing_ends_it_by_its_touch(
     fake: LoadsCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("koinon.spark.touching.EVERY_S", 0.01)
+    monkeypatch.setattr("koinon.spark.writing.load_keepalive.EVERY_S", 0.01)
     job = make_job(fake, memoryBytes="1MiB")
 
     def batches() -> object:

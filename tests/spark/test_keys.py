@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koinon.spark.keys import encode_keys, key_bytes
-from koinon.spark.orders import orders_of
-from koinon_proto.errors import InvalidArgumentError
+from koinon.spark.encoding.keys import encode_keys, key_bytes
+from koinon.spark.writing.orders import orders_of
+from koinon_proto.contract.errors import InvalidArgumentError
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 TEXT = st.text(st.characters(codec="utf-8"), max_size=12)

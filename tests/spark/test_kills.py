@@ -21,9 +21,9 @@ import pytest
 
 from koinon import java
 from koinon.client import Client
-from koinon.loads import LoadsClient, LoadState
 from koinon.local import LocalCluster
 from koinon.local.servers import environment
+from koinon.operate.bulk_loads import LoadsClient, LoadState
 from tests.client.helpers import wait_until
 
 ROWS = 60_000

@@ -12,8 +12,8 @@ from koinon.spark.options import (
     read_options,
     write_options,
 )
-from koinon.spark.planning import plan_rows
-from koinon_proto.errors import ConfigurationError
+from koinon.spark.writing.planning import plan_rows
+from koinon_proto.contract.errors import ConfigurationError
 
 AT = {"coordinators": "host:7400"}
 KV: list[tuple[str, Any]] = [("key", "binary"), ("value", "binary")]

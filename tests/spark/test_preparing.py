@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koinon.core.routing import Router
-from koinon.spark import preparing
-from koinon.spark.preparing import PARTITIONS_PER_CALL, ROWS_PER_CALL
+from koinon.spark.writing import preparing
+from koinon.spark.writing.preparing import PARTITIONS_PER_CALL, ROWS_PER_CALL
 from tests.client.tables import PARTITIONS, update
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from koinon.spark.options import read_options
 from koinon.spark.reading import read_keys, read_partitions
-from koinon_proto.errors import (
+from koinon_proto.contract.errors import (
     KoinonError,
     LeaseExpiredError,
     NotPrimaryError,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from koinon_proto.loads import LoadState
+from koinon_proto.contract.bulk_loads import LoadState
 from tests.spark.fake_loads import LoadsCluster
 
 if TYPE_CHECKING:

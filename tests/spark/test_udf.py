@@ -8,8 +8,8 @@ import pytest
 from kafka.partitioner.default import DefaultPartitioner
 
 from koinon.spark import partition_id
-from koinon.spark.keys import key_bytes
-from koinon_proto.errors import ConfigurationError
+from koinon.spark.encoding.keys import key_bytes
+from koinon_proto.contract.errors import ConfigurationError
 from koinon_proto.partitioner import partitioner
 from tests.spark.fake_loads import LoadsCluster
 

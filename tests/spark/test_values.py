@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koinon.spark.values import ENCODERS, encode_column
-from koinon_proto.errors import InvalidArgumentError
+from koinon.spark.encoding.values import ENCODERS, encode_column
+from koinon_proto.contract.errors import InvalidArgumentError
 
 UTC = dt.UTC
 INSTANT = dt.datetime(2024, 1, 31, 12, 30, 0, 250_000, UTC)

@@ -8,10 +8,13 @@ from typing import Annotated
 
 import typer
 
-from koinon.cli import admin, bench, data, ingest, load, local, output, session, top
+from koinon.cli import bench, local
+from koinon.cli.console import output, session
+from koinon.cli.console.terminal import protect
+from koinon.cli.data import ingest, key_value, load
+from koinon.cli.operate import admin, top
 from koinon.local.servers import missing_for_servers
-from koinon.terminal import protect
-from koinon_proto.printable import tell
+from koinon_proto.process.printable import tell
 
 # Commands of the other packages, which this one does not import: name -> (module, help)
 PASSED_THROUGH = {
@@ -74,7 +77,7 @@ def _comes_first(context: typer.Context) -> None:
     raise typer.Exit(session.USAGE)
 
 
-data.add_to(app)
+key_value.add_to(app)
 load.add_to(app)
 ingest.add_to(app)
 local.add_to(app)

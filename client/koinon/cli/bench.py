@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from koinon.cli import output
-from koinon.cli.session import Session, command
+from koinon.cli.console import output
+from koinon.cli.console.session import Session, command
 
 STEP_NAMES = {
     "put_many": "durable put, batches",
@@ -46,7 +46,7 @@ def bench(
 
 
 def _measure(session: Session, coordinators: str, seconds: float) -> None:
-    from koinon import benchmark
+    from koinon.cli import benchmark
 
     timeout_ms = session.timeout_or(benchmark.TIMEOUT_MS)
     if session.json:

@@ -10,15 +10,15 @@ from typing import Annotated, Any
 
 import typer
 
-from koinon.admin import ClusterStatus
-from koinon.cli import output
-from koinon.cli.admin import print_status, status_json
-from koinon.cli.session import INTERRUPTED, NOT_FOUND, Session, command, default_data_dir
-from koinon.cli.signals import StopSignals
+from koinon.cli.console import output
+from koinon.cli.console.session import INTERRUPTED, NOT_FOUND, Session, command, default_data_dir
+from koinon.cli.console.signals import StopSignals
+from koinon.cli.operate.admin import print_status, status_json
 from koinon.local.cluster import LocalCluster, running_cluster, stop_owner
 from koinon.local.files import LocalClusterError
 from koinon.local.processes import ProcessState, state_of
-from koinon_proto.table import NodeStatus
+from koinon.operate.admin import ClusterStatus
+from koinon_proto.contract.table import NodeStatus
 
 PANEL = "Local cluster"
 FIRST_COORDINATOR_PORT = 7400

@@ -25,7 +25,7 @@ from koinon.core.retry import (
 )
 from koinon.core.routing import Router
 from koinon.types import Durability, Entry
-from koinon_proto.errors import KoinonError, ReplyTooLargeError, UnknownFateError
+from koinon_proto.contract.errors import KoinonError, ReplyTooLargeError, UnknownFateError
 
 
 class Kind(Enum):

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NoReturn
 
-from koinon_proto.errors import InvalidArgumentError
-from koinon_proto.table import MAX_KEY_BYTES, MAX_TTL_MS
+from koinon_proto.contract.errors import InvalidArgumentError
+from koinon_proto.contract.table import MAX_KEY_BYTES, MAX_TTL_MS
 
 DURABILITIES = ("all_in_sync", "primary")
 

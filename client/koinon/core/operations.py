@@ -20,7 +20,7 @@ import numpy as np
 from koinon.core.retry import AT_ONCE, Again, RetryPolicy, decide, final_error
 from koinon.core.routing import PartitionIds, Router, Routing, Rows
 from koinon.types import Durability, Entry
-from koinon_proto.errors import KoinonError, ReplyTooLargeError, UnknownFateError
+from koinon_proto.contract.errors import KoinonError, ReplyTooLargeError, UnknownFateError
 
 Failed = list[tuple[Rows, KoinonError]]
 """Rows, each group with the error that they failed with."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from koinon_proto.errors import (
+from koinon_proto.contract.errors import (
     ClusterNotReadyError,
     InternalError,
     KoinonError,

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from koinon_proto.errors import KoinonError, NotPrimaryError, PartitionOfflineError
+from koinon_proto.contract.errors import KoinonError, NotPrimaryError, PartitionOfflineError
+from koinon_proto.contract.table import NodeStatus, Table, TableUpdate, apply_update
 from koinon_proto.partitioner import Partitioner, partitioner
-from koinon_proto.table import NodeStatus, Table, TableUpdate, apply_update
 
 Rows = NDArray[np.int64]
 PartitionIds = NDArray[np.uint32]

@@ -19,7 +19,7 @@ from typing import Any
 from koinon.core.retry import Again, RetryPolicy, decide, final_error
 from koinon.core.routing import Router, Routing
 from koinon.types import Entry
-from koinon_proto.errors import InternalError, KoinonError
+from koinon_proto.contract.errors import InternalError, KoinonError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ import importlib
 import re
 from dataclasses import dataclass
 
-from koinon_proto.errors import ConfigurationError, InvalidArgumentError, KoinonError
+from koinon_proto.contract.errors import ConfigurationError, InvalidArgumentError, KoinonError
 
 _OURS = re.compile(r"^(?:.*?: )?((?:koinon|koinon_proto)(?:\.\w+)*)\.(\w+Error): (.+)$", re.M)
 _MALFORMED = (

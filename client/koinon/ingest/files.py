@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from koinon_proto.errors import InvalidArgumentError
+from koinon_proto.contract.errors import InvalidArgumentError
 
 FORMATS = ("parquet", "csv", "tsv", "jsonl", "orc")
 SUFFIXES = {

@@ -20,9 +20,9 @@ from koinon.ingest.failures import explained
 from koinon.ingest.progress import LoadTracker, Phase, Snapshot
 from koinon.ingest.row_groups import Part, fields_of
 from koinon.ingest.settings import Settings
-from koinon.loads import LoadsClient, LoadState, LoadView
+from koinon.operate.bulk_loads import LoadsClient, LoadState, LoadView
 from koinon.spark.options import write_options
-from koinon_proto.errors import KoinonError, LoadClosedError
+from koinon_proto.contract.errors import KoinonError, LoadClosedError
 
 POLL_S = 0.1
 SETTLE_S = 30.0

@@ -14,11 +14,11 @@ from typing import Any
 
 from koinon.ingest.failures import of_commit
 from koinon.ingest.row_groups import Part, batches_of
-from koinon.spark.jobs import Commit, Job, TaskReport
 from koinon.spark.options import WriteOptions
-from koinon.spark.planning import Field, RowPlan, plan_rows
-from koinon.spark.tasks import run_task
-from koinon_proto.errors import InvalidArgumentError, KoinonError
+from koinon.spark.writing.jobs import Commit, Job, TaskReport
+from koinon.spark.writing.planning import Field, RowPlan, plan_rows
+from koinon.spark.writing.tasks import run_task
+from koinon_proto.contract.errors import InvalidArgumentError, KoinonError
 
 
 def save(

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
 
-from koinon.loads import LoadState, LoadView
+from koinon.operate.bulk_loads import LoadState, LoadView
 
 RATE_WINDOW_S = 4.0
 

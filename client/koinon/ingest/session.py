@@ -17,8 +17,8 @@ from typing import Any
 
 from koinon import java
 from koinon.local.servers import environment, is_importable
-from koinon_proto.errors import ConfigurationError
-from koinon_proto.printable import flush
+from koinon_proto.contract.errors import ConfigurationError
+from koinon_proto.process.printable import flush
 
 LOCAL_MASTER = "local[*]"
 APP_NAME = "koinon ingest"

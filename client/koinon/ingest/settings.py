@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from koinon.spark.options import WriteOptions, write_options
-from koinon.spark.planning import RowPlan, plan_rows
+from koinon.spark.writing.planning import RowPlan, plan_rows
 
 
 @dataclass(frozen=True, kw_only=True)

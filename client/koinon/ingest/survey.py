@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from koinon.ingest.settings import Settings
+from koinon_proto.contract.table import ClusterConfig, Table
 from koinon_proto.partitioner import Partitioner, partitioner
-from koinon_proto.table import ClusterConfig, Table
 
 if TYPE_CHECKING:
-    from koinon.spark.faults import Limits
+    from koinon.spark.encoding.faults import Limits
     from koinon.spark.options import WriteOptions
-    from koinon.spark.planning import RowPlan
+    from koinon.spark.writing.planning import RowPlan
 
 HEAVIEST_MAX = 5
 SIZED = "key binary, partition_id int, bytes long, bad boolean"
@@ -156,7 +156,7 @@ def _sizing(
     settings: Settings, schema: Any, cluster: ClusterConfig
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """Return what makes batches as ``SIZED`` says of batches of rows, for ``mapInArrow``."""
-    from koinon.spark.faults import Limits
+    from koinon.spark.encoding.faults import Limits
 
     plan, options = settings.plan(schema), settings.write_options()
     limits = Limits(
@@ -179,10 +179,10 @@ def _sized(
 ) -> Any:
     import pyarrow as pa
 
-    from koinon.spark import arrays
-    from koinon.spark.faults import find_faults
-    from koinon.spark.keys import encode_keys
-    from koinon.spark.values import ENCODERS, encode_column
+    from koinon.spark.encoding import arrays
+    from koinon.spark.encoding.faults import find_faults
+    from koinon.spark.encoding.keys import encode_keys
+    from koinon.spark.encoding.values import ENCODERS, encode_column
 
     columns = [batch.column(at) for at in plan.key_columns]
     keys = encode_keys(columns, options.key_encoding)

@@ -20,8 +20,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from koinon.admin import Admin, ClusterStatus
-from koinon.health import problems
 from koinon.local import files
 from koinon.local.files import ClusterFile, DirectoryLock, LocalClusterError, Member, PortClaims
 from koinon.local.processes import (
@@ -36,8 +34,10 @@ from koinon.local.processes import (
 )
 from koinon.local.servers import MODULES as MODULES
 from koinon.local.servers import environment, require_servers
-from koinon_proto.errors import UnavailableError
-from koinon_proto.table import NodeStatus
+from koinon.operate.admin import Admin, ClusterStatus
+from koinon.operate.health import problems
+from koinon_proto.contract.errors import UnavailableError
+from koinon_proto.contract.table import NodeStatus
 
 if TYPE_CHECKING:
     from koinon import Client

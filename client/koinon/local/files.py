@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from koinon.local.processes import ProcessIdentity
-from koinon_proto import private
-from koinon_proto.errors import DataDirectoryError, KoinonError
+from koinon_proto.contract.errors import DataDirectoryError, KoinonError
+from koinon_proto.process import private_files
 
 FORMAT = 1
 HOST = "127.0.0.1"
@@ -84,7 +84,7 @@ def save(data_dir: Path, content: ClusterFile) -> None:
     path = cluster_file_path(data_dir)
     temporary = path.with_suffix(".tmp")
     text = json.dumps({"format": FORMAT, **asdict(content)}, indent=2)
-    with open(temporary, "w", encoding="utf-8", opener=private.opener) as file:
+    with open(temporary, "w", encoding="utf-8", opener=private_files.opener) as file:
         file.write(text + "\n")
         file.flush()
         os.fsync(file.fileno())
@@ -119,9 +119,9 @@ class DirectoryLock:
     """An exclusive lock on a data directory, held until released or until the process ends."""
 
     def __init__(self, data_dir: Path) -> None:
-        private.make_directory(data_dir, cluster_file_path(data_dir).name)
+        private_files.make_directory(data_dir, cluster_file_path(data_dir).name)
         path = data_dir / "cluster.lock"
-        self._file = open(path, "a+", opener=private.opener)  # noqa: SIM115
+        self._file = open(path, "a+", opener=private_files.opener)  # noqa: SIM115
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -17,7 +17,7 @@ from enum import Enum
 from pathlib import Path
 
 from koinon.local import guardian
-from koinon_proto import private
+from koinon_proto.process import private_files
 
 POLL_S = 0.01
 
@@ -129,8 +129,8 @@ class ManagedProcess:
     def start(self, environment: Mapping[str, str]) -> ProcessIdentity | None:
         """Start it in a session of its own (a terminal's Ctrl-C does not reach it)."""
         self.exit_code = None
-        private.make_directory(self.log_path.parent)
-        with open(self.log_path, "ab", opener=private.opener) as log:
+        private_files.make_directory(self.log_path.parent)
+        with open(self.log_path, "ab", opener=private_files.opener) as log:
             self._log_start = log.tell()
             self._popen = subprocess.Popen(
                 self.argv,

@@ -7,8 +7,8 @@
 >>> spark.read.format("koinon").option("coordinators", "127.0.0.1:7400").load()
 
 Needs ``pip install 'koinon[spark]'`` wherever Python runs: on the driver and on the executors. The
-options stand in ``koinon.spark.options``, how columns become keys in ``koinon.spark.keys``, how
-rows become values in ``koinon.spark.values``.
+options stand in ``koinon.spark.options``; ``koinon.spark.encoding.keys`` makes keys of columns,
+``koinon.spark.encoding.values`` makes values of rows.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from koinon.spark.datasource import KoinonDataSource as KoinonDataSource
     from koinon.spark.datasource import register as register
-    from koinon.spark.keys import key_bytes as key_bytes
+    from koinon.spark.encoding.keys import key_bytes as key_bytes
     from koinon.spark.udf import partition_id as partition_id
 
 _HOMES = {
     "KoinonDataSource": "koinon.spark.datasource",
     "register": "koinon.spark.datasource",
-    "key_bytes": "koinon.spark.keys",
+    "key_bytes": "koinon.spark.encoding.keys",
     "partition_id": "koinon.spark.udf",
 }
 

@@ -14,19 +14,20 @@ from typing import Any, cast
 
 import grpc
 
-from koinon.channels import Channels
 from koinon.core.retry import Again, RetryPolicy, decide
 from koinon.core.routing import Router, Routing
+from koinon.driver.channels import Channels
+from koinon.driver.request_ids import operation
 from koinon.options import parse_addresses
-from koinon.request_ids import operation
-from koinon_proto import convert, rpc
-from koinon_proto.errors import (
+from koinon_proto.contract import convert
+from koinon_proto.contract.errors import (
     ClusterNotReadyError,
     KoinonError,
     UnavailableError,
     UnknownFateError,
     UnsupportedVersionError,
 )
+from koinon_proto.server import rpc
 from koinon_proto.v1 import kv_pb2, loads_pb2_grpc, table_pb2, table_pb2_grpc
 
 ASK_S = 2.0

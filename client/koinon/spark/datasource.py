@@ -29,16 +29,16 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from koinon.spark import jobs
 from koinon.spark.cluster import Cluster
-from koinon.spark.jobs import Commit, Job, TaskReport
 from koinon.spark.options import ReadOptions, WriteOptions, read_options, write_options
-from koinon.spark.planning import Field, plan_rows
 from koinon.spark.reading import METADATA, read_keys, read_partitions
-from koinon.spark.tasks import run_task
-from koinon_proto.errors import ConfigurationError, InternalError, UnavailableError
-from koinon_proto.loads import StreamBatch
-from koinon_proto.table import MAX_KEY_BYTES
+from koinon.spark.writing import jobs
+from koinon.spark.writing.jobs import Commit, Job, TaskReport
+from koinon.spark.writing.planning import Field, plan_rows
+from koinon.spark.writing.tasks import run_task
+from koinon_proto.contract.bulk_loads import StreamBatch
+from koinon_proto.contract.errors import ConfigurationError, InternalError, UnavailableError
+from koinon_proto.contract.table import MAX_KEY_BYTES
 
 FORMAT: Final = "koinon"
 PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"

@@ -9,11 +9,11 @@ writing
 ``keyColumn``             the key: one column, or several separated by commas
                           (``key``, where the columns are exactly ``key`` and ``value``)
 ``keyEncoding``           ``binary``: integers as 8 bytes that sort like the numbers; ``text``:
-                          as decimal digits. See ``koinon.spark.keys``
+                          as decimal digits. See ``koinon.spark.encoding.keys``
 ``valueColumn``           a binary or string column: its bytes are the value
                           (``value``, where the columns are exactly ``key`` and ``value``)
 ``valueEncoding``         ``json`` or ``msgpack``: the whole row is the value, instead of one
-                          column. See ``koinon.spark.values``
+                          column. See ``koinon.spark.encoding.values``
 ``ttl``                   ``30m``, ``12h``: rows expire so long after their task began; none
 ``orderBy``               where a key repeats, the row with the greatest value of this column
                           stays (null: the least; equal: the last row); without it a key that
@@ -48,9 +48,13 @@ from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
 from koinon.options import parse_addresses
-from koinon_proto.errors import ConfigurationError
-from koinon_proto.loads import LOAD_TEXT_CHARS_MAX, LOAD_TIMEOUT_MS_MAX, LOAD_TIMEOUT_MS_MIN
-from koinon_proto.table import MAX_BATCH_BYTES, MAX_KEY_BYTES, MAX_TTL_MS
+from koinon_proto.contract.bulk_loads import (
+    LOAD_TEXT_CHARS_MAX,
+    LOAD_TIMEOUT_MS_MAX,
+    LOAD_TIMEOUT_MS_MIN,
+)
+from koinon_proto.contract.errors import ConfigurationError
+from koinon_proto.contract.table import MAX_BATCH_BYTES, MAX_KEY_BYTES, MAX_TTL_MS
 
 KEY_ENCODINGS = ("binary", "text")
 VALUE_ENCODINGS = ("json", "msgpack")

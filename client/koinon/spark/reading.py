@@ -19,12 +19,12 @@ import pyarrow as pa
 
 from koinon.client import connect
 from koinon.core.routing import Routing
-from koinon.spark import arrays
 from koinon.spark.cluster import Cluster, Retries, refused
+from koinon.spark.encoding import arrays
 from koinon.spark.options import ReadOptions
 from koinon.types import Entry
-from koinon_proto import columns
-from koinon_proto.errors import InternalError, KoinonError
+from koinon_proto.contract import columns
+from koinon_proto.contract.errors import InternalError, KoinonError
 from koinon_proto.partitioner import Partitioner, partitioner
 from koinon_proto.v1 import loads_pb2
 

@@ -14,7 +14,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as spark_functions
 
 from koinon.spark.cluster import Cluster
-from koinon.spark.keys import encode_keys
+from koinon.spark.encoding.keys import encode_keys
 from koinon_proto.partitioner import partitioner as partitioner_of
 
 COORDINATORS_TIMEOUT_S = 20.0

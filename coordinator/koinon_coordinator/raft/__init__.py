@@ -1,7 +1,7 @@
 """The Raft core's drivers: durable storage, transport between members, and the asyncio member."""
 
-from .config import RaftConfig
-from .errors import (
+from koinon_coordinator.raft.config import RaftConfig
+from koinon_coordinator.raft.errors import (
     MemberRemovedError,
     MemberStoppedError,
     ProposalQueueFullError,
@@ -9,11 +9,11 @@ from .errors import (
     StorageFailedError,
     StoreChangedError,
 )
-from .member import RaftMember, StateMachine
-from .memory_transport import MemoryRaftNetwork, MemoryRaftTransport
-from .status import MemberStatus, RaftCounters, RaftStatus
-from .storage import LmdbRaftStorage, MemoryRaftStorage, RaftStorage
-from .transport import GrpcRaftTransport, RaftTransport, TransportConfig
+from koinon_coordinator.raft.member import RaftMember, StateMachine
+from koinon_coordinator.raft.memory_transport import MemoryRaftNetwork, MemoryRaftTransport
+from koinon_coordinator.raft.status import MemberStatus, RaftCounters, RaftStatus
+from koinon_coordinator.raft.storage import LmdbRaftStorage, MemoryRaftStorage, RaftStorage
+from koinon_coordinator.raft.transport import GrpcRaftTransport, RaftTransport, TransportConfig
 
 __all__ = [
     "GrpcRaftTransport",

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from koinon_coordinator.core.raft import RaftCoreConfig
-from koinon_proto.errors import ConfigurationError
-from koinon_proto.table import MAX_MESSAGE_BYTES
+from koinon_proto.contract.errors import ConfigurationError
+from koinon_proto.contract.table import MAX_MESSAGE_BYTES
 
 STEP_TICKS = 4  # a member whose ticks are further apart was kept from running
 BATCH_ROOM_BYTES = 2 << 20  # what a batch holds beside its largest message

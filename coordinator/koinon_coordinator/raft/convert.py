@@ -22,8 +22,8 @@ from koinon_coordinator.core.raft import (
     VoteReply,
     VoteRequest,
 )
-from koinon_proto.bounds import check
-from koinon_proto.errors import InvalidArgumentError
+from koinon_proto.contract.bounds import check
+from koinon_proto.contract.errors import InvalidArgumentError
 from koinon_proto.v1.raft_pb2 import RaftMessage
 
 _KIND_BY_NUMBER = {int(kind): kind for kind in EntryKind}

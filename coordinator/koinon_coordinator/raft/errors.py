@@ -1,4 +1,4 @@
-"""What a Raft member raises, beside `koinon_proto.errors.NotLeaderError`.
+"""What a Raft member raises, beside `koinon_proto.contract.errors.NotLeaderError`.
 
 Two of them are the wire's own errors under the name that they have here, so that a service can
 pass them on as they are.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from koinon_proto.errors import (
+from koinon_proto.contract.errors import (
     KoinonError,
     ResourceExhaustedError,
     UnavailableError,

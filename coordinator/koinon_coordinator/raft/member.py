@@ -32,21 +32,16 @@ from koinon_coordinator.core.raft import (
     RoleChange,
     TransferGivenUp,
 )
-from koinon_proto.clock import boottime
-from koinon_proto.errors import DataDirectoryError, MembershipChangeError, NotLeaderError
-from koinon_proto.measures import Histogram
-
-from .config import RaftConfig
-from .errors import (
-    MemberRemovedError,
-    MemberStoppedError,
-    StoreChangedError,
-)
-from .refusals import change_error, not_leader, request_error
-from .status import RaftCounters, RaftStatus, status_of
-from .storage import LmdbRaftStorage, RaftStorage
-from .transport import RaftTransport
-from .waiting import Waiting
+from koinon_coordinator.raft.config import RaftConfig
+from koinon_coordinator.raft.errors import MemberRemovedError, MemberStoppedError, StoreChangedError
+from koinon_coordinator.raft.refusals import change_error, not_leader, request_error
+from koinon_coordinator.raft.status import RaftCounters, RaftStatus, status_of
+from koinon_coordinator.raft.storage import LmdbRaftStorage, RaftStorage
+from koinon_coordinator.raft.transport import RaftTransport
+from koinon_coordinator.raft.waiting import Waiting
+from koinon_proto.contract.errors import DataDirectoryError, MembershipChangeError, NotLeaderError
+from koinon_proto.process.clock import boottime
+from koinon_proto.process.measures import Histogram
 
 log = logging.getLogger(__name__)
 

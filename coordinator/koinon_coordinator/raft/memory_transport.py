@@ -4,9 +4,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from koinon_coordinator.core.raft import Message
-
-from .errors import MemberStoppedError
-from .transport import RaftEndpoint
+from koinon_coordinator.raft.errors import MemberStoppedError
+from koinon_coordinator.raft.transport import RaftEndpoint
 
 
 class MemoryRaftNetwork:

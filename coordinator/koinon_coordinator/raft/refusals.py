@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from koinon_coordinator.core.raft import RaftCore, Refusal
-from koinon_proto.errors import (
+from koinon_coordinator.raft.config import RaftConfig
+from koinon_coordinator.raft.errors import ProposalQueueFullError
+from koinon_proto.contract.errors import (
     InvalidArgumentError,
     KoinonError,
     MembershipChangeError,
     NotLeaderError,
 )
-
-from .config import RaftConfig
-from .errors import ProposalQueueFullError
 
 
 def request_error(

@@ -36,10 +36,9 @@ from koinon_coordinator.core.raft import (
     Snapshot,
     SnapshotWrite,
 )
-from koinon_proto import private
-from koinon_proto.errors import DataDirectoryError, UnsupportedVersionError
-
-from .errors import StorageFailedError
+from koinon_coordinator.raft.errors import StorageFailedError
+from koinon_proto.contract.errors import DataDirectoryError, UnsupportedVersionError
+from koinon_proto.process import private_files
 
 STORAGE_FORMAT_VERSION = 1
 ENTRY_FORMAT_VERSION = 1
@@ -177,7 +176,7 @@ class LmdbRaftStorage:
         self._environment: Any = None
         self._read_only = read_only
         if not read_only:
-            private.make_directory(directory, "identity.json")
+            private_files.make_directory(directory, "identity.json")
         self._lock_fd = _lock_directory(directory, read_only=read_only)
         try:
             identity = self._claim(member_id)
@@ -263,7 +262,7 @@ class LmdbRaftStorage:
                 max_readers=8,
                 create=is_new,
                 readonly=self._read_only,
-                mode=private.FILE_MODE,
+                mode=private_files.FILE_MODE,
                 lock=not self._read_only,  # the lock above is held
             )
             if not is_new:
@@ -557,7 +556,7 @@ def _lock_directory(directory: Path, *, read_only: bool) -> int:
     if read_only and not path.exists():
         return -1  # not made, or copied from elsewhere: nobody uses it
     flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT
-    fd = os.open(path, flags | os.O_CLOEXEC, private.FILE_MODE)
+    fd = os.open(path, flags | os.O_CLOEXEC, private_files.FILE_MODE)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -22,17 +22,20 @@ from typing import Any, Protocol
 
 import grpc
 
-from koinon_coordinator.core.decisions import NAME_CHARS_MAX
+from koinon_coordinator.core.decide.decisions import NAME_CHARS_MAX
 from koinon_coordinator.core.raft import AppendRequest, Message, SnapshotChunk
-from koinon_proto.addresses import is_address
-from koinon_proto.errors import ConfigurationError, ResourceExhaustedError, UnavailableError
-from koinon_proto.rpc import COMMON_OPTIONS, typed_stream
+from koinon_coordinator.raft.config import BATCH_ROOM_BYTES
+from koinon_coordinator.raft.convert import MalformedMessageError, from_proto, to_proto
+from koinon_coordinator.raft.errors import MemberStoppedError
+from koinon_proto.contract.addresses import is_address
+from koinon_proto.contract.errors import (
+    ConfigurationError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+from koinon_proto.server.rpc import COMMON_OPTIONS, typed_stream
 from koinon_proto.v1 import raft_pb2_grpc
 from koinon_proto.v1.raft_pb2 import RaftBatch, RaftExchangeReply, RaftHello
-
-from .config import BATCH_ROOM_BYTES
-from .convert import MalformedMessageError, from_proto, to_proto
-from .errors import MemberStoppedError
 
 PROTOCOL_VERSION = 1
 LEARNED_ADDRESSES_MAX = 16

@@ -7,8 +7,7 @@ import asyncio
 from collections.abc import Callable
 
 from koinon_coordinator.core.raft import Entry, LogPosition
-
-from .errors import ProposalUnknownError
+from koinon_coordinator.raft.errors import ProposalUnknownError
 
 
 class _Pending:

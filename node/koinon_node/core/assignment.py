@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from koinon_node.core.records import U64Array
-from koinon_proto.table import NO_NODE, NodeId, NodeNumber, PartitionStatus, Table
+from koinon_proto.contract.table import NO_NODE, NodeId, NodeNumber, PartitionStatus, Table
 
 
 class HostCommand(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from koinon_proto.table import NO_NODE, NodeNumber, PartitionRow, Table, min_in_sync_of
+from koinon_proto.contract.table import NO_NODE, NodeNumber, PartitionRow, Table, min_in_sync_of
 
 
 def is_waited_for(table: Table, me: NodeNumber) -> bool:

@@ -34,10 +34,10 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from koinon_node.core.leading import Leading
-from koinon_node.core.own_disk import OwnDisk
+from koinon_node.core.disk_health import OwnDisk
 from koinon_node.core.records import BoolArray
-from koinon_proto.table import NO_NODE, NodeNumber, PartitionRow, PartitionStatus
+from koinon_node.core.replica_tracker import Leading
+from koinon_proto.contract.table import NO_NODE, NodeNumber, PartitionRow, PartitionStatus
 
 _AGAIN_S = 0.2  # between two proposals for one partition
 _CHANGES_MAX = 16_384  # of one call: coordinators refuse more

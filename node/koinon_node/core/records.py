@@ -32,8 +32,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from koinon_proto.errors import UnsupportedVersionError
-from koinon_proto.table import MAX_KEY_BYTES
+from koinon_proto.contract.errors import UnsupportedVersionError
+from koinon_proto.contract.table import MAX_KEY_BYTES
 
 FLAG_EXPIRES = 1
 FLAG_TOMBSTONE = 2

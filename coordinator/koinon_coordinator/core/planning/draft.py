@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from koinon_proto.table import NodeNumber
-
-from .model import Balance, Layout, PlanNode, Replicas
+from koinon_coordinator.core.planning.model import Balance, Layout, PlanNode, Replicas
+from koinon_proto.contract.table import NodeNumber
 
 
 class Draft:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from .draft import Draft
-from .levels import Levels, Lowest, Unseen
+from koinon_coordinator.core.planning.draft import Draft
+from koinon_coordinator.core.planning.levels import Levels, Lowest, Unseen
 
 QUICK = 64
 """How many replicas of a node are looked at for one that goes the preferred way, before others

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from koinon_proto.table import NO_NODE, NodeNumber, PartitionId
+from koinon_proto.contract.table import NO_NODE, NodeNumber, PartitionId
 
 Replicas = tuple[NodeNumber, ...]
 

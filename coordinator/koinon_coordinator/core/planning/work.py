@@ -7,13 +7,12 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from hashlib import blake2b
 
-from koinon_proto.table import NO_NODE, NodeNumber, PartitionId
-
-from .draft import Draft
-from .graphs import LeadGraph, Ranking, ReplicaGraph
-from .levels import Levels, even_out
-from .model import Layout, Plan, PlannedMove, Refusal, RefusalCode
-from .shares import fair_shares, fair_shares_by_rack
+from koinon_coordinator.core.planning.draft import Draft
+from koinon_coordinator.core.planning.graphs import LeadGraph, Ranking, ReplicaGraph
+from koinon_coordinator.core.planning.levels import Levels, even_out
+from koinon_coordinator.core.planning.model import Layout, Plan, PlannedMove, Refusal, RefusalCode
+from koinon_coordinator.core.planning.shares import fair_shares, fair_shares_by_rack
+from koinon_proto.contract.table import NO_NODE, NodeNumber, PartitionId
 
 
 class Work:

@@ -1,8 +1,8 @@
 """Raft as a pure state machine: see `raft` for the core, `ready` for what it puts out."""
 
-from .config import TERM_JUMP_MAX, TERM_MAX, RaftCoreConfig, Refusal
-from .configuration import Configuration, ConfigurationFormatError
-from .log import (
+from koinon_coordinator.core.raft.config import TERM_JUMP_MAX, TERM_MAX, RaftCoreConfig, Refusal
+from koinon_coordinator.core.raft.configuration import Configuration, ConfigurationFormatError
+from koinon_coordinator.core.raft.log import (
     Entry,
     EntryKind,
     InvariantError,
@@ -11,7 +11,7 @@ from .log import (
     RaftLog,
     Snapshot,
 )
-from .messages import (
+from koinon_coordinator.core.raft.messages import (
     AppendReply,
     AppendRequest,
     FollowerReply,
@@ -25,9 +25,9 @@ from .messages import (
     VoteReply,
     VoteRequest,
 )
-from .progress import ProgressState
-from .raft import RaftCore
-from .ready import (
+from koinon_coordinator.core.raft.progress import ProgressState
+from koinon_coordinator.core.raft.raft import RaftCore
+from koinon_coordinator.core.raft.ready import (
     Event,
     HardState,
     Ready,

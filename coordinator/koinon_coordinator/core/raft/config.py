@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from koinon_proto.errors import ConfigurationError
+from koinon_proto.contract.errors import ConfigurationError
 
 
 class Refusal(Enum):

@@ -6,9 +6,14 @@ they claim is durable, which is the core's business.
 
 import zlib
 
-from .config import RaftCoreConfig
-from .log import RaftLog, Snapshot
-from .messages import AppendReply, AppendRequest, SnapshotChunk, SnapshotReply
+from koinon_coordinator.core.raft.config import RaftCoreConfig
+from koinon_coordinator.core.raft.log import RaftLog, Snapshot
+from koinon_coordinator.core.raft.messages import (
+    AppendReply,
+    AppendRequest,
+    SnapshotChunk,
+    SnapshotReply,
+)
 
 
 def accept_append(log: RaftLog, request: AppendRequest, term: int) -> AppendReply:

@@ -11,10 +11,10 @@ and only durable copies count, the leader's own not excepted.
 from collections import deque
 from dataclasses import dataclass
 
-from .config import RaftCoreConfig, Refusal
-from .configuration import Configuration
-from .log import EntryKind, LogPosition, RaftLog
-from .messages import (
+from koinon_coordinator.core.raft.config import RaftCoreConfig, Refusal
+from koinon_coordinator.core.raft.configuration import Configuration
+from koinon_coordinator.core.raft.log import EntryKind, LogPosition, RaftLog
+from koinon_coordinator.core.raft.messages import (
     AppendReply,
     AppendRequest,
     FollowerReply,
@@ -25,7 +25,12 @@ from .messages import (
     SnapshotReply,
     TimeoutNow,
 )
-from .progress import Progress, ProgressState, QuorumRounds, quorum_value
+from koinon_coordinator.core.raft.progress import (
+    Progress,
+    ProgressState,
+    QuorumRounds,
+    quorum_value,
+)
 
 
 @dataclass(slots=True, kw_only=True)

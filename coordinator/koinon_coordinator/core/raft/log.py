@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
-from .configuration import Configuration, ConfigurationHistory
+from koinon_coordinator.core.raft.configuration import Configuration, ConfigurationHistory
 
 ENTRY_OVERHEAD_BYTES = 32
 

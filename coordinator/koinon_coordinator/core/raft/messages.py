@@ -8,8 +8,8 @@ answer, so that one from an earlier round, term or chunk is never taken for anot
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from .configuration import Configuration
-from .log import Entry
+from koinon_coordinator.core.raft.configuration import Configuration
+from koinon_coordinator.core.raft.log import Entry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from .config import RaftCoreConfig
-from .log import Entry, Snapshot
+from koinon_coordinator.core.raft.config import RaftCoreConfig
+from koinon_coordinator.core.raft.log import Entry, Snapshot
 
 
 class ProgressState(Enum):

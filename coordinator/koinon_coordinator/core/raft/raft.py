@@ -25,14 +25,12 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from koinon_proto.running import RunningTime
-
-from .config import TERM_JUMP_MAX, RaftCoreConfig, Refusal
-from .configuration import Configuration
-from .follower import SnapshotAssembly, accept_append
-from .leader import Leader
-from .log import Entry, InvariantError, LogPosition, RaftLog, Snapshot
-from .messages import (
+from koinon_coordinator.core.raft.config import TERM_JUMP_MAX, RaftCoreConfig, Refusal
+from koinon_coordinator.core.raft.configuration import Configuration
+from koinon_coordinator.core.raft.follower import SnapshotAssembly, accept_append
+from koinon_coordinator.core.raft.leader import Leader
+from koinon_coordinator.core.raft.log import Entry, InvariantError, LogPosition, RaftLog, Snapshot
+from koinon_coordinator.core.raft.messages import (
     AppendReply,
     AppendRequest,
     FollowerReply,
@@ -46,8 +44,8 @@ from .messages import (
     VoteReply,
     VoteRequest,
 )
-from .progress import Progress
-from .ready import (
+from koinon_coordinator.core.raft.progress import Progress
+from koinon_coordinator.core.raft.ready import (
     Event,
     HardState,
     Ready,
@@ -58,6 +56,7 @@ from .ready import (
     SnapshotWrite,
     TransferGivenUp,
 )
+from koinon_proto.process.running_time import RunningTime
 
 _WIDER_MAX = 4  # times the longest election time-out, after elections that nobody won
 _FROM_LEADER = (AppendRequest, HeartbeatRequest, SnapshotChunk, TimeoutNow)

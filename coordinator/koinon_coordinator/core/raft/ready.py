@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from .configuration import Configuration
-from .log import Entry, LogPosition, Snapshot
-from .messages import Message
+from koinon_coordinator.core.raft.configuration import Configuration
+from koinon_coordinator.core.raft.log import Entry, LogPosition, Snapshot
+from koinon_coordinator.core.raft.messages import Message
 
 
 class Role(Enum):

@@ -1,0 +1,188 @@
+"""How answers look: tables and lines for people, JSON for programs, exact bytes when asked."""
+
+from __future__ import annotations
+
+import base64
+import errno
+import json
+import os
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rich import markup
+from rich.measure import Measurement
+from rich.table import Table as RichTable
+
+from koinon.cli.console.terminal import Console
+from koinon_proto.process import printable
+from koinon_proto.process.printable import goes_to_terminal
+
+PIPE_WIDTH = 200
+_UNPRINTABLE_IN_JSON = re.compile(r"[^\x20-\x7e]")
+
+
+class _Console(Console):
+    """A reader that has gone away ends the command as it does where nothing of rich is printed."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console; wide where nobody looks, so that piped tables are neither cut nor wrapped. A key
+    such as ``user:key:1`` is printed as it is: no part of it stands for an emoji.
+    """
+    seen = goes_to_terminal(stderr=stderr)
+    columns = os.environ.get("COLUMNS", "")
+    width = None if seen else int(columns) if columns.isdecimal() else PIPE_WIDTH
+    width = None if width == 0 else width
+    return _Console(stderr=stderr, highlight=False, emoji=False, width=width, soft_wrap=not seen)
+
+
+def escape(text: str) -> str:
+    """Return text of others as a part of one line of markup, in which it stands for itself."""
+    return markup.escape(printable.printable(text))
+
+
+def somebody_is_there() -> bool:
+    """Whether a question would reach a person."""
+    return sys.stdin.isatty()
+
+
+def problem(message: str) -> None:
+    """One line on standard error (further lines hold advice)."""
+    head, _, rest = message.partition("\n")
+    printer = console(stderr=True)
+    printer.print(f"[bold red]koinon:[/] {escape(head)}", soft_wrap=True)
+    if rest:
+        printer.print(rest, style="dim", soft_wrap=True, markup=False)
+
+
+def note(message: str) -> None:
+    """A remark on standard error, out of the way of what is piped."""
+    console(stderr=True).print(message, style="dim", soft_wrap=True, markup=False)
+
+
+def table(*columns: str, title: str | None = None) -> RichTable:
+    """An aligned table without lines; a column whose name starts with '>' is right-aligned."""
+    made = RichTable(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+    )
+    for column in columns:
+        right = column.startswith(">")
+        made.add_column(
+            column.removeprefix(">"),
+            justify="right" if right else "left",
+            header_style="dim",
+            overflow="fold",
+        )
+    return made
+
+
+def show(made: RichTable, *, expendable: Sequence[str] = ()) -> None:
+    """Print a table, without the blanks that fill its last column where nobody sees them. Where it
+    is too wide, columns are left out as far as needed, in the order of ``expendable``.
+    """
+    printer = console()
+    made = fitted(printer, made, expendable)
+    with printer.capture() as capture:
+        printer.print(made)
+    shown = "".join(line.rstrip() + "\n" for line in capture.get().splitlines())
+    printer.file.write(shown)
+    printer.file.flush()
+
+
+def fitted(printer: Console, made: RichTable, expendable: Sequence[str]) -> RichTable:
+    """Return the table, without columns that do not fit, in the order of ``expendable``."""
+    for name in expendable:
+        if _width(printer, made) <= printer.width:
+            break
+        made = _without(made, name)
+    return made
+
+
+def _width(printer: Console, made: RichTable) -> int:
+    """The width at which nothing is folded; the padding behind the last column does not count."""
+    options = printer.options.update(width=10_000)
+    return Measurement.get(printer, options, made).maximum
+
+
+def _without(made: RichTable, name: str) -> RichTable:
+    kept = [column for column in made.columns if column.header != name]
+    headers = [(">" if c.justify == "right" else "") + str(c.header) for c in kept]
+    narrower = table(*headers)
+    for column, before in zip(narrower.columns, kept, strict=True):
+        column.min_width, column.no_wrap = before.min_width, before.no_wrap
+    for cells in zip(*(column.cells for column in kept), strict=True):
+        narrower.add_row(*cells)
+    return narrower
+
+
+def json_bytes(data: bytes) -> str | dict[str, str]:
+    """Bytes in JSON: the text they are as UTF-8, else ``{"base64": …}``."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(data).decode()}
+
+
+def print_json(answer: Any) -> None:
+    """One JSON value on one line, at once: who reads it through a pipe may be waiting for it."""
+    write_line(json_text(answer), flush=True)
+
+
+def json_text(answer: Any) -> str:
+    """Return one JSON value on one line. What is not printable is escaped as JSON does, so that it
+    is the same value: JSON itself asks for that of C0 only.
+    """
+    text = json.dumps(answer, ensure_ascii=False, separators=(",", ":"))
+    return text if text.isprintable() else _UNPRINTABLE_IN_JSON.sub(_json_escape, text)
+
+
+def _json_escape(found: re.Match[str]) -> str:
+    character = found[0]
+    return character if character.isprintable() else json.dumps(character)[1:-1]
+
+
+def write_line(line: str, *, flush: bool = False) -> None:
+    """Write a line to standard output, which keeps it for a while where nobody waits for it."""
+    sys.stdout.write(line + "\n")
+    if flush:
+        sys.stdout.flush()
+
+
+def count(number: int, noun: str) -> str:
+    """``1 row``, ``2,000 rows``, ``3 copies``."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number:,} {noun[:-1]}ies" if noun.endswith("py") else f"{number:,} {noun}s"
+
+
+def bytes_text(number: float) -> str:
+    """A size for people: ``12.3 MB``."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:.1f} TB"
+
+
+def duration_text(seconds: float) -> str:
+    """A duration for people: ``240 ms``, ``3.2 s``, ``4 min 05 s``."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
+
+
+def listed(names: Sequence[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))

@@ -1,0 +1,369 @@
+"""What every command shares: where the cluster is, how to answer, and how it ends.
+
+``command`` registers a function whose first parameter is a :class:`Session`; it adds the common
+options to it, and turns errors into one line on standard error and an exit code:
+
+0 done · 1 not found, or a condition that did not hold · 2 wrong usage or input ·
+3 not available, refused, or of unknown fate · 130 interrupted
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from koinon.cli.console import output
+from koinon.local.cluster import running_cluster
+from koinon.local.files import ClusterFile, LocalClusterError
+from koinon_proto.contract import errors
+from koinon_proto.contract.errors import KoinonError
+from koinon_proto.contract.table import MAX_TTL_MS
+from koinon_proto.process import printable
+
+if TYPE_CHECKING:
+    from koinon import Client
+    from koinon.operate.admin import Admin
+
+DONE = 0
+NOT_FOUND = 1
+USAGE = 2
+UNAVAILABLE = 3
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+DEFAULT_COORDINATORS = "127.0.0.1:7400,127.0.0.1:7401,127.0.0.1:7402"
+DEFAULT_TIMEOUT_MS = 5000
+CLUSTER_ID = "KOINON_CLUSTER_ID"
+"""Names the cluster that an operator means: any other refuses."""
+CONNECTION_PANEL = "Connection and output"
+
+DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
+UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+_EXIT_CODES: dict[type[KoinonError], int] = {
+    errors.InvalidArgumentError: USAGE,
+    errors.ConfigurationError: USAGE,
+    errors.DataDirectoryError: USAGE,
+    errors.MembershipChangeError: USAGE,
+    LocalClusterError: USAGE,
+    errors.ConditionFailedError: NOT_FOUND,
+    errors.UnknownNodeError: NOT_FOUND,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """The common options, resolved."""
+
+    coordinators: str
+    timeout_ms: int
+    timeout_given: bool
+    json: bool
+    debug: bool
+
+    def timeout_or(self, default_ms: int) -> int:
+        """What --timeout says, else a default of the command's own."""
+        return self.timeout_ms if self.timeout_given else default_ms
+
+    def connect(self) -> Client:
+        """Connect the blocking client."""
+        import koinon
+
+        return koinon.connect(self.coordinators, timeout_ms=self.timeout_ms)
+
+    def admin(self, default_timeout_ms: int = DEFAULT_TIMEOUT_MS) -> Admin:
+        """Connect to the coordinators for an operator's calls."""
+        from koinon.operate.admin import Admin
+
+        return Admin(
+            self.coordinators,
+            timeout_ms=self.timeout_or(default_timeout_ms),
+            cluster_id=os.environ.get(CLUSTER_ID, ""),
+        )
+
+
+def duration_ms(text: str) -> int:
+    """Return the milliseconds of a duration with a unit, such as ``500ms``, ``30s`` or ``2h``."""
+    match = DURATION.fullmatch(text.strip().lower())
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is no duration: write 500ms, 30s, 5m, 2h or 1d")
+    found = float(match[1]) * UNIT_MS[match[2]]
+    if found > MAX_TTL_MS:  # infinity too
+        raise typer.BadParameter("a duration may be a hundred years at most")
+    value = int(found)
+    if value < 1:
+        raise typer.BadParameter("a duration must be at least 1ms")
+    return value
+
+
+def default_data_dir() -> Path:
+    """Where ``koinon up`` keeps its cluster unless told otherwise."""
+    base = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
+    return Path(base) / "koinon" / "local"
+
+
+def default_coordinators() -> str:
+    """The running local cluster of the default directory, else the usual local addresses."""
+    running = _default_cluster()
+    return DEFAULT_COORDINATORS if running is None else ",".join(_coordinators_of(running))
+
+
+def _default_cluster() -> ClusterFile | None:
+    """The local cluster that runs on the default directory."""
+    try:
+        return running_cluster(Path(os.environ.get("KOINON_DATA") or default_data_dir()))
+    except KoinonError:
+        return None
+
+
+def _coordinators_of(cluster: ClusterFile) -> list[str]:
+    return [cluster.members[name].address for name in cluster.names("coordinator")]
+
+
+Coordinators = Annotated[
+    str,
+    typer.Option(
+        "--coordinators",
+        envvar="KOINON_COORDINATORS",
+        help="Where the cluster is: HOST:PORT,HOST:PORT,… By default the cluster of "
+        "[bold]koinon up[/bold].",
+        show_default=False,
+        rich_help_panel=CONNECTION_PANEL,
+    ),
+]
+Timeout = Annotated[
+    str,
+    typer.Option(
+        "--timeout",
+        help="How long one operation may take, such as 500ms or 10s (default 5s).",
+        show_default=False,
+        rich_help_panel=CONNECTION_PANEL,
+    ),
+]
+Json = Annotated[
+    bool,
+    typer.Option("--json", help="Answer for programs.", rich_help_panel=CONNECTION_PANEL),
+]
+Debug = Annotated[
+    bool,
+    typer.Option(
+        "--debug", help="Show the traceback of an error.", rich_help_panel=CONNECTION_PANEL
+    ),
+]
+
+_COMMON: tuple[tuple[str, Any, Any], ...] = (
+    ("coordinators", Coordinators, ""),
+    ("timeout", Timeout, ""),
+    ("json", Json, False),
+    ("debug", Debug, False),
+)
+CONNECTION_OPTIONS = {"coordinators", "timeout"}
+
+
+def root_options(
+    context: typer.Context, coordinators: str, timeout: str, json: bool, debug: bool
+) -> None:
+    """Keep the common options that were given before the command's name."""
+    context.obj = {"coordinators": coordinators, "timeout": timeout, "json": json, "debug": debug}
+
+
+def _chosen(context: typer.Context, given: dict[str, Any]) -> dict[str, Any]:
+    """The common options as given after the command's name, or before it."""
+    before = context.find_root().obj or {}
+    return {name: given.get(name) or before.get(name) for name, _, _ in _COMMON}
+
+
+def _session(chosen: dict[str, Any], *, connects: bool) -> Session:
+    usual = default_coordinators if connects else str
+    return Session(
+        coordinators=chosen["coordinators"] or usual(),
+        timeout_ms=duration_ms(chosen["timeout"]) if chosen["timeout"] else DEFAULT_TIMEOUT_MS,
+        timeout_given=bool(chosen["timeout"]),
+        json=bool(chosen["json"]),
+        debug=bool(chosen["debug"]),
+    )
+
+
+Body = Callable[..., int | None]
+
+
+def command(
+    app: typer.Typer,
+    name: str,
+    *,
+    examples: Sequence[str] = (),
+    panel: str | None = None,
+    connects: bool = True,
+) -> Callable[[Body], Body]:
+    """Register ``function(session, …) -> exit code or None`` as a command of ``app``; one that
+    does not connect to a cluster has no options for it.
+    """
+
+    def register(function: Body) -> Body:
+        text = _help_text(function)
+        if examples:
+            text += "\n\n\b\nExamples:\n" + "\n".join(f"  $ {line}" for line in examples)
+        app.command(name, help=text, rich_help_panel=panel)(
+            _with_common_options(function, connects=connects)
+        )
+        return function
+
+    return register
+
+
+def default_command(app: typer.Typer, function: Body) -> None:
+    """Register what a group of commands does when it is called without a subcommand."""
+    run = _with_common_options(function)
+    app.callback(invoke_without_command=True, help=_help_text(function))(run)
+
+
+def _help_text(function: Body) -> str:
+    """A docstring with its paragraphs' lines joined, to be wrapped to the terminal's width."""
+    paragraphs = (inspect.getdoc(function) or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+def _with_common_options(function: Body, *, connects: bool = True) -> Callable[..., None]:
+    """Return the function as Typer takes it: with the common options in its signature."""
+    common = [row for row in _COMMON if connects or row[0] not in CONNECTION_OPTIONS]
+    own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter("context", keyword, annotation=typer.Context)]
+    parameters += [parameter.replace(kind=keyword) for parameter in own]
+    parameters += [
+        inspect.Parameter(option, keyword, annotation=kind, default=default)
+        for option, kind, default in common
+    ]
+
+    def run(context: typer.Context, **given: Any) -> None:
+        if context.invoked_subcommand is not None:
+            before = context.find_root().obj
+            before.update({name: given[name] for name, _, _ in common if given[name]})
+            return
+        chosen = _chosen(context, {name: given[name] for name, _, _ in common})
+        arguments = {parameter.name: given[parameter.name] for parameter in own}
+        guarded(
+            lambda: function(_session(chosen, connects=connects), **arguments),
+            debug=bool(chosen["debug"]),
+            as_json=bool(chosen["json"]),
+            coordinators=chosen["coordinators"] or "",
+        )
+
+    run.__name__ = function.__name__
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run
+
+
+def guarded(
+    function: Callable[[], int | None], *, debug: bool, as_json: bool, coordinators: str = ""
+) -> NoReturn:
+    """Run a command's body and end with its exit code, whatever happens. ``coordinators`` are
+    those that were given ('': the default), for the advice.
+    """
+    try:
+        code = _reported(function, debug=debug, as_json=as_json, coordinators=coordinators)
+    except BrokenPipeError:  # koinon scan | head
+        _let_go()
+        code = BROKEN_PIPE
+    raise typer.Exit(code)
+
+
+def _let_go() -> None:
+    """Give up what cannot be written any more: Python would try again at its end, and complain."""
+    for stream in map(printable.stream_of, (False, True)):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _reported(
+    function: Callable[[], int | None], *, debug: bool, as_json: bool, coordinators: str
+) -> int:
+    try:
+        code = function() or DONE
+        printable.flush()
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except typer.Abort as abort:  # Ctrl-C or Ctrl-D at a question; all are asked beforehand
+        output.note("\nno answer: nothing was changed")
+        code = USAGE if isinstance(abort.__context__, EOFError) else INTERRUPTED
+    except BrokenPipeError:
+        raise
+    except (KoinonError, OSError) as error:
+        code = fail(error, debug=debug, coordinators=coordinators)
+        if as_json:
+            output.print_json({"error": message_of(error)})
+    return code
+
+
+def message_of(error: KoinonError | OSError) -> str:
+    """The error in a line, with the file's name where it is about one, and with the id by which
+    servers' logs know the request.
+    """
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    text = str(error)
+    if not isinstance(error, LocalClusterError):  # which shows the end of a log
+        text = printable.printable(text)
+    request_id = error.request_id if isinstance(error, KoinonError) else ""
+    return text if request_id in text else f"{text} [request {request_id}]"
+
+
+def fail(error: KoinonError | OSError, *, debug: bool, coordinators: str = "") -> int:
+    """Say what went wrong and what to do next; return the exit code."""
+    advice = _advice(error, coordinators) if isinstance(error, KoinonError) else ""
+    output.problem(f"{message_of(error)}{advice}")
+    if debug:
+        printable.tell("".join(traceback.format_exception(error)).rstrip(), stderr=True)
+    if isinstance(error, OSError):
+        return USAGE
+    return next(
+        (code for kind, code in _EXIT_CODES.items() if isinstance(error, kind)), UNAVAILABLE
+    )
+
+
+def _dead_members_advice(coordinators: str) -> str:
+    running = _default_cluster()
+    ours = running is not None and (
+        not coordinators or set(coordinators.split(",")) == set(_coordinators_of(running))
+    )
+    if running is None or not ours:
+        return "\n  'koinon admin status' shows which nodes are down: start them again."
+    again = "'koinon up -d'" if running.detached else "Ctrl-C where it runs and 'koinon up' again"
+    return (
+        f"\n  'koinon admin status' shows which nodes are down; {again} "
+        "starts the dead members of this local cluster."
+    )
+
+
+def _advice(error: KoinonError, coordinators: str) -> str:
+    if isinstance(error.__cause__, errors.PartitionOfflineError | errors.LeaseExpiredError):
+        return _dead_members_advice(coordinators)
+    match error:
+        case errors.UnavailableError() | errors.ClusterNotReadyError():
+            return (
+                "\n  Is the cluster up? 'koinon up' starts a local one; --coordinators or "
+                "KOINON_COORDINATORS says where another is; 'koinon admin status' shows its state."
+            )
+        case errors.PartitionOfflineError() | errors.LeaseExpiredError():
+            return _dead_members_advice(coordinators)
+        case errors.UnknownFateError():
+            return "\n  Read the key to see; a plain put or delete may simply be repeated."
+        case errors.ConditionFailedError():
+            return "\n  'koinon get KEY --json' shows the record and its version."
+        case errors.InternalError():
+            return "\n  This is a defect; the log of the server that answered has the whole story."
+        case errors.ResourceExhaustedError():
+            return "\n  Try again in a moment."
+        case _:
+            return ""

@@ -1,0 +1,1 @@
+"""Commands for data: get, put, scan, load, ingest."""

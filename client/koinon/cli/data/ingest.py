@@ -1,0 +1,296 @@
+"""ingest: files into the cluster by way of Spark, all of them or nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from koinon.cli.console import output
+from koinon.cli.console.session import DONE, INTERRUPTED, Session, command, duration_ms, fail
+from koinon.cli.console.units import bytes_per_second
+from koinon.cli.data import ingest_view
+from koinon.cli.data.load import Interrupt
+from koinon.ingest import files, row_groups, survey
+from koinon.ingest.failures import explained
+from koinon.ingest.job import Job, Outcome
+from koinon.ingest.session import LOCAL_MASTER, require_spark, spark_session
+from koinon.ingest.settings import Settings
+from koinon.operate.bulk_loads import LoadsClient, LoadState
+
+if TYPE_CHECKING:
+    from koinon_proto.contract.table import Table
+
+MODES = ("append", "overwrite")
+ENCODINGS = ("json", "msgpack")
+KEY_ENCODINGS = ("text", "binary")
+WHERE = "Where Spark runs"
+ASK_S = 3.0
+"""How long one question of how far the load is may take."""
+
+
+Paths = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="PATH…", help="Files or directories: Parquet, ORC, CSV, TSV, JSON lines."
+    ),
+]
+Key = Annotated[str, typer.Option(help="The column that is the key, or several: a,b.")]
+KeyEncoding = Annotated[
+    str,
+    typer.Option(
+        help="Integers in keys: text (7 becomes '7') or binary (8 bytes that sort like them)."
+    ),
+]
+Value = Annotated[
+    str | None, typer.Option(help="The column that is the value.", show_default=False)
+]
+Encoding = Annotated[
+    str | None,
+    typer.Option(
+        help="The whole row is the value, as json (the default without --value) or msgpack.",
+        show_default=False,
+    ),
+]
+FileFormat = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        help="parquet, csv, tsv, jsonl or orc; by default from the name.",
+        show_default=False,
+    ),
+]
+Mode = Annotated[
+    str, typer.Option(help="append, or overwrite: what is not in the files is deleted.")
+]
+Prefix = Annotated[
+    str | None, typer.Option(help="Overwrite only keys that begin so.", show_default=False)
+]
+Ttl = Annotated[
+    str | None, typer.Option(help="Let the rows expire after 30m, 2h, 1d.", show_default=False)
+]
+OrderBy = Annotated[
+    str | None,
+    typer.Option(
+        help="Of rows with one key the greatest of this column stays. Without it a key that "
+        "repeats fails the load.",
+        show_default=False,
+    ),
+]
+BadRecords = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR",
+        help="Write rows that cannot be stored here, and load the others.",
+        show_default=False,
+    ),
+]
+MaxRate = Annotated[
+    str | None,
+    typer.Option(help="Send at most so much a second: 50MB, 1GiB.", show_default=False),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Only say what would be loaded, and how evenly.")
+]
+Master = Annotated[str, typer.Option(help="Spark's master.", rich_help_panel=WHERE)]
+Conf = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE", help="A setting of Spark; may be repeated.", rich_help_panel=WHERE
+    ),
+]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", help="Show what Spark says.", rich_help_panel=WHERE)
+]
+
+
+def ingest(
+    session: Session,
+    paths: Paths,
+    *,
+    key: Key,
+    key_encoding: KeyEncoding = "text",
+    value: Value = None,
+    encoding: Encoding = None,
+    file_format: FileFormat = None,
+    mode: Mode = "append",
+    prefix: Prefix = None,
+    ttl: Ttl = None,
+    order_by: OrderBy = None,
+    bad_records: BadRecords = None,
+    max_rate: MaxRate = None,
+    dry_run: DryRun = False,
+    master: Master = LOCAL_MASTER,
+    conf: Conf = None,
+    verbose: Verbose = False,
+) -> int:
+    """Load files with Spark: all rows become readable, or none does.
+
+    A Spark of its own is started, on the Java that is found or that the spark extra brought
+    along, unless --master names another. The load stages all rows on the nodes, checks them, and
+    makes them readable key by key once it is committed. Until then Ctrl-C leaves nothing behind.
+    """
+    settings = Settings(
+        coordinators=session.coordinators,
+        key=key,
+        key_encoding=_one_of("--key-encoding", key_encoding, KEY_ENCODINGS),
+        value=value,
+        encoding=_encoding(value, encoding),
+        mode=_one_of("--mode", mode, MODES),
+        prefix=_prefix(mode, prefix),
+        ttl=f"{duration_ms(ttl)}ms" if ttl else None,
+        order_by=order_by,
+        bad_records=_place(bad_records),
+        bytes_per_second=bytes_per_second(max_rate) if max_rate else 0,
+    )
+    spark_conf = dict(map(_setting, conf or ()))
+    kind = files.format_of(paths, file_format)
+    with _explaining():
+        settings.write_options()
+    require_spark()
+    with session.connect() as client:
+        table = client.table()
+    with spark_session(master=master, conf=spark_conf, verbose=verbose) as spark, _explaining():
+        keep_malformed = dry_run or bad_records is not None
+        frame, malformed = files.read(
+            spark, paths, kind, keep_malformed=keep_malformed, typed=order_by
+        )
+        settings.plan(frame.schema)
+        if dry_run:
+            return _dry_run(session, frame, malformed, settings, table)
+        rows_total = files.rows_of(spark, paths, kind)
+        bad = files.keep(malformed, settings.bad_records)
+        what = f"koinon ingest {' '.join(paths)}"
+        with LoadsClient(session.coordinators, timeout_s=ASK_S) as loads:
+            job = Job(
+                frame=frame,
+                settings=settings,
+                loads=loads,
+                rows_total=rows_total,
+                what=what,
+                parts=_parts(frame, paths, kind, spark_conf),
+            )
+            return _run(session, job, bad)
+
+
+def _parts(
+    frame: Any, paths: Sequence[str], kind: str, conf: Mapping[str, str]
+) -> list[row_groups.Part] | None:
+    """What tasks read themselves, if they can."""
+    context = frame.sparkSession.sparkContext
+    return row_groups.parts_of(
+        paths,
+        row_groups.fields_of(frame.schema),
+        kind=kind,
+        master=context.master,
+        conf=conf,
+        tasks=context.defaultParallelism,
+    )
+
+
+@contextlib.contextmanager
+def _explaining() -> Iterator[None]:
+    """Raise what an exception of Spark's comes to in its place."""
+    try:
+        yield
+    except Exception as error:
+        told = explained(error)
+        if told is error:
+            raise
+        raise told from error
+
+
+def _run(session: Session, job: Job, malformed: int) -> int:
+    with Interrupt() as interrupt, ingest_view.progress(quiet=session.json) as draw:
+        outcome = job.run(draw, lambda: interrupt.asked)
+    bad = _bad_rows(job, outcome, malformed)
+    if session.json:
+        output.print_json(ingest_view.summary_json(outcome, bad))
+    else:
+        ingest_view.print_summary(outcome, bad, kept_in=job.settings.bad_records or "")
+    return _exit_code(session, outcome)
+
+
+def _bad_rows(job: Job, outcome: Outcome, malformed: int) -> int | None:
+    """How many rows of the source were not loaded; None where nobody counted."""
+    if outcome.state is not LoadState.DONE or job.settings.bad_records is None:
+        return 0 if outcome.state is LoadState.DONE else None
+    if job.rows_total is not None:
+        return malformed + job.rows_total - outcome.rows
+    set_aside = files.set_aside(job.settings.bad_records, outcome.job_id)
+    return None if set_aside is None else malformed + set_aside
+
+
+def _exit_code(session: Session, outcome: Outcome) -> int:
+    if outcome.interrupted:
+        return INTERRUPTED
+    if outcome.error is not None:
+        return fail(outcome.error, debug=session.debug, coordinators=session.coordinators)
+    return DONE
+
+
+def _dry_run(session: Session, frame: Any, malformed: Any, settings: Settings, table: Table) -> int:
+    if not session.json:
+        output.note("going through the rows; nothing is written…")
+    found = survey.take(frame, settings, table)
+    found = replace(found, bad_rows=found.bad_rows + files.keep(malformed, None))
+    if session.json:
+        output.print_json(ingest_view.survey_json(frame.schema, found, table))
+    else:
+        ingest_view.print_survey(frame.schema, settings.plan(frame.schema), found, table)
+    return DONE
+
+
+# --- options -------------------------------------------------------------------------------------
+
+
+def _one_of(option: str, given: str, known: tuple[str, ...]) -> str:
+    if given not in known:
+        raise typer.BadParameter(f"{option} {given}: {' or '.join(known)}")
+    return given
+
+
+def _encoding(value: str | None, encoding: str | None) -> str | None:
+    if value is not None and encoding is not None:
+        raise typer.BadParameter("--encoding is for whole rows: give it, or --value, not both")
+    if encoding is not None:
+        return _one_of("--encoding", encoding, ENCODINGS)
+    return "json" if value is None else None
+
+
+def _prefix(mode: str, prefix: str | None) -> str | None:
+    if prefix and mode != "overwrite":
+        raise typer.BadParameter("--prefix says what --mode overwrite replaces: give both")
+    return prefix or None
+
+
+def _place(directory: str | None) -> str | None:
+    """A directory of this machine by its whole path: Spark's tasks may have another to start at."""
+    if directory is None or not files.is_local(directory):
+        return directory
+    return str(files.local_path(directory).absolute())
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise typer.BadParameter(f"--conf {text}: write NAME=VALUE")
+    return name.strip(), value
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    command(
+        app,
+        "ingest",
+        panel="Data",
+        examples=[
+            "koinon ingest orders.parquet --key o_orderkey",
+            "koinon ingest events/ --key user,day --encoding msgpack --order-by at",
+            "koinon ingest users.csv --key id --value email --mode overwrite",
+            "koinon ingest orders.parquet --key o_orderkey --dry-run",
+        ],
+    )(ingest)

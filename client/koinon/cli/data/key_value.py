@@ -1,0 +1,242 @@
+"""put, get, delete, scan."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import itertools
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from koinon.cli.console import output
+from koinon.cli.console.session import DONE, NOT_FOUND, Session, command, duration_ms
+from koinon.cli.console.units import INT64_MAX, UINT64_MAX
+from koinon_proto.contract.errors import KoinonError
+from koinon_proto.process.printable import flush, goes_to_terminal, printable_bytes, write_bytes
+
+PANEL = "Data"
+
+Key = Annotated[str, typer.Argument(help="The key, as text.", show_default=False)]
+Hex = Annotated[bool, typer.Option("--hex", help="Key and value are given in hexadecimal.")]
+Base64 = Annotated[bool, typer.Option("--base64", help="Key and value are given in base64.")]
+IfVersion = Annotated[
+    int | None,
+    typer.Option(
+        "--if-version",
+        min=0,
+        max=UINT64_MAX,
+        help="Only if the record has this version (0: only if there is none).",
+        show_default=False,
+    ),
+]
+
+
+def decode(text: str, what: str, *, hexadecimal: bool, base_64: bool) -> bytes:
+    """Return the bytes that an argument (named by ``what``) stands for."""
+    if hexadecimal and base_64:
+        raise typer.BadParameter("--hex and --base64 exclude each other")
+    try:
+        if hexadecimal:
+            if len("".join(text.split())) % 2:
+                raise ValueError("an odd number of hexadecimal digits")
+            return bytes.fromhex(text)
+        if base_64:
+            return base64.b64decode(text, validate=True)
+    except (ValueError, binascii.Error) as error:
+        raise typer.BadParameter(f"{what} {text!r}: {error}") from error
+    return os.fsencode(text)
+
+
+def _value(value: str | None, file: str | None, *, hexadecimal: bool, base_64: bool) -> bytes:
+    if (value is None) == (file is None):
+        raise typer.BadParameter("give either a VALUE or --value-file")
+    if file is None:
+        assert value is not None
+        return decode(value, "VALUE", hexadecimal=hexadecimal, base_64=base_64)
+    return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+
+
+def put(
+    session: Session,
+    key: Key,
+    value: Annotated[
+        str | None, typer.Argument(help="The value, as text.", show_default=False)
+    ] = None,
+    *,
+    value_file: Annotated[
+        str | None,
+        typer.Option(help="Read the value from this file (-: standard input), byte by byte."),
+    ] = None,
+    ttl: Annotated[
+        str | None, typer.Option(help="Let it expire after 500ms, 30s, 5m, 2h, 1d.")
+    ] = None,
+    if_version: IfVersion = None,
+    hexadecimal: Hex = False,
+    base_64: Base64 = False,
+) -> None:
+    """Write a record. When this returns, it is durable."""
+    data = _value(value, value_file, hexadecimal=hexadecimal, base_64=base_64)
+    key_bytes = decode(key, "KEY", hexadecimal=hexadecimal, base_64=base_64)
+    ttl_ms = duration_ms(ttl) if ttl else None
+    with session.connect() as client:
+        version = client.put(key_bytes, data, ttl_ms=ttl_ms, if_version=if_version)
+    if session.json:
+        output.print_json({"key": output.json_bytes(key_bytes), "version": version})
+
+
+def get(
+    session: Session,
+    key: Key,
+    *,
+    raw: Annotated[
+        bool,
+        typer.Option(
+            "--raw", help="Exactly the value's bytes, without a line's end (not to a terminal)."
+        ),
+    ] = False,
+    hexadecimal: Hex = False,
+    base_64: Base64 = False,
+) -> int:
+    """Read a record. Exit code 1 if there is none."""
+    key_bytes = decode(key, "KEY", hexadecimal=hexadecimal, base_64=base_64)
+    with session.connect() as client:
+        entry = client.get_entry(key_bytes)
+    if entry is None:
+        if session.json:
+            output.print_json({"key": output.json_bytes(key_bytes), "found": False})
+        else:
+            output.problem(f"not found: {printable_bytes(key_bytes)}")
+        return NOT_FOUND
+    if session.json:
+        output.print_json({"found": True, **_entry_json(entry)})
+    elif raw:
+        _write_raw(entry.value)
+    else:
+        _print_value(entry.value, "--raw gives the exact bytes")
+    return DONE
+
+
+def _write_raw(value: bytes) -> None:
+    """Exactly the bytes, but on a terminal, which might obey what somebody has put in a record."""
+    if goes_to_terminal():
+        _print_value(value, "a pipe or a file gets the exact bytes")
+    else:
+        write_bytes(value)
+
+
+def _print_value(value: bytes, hint: str) -> None:
+    """Text as it is (lines kept); anything else escaped, with a hint."""
+    shown = "\n".join(printable_bytes(line) for line in value.split(b"\n"))
+    output.write_line(shown, flush=True)
+    if shown.encode() != value:
+        output.note(f"(not plain text, shown with escapes; {hint})")
+
+
+def delete(
+    session: Session,
+    key: Key,
+    *,
+    if_version: IfVersion = None,
+    hexadecimal: Hex = False,
+    base_64: Base64 = False,
+) -> int:
+    """Delete a record. Exit code 1 if there was none."""
+    key_bytes = decode(key, "KEY", hexadecimal=hexadecimal, base_64=base_64)
+    with session.connect() as client:
+        found = client.delete(key_bytes, if_version=if_version)
+    if session.json:
+        output.print_json({"key": output.json_bytes(key_bytes), "found": found})
+    elif not found:
+        output.problem(f"not found: {printable_bytes(key_bytes)}")
+    return DONE if found else NOT_FOUND
+
+
+def scan(
+    session: Session,
+    *,
+    prefix: Annotated[
+        str, typer.Option(help="Only keys that start with this.", show_default=False)
+    ] = "",
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, max=INT64_MAX, help="At most this many records.", show_default=False),
+    ] = None,
+    keys_only: Annotated[bool, typer.Option("--keys-only", help="Keys without values.")] = False,
+    hexadecimal: Annotated[bool, typer.Option("--hex", help="The prefix is hexadecimal.")] = False,
+    base_64: Annotated[bool, typer.Option("--base64", help="The prefix is base64.")] = False,
+) -> None:
+    """List records: one per line, key, tab, value; with --json one JSON object per line.
+
+    Records come by partition and then by key, not in one global order.
+    """
+    prefix_bytes = decode(prefix, "--prefix", hexadecimal=hexadecimal, base_64=base_64)
+    shown = 0
+    with session.connect() as client:
+        options: dict[str, Any] = {"page_rows": min(limit, 1000)} if limit else {}
+        entries = client.scan(prefix=prefix_bytes, keys_only=keys_only, **options)
+        try:
+            for entry in itertools.islice(entries, limit):
+                shown += 1
+                _print_entry(entry, keys_only=keys_only, as_json=session.json)
+        except KoinonError:
+            flush()
+            output.note(f"the listing is incomplete: it breaks off after {_records(shown)}")
+            raise
+    if not session.json and goes_to_terminal(stderr=True):
+        output.note(_records(shown))
+
+
+def _records(number: int) -> str:
+    return output.count(number, "record")
+
+
+def _print_entry(entry: Any, *, keys_only: bool, as_json: bool) -> None:
+    if as_json:
+        row = _entry_json(entry)
+        if keys_only:
+            del row["value"]
+        output.write_line(output.json_text(row))
+        return
+    value = "" if keys_only else f"\t{printable_bytes(entry.value)}"
+    output.write_line(f"{printable_bytes(entry.key)}{value}")
+
+
+def _entry_json(entry: Any) -> dict[str, Any]:
+    return {
+        "key": output.json_bytes(entry.key),
+        "value": output.json_bytes(entry.value),
+        "version": entry.version,
+        "expires_at_ms": entry.expires_at_ms,
+    }
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands."""
+    command(
+        app,
+        "put",
+        panel=PANEL,
+        examples=[
+            "koinon put greeting hello",
+            "koinon put session:7 token --ttl 30m",
+            "koinon put photo --value-file cat.jpg",
+            "koinon put counter 1 --if-version 0     (only if it is new)",
+        ],
+    )(put)
+    command(
+        app,
+        "get",
+        panel=PANEL,
+        examples=["koinon get greeting", "koinon get photo --raw > cat.jpg"],
+    )(get)
+    command(app, "delete", panel=PANEL, examples=["koinon delete greeting"])(delete)
+    command(
+        app,
+        "scan",
+        panel=PANEL,
+        examples=["koinon scan --prefix session: --limit 10", "koinon scan --json | jq .key"],
+    )(scan)

@@ -1,0 +1,490 @@
+"""admin: status, nodes, partitions, coordinators; and the list of all that an operator can do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from koinon.cli.console import output
+from koinon.cli.console.session import NOT_FOUND, Session, command, default_command
+from koinon.cli.operate import bulk_loads, force, hot, moves, plans, verify
+from koinon.operate.admin import Admin, ClusterStatus, count_by_primary
+from koinon.operate.bulk_loads import LoadView
+from koinon.operate.health import is_short, notes, problems, replicas_by_node, summary
+from koinon_proto.contract.errors import KoinonError
+from koinon_proto.contract.table import NodeInfo, NodeStatus, PartitionRow, PartitionStatus, Table
+
+app = typer.Typer(
+    help="Look at the cluster; change its coordinators, its nodes, and where replicas are.",
+    no_args_is_help=True,
+)
+coordinators_app = typer.Typer()
+REPLICAS_PANEL = "Nodes and replicas"
+
+NODE_COLORS = {
+    NodeStatus.ACTIVE: "green",
+    NodeStatus.FENCED: "red",
+    NodeStatus.DRAINING: "yellow",
+    NodeStatus.LEFT: "dim",
+}
+NODE_WORDS = {NodeStatus.FENCED: "down", NodeStatus.ACTIVE: "active"}
+NODE_COLUMNS_EXPENDABLE = ("HEARD", "RACK", "READS/S", "WRITES/S", "USED", "ADDRESS")
+"""What a narrow terminal does without, in this order."""
+PARTITION_COLORS = {
+    PartitionStatus.ONLINE: "green",
+    PartitionStatus.ASSIGNED: "yellow",
+    PartitionStatus.OFFLINE: "red",
+}
+PARTITION_WORDS = {PartitionStatus.ASSIGNED: "starting"}
+
+
+def print_status(status: ClusterStatus, loads: Iterable[LoadView] = ()) -> None:
+    """The whole of it, for people: how it is, what it consists of."""
+    printer = output.console()
+    printer.print(summary_text(status))
+    for problem in problems(status)[1:]:
+        printer.print(f"           {output.escape(problem)}")
+    for note in notes(status, loads):
+        printer.print(f"[dim]Note:[/] {output.escape(note)}")
+    printer.print()
+    _print_facts(status)
+    printer.print()
+    output.show(coordinators_table(status), expendable=("LOG AT",))
+    if status.table is not None and status.table.nodes:
+        printer.print()
+        output.show(nodes_table(status, status.table), expendable=NODE_COLUMNS_EXPENDABLE)
+
+
+def summary_text(status: ClusterStatus) -> Text:
+    """The line that says whether all is well, with its first words in colour."""
+    text = Text(summary(status))
+    for words, style in (("All is well.", "bold green"), ("Attention:", "bold red")):
+        if text.plain.startswith(words):
+            text.stylize(style, 0, len(words))
+    return text
+
+
+def _print_facts(status: ClusterStatus) -> None:
+    facts = output.table("", "")
+    facts.show_header = False
+    if (table := status.table) is not None:
+        config = table.cluster
+        facts.add_row("[dim]cluster[/]", output.escape(config.cluster_id))
+        facts.add_row("[dim]table[/]", f"version {table.table_version:,}")
+        online = Counter(row.status for row in table.rows)[PartitionStatus.ONLINE]
+        facts.add_row(
+            "[dim]partitions[/]",
+            f"{online:,} of {config.partition_count:,} online, by {config.partitioner}, "
+            f"{output.count(config.replication_factor, 'copy')} each",
+        )
+    if status.sessions:
+        records = sum(s.records for s in status.sessions if s.live)
+        used = sum(s.used_bytes for s in status.sessions if s.live)
+        facts.add_row(
+            "[dim]data[/]", f"{output.count(records, 'record')}, {output.bytes_text(used)}"
+        )
+    facts.add_row("[dim]raft[/]", f"term {status.term}, committed up to {status.commit_index:,}")
+    output.show(facts)
+
+
+def coordinators_table(status: ClusterStatus) -> Any:
+    """The coordinators, as the answering one sees them."""
+    shown = output.table("COORDINATOR", "ADDRESS", "ROLE", "STATE", ">LOG AT")
+    for member in sorted(status.coordinators, key=lambda c: c.member_id):
+        leads = member.leader or member.member_id == status.leader_id
+        role = "[bold]leader[/]" if leads else "follower" if member.voter else "learner"
+        state = "[dim]unknown[/]"
+        if status.is_leader:
+            state = "[green]up[/]" if member.active or leads else "[red]silent[/]"
+        index = f"{member.match_index:,}" if member.match_index else ""
+        shown.add_row(member.member_id, output.escape(member.address), role, state, index)
+    return shown
+
+
+def nodes_table(status: ClusterStatus, table: Table) -> Any:
+    """The nodes, with what they hold and do."""
+    racks = any(node.rack for node in table.nodes.values())
+    columns = ["NODE", "ADDRESS", *["RACK"] * racks, "STATE", ">PRIMARIES", ">REPLICAS"]
+    shown = output.table(*columns, ">RECORDS", ">USED", ">READS/S", ">WRITES/S", ">HEARD")
+    primaries, replicas = count_by_primary(table), replicas_by_node(table)
+    for node in _by_name(table):
+        word = NODE_WORDS.get(node.status, node.status.name.lower())
+        state = f"[{NODE_COLORS[node.status]}]{word}[/]"
+        cells = [
+            node.node_id,
+            output.escape(node.address),
+            *[output.escape(node.rack)] * racks,
+            state,
+        ]
+        cells += [f"{primaries[node.number]:,}", f"{replicas[node.number]:,}"]
+        session = status.session_of(node.number)
+        if session is not None and session.live:
+            cells += [
+                f"{session.records:,}",
+                output.bytes_text(session.used_bytes),
+                f"{session.reads_per_second:,.0f}",
+                f"{session.writes_per_second:,.0f}",
+                f"{session.heard_ms_ago:,} ms ago",
+            ]
+        shown.add_row(*cells)
+    return shown
+
+
+def _by_name(table: Table) -> list[NodeInfo]:
+    return sorted(table.nodes.values(), key=lambda node: (len(node.node_id), node.node_id))
+
+
+# --- for programs --------------------------------------------------------------------------------
+
+
+def status_json(status: ClusterStatus, loads: Iterable[LoadView] = ()) -> dict[str, Any]:
+    """The stable form of ``admin status --json``."""
+    table = status.table
+    return {
+        "ok": not problems(status),
+        "summary": summary(status),
+        "problems": problems(status),
+        "notes": notes(status, loads),
+        "cluster_id": table.cluster.cluster_id if table else None,
+        "table_version": table.table_version if table else 0,
+        "partitioner": table.cluster.partitioner if table else None,
+        "partition_count": table.cluster.partition_count if table else 0,
+        "replication_factor": table.cluster.replication_factor if table else 0,
+        "min_in_sync": table.cluster.min_in_sync if table else 0,
+        "partitions": partitions_json(table),
+        "answered_by": status.member_id,
+        "leader_id": status.leader_id or None,
+        "leader_address": status.leader_address or None,
+        "term": status.term,
+        "commit_index": status.commit_index,
+        "applied_index": status.applied_index,
+        "coordinators": coordinators_json(status),
+        "nodes": nodes_json(status),
+    }
+
+
+def partitions_json(table: Table | None) -> dict[str, int]:
+    """How many partitions are in which state."""
+    rows = table.rows if table else ()
+    counts = Counter(row.status for row in rows)
+    return {
+        "online": counts[PartitionStatus.ONLINE],
+        "assigned": counts[PartitionStatus.ASSIGNED],
+        "offline": counts[PartitionStatus.OFFLINE],
+        "under_replicated": sum(map(is_short, rows)),
+        "moving": sum(bool(row.adding or row.removing) for row in rows),
+    }
+
+
+def coordinators_json(status: ClusterStatus) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": member.member_id,
+            "address": member.address,
+            "voter": member.voter,
+            "leader": member.leader or member.member_id == status.leader_id,
+            "active": member.active if status.is_leader else None,
+            "match_index": member.match_index,
+        }
+        for member in status.coordinators
+    ]
+
+
+def nodes_json(status: ClusterStatus) -> list[dict[str, Any]]:
+    table = status.table
+    if table is None:
+        return []
+    primaries, replicas = count_by_primary(table), replicas_by_node(table)
+    return [
+        {
+            "id": node.node_id,
+            "number": node.number,
+            "address": node.address,
+            "rack": node.rack,
+            "status": node.status.name.lower(),
+            "node_epoch": node.node_epoch,
+            "primaries": primaries[node.number],
+            "replicas": replicas[node.number],
+            "weight": node.weight,
+            "stats": _stats_json(status, node),
+        }
+        for node in _by_name(table)
+    ]
+
+
+def _stats_json(status: ClusterStatus, node: NodeInfo) -> dict[str, Any] | None:
+    session = status.session_of(node.number)
+    if session is None or not session.live:
+        return None
+    return {
+        "heard_ms_ago": session.heard_ms_ago,
+        "records": session.records,
+        "used_bytes": session.used_bytes,
+        "map_bytes": session.map_bytes,
+        "disk_free_bytes": session.disk_free_bytes,
+        "disk_bytes": session.disk_bytes,
+        "commit_out_ms": session.commit_out_ms,
+        "commit_ms": session.commit_ms,
+        "reads_per_second": round(session.reads_per_second, 1),
+        "writes_per_second": round(session.writes_per_second, 1),
+    }
+
+
+def _partition_json(row: PartitionRow, table: Table) -> dict[str, Any]:
+    return {
+        "partition_id": row.partition_id,
+        "status": row.status.name.lower(),
+        "offline_reason": row.offline_reason.name.lower() if row.offline_reason else None,
+        "primary": _name(row.primary, table),
+        "primary_epoch": row.primary_epoch,
+        "partition_epoch": row.partition_epoch,
+        "replicas": [_name(number, table) for number in row.replicas],
+        "in_sync": [_name(number, table) for number in row.in_sync],
+        "adding": [_name(number, table) for number in row.adding],
+        "removing": [_name(number, table) for number in row.removing],
+        "wanted_primary": _name(row.wanted_primary, table),
+    }
+
+
+def _name(number: int, table: Table) -> str | None:
+    node = next((n for n in table.nodes.values() if n.number == number), None)
+    return node.node_id if node else None
+
+
+# --- commands ------------------------------------------------------------------------------------
+
+
+def _status(session: Session) -> ClusterStatus:
+    with session.admin() as admin:
+        return admin.status()
+
+
+def show_status(
+    session: Session,
+    *,
+    brief: Annotated[
+        bool, typer.Option("--brief", "-q", help="The first line alone; ends with 1 unless well.")
+    ] = False,
+) -> int | None:
+    """How the cluster is: in the first line whether all is well, and if not, what to do."""
+    with session.admin() as admin:
+        status = admin.status()
+        loads = () if brief else _loads(admin, status)
+    if session.json:
+        whole = status_json(status, loads)
+        output.print_json({k: whole[k] for k in ("ok", "summary")} if brief else whole)
+    elif brief:
+        output.console().print(summary_text(status), soft_wrap=True)
+    else:
+        print_status(status, loads)
+    return NOT_FOUND if brief and problems(status) else None
+
+
+def _loads(admin: Admin, status: ClusterStatus) -> tuple[LoadView, ...]:
+    """What is known of bulk loads, if there are any: nothing of the status depends on it."""
+    if status.table is None or not status.table.loads or not status.is_leader:
+        return ()
+    try:
+        return admin.loads()
+    except KoinonError:
+        return ()
+
+
+def nodes(session: Session) -> None:
+    """The storage nodes: their state, what they hold, what they do."""
+    status = _status(session)
+    if session.json:
+        output.print_json(nodes_json(status))
+    elif status.table is None or not status.table.nodes:
+        output.note("no node has registered yet")
+    else:
+        output.show(nodes_table(status, status.table), expendable=NODE_COLUMNS_EXPENDABLE)
+
+
+def partitions(
+    session: Session,
+    *,
+    node: Annotated[
+        str | None,
+        typer.Option(help="Only those with a replica on this node.", show_default=False),
+    ] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Only those not served now.")] = False,
+    short: Annotated[
+        bool, typer.Option("--under-replicated", help="Only those that lack a copy in sync.")
+    ] = False,
+) -> int | None:
+    """The partitions: who leads each, where its replicas are; --json: one object per line."""
+    table = _status(session).table
+    rows = list(table.rows) if table else []
+    if node is not None and (
+        table is None or node not in {n.node_id for n in table.nodes.values()}
+    ):
+        output.problem(f"no node {node!r} is registered\n  'koinon admin nodes' lists them.")
+        if session.json:
+            output.print_json({"error": f"no node {node!r} is registered"})
+        return NOT_FOUND
+    if table is None or not rows:
+        output.note("no partitions yet: the cluster waits for its first nodes")
+        return None
+    numbers = {n.node_id: n.number for n in table.nodes.values()}
+    if node is not None:
+        rows = [row for row in rows if numbers[node] in row.replicas]  # type: ignore[index]
+    if offline:
+        rows = [row for row in rows if row.status is not PartitionStatus.ONLINE]
+    if short:
+        rows = [row for row in rows if is_short(row)]
+    if session.json:
+        for row in rows:
+            output.print_json(_partition_json(row, table))
+        return None
+    _print_partitions(rows, table)
+    return None
+
+
+def _print_partitions(rows: list[PartitionRow], table: Table) -> None:
+    columns = (">PARTITION", "STATE", "PRIMARY", ">EPOCH", "REPLICAS", "IN SYNC", "MOVE", "")
+    shown = output.table(*columns)
+    for row in rows:
+        word = PARTITION_WORDS.get(row.status, row.status.name.lower())
+        shown.add_row(
+            str(row.partition_id),
+            f"[{PARTITION_COLORS[row.status]}]{word}[/]",
+            _name(row.primary, table) or "-",
+            str(row.primary_epoch),
+            " ".join(_name(n, table) or "?" for n in row.replicas),
+            " ".join(_name(n, table) or "?" for n in row.in_sync),
+            _changes(row, table),
+            row.offline_reason.name.lower().replace("_", " ") if row.offline_reason else "",
+        )
+    printer = output.console()
+    if not rows:
+        printer.print("[dim]none[/]")
+        return
+    output.show(shown, expendable=("EPOCH", "", "MOVE", "IN SYNC"))
+    counts = Counter(row.status for row in rows)
+    words = [
+        f"{number:,} {PARTITION_WORDS.get(status, status.name.lower())}"
+        for status, number in counts.items()
+    ]
+    printer.print(f"[dim]{output.count(len(rows), 'partition')}: {', '.join(words)}[/]")
+
+
+def _changes(row: PartitionRow, table: Table) -> str:
+    """What is being added (+) to a partition's replicas, and removed (-)."""
+    added = [f"+{_name(number, table)}" for number in row.adding]
+    removed = [f"-{_name(number, table)}" for number in row.removing]
+    return " ".join(added + removed)
+
+
+def list_coordinators(session: Session) -> None:
+    """The coordinators: who leads, who is behind. Subcommands change them."""
+    status = _status(session)
+    if session.json:
+        output.print_json(coordinators_json(status))
+    else:
+        output.show(coordinators_table(status), expendable=("LOG AT",))
+
+
+MemberId = Annotated[str, typer.Argument(metavar="ID", show_default=False)]
+
+
+def add(
+    session: Session,
+    member_id: MemberId,
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", show_default=False)],
+) -> None:
+    """Add a coordinator that runs with --join. It votes as soon as it has caught up."""
+    with session.admin() as admin:
+        admin.add_coordinator(member_id, address)
+    _done(session, f"{member_id} at {address} is a coordinator now.", {"added": member_id})
+
+
+def remove(session: Session, member_id: MemberId) -> None:
+    """Take a coordinator out of the group. Its process may be stopped afterwards."""
+    with session.admin() as admin:
+        admin.remove_coordinator(member_id)
+    _done(session, f"{member_id} is no coordinator any more.", {"removed": member_id})
+
+
+def transfer(
+    session: Session,
+    member_id: Annotated[
+        str, typer.Argument(metavar="[ID]", help="By default the best caught-up one.")
+    ] = "",
+) -> None:
+    """Hand the leadership to another coordinator."""
+    with session.admin() as admin:
+        leader = admin.transfer_leadership(member_id)
+    _done(session, f"{leader} leads.", {"leader_id": leader})
+
+
+def _done(session: Session, message: str, answer: dict[str, Any]) -> None:
+    if session.json:
+        output.print_json(answer)
+    else:
+        output.console().print(message, markup=False)
+
+
+command(
+    app,
+    "status",
+    examples=[
+        "koinon admin status",
+        "koinon admin status --brief || alert",
+        "koinon admin status --json | jq .ok",
+    ],
+)(show_status)
+command(app, "nodes")(nodes)
+command(
+    app,
+    "partitions",
+    examples=["koinon admin partitions --offline", "koinon admin partitions --node n2"],
+)(partitions)
+command(
+    app,
+    "hot",
+    examples=["koinon admin hot", "koinon admin hot --by writes --seconds 10 --keys 5"],
+)(hot.hot)
+for _name_of, _function, _examples in (
+    ("rebalance", plans.rebalance, ["rebalance --dry-run", "rebalance --wait"]),
+    ("drain", plans.drain, ["drain n2 --wait", "drain n2 --undo"]),
+    ("remove", moves.remove, ["remove n2"]),
+    ("replace", plans.replace, ["replace n2 n5 --wait"]),
+    (
+        "set-replication-factor",
+        plans.set_replication_factor,
+        ["set-replication-factor 3 --dry-run"],
+    ),
+    ("moves", moves.moves, ["moves --watch"]),
+    ("pause", moves.pause, []),
+    ("resume", moves.resume, []),
+    ("cancel", moves.cancel, ["cancel", "cancel 3 16-31"]),
+    ("throttle", moves.throttle, ["throttle 50MB", "throttle off"]),
+    ("moves-per-node", moves.moves_per_node, ["moves-per-node 8"]),
+    ("primaries", moves.primaries, []),
+    ("verify", verify.verify_copies, ["verify", "verify --partition 0-15"]),
+    ("force-primary", force.force_primary, ["force-primary 17 n2", "force-primary lost"]),
+):
+    command(
+        app,
+        _name_of,
+        examples=[f"koinon admin {example}" for example in _examples],
+        panel=REPLICAS_PANEL,
+    )(_function)
+default_command(coordinators_app, list_coordinators)
+command(
+    coordinators_app,
+    "add",
+    examples=[
+        "koinon coordinator --id c4 --listen 127.0.0.1:7403 --data ./c4 --join &",
+        "koinon admin coordinators add c4 127.0.0.1:7403",
+    ],
+)(add)
+command(coordinators_app, "remove")(remove)
+command(coordinators_app, "transfer")(transfer)
+app.add_typer(coordinators_app, name="coordinators")
+app.add_typer(bulk_loads.app, name="loads")

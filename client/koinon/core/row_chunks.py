@@ -1,0 +1,214 @@
+"""``put_many`` and ``delete_many`` of any size: the input is read a chunk at a time, a bounded
+number of chunks is in flight, and only failed rows are remembered.
+
+A later row wins over an earlier one with the same key. Within a chunk only the last row of a key
+is sent. A chunk that shares a key with one in flight waits until that one is settled, retries
+included. So two rows of one key are never under way together, and the order holds, with one
+exception that cannot be had otherwise: a row reported as *unknown* may still arrive at its node
+late, after a later row of its key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from koinon.core.limits import check_keys, check_values
+from koinon.types import RowFailure, WriteResult
+from koinon_proto.contract.errors import KoinonError
+
+FAILURES_MAX = 100_000
+"""After so many failed rows the rest of the input is left unread."""
+
+_PIECE_ROWS = 64
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Chunk:
+    """Consecutive rows of the input, as columns, each key once."""
+
+    first_row: int
+    rows: int
+    keys: Sequence[bytes]
+    values: Sequence[bytes] | None
+    key_set: frozenset[bytes] | set[bytes]
+    row_of: Sequence[int] | None
+    """Where keys were repeated: the row (in the chunk) of each entry; None: entry i is row i."""
+    superseded: dict[bytes, list[int]] | None
+    """Where keys were repeated: the earlier rows of such a key."""
+
+
+class LoadProgress:
+    """What is in flight of one ``*_many`` write, and its result so far."""
+
+    def __init__(self, *, in_flight_max: int) -> None:
+        self.result = WriteResult()
+        self.error: BaseException | None = None
+        """A defect that ended a chunk: raised to the caller when the rest is settled."""
+        self._in_flight_max = in_flight_max
+        self._in_flight = 0
+        self._keys: set[bytes] = set()
+
+    @property
+    def idle(self) -> bool:
+        return self._in_flight == 0
+
+    @property
+    def stopped(self) -> bool:
+        """Whether no further chunk should be read."""
+        if self.error is not None:
+            return True
+        return len(self.result.refused) + len(self.result.unknown) >= FAILURES_MAX
+
+    def may_start(self, chunk: Chunk) -> bool:
+        return self._in_flight < self._in_flight_max and self._keys.isdisjoint(chunk.key_set)
+
+    def start(self, chunk: Chunk) -> None:
+        self._in_flight += 1
+        self._keys |= chunk.key_set
+
+    def finish(self, chunk: Chunk, failures: Mapping[int, KoinonError], absent: int) -> None:
+        """Take the outcome of a chunk; ``failures`` is by entry."""
+        self._in_flight -= 1
+        self._keys -= chunk.key_set
+        result = self.result
+        result.rows += chunk.rows
+        result.absent += absent
+        failed = 0
+        for entry, error in sorted(failures.items()):
+            key = chunk.keys[entry]
+            rows = [entry if chunk.row_of is None else chunk.row_of[entry]]
+            rows += (chunk.superseded or {}).get(key, ())
+            where = result.unknown if error.maybe_applied else result.refused
+            where += [RowFailure(chunk.first_row + row, key, error) for row in sorted(rows)]
+            failed += len(rows)
+        result.applied += chunk.rows - failed
+
+    def end(self, input_left: bool) -> WriteResult:
+        """Return the result, failures in the order of the input."""
+        self.result.complete = not input_left
+        self.result.refused.sort(key=lambda failure: failure.row)
+        self.result.unknown.sort(key=lambda failure: failure.row)
+        return self.result
+
+
+def put_chunks(
+    items: Mapping[bytes, bytes] | Iterable[tuple[bytes, bytes]],
+    *,
+    rows_max: int,
+    bytes_max: int,
+    max_value_bytes: int,
+) -> Iterator[Chunk]:
+    """Read key-value pairs and return them as checked chunks.
+
+    Input of known length is checked whole before the first chunk; an iterator is checked chunk by
+    chunk, so that rows before a bad one may have been written by the time it is met.
+    """
+    pairs: Iterable[tuple[bytes, bytes]] = items.items() if isinstance(items, Mapping) else items
+    if isinstance(pairs, Sequence) or isinstance(items, Mapping):
+        keys, values = _columns(list(pairs), 0)
+        check_keys(keys)
+        check_values(values, max_value_bytes)
+        for a, b in _bounds(keys, values, rows_max, bytes_max):
+            yield _chunk(a, keys[a:b], values[a:b])
+        return
+    first_row = 0
+    for rows in _pulled(iter(pairs), rows_max, bytes_max):
+        keys, values = _columns(rows, first_row)
+        check_keys(keys, first_row)
+        check_values(values, max_value_bytes, first_row)
+        for a, b in _bounds(keys, values, rows_max, bytes_max):  # a piece may be far larger
+            yield _chunk(first_row + a, keys[a:b], values[a:b])
+        first_row += len(rows)
+
+
+def delete_chunks(keys: Iterable[bytes], *, rows_max: int) -> Iterator[Chunk]:
+    """Read keys and return them as checked chunks; see ``put_chunks``."""
+    if isinstance(keys, Sequence):
+        check_keys(keys)
+    source, first_row = iter(keys), 0
+    while chunk := tuple(islice(source, rows_max)):
+        check_keys(chunk, first_row)
+        yield _chunk(first_row, chunk, None)
+        first_row += len(chunk)
+
+
+def _pulled(
+    source: Iterator[tuple[bytes, bytes]], rows_max: int, bytes_max: int
+) -> Iterator[list[tuple[bytes, bytes]]]:
+    """Group the source by rows and bytes, reading at most a piece beyond."""
+    rows: list[tuple[bytes, bytes]] = []
+    size = 0
+    while piece := list(islice(source, min(_PIECE_ROWS, rows_max))):
+        rows += piece
+        try:
+            size += sum(len(key) + len(value) for key, value in piece)
+        except (TypeError, ValueError):  # not pairs of bytes: the checks say which
+            yield rows
+            rows, size = [], 0
+            continue
+        if len(rows) + _PIECE_ROWS > rows_max or size >= bytes_max:
+            yield rows
+            rows, size = [], 0
+    if rows:
+        yield rows
+
+
+def _columns(
+    rows: Sequence[tuple[bytes, bytes]], first_row: int
+) -> tuple[Sequence[bytes], Sequence[bytes]]:
+    if not rows:
+        return (), ()
+    try:
+        keys, values = zip(*rows, strict=True)
+    except (TypeError, ValueError):
+        for i, row in enumerate(rows):
+            if not isinstance(row, tuple | list) or len(row) != 2:
+                raise TypeError(f"row {first_row + i} is not a (key, value) pair") from None
+        raise
+    return keys, values
+
+
+def _bounds(
+    keys: Sequence[bytes], values: Sequence[bytes], rows_max: int, bytes_max: int
+) -> Iterator[tuple[int, int]]:
+    """Cut columns by rows and bytes."""
+    a, size = 0, 0
+    while a < len(keys):
+        b = min(len(keys), a + rows_max)
+        size = sum(map(len, keys[a:b])) + sum(map(len, values[a:b]))
+        while size > bytes_max and b - a > 1:
+            b = a + max(1, min(b - a - 1, (b - a) * bytes_max // size))
+            size = sum(map(len, keys[a:b])) + sum(map(len, values[a:b]))
+        yield a, b
+        a = b
+
+
+def _chunk(first_row: int, keys: Sequence[bytes], values: Sequence[bytes] | None) -> Chunk:
+    key_set = set(keys)
+    if len(key_set) == len(keys):
+        return Chunk(
+            first_row=first_row,
+            rows=len(keys),
+            keys=keys,
+            values=values,
+            key_set=key_set,
+            row_of=None,
+            superseded=None,
+        )
+    last = {key: row for row, key in enumerate(keys)}
+    superseded: dict[bytes, list[int]] = {}
+    for row, key in enumerate(keys):
+        if last[key] != row:
+            superseded.setdefault(key, []).append(row)
+    winners = list(last.values())
+    return Chunk(
+        first_row=first_row,
+        rows=len(keys),
+        keys=list(last),
+        values=None if values is None else [values[row] for row in winners],
+        key_set=key_set,
+        row_of=winners,
+        superseded=superseded,
+    )

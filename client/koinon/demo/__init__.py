@@ -1,1 +1,0 @@
-"""``python -m koinon.demo``: a cluster of processes, real data, and things that go wrong."""

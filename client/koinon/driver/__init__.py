@@ -1,0 +1,1 @@
+"""Carries out over asyncio and gRPC what the core decides."""

@@ -1,0 +1,170 @@
+"""One gRPC channel, and leave to send calls on it.
+
+A server that closes its connections cuts off what arrives at that moment, and says of it neither
+that it was done nor that it was not. So a client attends (``KeyValue.Attend``): it sends only what
+it may, hears when the node is about to stop, sends no more, and ends its attendance when all that
+it has sent is answered; the node waits for that. A node that knows no attendance is sent calls
+while the channel is READY.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import grpc
+
+from koinon.driver import request_ids
+from koinon.driver.channels import CONNECT_S_MAX, OPTIONS
+from koinon_proto.v1 import admin_pb2_grpc, kv_pb2, kv_pb2_grpc, table_pb2_grpc
+
+READY = grpc.ChannelConnectivity.READY
+_FAILED = (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN)
+
+_END_S_MAX = 1.0
+_OPTIONS = tuple({**dict(OPTIONS), "grpc.max_reconnect_backoff_ms": 200}.items())
+"""A node that comes back is served from again soon."""
+
+
+class Connection:
+    """The channel, its calls, and the attendance. ``on_leaving`` is called once, when the node has
+    said that it is about to stop. Belongs to one event loop.
+    """
+
+    def __init__(self, address: str, on_leaving: Callable[[], None]) -> None:
+        self._now = asyncio.get_running_loop().time
+        self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        kv = cast(Any, kv_pb2_grpc.KeyValueStub)(self._channel)
+        self.batch_get, self.batch_write, self.scan = kv.BatchGet, kv.BatchWrite, kv.Scan
+        self.get_table = cast(Any, table_pb2_grpc.TableServiceStub)(self._channel).GetTable
+        self.get_status = cast(Any, admin_pb2_grpc.AdminStub)(self._channel).GetStatus
+        self._attend = kv.Attend
+        self._on_leaving = on_leaving
+        self._attendance: Any = None  # the call, once it was answered
+        self._left: Any = None  # the attendance that the node has ended
+        self._unattended = False  # the node knows no attendance
+        self._listening: asyncio.Task[None] | None = None
+        self._calls = 0
+        self._silent_since = 0.0  # while calls are under way: when one began, or ended, last of all
+        self.last_request: request_ids.RequestId | None = None  # for which a call was begun last
+        self._dropped = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def may_send(self) -> bool:
+        """Whether a call handed to gRPC now is sent, and is not cut off by a node that stops."""
+        if self._attendance is None and not self._unattended:
+            return False
+        return self._channel.get_state(try_to_connect=True) is READY
+
+    async def reach(self) -> bool:
+        """Return whether there is a connection, once that is known."""
+        try:
+            async with asyncio.timeout(CONNECT_S_MAX):
+                state = self._channel.get_state(try_to_connect=True)
+                while state is not READY:
+                    if state in _FAILED:
+                        return False
+                    await self._channel.wait_for_state_change(state)
+                    state = self._channel.get_state(try_to_connect=True)
+        except (TimeoutError, grpc.aio.UsageError):  # the second: it was closed meanwhile
+            return False
+        return True
+
+    async def attend(self) -> bool:
+        """Connect and ask for leave to send; return whether it was given."""
+        if self.may_send():
+            return True
+        if not await self.reach():
+            return False
+        call = self._attend(kv_pb2.AttendRequest())
+        try:
+            async with asyncio.timeout(CONNECT_S_MAX):
+                answer = await call.read()
+        except grpc.aio.AioRpcError as failure:
+            self._unattended = failure.code() is grpc.StatusCode.UNIMPLEMENTED
+            return self._unattended
+        except TimeoutError:
+            await _end(call)
+            return False
+        except BaseException:
+            call.cancel()
+            raise
+        if answer is grpc.aio.EOF or answer.leaving:
+            await _end(call)
+            return False
+        self._unattended = False
+        self._attendance = call
+        self._listening = asyncio.create_task(self._listen(call))
+        return True
+
+    async def _listen(self, call: Any) -> None:
+        """Hear that the node leaves, or that the connection is gone."""
+        leaves = False
+        try:
+            message = await call.read()
+            leaves = message is not grpc.aio.EOF and message.leaving
+        except grpc.aio.AioRpcError:
+            pass
+        finally:
+            self._attendance = None
+        if leaves:
+            self._left = call
+            self._on_leaving()
+
+    @contextlib.contextmanager
+    def sending(self) -> Iterator[None]:
+        """A call is under way inside."""
+        if not self._calls:
+            self._silent_since = self._now()
+            self._idle.clear()
+        self._calls += 1
+        self.last_request = request_ids.given()
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            self._silent_since = self._now()
+            if not self._calls:
+                self._idle.set()
+
+    @property
+    def silence_s(self) -> float:
+        """For how long the node has answered none of the calls that wait for it."""
+        return self._now() - self._silent_since if self._calls else 0.0
+
+    @property
+    def dropped(self) -> bool:
+        """Whether what was under way was given up, because nobody will answer it."""
+        return self._dropped
+
+    async def drop(self) -> None:
+        """Give up what is under way: its fate is unknown."""
+        self._dropped = True
+        await self.close()
+
+    async def retire(self) -> None:
+        """Close once all that is under way has ended."""
+        await self._idle.wait()
+        await self.close()
+
+    async def close(self) -> None:
+        """Cut off what is under way, and the attendance with it."""
+        attendance = self._attendance or self._left
+        if self._listening is not None:
+            self._listening.cancel()
+        if attendance is not None:
+            await _end(attendance)
+        await self._channel.close()
+
+
+async def _end(call: Any) -> None:
+    """Cancel the call and wait until gRPC is through with it: what it has to say later, on a loop
+    that is closed by then, it would complain of.
+    """
+    call.cancel()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_END_S_MAX):
+            await call.code()

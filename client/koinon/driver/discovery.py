@@ -1,0 +1,270 @@
+"""Keeping the table fresh: one refresh at a time, whoever waits for it.
+
+Coordinators and nodes both serve the table. A refresh asks one of them, and the next when that one
+fails or does not answer shortly, until the table is as new as refusals said it is. Those who wait
+for news then go on at once; no operation in flight is touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from koinon.core.retry import Again, NotSentError, final_error
+from koinon.core.routing import PartitionIds, RefreshSchedule, Router
+from koinon.driver.node_link import Link
+from koinon.driver.request_ids import operation
+from koinon_proto.contract import convert
+from koinon_proto.contract.errors import ClusterNotReadyError, KoinonError, UnavailableError
+from koinon_proto.v1 import admin_pb2, table_pb2
+
+log = logging.getLogger(__name__)
+
+_ASK_S = 1.0
+_NEXT_AFTER_S = 0.15
+_NODES_ASKED_MAX = 8
+
+Cancel = Callable[[], None]
+
+
+class Discovery:
+    """Fetches tables for a router, and wakes who waits for one. Belongs to one event loop."""
+
+    def __init__(self, seeds: Sequence[str], router: Router, link: Callable[[str], Link]) -> None:
+        self._seeds = list(seeds)
+        self._router = router
+        self._link = link
+        self._loop = asyncio.get_running_loop()
+        self._schedule = RefreshSchedule()
+        self._waiters: dict[
+            object, tuple[Callable[[], None], PartitionIds | Sequence[int], int]
+        ] = {}
+        self._refreshing: asyncio.Task[None] | None = None
+        self._turn = 0
+        self._closed = False
+
+    # --- waiting for news -----------------------------------------------------------------------
+
+    def on_news(
+        self,
+        resume: Callable[[], None],
+        again: Again,
+        revision: int,
+        partition_ids: PartitionIds | Sequence[int],
+    ) -> Cancel:
+        """Call ``resume`` when one of the partitions has changed since ``revision``, at the latest
+        after the delay; return what cancels that. At once if closed.
+        """
+        if again.refresh:
+            self.refresh_soon()
+        routing = self._router.routing
+        if (
+            self._closed
+            or not again.delay_s
+            or (routing and routing.changed_since(partition_ids, revision))
+        ):
+            return self._loop.call_soon(resume).cancel
+        token = object()
+
+        def cancel() -> None:
+            timer.cancel()
+            self._waiters.pop(token, None)
+
+        def wake() -> None:
+            cancel()
+            resume()
+
+        timer = self._loop.call_later(again.delay_s, wake)
+        self._waiters[token] = wake, partition_ids, revision
+        return cancel
+
+    def close(self) -> None:
+        """End the refresh; everyone who waits goes on, to find the client closed."""
+        self._closed = True
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+        for wake, _, _ in list(self._waiters.values()):
+            wake()
+
+    def wake(self) -> None:
+        """The routing has changed: those whose partitions did go on."""
+        routing = self._router.routing
+        for wake, partition_ids, revision in list(self._waiters.values()):
+            if routing is not None and routing.changed_since(partition_ids, revision):
+                wake()
+
+    # --- the refresh ----------------------------------------------------------------------------
+
+    def refresh_soon(self) -> None:
+        """Ask for the table unless that is under way; those who wait for news hear of it."""
+        if self._refreshing is None and not self._closed:
+            self._refreshing = self._loop.create_task(self._refresh_when_due())
+
+    async def _refresh_when_due(self) -> None:
+        news = False
+        try:
+            await asyncio.sleep(self._schedule.delay_s(self._loop.time()))
+            news, error = await self._ask_around()
+            if error is not None and not error.retriable:
+                log.warning("table refused error=%s", error)
+        finally:
+            self._refreshing = None
+            self._schedule.on_end(news, self._loop.time())
+        if news:
+            self.wake()
+
+    async def first_table(self, timeout_ms: int) -> None:
+        """Fetch the first table.
+
+        Raises:
+            ClusterNotReadyError: there is none yet.
+            UnavailableError: nobody answered.
+            KoinonError: whoever answered refused for good.
+        """
+        deadline = self._loop.time() + timeout_ms / 1000
+        error: KoinonError = NotSentError(reason=f"nobody reached at {', '.join(self._seeds)}")
+        try:
+            async with asyncio.timeout_at(deadline):
+                while self._router.routing is None:
+                    await asyncio.sleep(self._schedule.delay_s(self._loop.time()))
+                    news, failure = await self._ask_around()
+                    self._schedule.on_end(news, self._loop.time())
+                    error = failure or error
+                    if failure is not None and not (failure.retriable or failure.maybe_applied):
+                        raise failure
+        except TimeoutError:
+            raise final_error(
+                error, write=False, maybe_applied=False, timed_out_ms=timeout_ms
+            ) from None
+
+    async def _ask_around(self) -> tuple[bool, KoinonError | None]:
+        """Ask until the table is as new as wanted or nobody is left to ask; return whether there
+        was news, and the most telling error if there was none.
+        """
+        before, wanted = self._router.table_version, self._router.wanted_version
+        candidates = self._candidates()
+        asking: set[asyncio.Task[KoinonError | None]] = set()
+        errors: list[KoinonError] = []
+        answered = False
+        try:
+            while candidates or asking:
+                if candidates:
+                    asking.add(self._loop.create_task(self._ask(candidates.pop(0))))
+                done, asking = await asyncio.wait(
+                    asking,
+                    timeout=_NEXT_AFTER_S if candidates else None,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                outcomes = [task.result() for task in done]
+                errors += [error for error in outcomes if error is not None]
+                answered = answered or None in outcomes
+                if answered and self._router.table_version >= wanted:
+                    break
+        finally:
+            for task in asking:
+                task.cancel()
+        news = self._router.table_version > before
+        return news, None if news or answered else _most_telling(errors)
+
+    def _candidates(self) -> list[str]:
+        """Return whom to ask, in turn: the seeds from another one each time, then the nodes."""
+        self._turn += 1
+        start = (self._turn - 1) % len(self._seeds)
+        routing = self._router.routing
+        nodes = list(routing.addresses[1:]) if routing else []
+        if nodes:
+            at = self._turn % len(nodes)
+            nodes = (nodes[at:] + nodes[:at])[:_NODES_ASKED_MAX]
+        return list(dict.fromkeys([*self._seeds[start:], *self._seeds[:start], *nodes]))
+
+    async def _ask(self, address: str) -> KoinonError | None:
+        """Ask one for the table and take what it says; return the error, if it is one."""
+        routing = self._router.routing
+        request = table_pb2.GetTableRequest(
+            cluster_id=routing.table.cluster.cluster_id if routing else "",
+            known_version=self._router.table_version,
+        )
+        reply = await self._link(address).get_table(request, _ASK_S)
+        if isinstance(reply, KoinonError):
+            return reply
+        try:
+            self._router.on_update(convert.update_from_proto(reply))
+        except KoinonError as error:
+            return error
+        if self._router.routing is None:
+            return ClusterNotReadyError(
+                registered_nodes=len(reply.nodes), bootstrap_nodes=reply.cluster.bootstrap_nodes
+            )
+        return None
+
+    # --- the cluster's status -------------------------------------------------------------------
+
+    async def cluster_status(self, timeout_ms: int) -> admin_pb2.ClusterStatus:
+        """Return the leader's status; any coordinator's, if there is no leader to be found.
+
+        Raises:
+            UnavailableError: no coordinator answered.
+        """
+        with operation():
+            return await self._cluster_status(timeout_ms)
+
+    async def _cluster_status(self, timeout_ms: int) -> admin_pb2.ClusterStatus:
+        seen: admin_pb2.ClusterStatus | None = None
+        error: KoinonError = UnavailableError(reason="it took too long")
+        asked: set[str] = set()
+        asking: set[asyncio.Task[Any]] = set()
+        candidates = list(dict.fromkeys(self._seeds))
+        routing = self._router.routing
+        request = admin_pb2.GetStatusRequest(
+            cluster_id=routing.table.cluster.cluster_id if routing else ""
+        )
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                while candidates or asking:
+                    if candidates:
+                        asked.add(address := candidates.pop(0))
+                        call = self._link(address).get_status(request, _ASK_S)
+                        asking.add(self._loop.create_task(call))
+                    done, asking = await asyncio.wait(
+                        asking,
+                        timeout=_NEXT_AFTER_S if candidates else None,
+                        return_when=asyncio.FIRST_COMPLETED,
+                    )
+                    for reply in (task.result() for task in done):
+                        if isinstance(reply, KoinonError):
+                            error = reply
+                            continue
+                        if reply.is_leader:
+                            return _status(reply)
+                        seen = reply
+                        named = [reply.leader_address, *(c.address for c in reply.coordinators)]
+                        candidates = list(dict.fromkeys([a for a in named if a] + candidates))
+                    candidates = [address for address in candidates if address not in asked]
+        except TimeoutError:
+            pass
+        finally:
+            for task in asking:
+                task.cancel()
+        if seen is not None:
+            return seen
+        raise UnavailableError(reason=f"no coordinator answered: {error}") from error
+
+
+def _status(reply: Any) -> admin_pb2.ClusterStatus:
+    assert isinstance(reply, admin_pb2.ClusterStatus)
+    return reply
+
+
+def _most_telling(errors: Sequence[KoinonError]) -> KoinonError | None:
+    """Return the error that a caller can do most about: a final one, else one that somebody
+    answered with, else that nobody was reached.
+    """
+    for error in errors:
+        if not error.retriable and not error.maybe_applied:
+            return error
+    for error in errors:
+        if not isinstance(error, NotSentError) and not error.maybe_applied:
+            return error
+    return errors[-1] if errors else None

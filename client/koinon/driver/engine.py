@@ -1,0 +1,546 @@
+"""The driver under both clients: one event loop that carries out what the core decides.
+
+All methods run on the engine's loop, unless they say otherwise. It owns the channels, the table
+refresh, the timers and the lanes of single operations; which rows go where, what is retried and
+what an error means is decided in ``koinon.core``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from random import Random
+from typing import Any
+
+from koinon.core import limits
+from koinon.core.batching import Kind, Lane, Parked, Single, settle_singles
+from koinon.core.operations import (
+    Call,
+    ReadReply,
+    ReadRows,
+    RowsOperation,
+    WriteReply,
+    WriteRows,
+    attempt_timeout_s,
+)
+from koinon.core.retry import Again, NotSentError, RetryPolicy
+from koinon.core.routing import PartitionIds, Router, Routing
+from koinon.core.row_chunks import Chunk, delete_chunks, put_chunks
+from koinon.driver import request_ids
+from koinon.driver.discovery import Cancel, Discovery
+from koinon.driver.node_link import Link
+from koinon.options import ClientOptions
+from koinon.types import Durability
+from koinon_proto.contract.errors import (
+    KoinonError,
+    ReplyTooLargeError,
+    ResourceExhaustedError,
+    UnavailableError,
+    UnknownFateError,
+    WrongEventLoopError,
+)
+from koinon_proto.contract.table import MAX_BATCH_ROWS
+from koinon_proto.v1 import kv_pb2
+
+_LANE_ROWS = 1_000
+_SLOW_S = 0.5  # without any answer: a node may hang, or be gone
+_SUSPECT_S = 0.25  # between two questions whether it is
+_DURABILITIES: dict[Durability, Any] = {
+    "all_in_sync": kv_pb2.DURABILITY_ALL_IN_SYNC,
+    "primary": kv_pb2.DURABILITY_PRIMARY,
+}
+
+
+class Engine:
+    """Everything that one client shares. Make it on its loop; ``start`` before use."""
+
+    def __init__(self, seeds: Sequence[str], options: ClientOptions) -> None:
+        self.options = options
+        self.router = Router()
+        self.policy = RetryPolicy()
+        self.random = Random()
+        self.closed = False
+        self._loop = asyncio.get_running_loop()
+        self.now = self._loop.time
+        self._links: dict[str, Link] = {}
+        self._lanes: dict[tuple[str, bool, Durability], Lane] = {}
+        self._live: set[Single] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._look_after: Cancel | None = None  # ends the wait for the next look at silent nodes
+        self.discovery = Discovery(seeds, self.router, self.link)
+
+    async def start(self) -> None:
+        """Fetch the table within the default timeout.
+
+        Raises:
+            ClusterNotReadyError, UnavailableError, WrongClusterError
+        """
+        with request_ids.operation():
+            await self.discovery.first_table(self.options.timeout_ms)
+
+    async def close(self) -> None:
+        """End every operation under way and close the channels."""
+        if self.closed:
+            return
+        self.closed = True
+        if self._look_after is not None:
+            self._look_after()
+        self.discovery.close()
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for single in list(self._live):
+            sent = UnknownFateError(reason="the client was closed before the answer came")
+            single.fail(sent if single.sent else closed_error())
+        await asyncio.gather(*[link.close() for link in self._links.values()])
+
+    def link(self, address: str) -> Link:
+        link = self._links.get(address)
+        if link is None:
+            link = self._links[address] = Link(address)
+        return link
+
+    def check_loop(self) -> None:
+        """Refuse a call from another loop. A client that is closed says that instead, on any.
+
+        Raises:
+            WrongEventLoopError: the running loop is not the engine's.
+        """
+        if asyncio.get_running_loop() is not self._loop and not self.closed:
+            raise WrongEventLoopError
+
+    def routing(self) -> Routing:
+        """Return the current routing. From any thread."""
+        if self.closed:
+            raise closed_error()
+        routing = self.router.routing
+        assert routing is not None, "start() has returned"
+        return routing
+
+    @property
+    def cluster_id(self) -> str:
+        """The one cluster that this client ever talks to."""
+        return self.routing().table.cluster.cluster_id
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --- single operations ----------------------------------------------------------------------
+
+    def make_single(
+        self,
+        kind: Kind,
+        key: bytes,
+        *,
+        timeout_ms: int | None,
+        value: bytes = b"",
+        ttl_ms: int | None = None,
+        if_version: int | None = None,
+        retry_unknown: bool | None = None,
+        durability: Durability = "all_in_sync",
+    ) -> Single:
+        """Check the arguments and return the operation, ready for ``submit``. From any thread."""
+        routing = self.routing()
+        limits.check_key(key)
+        if kind is Kind.PUT:
+            limits.check_value(value, routing.table.cluster.max_value_bytes)
+            limits.check_ttl(ttl_ms)
+        limits.check_version(if_version)
+        limits.check_durability(durability)
+        if timeout_ms is None:
+            timeout_ms = self.options.timeout_ms
+        else:
+            limits.check_positive("timeout_ms", timeout_ms)
+        return Single(
+            kind,
+            key,
+            routing.partitioner.partition_of(key),
+            deadline=self.now() + timeout_ms / 1000,
+            timeout_ms=timeout_ms,
+            value=value,
+            ttl_ms=ttl_ms,
+            if_version=if_version,
+            retry_unknown=self.options.retry_unknown if retry_unknown is None else retry_unknown,
+            durability=durability,
+            request=request_ids.given(),
+        )
+
+    def submit(self, single: Single, waiter: Callable[[Single], None]) -> None:
+        """Begin an operation; ``waiter`` is called with it, once, when it has ended.
+
+        Raises:
+            ResourceExhaustedError: ``max_pending`` operations are under way.
+        """
+        if len(self._live) >= self.options.max_pending:
+            raise ResourceExhaustedError(
+                resource="client operations under way", limit=self.options.max_pending
+            )
+        if self.closed:
+            raise closed_error()
+        self._live.add(single)
+        single.waiter = waiter
+        single.on_done = self._ended
+        single.timer = self._loop.call_at(single.deadline, single.expire)
+        self._enqueue(single)
+
+    def _ended(self, single: Single) -> None:
+        self._live.discard(single)
+        single.timer.cancel()
+        single.waiter(single)
+
+    def abandon(self, single: Single) -> None:
+        """The caller has gone. Unsent, the operation is dropped; sent, its batch goes on."""
+        if not single.done:
+            single.abandon()
+            self._live.discard(single)
+            single.timer.cancel()
+
+    def _enqueue(self, single: Single) -> None:
+        routing = self.routing()
+        address = routing.owner_of[single.partition_id]
+        if not address:
+            error = routing.offline(single.partition_id)
+            self._settle([single], error, routing.revision)
+            return
+        lane = self._lanes.get((address, single.write, single.durability))
+        if lane is None:
+            lane = self._lanes[address, single.write, single.durability] = Lane(
+                address,
+                write=single.write,
+                durability=single.durability,
+                rows_max=_LANE_ROWS,
+                bytes_max=self.options.batch_bytes,
+            )
+        lane.add(single)
+        self._flush_soon(lane)
+
+    def _flush_soon(self, lane: Lane) -> None:
+        """Send at the end of this turn of the loop, so that operations begun in it go along."""
+        if not lane.flush_due and lane.in_flight < self.options.singles_in_flight:
+            lane.flush_due = True
+            self._loop.call_soon(self._flush, lane)
+
+    def _flush(self, lane: Lane) -> None:
+        lane.flush_due = False
+        link = self.link(lane.address)
+        while len(lane) and lane.in_flight < self.options.singles_in_flight and not self.closed:
+            if not link.ready():
+                lane.flush_due = True  # by the connection
+                self._spawn(self._flush_connected(lane, link))
+                return
+            batch = lane.take()
+            if batch:
+                lane.in_flight += 1
+                self._spawn(self._exchange(lane, link, batch))
+
+    async def _flush_connected(self, lane: Lane, link: Link) -> None:
+        connected = await link.connect_soon()
+        if connected:
+            self._flush(lane)
+            return
+        lane.flush_due = False
+        self._settle(lane.drain(), link.not_sent(), self.router.revision)
+
+    async def _exchange(self, lane: Lane, link: Link, batch: list[Single]) -> None:
+        routing = self.routing()
+        request_ids.adopt(_named(batch))
+        left_s = max([single.deadline for single in batch]) - self.now()
+        timeout_s = attempt_timeout_s(left_s, write=lane.write)
+        outcome: ReadReply | WriteReply | KoinonError
+        self.watch_answers()
+        try:
+            if lane.write:
+                outcome = await link.write(_single_writes(batch, routing), timeout_s)
+            else:
+                outcome = await link.read(_single_reads(batch, routing), timeout_s)
+                too_large = isinstance(outcome, ReplyTooLargeError)
+                lane.on_reply_size(len(batch), too_large)
+        finally:
+            lane.in_flight -= 1
+        self._settle(batch, outcome, routing.revision)
+        self._flush_soon(lane)
+
+    def watch_answers(self) -> None:
+        """Look after nodes that do not answer, from now on and as long as anything is sent."""
+        if self._look_after is None and not self.closed:
+            self._look_after = self._loop.call_later(_SLOW_S, self._look).cancel
+
+    def _look(self) -> None:
+        """Where a node has not answered for long, ask who serves its partitions now. What is still
+        queued for it goes there; what was sent is given up once the node is known to be gone.
+        """
+        self._look_after = None
+        if self.closed:
+            return
+        silences = {address: link.silence_s for address, link in self._links.items()}
+        silent = [address for address, silence_s in silences.items() if silence_s >= _SLOW_S]
+        routing = self.routing()
+        for address in silent:
+            if not routing.is_live(address):
+                self._links[address].drop()
+        for lane in list(self._lanes.values()):
+            if lane.address in silent:
+                for single in lane.drain():
+                    self._enqueue(single)
+        if silent:
+            again, owned = Again(_SUSPECT_S, refresh=True), routing.owned_by(silent)
+            with request_ids.operation(self._links[silent[0]].last_request):
+                self._look_after = self.discovery.on_news(
+                    self._look, again, routing.revision, owned
+                )
+        elif any(silences.values()):
+            self.watch_answers()
+
+    def _settle(
+        self,
+        batch: Sequence[Single],
+        outcome: ReadReply | WriteReply | KoinonError,
+        revision: int,
+    ) -> None:
+        parked = settle_singles(
+            batch,
+            outcome,
+            revision=revision,
+            router=self.router,
+            policy=self.policy,
+            random=self.random,
+        )
+        self._wake_on_news(revision)
+        if parked is not None:
+            self.discovery.on_news(
+                lambda: self._resume(parked),
+                parked.again,
+                parked.revision,
+                [single.partition_id for single in parked.singles],
+            )
+
+    def _resume(self, parked: Parked) -> None:
+        """Send operations on their way again; where the partition has changed, back-off begins
+        anew.
+        """
+        if self.closed:
+            return
+        routing = self.routing()
+        for single in parked.singles:
+            if not single.done:
+                if routing.changed_since([single.partition_id], parked.revision):
+                    single.attempt = 0
+                self._enqueue(single)
+
+    def _wake_on_news(self, revision: int) -> None:
+        """What a refusal taught one operation concerns the others that wait as well."""
+        if self.router.revision > revision:
+            self.discovery.wake()
+
+    # --- operations over many rows --------------------------------------------------------------
+
+    async def run_rows(self, operation: RowsOperation[Any], timeout_ms: int) -> None:
+        """Carry out an operation until every row is settled. Raises nothing of its own."""
+        deadline = self.now() + timeout_ms / 1000
+        calls = operation.route(self.routing())
+        await self._run_calls(operation, calls, deadline, timeout_ms)
+
+    async def _run_calls(
+        self, operation: RowsOperation[Any], calls: list[Call], deadline: float, timeout_ms: int
+    ) -> None:
+        while True:
+            if len(calls) != 1:
+                await all_of([self._run_calls(operation, [c], deadline, timeout_ms) for c in calls])
+                return
+            outcome = await self._attempt(operation, calls[0], deadline)
+            leftover = operation.settle(calls[0], outcome, self.router)
+            self._wake_on_news(calls[0].revision)
+            if leftover is None:
+                return
+            again, revision = leftover.again, leftover.revision
+            partition_ids = operation.partition_ids[leftover.rows]
+            if not await self.wait_for_news(again, revision, deadline, partition_ids):
+                operation.fail(leftover.rows, leftover.error, timed_out_ms=timeout_ms)
+                return
+            changed = self.routing().changed_since(partition_ids, revision)
+            attempt = 0 if changed else leftover.attempt
+            calls = operation.route(self.routing(), leftover.rows, attempt)
+
+    async def _attempt(self, operation: RowsOperation[Any], call: Call, deadline: float) -> Any:
+        """Send one call; return the reply or the error."""
+        if not call.address:
+            return self.routing().offline(int(call.partition_ids[0]))
+        link = self.link(call.address)
+        if not link.ready():
+            try:
+                async with asyncio.timeout_at(deadline):
+                    connected = await link.connect_soon()
+            except TimeoutError:
+                connected = False
+            if not connected:
+                return link.not_sent()
+        left_s = deadline - self.now()
+        if left_s <= 0:
+            return NotSentError(reason="the deadline passed before the request was sent")
+        timeout_s = attempt_timeout_s(left_s, write=operation.write)
+        self.watch_answers()
+        if isinstance(operation, WriteRows):
+            return await link.write(_write_request(operation, call, self.cluster_id), timeout_s)
+        assert isinstance(operation, ReadRows)
+        request = kv_pb2.BatchGetRequest(
+            table_version=call.table_version,
+            keys=call.keys,
+            partition_ids=call.partition_ids.tolist(),
+            want_versions=operation.want_entries,
+            cluster_id=self.cluster_id,
+        )
+        return await link.read(request, timeout_s)
+
+    async def wait_for_news(
+        self,
+        again: Again,
+        revision: int,
+        deadline: float,
+        partition_ids: PartitionIds | Sequence[int],
+    ) -> bool:
+        """Wait until one of the partitions has changed since ``revision``, at the latest for the
+        delay; return False if the deadline passed.
+        """
+        event = asyncio.Event()
+        cancel = self.discovery.on_news(event.set, again, revision, partition_ids)
+        try:
+            async with asyncio.timeout_at(deadline):
+                await event.wait()
+        except TimeoutError:
+            return False
+        finally:
+            cancel()
+        return self.now() < deadline
+
+    def timeout_ms(self, timeout_ms: int | None) -> int:
+        """Return the given timeout, checked, or the default. From any thread."""
+        if timeout_ms is None:
+            return self.options.timeout_ms
+        limits.check_positive("timeout_ms", timeout_ms)
+        return timeout_ms
+
+    def chunk_rows(self) -> int:
+        """Return how many rows of a ``*_many`` call make a full batch for every node."""
+        owners = max(1, len(self.routing().addresses) - 1)
+        return min(MAX_BATCH_ROWS, self.options.batch_rows * owners)
+
+    async def read_many(
+        self, keys: Sequence[bytes], *, want_entries: bool, timeout_ms: int | None
+    ) -> list[Any]:
+        """Return the values (or entries) of the keys, in their order."""
+        routing, timeout_ms = self.routing(), self.timeout_ms(timeout_ms)
+        limits.check_keys(keys)
+        rows = self.chunk_rows()
+        parts = (
+            [keys] if len(keys) <= rows else [keys[a : a + rows] for a in range(0, len(keys), rows)]
+        )
+        window = asyncio.Semaphore(self.options.batches_in_flight)
+
+        async def read(part: Sequence[bytes]) -> list[Any]:
+            async with window:
+                operation = ReadRows(
+                    part,
+                    routing.partitioner.partitions_of(part),
+                    want_entries=want_entries,
+                    policy=self.policy,
+                    random=self.random,
+                )
+                if part:
+                    await self.run_rows(operation, timeout_ms)
+                if operation.error is not None:
+                    raise operation.error
+                return operation.results
+
+        with request_ids.operation():
+            if len(parts) == 1:
+                return await read(parts[0])
+            return [
+                value for values in await all_of([read(part) for part in parts]) for value in values
+            ]
+
+    def put_chunks(
+        self, items: Mapping[bytes, bytes] | Iterable[tuple[bytes, bytes]]
+    ) -> Iterator[Chunk]:
+        """Cut the input of ``put_many``. From any thread."""
+        return put_chunks(
+            items,
+            rows_max=self.chunk_rows(),
+            bytes_max=self.options.batch_bytes,
+            max_value_bytes=self.routing().table.cluster.max_value_bytes,
+        )
+
+    def delete_chunks(self, keys: Iterable[bytes]) -> Iterator[Chunk]:
+        """Cut the input of ``delete_many``. From any thread."""
+        return delete_chunks(keys, rows_max=self.chunk_rows())
+
+
+async def all_of(work: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
+    """Run all; if one raises, cancel the others and raise it plain."""
+    tasks = [asyncio.ensure_future(w) for w in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _named(batch: Sequence[Single]) -> request_ids.RequestId:
+    """Let all go under the id of the first that has one; return it."""
+    request: request_ids.RequestId | None
+    request = next((single.request for single in batch if single.request is not None), None)
+    if request is None:
+        request = request_ids.RequestId()
+    for single in batch:
+        single.request = request
+    return request
+
+
+def _single_reads(batch: Sequence[Single], routing: Routing) -> kv_pb2.BatchGetRequest:
+    return kv_pb2.BatchGetRequest(
+        cluster_id=routing.table.cluster.cluster_id,
+        table_version=routing.table.table_version,
+        keys=[single.key for single in batch],
+        partition_ids=[single.partition_id for single in batch],
+        want_versions=any(single.kind is Kind.GET_ENTRY for single in batch),
+    )
+
+
+def _single_writes(batch: Sequence[Single], routing: Routing) -> kv_pb2.BatchWriteRequest:
+    ttls = [single.ttl_ms or 0 for single in batch]
+    return kv_pb2.BatchWriteRequest(
+        cluster_id=routing.table.cluster.cluster_id,
+        table_version=routing.table.table_version,
+        keys=[single.key for single in batch],
+        values=[single.value for single in batch],
+        partition_ids=[single.partition_id for single in batch],
+        deletes=[row for row, single in enumerate(batch) if single.kind is Kind.DELETE],
+        ttl_ms=ttls if any(ttls) else (),
+        conditions=[
+            kv_pb2.Condition(row=row, if_version=single.if_version)
+            for row, single in enumerate(batch)
+            if single.if_version is not None
+        ],
+        want_versions=True,
+        durability=_DURABILITIES[batch[0].durability],
+    )
+
+
+def _write_request(operation: WriteRows, call: Call, cluster_id: str) -> kv_pb2.BatchWriteRequest:
+    rows = len(call.keys)
+    return kv_pb2.BatchWriteRequest(
+        cluster_id=cluster_id,
+        table_version=call.table_version,
+        keys=call.keys,
+        values=[b""] * rows if call.values is None else call.values,
+        partition_ids=call.partition_ids.tolist(),
+        deletes=range(rows) if operation.deletes else (),
+        ttl_ms=() if operation.ttl_ms is None else (operation.ttl_ms,),
+        durability=_DURABILITIES[operation.durability],
+    )
+
+
+def closed_error() -> KoinonError:
+    return UnavailableError(reason="the client is closed")

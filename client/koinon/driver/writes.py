@@ -1,0 +1,130 @@
+"""Carrying out ``put_many`` and ``delete_many``: chunks under way side by side, in bounds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Iterator
+from typing import Any
+
+from koinon.core import limits
+from koinon.core.operations import WriteRows
+from koinon.core.row_chunks import Chunk, LoadProgress
+from koinon.driver import request_ids
+from koinon.driver.engine import Engine
+from koinon.types import Durability, WriteResult
+from koinon_proto.contract.errors import KoinonError, UnavailableError, UnknownFateError
+
+
+class Load:
+    """One ``*_many`` write. Belongs to the engine's loop; made on any thread.
+
+    Who has the input carries out ``steps`` one by one, in a loop of either kind, then asks for the
+    ``result``; or, if anything is raised meanwhile, carries out ``abandon``.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        ttl_ms: int | None,
+        timeout_ms: int | None,
+        retry_unknown: bool | None,
+        durability: Durability,
+    ) -> None:
+        limits.check_ttl(ttl_ms)
+        limits.check_durability(durability)
+        self.progress = LoadProgress(in_flight_max=engine.options.batches_in_flight)
+        self._engine = engine
+        self._ttl_ms = ttl_ms
+        self._timeout_ms = engine.timeout_ms(timeout_ms)
+        self._retry_unknown = (
+            engine.options.retry_unknown if retry_unknown is None else retry_unknown
+        )
+        self._durability = durability
+        self._ended_one = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._input_left = False
+        self._begun = False
+        self._request = request_ids.given() or request_ids.RequestId()
+
+    def steps(self, chunks: Iterable[Chunk]) -> Iterator[Coroutine[Any, Any, None]]:
+        """Yield what is to be awaited on the engine's loop, each before the next is asked for.
+        The input is read here, in the caller's own thread.
+        """
+        for chunk in chunks:
+            if self.progress.stopped:
+                self._input_left = True
+                break
+            yield self._begin(chunk)
+        yield self._drain()
+
+    def result(self) -> WriteResult:
+        """Return what became of the rows."""
+        return self.progress.end(self._input_left)
+
+    def told(self, error: BaseException) -> BaseException:
+        """Return what the caller is told of what ended the load early: a client that is closed
+        refuses new operations, but of this one some rows were on their way.
+        """
+        if self._begun and self._engine.closed and isinstance(error, UnavailableError):
+            error = UnknownFateError(reason="the client was closed while rows were under way")
+        self._request.name(error)
+        return error
+
+    async def _begin(self, chunk: Chunk) -> None:
+        """Wait for room, then send the chunk on its way."""
+        self._engine.routing()  # raises if the client is closed
+        while not self.progress.may_start(chunk):
+            await self._wait()
+        if self.progress.error is not None:
+            raise self.progress.error
+        self._begun = True
+        self.progress.start(chunk)
+        task = asyncio.create_task(self._run(chunk))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _drain(self) -> None:
+        """Return when every chunk is settled; raise the defect that ended one, if any."""
+        while not self.progress.idle:
+            await self._wait()
+        if self.progress.error is not None:
+            raise self.progress.error
+
+    async def abandon(self) -> None:
+        """End what is under way: the caller is gone, or the input is bad."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _wait(self) -> None:
+        self._ended_one.clear()
+        await self._ended_one.wait()
+
+    async def _run(self, chunk: Chunk) -> None:
+        engine = self._engine
+        request_ids.adopt(self._request)
+        failures: dict[int, KoinonError] = {}
+        absent = 0
+        try:
+            operation = WriteRows(
+                chunk.keys,
+                chunk.values,
+                engine.routing().partitioner.partitions_of(chunk.keys),
+                ttl_ms=self._ttl_ms,
+                retry_unknown=self._retry_unknown,
+                durability=self._durability,
+                policy=engine.policy,
+                random=engine.random,
+            )
+            await engine.run_rows(operation, self._timeout_ms)
+            failures, absent = operation.failures, operation.absent
+            for error in failures.values():
+                self._request.name(error)
+        except BaseException as error:
+            self.progress.error = error  # no result is given then: these rows are in no count
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            self.progress.finish(chunk, failures, absent)
+            self._ended_one.set()

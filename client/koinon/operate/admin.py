@@ -1,0 +1,369 @@
+"""What an operator asks of the coordinators: the cluster's status, changes of its coordinators, of
+its nodes, of where replicas are, and of bulk loads.
+
+``Admin`` asks every known coordinator at once and prefers the leader's answer; a coordinator that
+is down or paused costs nothing while the leader answers. What may be asked twice without harm is
+asked again when the leader goes; what may not ends as ``UnknownFateError``, and so does a change
+that may be made twice, if no later attempt was answered.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, TypeVar, cast
+
+import grpc
+
+from koinon.driver.request_ids import operation
+from koinon.operate.bulk_loads import LoadsClient, LoadView
+from koinon.operate.coordinators import ATTEMPT_TIMEOUT_S, RETRY_PAUSE_S, Coordinators, why
+from koinon.operate.moves import MovesView, Plan, PlanRequest, moves_from_proto, plan_from_proto
+from koinon_proto.contract import convert
+from koinon_proto.contract.errors import (
+    KoinonError,
+    NotLeaderError,
+    UnavailableError,
+    UnknownFateError,
+)
+from koinon_proto.contract.table import (
+    MoveSettings,
+    NodeStatus,
+    PartitionStatus,
+    Table,
+    apply_update,
+)
+from koinon_proto.server import rpc
+from koinon_proto.v1 import admin_pb2
+
+Reply = TypeVar("Reply")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoordinatorView:
+    """One coordinator as the answering member sees it; ``active`` is known by the leader only."""
+
+    member_id: str
+    address: str
+    voter: bool
+    leader: bool
+    active: bool
+    match_index: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionView:
+    """The leader's soft state about one node, with what the node last said of itself."""
+
+    node_number: int
+    live: bool
+    heard_ms_ago: int
+    records: int
+    used_bytes: int
+    map_bytes: int
+    disk_free_bytes: int
+    disk_bytes: int
+    commit_out_ms: int  # for how long the disk has not answered the oldest commit
+    commit_ms: int  # what a commit usually takes; 0: not known
+    reads_per_second: float
+    writes_per_second: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterStatus:
+    """A cluster's status as one coordinator tells it; ``sessions`` is empty if it does not lead.
+    ``table`` is None until the cluster exists, and has no rows until it is bootstrapped.
+    """
+
+    member_id: str
+    is_leader: bool
+    leader_id: str
+    leader_address: str
+    term: int
+    commit_index: int
+    applied_index: int
+    coordinators: tuple[CoordinatorView, ...]
+    sessions: tuple[SessionView, ...]
+    table: Table | None
+    lease_ms: int
+    session_timeout_ms: int
+
+    @property
+    def ready(self) -> bool:
+        """Whether every partition is served."""
+        table = self.table
+        return (
+            table is not None
+            and table.bootstrapped
+            and all(row.status is PartitionStatus.ONLINE for row in table.rows)
+        )
+
+    def session_of(self, node_number: int) -> SessionView | None:
+        return next((s for s in self.sessions if s.node_number == node_number), None)
+
+
+def status_from_proto(message: admin_pb2.ClusterStatus) -> ClusterStatus:
+    """Return the view of a status reply."""
+    table = None
+    if message.HasField("table") and message.table.cluster.cluster_id:
+        table = apply_update(None, convert.update_from_proto(message.table))
+    return ClusterStatus(
+        member_id=message.member_id,
+        is_leader=message.is_leader,
+        leader_id=message.leader_id,
+        leader_address=message.leader_address,
+        term=message.term,
+        commit_index=message.commit_index,
+        applied_index=message.applied_index,
+        coordinators=tuple(
+            CoordinatorView(
+                member_id=c.member_id,
+                address=c.address,
+                voter=c.voter,
+                leader=c.leader,
+                active=c.active,
+                match_index=c.match_index,
+            )
+            for c in message.coordinators
+        ),
+        sessions=tuple(
+            SessionView(
+                node_number=s.node_number,
+                live=s.live,
+                heard_ms_ago=s.heard_ms_ago,
+                records=s.stats.records,
+                used_bytes=s.stats.used_bytes,
+                map_bytes=s.stats.map_bytes,
+                disk_free_bytes=s.stats.disk_free_bytes,
+                disk_bytes=s.stats.disk_bytes,
+                commit_out_ms=s.stats.commit_out_ms,
+                commit_ms=s.stats.commit_ms,
+                reads_per_second=s.stats.reads_per_second,
+                writes_per_second=s.stats.writes_per_second,
+            )
+            for s in message.sessions
+        ),
+        table=table,
+        lease_ms=message.lease_ms,
+        session_timeout_ms=message.session_timeout_ms,
+    )
+
+
+class Admin:
+    """A blocking connection to the coordinators for an operator's calls. Thread-safe."""
+
+    def __init__(self, coordinators: str, *, timeout_ms: int = 5000, cluster_id: str = "") -> None:
+        """``timeout_ms``: for each call, with all its repetitions. ``cluster_id``: the cluster that
+        is meant, any other refuses; '': that of most of the addresses, by the first call.
+
+        Raises:
+            ConfigurationError: no address is given, or one is not host:port.
+        """
+        self._timeout_s = timeout_ms / 1000
+        self._coordinators = Coordinators(coordinators, cluster_id)
+        self._loads = LoadsClient(self._coordinators, timeout_s=self._timeout_s)
+        self.addresses = self._coordinators.addresses
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._coordinators.close()
+
+    @operation()
+    def status(self) -> ClusterStatus:
+        """Return the leader's status, or, when none leads, what the best informed member says.
+
+        Raises:
+            UnavailableError: no coordinator answered inside the deadline.
+        """
+        answers = self._coordinators.ask_all(time.monotonic() + self._timeout_s)
+        best = max(answers.values(), key=lambda s: (s.is_leader, s.term, s.applied_index))
+        return status_from_proto(best)
+
+    def add_coordinator(self, member_id: str, address: str) -> None:
+        """Add a running coordinator (started with ``--join``) to the group.
+
+        Raises:
+            MembershipChangeError: another change is under way, or the id is taken.
+            UnavailableError: no leader could be reached inside the deadline.
+        """
+        request = admin_pb2.AddCoordinatorRequest(member_id=member_id, address=address)
+        self._at_leader("AddCoordinator", request)
+
+    def remove_coordinator(self, member_id: str) -> None:
+        """Take a coordinator out of the group. Raises as ``add_coordinator`` does."""
+        request = admin_pb2.RemoveCoordinatorRequest(member_id=member_id)
+        self._at_leader("RemoveCoordinator", request)
+
+    def transfer_leadership(self, member_id: str = "") -> str:
+        """Hand the leadership to a member ('': the best caught-up one); return who leads then."""
+        request = admin_pb2.TransferLeadershipRequest(member_id=member_id)
+        reply = self._at_leader("TransferLeadership", request)
+        return str(reply.leader_id)
+
+    # --- where replicas are -----------------------------------------------------------------------
+
+    def plan(self, request: PlanRequest) -> Plan:
+        """Return which replicas would move, and why. Changes nothing.
+
+        Raises:
+            UnknownNodeError, InvalidArgumentError, ClusterNotReadyError, MembershipChangeError
+            UnavailableError: no leader could be reached inside the deadline.
+        """
+        message = request.to_proto()
+        reply = self._at_leader("PlanMoves", message, reads=True)
+        return plan_from_proto(reply)
+
+    def execute(self, request: PlanRequest, plan_id: str) -> None:
+        """Queue the moves of a plan that ``plan`` has returned.
+
+        Raises:
+            PlanStaleError: planning now gives another plan; nothing was queued.
+            UnknownFateError: the leader went away; ``moves`` shows whether they are queued.
+        """
+        message = admin_pb2.ExecutePlanRequest(plan=request.to_proto(), plan_id=plan_id)
+        self._at_leader("ExecutePlan", message)
+
+    def moves(self) -> MovesView:
+        """Return the moves that are queued or under way, and how they go on."""
+        message = admin_pb2.GetMovesRequest()
+        reply = self._at_leader("GetMoves", message, reads=True, attempt_s=ATTEMPT_TIMEOUT_S)
+        return moves_from_proto(reply)
+
+    def cancel_moves(self, partition_ids: Sequence[int] = ()) -> tuple[int, int]:
+        """Drop queued moves and turn back those under way (none named: all); return how many of
+        either.
+        """
+        message = admin_pb2.CancelMovesRequest(partition_ids=partition_ids)
+        reply = self._at_leader("CancelMoves", message)
+        return reply.dropped, reply.turned_back
+
+    def set_moves(
+        self,
+        *,
+        paused: bool | None = None,
+        bytes_per_second: int | None = None,
+        moves_per_node: int | None = None,
+    ) -> MoveSettings:
+        """Change how moves go on (None: stays as it is); return the settings then."""
+        given: dict[str, Any] = {
+            "paused": paused,
+            "bytes_per_second": bytes_per_second,
+            "moves_per_node": moves_per_node,
+        }
+        message = admin_pb2.SetMovesRequest(
+            **{name: value for name, value in given.items() if value is not None}
+        )
+        reply = self._at_leader("SetMoves", message, again=True)
+        return convert.settings_from_proto(reply)
+
+    def set_node_status(self, node_id: str, status: NodeStatus) -> None:
+        """Let a node drain, take that back (ACTIVE), or remove it for good (LEFT).
+
+        Raises:
+            UnknownNodeError
+            MembershipChangeError: it is still a replica of something, or has left.
+        """
+        message = admin_pb2.SetNodeStatusRequest(node_id=node_id, status=cast(Any, int(status)))
+        self._at_leader("SetNodeStatus", message, again=True)
+
+    def restore_primaries(self) -> int:
+        """Give partitions back to their preferred primaries; return how many are to change."""
+        message = admin_pb2.RestorePrimariesRequest()
+        reply = self._at_leader("RestorePrimaries", message, again=True)
+        return int(reply.wanted)
+
+    def force_primaries(self, wanted: Mapping[int, str]) -> tuple[dict[int, int], dict[int, str]]:
+        """Elect replicas that may lack acknowledged writes: node ids by partition.
+
+        Returns:
+            The new primary epochs by partition, and of those that were refused why: they are not
+            offline, or the node cannot lead them.
+
+        Raises:
+            UnknownNodeError, InvalidArgumentError: nothing was changed.
+            UnknownFateError: the leader went away; the table shows which are led now.
+        """
+        message = admin_pb2.ForcePrimariesRequest(
+            primaries=[
+                admin_pb2.PrimaryToForce(partition_id=partition_id, node_id=node_id)
+                for partition_id, node_id in wanted.items()
+            ]
+        )
+        reply = self._at_leader("ForcePrimaries", message)
+        forced = {p.partition_id: p.primary_epoch for p in reply.primaries if not p.refused}
+        return forced, {p.partition_id: p.refused for p in reply.primaries if p.refused}
+
+    # --- bulk loads -------------------------------------------------------------------------------
+
+    def loads(self) -> tuple[LoadView, ...]:
+        """Return the bulk loads that are open or merging, and the last that ended, by their ids."""
+        return self._loads.loads()
+
+    def abort_load(self, load_id: int, *, reason: str = "") -> None:
+        """End an open bulk load without a trace.
+
+        Raises:
+            LoadClosedError: it is committed, or there is no such load.
+        """
+        self._loads.abort(load_id, reason=reason)
+
+    @operation()
+    def _at_leader(
+        self,
+        method: str,
+        request: Any,
+        *,
+        again: bool = False,
+        reads: bool = False,
+        attempt_s: float = math.inf,
+    ) -> Any:
+        """Call the leader, whoever it is by then, of the cluster that is meant. ``again``: the call
+        may be made twice, as may one that ``reads``. Where an attempt of another may have taken
+        effect, so may the call.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        error: KoinonError = UnavailableError(reason="no coordinator leads")
+        unknown = False
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                leader = self._coordinators.leader_address(deadline)
+                if leader:
+                    request.cluster_id = self._coordinators.cluster_id
+                    call = getattr(self._coordinators.admin(leader), method)
+                    return call(request, timeout=min(left, attempt_s))
+            except grpc.RpcError as failure:
+                error = rpc.error_of(failure) or UnknownFateError(reason=why(failure))
+                unknown = unknown or error.maybe_applied
+                repeated = (again or reads) and (error.maybe_applied or error.retriable)
+                if not repeated and not isinstance(error, NotLeaderError):
+                    raise error from failure
+            except UnavailableError as nobody:
+                if not unknown:
+                    raise
+                error = nobody
+            time.sleep(RETRY_PAUSE_S)
+        reason = str(error)
+        if unknown and not reads:
+            raise UnknownFateError(reason=f"the coordinators' leader: {reason}") from error
+        raise UnavailableError(reason=reason)
+
+
+def count_by_primary(table: Table) -> dict[int, int]:
+    """Return of how many partitions each node is the primary, by node number."""
+    counts: dict[int, int] = dict.fromkeys(table.nodes, 0)
+    for row in table.rows:
+        counts[row.primary] = counts.get(row.primary, 0) + 1
+    return counts

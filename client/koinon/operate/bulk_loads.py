@@ -1,0 +1,315 @@
+"""Bulk loads as whoever runs one sees them: opened, kept alive, committed or aborted.
+
+``LoadsClient`` talks to the coordinators' leader, whoever it is by then; staging rows on the nodes
+is not done here. It blocks, needs no event loop, and may be used by any number of threads. Every
+call may be made twice without harm (``v1/loads.proto``), so a call whose answer was lost is made
+again, of the next leader if need be, until its time is over.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, cast
+
+import grpc
+
+from koinon.driver.request_ids import operation
+from koinon.operate.coordinators import ATTEMPT_TIMEOUT_S, RETRY_PAUSE_S, Coordinators, why
+from koinon_proto.contract.bulk_loads import LoadMode, LoadState, StreamBatch
+from koinon_proto.contract.errors import (
+    KoinonError,
+    NotLeaderError,
+    UnavailableError,
+    UnknownFateError,
+    UnsupportedVersionError,
+)
+from koinon_proto.server import rpc
+from koinon_proto.v1 import loads_pb2, loads_pb2_grpc
+
+__all__ = ["LoadMode", "LoadState", "LoadView", "LoadsClient", "OpenedLoad", "StreamBatch"]
+
+TIMEOUT_S = 30.0
+RETRY_PAUSE_S_MAX = 0.5
+ATTEMPT_TIMEOUT_S_MAX = 10.0
+AGAIN_S_MIN = 0.1
+"""A call is not made with less time: what is known of its fate is worth more than another try."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenedLoad:
+    """A load that a job may stage under. ``load_id`` 0: the stream's batch has been applied before,
+    and there is nothing to do. ``state`` is another than OPEN where the same job had opened it
+    before. Nodes are to be asked with ``table_version`` or a newer one.
+    """
+
+    load_id: int
+    state: LoadState
+    table_version: int
+    cluster_id: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadView:
+    """A load as the coordinators know it. ``partitions`` are those to be merged, 0 while it is
+    open; ``rows`` and ``bytes`` what its attempts said they staged, or what was committed;
+    ``idle_ms`` the time since it was touched, for an open one; ``reason`` why it was aborted.
+    """
+
+    load_id: int
+    job_id: str
+    state: LoadState
+    mode: LoadMode | None
+    prefix: bytes
+    stream_batch: StreamBatch | None
+    description: str
+    partitions: int
+    partitions_merged: int
+    rows: int
+    bytes: int
+    idle_ms: int
+    timeout_ms: int
+    reason: str
+
+
+class LoadsClient:
+    """See the module's text. Every method raises, beside what it names:
+
+    NotLeaderError, UnavailableError: nobody answered, or nobody leads, until the time was over.
+    UnknownFateError: it was asked, and no answer came until the time was over; ask again.
+    WrongClusterError: the coordinators belong to another cluster than ``cluster_id``.
+    """
+
+    def __init__(
+        self,
+        coordinators: str | Coordinators,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        cluster_id: str = "",
+    ) -> None:
+        """``coordinators``: ``HOST:PORT,HOST:PORT,…``. ``timeout_s`` is for each call, with all its
+        repetitions. ``cluster_id``: refused by the coordinators of another ('': not checked).
+
+        Raises:
+            ConfigurationError: no address is given, or one is not host:port.
+        """
+        self.timeout_s = timeout_s
+        self.cluster_id = cluster_id
+        if isinstance(coordinators, str):
+            coordinators = Coordinators(coordinators, cluster_id)
+        self._coordinators = coordinators
+        self._leader = ""  # as last known; threads may each learn better
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._coordinators.close()
+
+    # --- a load's life ----------------------------------------------------------------------------
+
+    def open_load(
+        self,
+        *,
+        job_id: str,
+        mode: LoadMode,
+        prefix: bytes = b"",
+        stream_batch: StreamBatch | None = None,
+        description: str = "",
+        timeout_ms: int = 0,
+    ) -> OpenedLoad:
+        """Open a load, or return the one that this ``job_id`` (1..128 characters) opened before,
+        whatever became of it. ``timeout_ms``: how long it may stay untouched; 0: 30 minutes.
+
+        Raises:
+            InvalidArgumentError: a bad argument, or the job's load has another mode or prefix.
+            ClusterNotReadyError: there is no partition table yet.
+            ResourceExhaustedError: too many loads are open or being merged.
+        """
+        request = loads_pb2.OpenLoadRequest(
+            cluster_id=self.cluster_id,
+            job_id=job_id,
+            mode=cast(Any, int(mode)),
+            prefix=prefix,
+            description=description,
+            timeout_ms=timeout_ms,
+        )
+        if stream_batch is not None:
+            request.stream_batch.query_id = stream_batch.query_id
+            request.stream_batch.batch_id = stream_batch.batch_id
+        reply = self._call("OpenLoad", request)
+        return OpenedLoad(
+            load_id=reply.load_id,
+            state=_state(reply.state),
+            table_version=reply.table_version,
+            cluster_id=reply.cluster_id,
+        )
+
+    def touch(
+        self, load_id: int, *, attempt: int = 0, rows: int = 0, size_bytes: int = 0
+    ) -> LoadState:
+        """Say that an attempt (0: the job itself) is at work, and how much it has staged so far.
+
+        Raises:
+            LoadClosedError: the load is not open any more, or was never opened.
+        """
+        request = loads_pb2.TouchLoadRequest(
+            cluster_id=self.cluster_id,
+            load_id=load_id,
+            attempt=attempt,
+            rows=rows,
+            bytes=size_bytes,
+        )
+        return _state(self._call("TouchLoad", request).state)
+
+    def commit(
+        self,
+        load_id: int,
+        *,
+        attempts: Sequence[int],
+        partition_ids: Sequence[int],
+        rows: int = 0,
+        size_bytes: int = 0,
+    ) -> LoadState:
+        """Make the load final. ``attempts`` in the order of their tasks, ``partition_ids`` those in
+        which they staged anything, ascending; ``rows`` and ``size_bytes`` for people. Return
+        MERGING, or DONE if all is readable already.
+
+        Raises:
+            LoadClosedError: it was aborted, or committed with other attempts.
+            PartitionOfflineError: a partition that is to be merged is offline, and has been until
+                the time was over; nothing was committed.
+            ResourceExhaustedError: too much is being merged at once; nothing was committed.
+            InvalidArgumentError: attempts or partitions break a rule; nothing was committed.
+        """
+        request = loads_pb2.CommitLoadRequest(
+            cluster_id=self.cluster_id,
+            load_id=load_id,
+            attempts=attempts,
+            partition_ids=partition_ids,
+            rows=rows,
+            bytes=size_bytes,
+        )
+        return _state(self._call("CommitLoad", request).state)
+
+    def abort(self, load_id: int, *, reason: str = "") -> LoadState:
+        """End an open load without a trace. Return ABORTED.
+
+        Raises:
+            LoadClosedError: it is committed, or was never opened.
+        """
+        request = loads_pb2.AbortLoadRequest(
+            cluster_id=self.cluster_id, load_id=load_id, reason=reason
+        )
+        return _state(self._call("AbortLoad", request).state)
+
+    # --- what there is ----------------------------------------------------------------------------
+
+    def loads(self) -> tuple[LoadView, ...]:
+        """Return the loads that are open or merging, and the last that ended, by ``load_id``."""
+        return self._views(0)
+
+    def get(self, load_id: int) -> LoadView | None:
+        """Return a load; None if there never was one, or it ended so long ago that nobody knows."""
+        return next(iter(self._views(load_id)), None)
+
+    def _views(self, load_id: int) -> tuple[LoadView, ...]:
+        request = loads_pb2.GetLoadsRequest(cluster_id=self.cluster_id, load_id=load_id)
+        return views_from_proto(self._call("GetLoads", request, reads=True))
+
+    # --- calling the leader -----------------------------------------------------------------------
+
+    @operation()
+    def _call(self, method: str, request: Any, *, reads: bool = False) -> Any:
+        """Call the leader until it answers for good, or the time is over."""
+        deadline = time.monotonic() + self.timeout_s
+        attempt_s, pause_s = ATTEMPT_TIMEOUT_S, RETRY_PAUSE_S
+        error: KoinonError = UnavailableError(reason="no coordinator leads")
+        unknown = False  # what an attempt without an answer came to
+        while True:
+            address = self._leader
+            try:
+                address = address or self._coordinators.leader_address(deadline)
+                if address:
+                    request.cluster_id = self.cluster_id or self._coordinators.cluster_id
+                    left_s = max(AGAIN_S_MIN, deadline - time.monotonic())
+                    reply = self._stub(address, method)(request, timeout=min(left_s, attempt_s))
+                    self._leader = address
+                    return reply
+            except grpc.RpcError as failure:
+                error = _judged(failure)
+                unknown = unknown or error.maybe_applied
+                self._leader = ""
+                if isinstance(error, NotLeaderError) and error.leader_address != address:
+                    self._leader = error.leader_address
+            except UnavailableError as nobody:
+                error = nobody
+            if not (error.retriable or error.maybe_applied):
+                raise error
+            if deadline - time.monotonic() - pause_s < AGAIN_S_MIN:
+                break
+            time.sleep(pause_s)
+            attempt_s = min(2 * attempt_s, ATTEMPT_TIMEOUT_S_MAX)
+            pause_s = min(1.5 * pause_s, RETRY_PAUSE_S_MAX)
+        reason = error.reason if isinstance(error, UnknownFateError) else str(error)
+        if reads and error.maybe_applied:
+            raise UnavailableError(reason=f"the coordinators' leader: {reason}") from error
+        if unknown and not reads:
+            raise UnknownFateError(reason=f"the coordinators' leader: {reason}") from error
+        raise error
+
+    def _stub(self, address: str, method: str) -> Any:
+        channel = self._coordinators.channel(address)
+        return getattr(loads_pb2_grpc.LoadsStub(channel), method)  # type: ignore[no-untyped-call]
+
+
+def _judged(failure: grpc.RpcError) -> KoinonError:
+    """Return what a failed call comes to."""
+    error = rpc.error_of(failure)
+    if error is not None:
+        return error
+    if cast(Any, failure).code() is grpc.StatusCode.UNIMPLEMENTED:
+        return UnsupportedVersionError(what="the coordinators' bulk loads", version=0, supported=1)
+    return UnknownFateError(reason=why(failure))
+
+
+def views_from_proto(reply: loads_pb2.GetLoadsResponse) -> tuple[LoadView, ...]:
+    """Return the loads of a reply."""
+    return tuple(_view(load) for load in reply.loads)
+
+
+def _view(load: loads_pb2.LoadInfo) -> LoadView:
+    batch = load.stream_batch
+    return LoadView(
+        load_id=load.load_id,
+        job_id=load.job_id,
+        state=_state(load.state),
+        mode=LoadMode(load.mode) if int(load.mode) in LoadMode.__members__.values() else None,
+        prefix=load.prefix,
+        stream_batch=StreamBatch(batch.query_id, batch.batch_id)
+        if load.HasField("stream_batch")
+        else None,
+        description=load.description,
+        partitions=load.partitions,
+        partitions_merged=load.partitions_merged,
+        rows=load.rows,
+        bytes=load.bytes,
+        idle_ms=load.idle_ms,
+        timeout_ms=load.timeout_ms,
+        reason=load.reason,
+    )
+
+
+def _state(number: int) -> LoadState:
+    known = number in LoadState.__members__.values()
+    return LoadState(number) if known else LoadState.UNKNOWN

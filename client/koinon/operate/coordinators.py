@@ -1,0 +1,157 @@
+"""Finding the coordinators' leader, over blocking gRPC.
+
+All known coordinators are asked at once and the leader's answer is preferred: one that is down or
+paused costs nothing while the leader answers.
+
+Addresses are reused: one of them may be another cluster's by now, and lead there. So which cluster
+is meant is said by the caller, or else by most of the addresses; then every request names it.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections import Counter
+from typing import Any
+
+import grpc
+
+from koinon.driver.channels import Channels
+from koinon.options import parse_addresses
+from koinon_proto.contract.errors import (
+    ConfigurationError,
+    KoinonError,
+    UnavailableError,
+    WrongClusterError,
+)
+from koinon_proto.server import rpc
+from koinon_proto.v1 import admin_pb2, admin_pb2_grpc
+
+ATTEMPT_TIMEOUT_S = 2.0
+RETRY_PAUSE_S = 0.05
+
+
+class Coordinators(Channels):
+    """Channels to the coordinators, and who of them leads. Thread-safe."""
+
+    def __init__(self, addresses: str, cluster_id: str = "") -> None:
+        """``addresses``: ``HOST:PORT,HOST:PORT,…``; the others are learnt from these.
+        ``cluster_id``: the cluster that is meant; '': learnt from the addresses.
+
+        Raises:
+            ConfigurationError: it names nobody, or one is not host:port.
+        """
+        super().__init__()
+        self.addresses = parse_addresses(addresses)
+        self.cluster_id = cluster_id  # '' until it is known
+
+    def admin(self, address: str) -> Any:
+        """Return the stub of a coordinator's Admin service."""
+        return admin_pb2_grpc.AdminStub(self.channel(address))  # type: ignore[no-untyped-call]
+
+    def ask_all(self, deadline: float) -> dict[str, admin_pb2.ClusterStatus]:
+        """Ask known members for their status until the leader has answered, or all have; return
+        the answers by the addresses that gave them. ``deadline`` is by ``time.monotonic``. The
+        first time, wait until it is known which cluster is meant. Others' answers do not count.
+
+        Raises:
+            ConfigurationError: the addresses are of several clusters, none of them that of most.
+            WrongClusterError: all that answer are another cluster's.
+            UnavailableError: nobody answered.
+        """
+        arrived: queue.Queue[tuple[str, grpc.Future]] = queue.Queue()
+        asked: set[str] = set()
+
+        def ask(address: str) -> None:
+            asked.add(address)
+            left = max(0.001, min(ATTEMPT_TIMEOUT_S, deadline - time.monotonic()))
+            future = self.admin(address).GetStatus.future(
+                admin_pb2.GetStatusRequest(cluster_id=self.cluster_id), timeout=left
+            )
+            future.add_done_callback(lambda done: arrived.put((address, done)))
+
+        for address in self.addresses:
+            ask(address)
+        answers: dict[str, admin_pb2.ClusterStatus] = {}
+        reasons: list[str] = []
+        wrong: KoinonError | None = None
+        waiting = len(asked)
+        while waiting and not self._is_enough(answers):
+            address, future = arrived.get()
+            waiting -= 1
+            try:
+                answer = future.result()
+            except grpc.RpcError as failure:
+                reasons.append(f"{address}: {why(failure)}")
+                refusal = rpc.error_of(failure)
+                wrong = refusal if isinstance(refusal, WrongClusterError) else wrong
+                continue
+            answers[address] = answer
+            if answer.leader_address and answer.leader_address not in asked:
+                ask(answer.leader_address)
+                waiting += 1
+        wrong = self._learn_cluster(answers) or wrong
+        if not answers and wrong is not None:
+            raise wrong
+        if not answers:
+            raise UnavailableError(reason=f"no coordinator answers ({'; '.join(sorted(reasons))})")
+        return answers
+
+    def _is_enough(self, answers: dict[str, admin_pb2.ClusterStatus]) -> bool:
+        """Whether the leader of the cluster that is meant has answered."""
+        meant = self.cluster_id or self._of_most(answers)
+        leads = {_cluster_of(answer) for answer in answers.values() if answer.is_leader}
+        return bool(leads & {meant, ""}) if meant else False
+
+    def _of_most(self, answers: dict[str, admin_pb2.ClusterStatus]) -> str:
+        """The cluster of most of the addresses that were given; '' while there is none."""
+        named = Counter(_cluster_of(answers[a]) for a in self.addresses if a in answers)
+        return next((c for c, count in named.items() if c and 2 * count > len(self.addresses)), "")
+
+    def _learn_cluster(
+        self, answers: dict[str, admin_pb2.ClusterStatus]
+    ) -> WrongClusterError | None:
+        """Keep which cluster is meant, and take out what others answered; what that would be."""
+        meant = self.cluster_id or self._of_most(answers)
+        named = sorted({_cluster_of(answer) for answer in answers.values()} - {""})
+        if not meant and len(named) > 1:
+            raise ConfigurationError(
+                reason=f"coordinators: the addresses are those of clusters {' and '.join(named)}: "
+                "name those of one"
+            )
+        self.cluster_id = meant = meant or "".join(named)
+        others = [a for a, answer in answers.items() if _cluster_of(answer) not in ("", meant)]
+        for address in others:  # of a build that does not refuse by itself
+            other = _cluster_of(answers.pop(address))
+        if not others:
+            return None
+        return WrongClusterError(expected_cluster_id=other, actual_cluster_id=meant)
+
+    def leader_address(self, deadline: float) -> str:
+        """Return where the leader has answered, or else is by the best informed member; '' if none
+        leads. (The address that it gives to the others may mean nothing here.)
+
+        Raises:
+            UnavailableError: nobody answered.
+        """
+        answers = self.ask_all(deadline)
+        address, best = max(answers.items(), key=lambda item: (item[1].is_leader, item[1].term))
+        return address if best.is_leader else best.leader_address
+
+
+def _cluster_of(answer: admin_pb2.ClusterStatus) -> str:
+    return answer.table.cluster.cluster_id
+
+
+def why(failure: grpc.RpcError) -> str:
+    """Return in words how a call failed."""
+    error: KoinonError | None = rpc.error_of(failure)
+    if error is not None:
+        return str(error)
+    call: Any = failure
+    code = call.code()
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return "no answer in time"
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return "not reachable"
+    return f"{code.name}: {call.details()}"

@@ -1,0 +1,348 @@
+"""A cluster at one moment, and what has changed while somebody looked: what ``koinon top`` shows.
+
+``Observer`` asks: the coordinators for status, moves and loads, the nodes for their counters.
+``Overview`` is pure: it takes one observation after the other, and time is in them. Whoever does
+not answer is named, and what was known of the rest stays.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from koinon.operate.admin import Admin, ClusterStatus, count_by_primary
+from koinon.operate.bulk_loads import LoadView
+from koinon.operate.health import problems, summary, used_share
+from koinon.operate.hotspots import (
+    MEASURES,
+    Columns,
+    FollowerLag,
+    HotPartition,
+    NodeCounters,
+    RankBy,
+    Rates,
+    behind,
+    hottest,
+    rates,
+)
+from koinon.operate.moves import MovesView
+from koinon.operate.progress import MovesTracker, Snapshot
+from koinon.operate.traffic import Counters, TrafficClient
+from koinon_proto.contract.errors import KoinonError
+from koinon_proto.contract.table import NodeInfo, NodeStatus, Table
+
+HOT_MAX = 64
+EVENTS_MAX = 50
+_LOOKS_WITHOUT_MOVES = 4  # while nothing moves, moves are asked for every so many looks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """What was heard in one look. ``moves`` and ``loads`` are None where nobody said."""
+
+    at: float  # by a clock that is never set
+    unix_s: float
+    status: ClusterStatus | None
+    failure: str = ""  # why there is no status
+    counters: Counters = field(default_factory=Counters)
+    moves: MovesView | None = None
+    loads: Sequence[LoadView] | None = None
+
+
+class Observer:
+    """Looks at a cluster, again and again. One thread at a time."""
+
+    def __init__(self, admin: Admin, *, timeout_s: float) -> None:
+        """``timeout_s``: how long a node may take to answer; ``admin`` has its own."""
+        self._admin = admin
+        self._traffic = TrafficClient()
+        self._timeout_s = timeout_s
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="observer")
+        self._table: Table | None = None
+        self._led = False  # by who was asked last
+        self._looks_without = _LOOKS_WITHOUT_MOVES
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._traffic.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def look(self) -> Observation:
+        """Ask everybody; returns after the time-outs at the latest."""
+        at, unix_s = time.monotonic(), time.time()
+        early = self._counters() if self._table is not None else None
+        moves = self._moves() if self._led and self._table is not None else None
+        status, failure = None, ""
+        try:
+            status = self._admin.status()
+        except KoinonError as error:
+            failure = str(error)
+        if status is not None and status.table is not None and status.table.bootstrapped:
+            self._table = status.table
+        loads = None
+        self._led = status is not None and status.is_leader
+        if not self._led:  # what it says may be older than the moves are
+            moves, self._looks_without = None, _LOOKS_WITHOUT_MOVES
+        elif self._table is not None:
+            loads = self._loads(self._table)
+        counters = early or (self._counters() if self._table is not None else None)
+        return Observation(
+            at=at,
+            unix_s=unix_s,
+            status=status,
+            failure=failure,
+            counters=counters.result() if counters is not None else Counters(),
+            moves=moves,
+            loads=loads,
+        )
+
+    def _counters(self) -> Future[Counters]:
+        assert self._table is not None
+        return self._threads.submit(self._traffic.counters, self._table, self._timeout_s)
+
+    def _moves(self) -> MovesView | None:
+        """Ask for the moves, now and then where there were none: each question costs the
+        coordinators a status. Before the status is asked, for that shows what became of those gone.
+        """
+        assert self._table is not None
+        self._looks_without += 1
+        moving = any(row.adding or row.removing for row in self._table.rows)
+        if not moving and self._looks_without < _LOOKS_WITHOUT_MOVES:
+            return None
+        try:
+            moves = self._admin.moves()
+        except KoinonError:
+            return None  # the status tells
+        self._looks_without = 0 if not moves.moves else _LOOKS_WITHOUT_MOVES
+        return moves
+
+    def _loads(self, table: Table) -> Sequence[LoadView] | None:
+        """Ask for the loads where there can be any."""
+        if not table.loads:
+            return ()
+        try:
+            return [load for load in self._admin.loads() if not load.state.ended]
+        except KoinonError:
+            return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeView:
+    """One node as it is now. ``silent`` says why it does not count, '' if it does; ``lag`` is how
+    far its copies are behind their primaries, None where no primary streams to it.
+    """
+
+    info: NodeInfo
+    primaries: int
+    replicas: int
+    rates: Columns | None
+    used_bytes: int
+    used_share: float
+    lag: FollowerLag | None
+    heard_ms_ago: int | None
+    silent: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """The cluster at one moment. ``status`` is the last that was heard, ``failure`` why there is
+    no newer one. Rates are None until there were two looks.
+    """
+
+    unix_s: float
+    ok: bool
+    summary: str
+    status: ClusterStatus | None
+    failure: str
+    nodes: Sequence[NodeView]
+    rates: Rates | None
+    hottest: Sequence[HotPartition]
+    moves: Snapshot | None
+    loads: Sequence[LoadView]
+    leader_changes: int
+    primary_changes: int
+    events: Sequence[tuple[float, str]]  # Unix time and what, the newest last
+
+    @property
+    def table(self) -> Table | None:
+        return self.status.table if self.status is not None else None
+
+
+class Overview:
+    """Takes observations, in their order."""
+
+    def __init__(self) -> None:
+        self._before: Observation | None = None
+        self._status: ClusterStatus | None = None
+        self._leader = ("", 0)
+        self._leader_changes = 0
+        self._primary_changes = 0
+        self._tracker = MovesTracker()
+        self._moves: Snapshot | None = None
+        self._loads: Sequence[LoadView] = ()
+        self._events: deque[tuple[float, str]] = deque(maxlen=EVENTS_MAX)
+        self._now = 0.0
+
+    def update(self, seen: Observation) -> View:
+        """Take what was heard now; return what is known then."""
+        if seen.status is not None:
+            self._note_changes(seen.status, seen.unix_s)
+            self._status = seen.status
+        if seen.moves is not None:
+            self._note_moves(seen.moves, seen.at, seen.status)
+        if seen.loads is not None:
+            self._loads = seen.loads
+        status = self._status
+        table = status.table if status is not None else None
+        found = self._rates(seen, table)
+        self._before = seen
+        if seen.status is None:
+            ok, line = False, f"Attention: {seen.failure}: start a majority of the coordinators"
+        else:
+            ok, line = not problems(seen.status), summary(seen.status)
+        return View(
+            unix_s=seen.unix_s,
+            ok=ok,
+            summary=line,
+            status=status,
+            failure=seen.failure,
+            nodes=_nodes(status, seen.counters, found) if status is not None else (),
+            rates=found,
+            hottest=hottest(found, RankBy.ALL, HOT_MAX) if found is not None else (),
+            moves=self._moves,
+            loads=self._loads,
+            leader_changes=self._leader_changes,
+            primary_changes=self._primary_changes,
+            events=tuple(self._events),
+        )
+
+    def _rates(self, seen: Observation, table: Table | None) -> Rates | None:
+        before = self._before
+        if before is None or table is None:
+            return None
+        count = len(table.rows)
+        return rates(
+            _of_width(before.counters.nodes, count),
+            _of_width(seen.counters.nodes, count),
+            partitions=count,
+            seconds=seen.at - before.at,
+        )
+
+    def _note_moves(self, moves: MovesView, at: float, status: ClusterStatus | None) -> None:
+        if not moves.moves and (self._moves is None or self._moves.ended):
+            self._tracker, self._moves = MovesTracker(), None  # the next ones count from nothing
+            return
+        table = status.table if status is not None else None
+        if table is None:
+            return
+        held = {int(row.partition_id): row.replicas for row in table.rows}
+        self._moves = self._tracker.update(moves, at, lambda: held)
+        if self._moves.ended:
+            done, back = self._moves.done, self._moves.turned_back
+            text = f"{done:,} move{'' if done == 1 else 's'} done"
+            self._note(text + (f", {back:,} turned back or dropped" if back else ""))
+
+    def _note_changes(self, now: ClusterStatus, unix_s: float) -> None:
+        self._now = unix_s
+        if now.leader_id:
+            leader = (now.leader_id, now.term)
+            if self._leader[0] and now.term > self._leader[1]:
+                self._leader_changes += 1
+                self._note(f"{now.leader_id} leads the coordinators, in term {now.term}")
+            self._leader = max(self._leader, leader, key=lambda known: known[1])
+        before = self._status.table if self._status is not None else None
+        if before is None or now.table is None or now.table is before:
+            return
+        if now.table.table_version < before.table_version:
+            return
+        for number, node in sorted(now.table.nodes.items()):
+            known = before.nodes.get(number)
+            if known is None:
+                self._note(f"{node.node_id} has joined")
+            elif known.status is not node.status:
+                self._note(f"{node.node_id} is {_WORDS[node.status]}")
+            elif known.node_epoch != node.node_epoch:
+                self._note(f"{node.node_id} has started anew")
+        rows = zip(before.rows, now.table.rows, strict=False)
+        changes = Counter(new.primary for old, new in rows if new.primary != old.primary)
+        taken = {n: count for n, count in changes.items() if n in now.table.nodes}
+        if taken:
+            self._primary_changes += sum(taken.values())
+            parts = [
+                f"{now.table.nodes[number].node_id} leads {count:,} more"
+                for number, count in sorted(taken.items())
+            ]
+            self._note(f"primaries: {', '.join(parts)}")
+
+    def _note(self, text: str) -> None:
+        self._events.append((self._now, text))
+
+
+_WORDS = {
+    NodeStatus.ACTIVE: "active",
+    NodeStatus.FENCED: "down",
+    NodeStatus.DRAINING: "draining",
+    NodeStatus.LEFT: "out of the cluster",
+}
+
+
+def _of_width(nodes: Mapping[int, NodeCounters], partitions: int) -> dict[int, NodeCounters]:
+    """Return those whose columns are of this many partitions; a cluster's number never changes, but
+    another cluster may have come to the same addresses.
+    """
+    return {n: c for n, c in nodes.items() if c.counts.shape == (MEASURES, partitions)}
+
+
+def _nodes(status: ClusterStatus, counters: Counters, found: Rates | None) -> list[NodeView]:
+    table = status.table
+    if table is None:
+        return []
+    primaries = count_by_primary(table)
+    replicas = Counter(number for row in table.rows for number in row.replicas)
+    lags = behind(counters.nodes)
+    views = []
+    for number, info in sorted(table.nodes.items(), key=lambda item: _name(item[1])):
+        if info.status is NodeStatus.LEFT:
+            continue
+        session = status.session_of(number)
+        live = session is not None and session.live
+        views.append(
+            NodeView(
+                info=info,
+                primaries=primaries[number],
+                replicas=replicas[number],
+                rates=found.nodes.get(number) if found is not None else None,
+                used_bytes=session.used_bytes if session is not None and live else 0,
+                used_share=used_share(session) if session is not None and live else 0.0,
+                lag=lags.get(number),
+                heard_ms_ago=session.heard_ms_ago if session is not None and live else None,
+                silent=counters.silent.get(number, ""),
+            )
+        )
+    return views
+
+
+def _name(node: NodeInfo) -> tuple[int, str]:
+    return len(node.node_id), node.node_id
+
+
+def total(nodes: Sequence[NodeView]) -> Columns:
+    """Return the rates of all nodes together."""
+    whole: Columns = sum(
+        (node.rates for node in nodes if node.rates is not None), start=np.zeros(MEASURES)
+    )
+    return whole

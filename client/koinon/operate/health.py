@@ -1,0 +1,499 @@
+"""What a cluster's status means: what is wrong and what to do about it, and what is under way.
+
+Pure: judges a ``ClusterStatus`` (and the bulk loads, if they are given), asks nobody.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from statistics import median
+
+from koinon.operate.admin import ClusterStatus, SessionView
+from koinon.operate.bulk_loads import LoadState, LoadView
+from koinon_proto.contract.table import (
+    NodeInfo,
+    NodeNumber,
+    NodeStatus,
+    OfflineReason,
+    PartitionRow,
+    PartitionStatus,
+    Table,
+    min_in_sync_of,
+)
+
+_NAMED_MAX = 5
+FULL = 0.95
+"""A store that holds so much of what it may is about to refuse writes."""
+FILLING = 0.8
+UNEVEN = 1.25
+"""How many times its share of replicas a node may have before that is worth a note."""
+DISK_FREE_SHARE_MIN = 0.05
+DISK_FREE_BYTES_ENOUGH = 4 << 30
+"""A disk is scarce with less than both."""
+HANGS_MS_MIN = 1_500
+"""A commit that has been out for less does not count as hanging."""
+SLOW, SLOW_MS_MIN = 10, 50
+"""How many times as long as elsewhere, and how long, commits take on a slow disk."""
+IDLE_MS = 5 * 60_000
+"""A load that nobody has touched for so long may have lost its job."""
+
+
+def summary(status: ClusterStatus) -> str:
+    """Return in one line whether all is well and, if not, what is most urgent and what to do."""
+    found = problems(status)
+    if not found:
+        return f"All is well. {_headline(status)}"
+    more = f" ({_count(len(found) - 1, 'more problem')})" if len(found) > 1 else ""
+    return f"Attention: {found[0]}{more}"
+
+
+def _headline(status: ClusterStatus) -> str:
+    table = status.table
+    assert table is not None, "without one all is not well"
+    live = sum(_is_live(table, number) for number in table.nodes)
+    return (
+        f"{_count(len(table.rows), 'partition')} online on {_count(live, 'node')}; "
+        f"{_count(len(status.coordinators), 'coordinator')}, {status.leader_id} leads."
+    )
+
+
+def problems(status: ClusterStatus) -> list[str]:
+    """Return what is wrong and what to do about it, most urgent first; [] if all is well."""
+    found = []
+    if not status.leader_id:
+        known = "" if status.table is None else "; what else is shown was known last"
+        found.append(
+            "no coordinator leads, so nothing is served: start coordinators until a majority of "
+            f"them run and reach one another{known}"
+        )
+    found += _disks_hang(status)
+    found += _table_problems(status)
+    found += _full(status, FULL, 2.0)
+    found += _disks_full(status)
+    found += _disks_slow(status)
+    if status.table is not None:
+        found += _under_replicated(status.table)
+    if status.is_leader:
+        silent = [c.member_id for c in status.coordinators if not c.active and not c.leader]
+        if silent:
+            found.append(f"coordinator {', '.join(silent)} does not answer: start it again")
+    return found
+
+
+def notes(status: ClusterStatus, loads: Iterable[LoadView] = ()) -> list[str]:
+    """Return what is under way, and what may be done next: nothing that is wrong."""
+    table = status.table
+    if table is None or not table.bootstrapped:
+        return []
+    return [
+        *_moving(table),
+        *_of_loads(table, loads),
+        *_full(status, FILLING, FULL),
+        *_of_nodes(table),
+        *_uneven(table),
+        *_of_coordinators(status),
+    ]
+
+
+def _moving(table: Table) -> list[str]:
+    found = []
+    moving = sum(bool(row.adding or row.removing) for row in table.rows)
+    if moving:
+        paused = "; they are paused: 'koinon admin resume'" if table.moves.paused else ""
+        found.append(
+            f"{_count(moving, 'partition')} {_are(moving)} being moved "
+            f"('koinon admin moves --watch' follows){paused}"
+        )
+    elif table.moves.paused:
+        found.append("moves are paused: 'koinon admin resume' lets them go on")
+    return found
+
+
+def _of_loads(table: Table, loads: Iterable[LoadView]) -> list[str]:
+    if not table.loads:
+        return []
+    merging = sum(load.merging for load in table.loads)
+    parts = [f"{len(table.loads) - merging} open"] * (merging < len(table.loads))
+    parts += [f"{merging} being merged"] * bool(merging)
+    found = [f"bulk loads: {', '.join(parts)} ('koinon admin loads --watch' follows)"]
+    for load in loads:
+        if load.state is LoadState.OPEN and load.idle_ms >= min(IDLE_MS, load.timeout_ms // 2):
+            left_ms = max(0, load.timeout_ms - load.idle_ms)
+            found.append(
+                f"nobody has touched load {load.load_id} for {_minutes(load.idle_ms)}: if its job "
+                f"is gone, 'koinon admin loads abort {load.load_id}' ends it; by itself it ends in "
+                f"{_minutes(left_ms)}"
+            )
+    return found
+
+
+def _of_nodes(table: Table) -> list[str]:
+    found = []
+    held = replicas_by_node(table)
+    for node in table.nodes.values():
+        if node.status is NodeStatus.DRAINING and held[node.number]:
+            found.append(
+                f"node {node.node_id} drains: it still has "
+                f"{_count(held[node.number], 'replica')} and gets no new ones"
+            )
+        elif node.status is NodeStatus.DRAINING:
+            found.append(
+                f"node {node.node_id} is drained: 'koinon admin remove {node.node_id}' takes it "
+                "out for good"
+            )
+        elif node.status is NodeStatus.ACTIVE and not held[node.number]:
+            found.append(
+                f"node {node.node_id} holds nothing yet: 'koinon admin rebalance' gives it "
+                "its share"
+            )
+    return found
+
+
+def _uneven(table: Table) -> list[str]:
+    """Replicas by the nodes' weights, and primaries that are not where they are wanted."""
+    if any(row.adding or row.removing for row in table.rows):
+        return []
+    found = []
+    held = replicas_by_node(table)
+    for rack in sorted({node.rack for node in table.nodes.values()}):
+        found += _uneven_in(table, rack, held)
+    waiting = sum(_could_lead(table, row) for row in table.rows)
+    if waiting:
+        found.append(
+            f"{_count(waiting, 'partition')} {_are(waiting)} led by another node than preferred: "
+            "'koinon admin primaries' gives them back"
+        )
+    return found
+
+
+def _uneven_in(table: Table, rack: str, held: Counter[int]) -> list[str]:
+    """Between racks replicas are bound to lie as unevenly as nodes do."""
+    nodes = [n for n in table.nodes.values() if n.rack == rack and n.status is NodeStatus.ACTIVE]
+    nodes = [node for node in nodes if held[node.number]]
+    weights = sum(node.weight for node in nodes)
+    if not weights:
+        return []
+    whole = sum(held[node.number] for node in nodes)
+    shares = {node.number: whole * node.weight / weights for node in nodes}
+    above = [node for node in nodes if held[node.number] > UNEVEN * shares[node.number] + 1]
+    below = [
+        node
+        for node in nodes
+        if held[node.number] + 1 < min(shares[node.number], len(table.rows)) / UNEVEN
+    ]
+    if not above or not below:
+        return []
+    words = (
+        f"{node.node_id} has {held[node.number]:,}, by its weight {shares[node.number]:,.0f}"
+        for node in (*above, *below)[:_NAMED_MAX]
+    )
+    return [
+        f"replicas lie unevenly ({'; '.join(words)}): 'koinon admin rebalance --dry-run' shows "
+        "what would move"
+    ]
+
+
+def _could_lead(table: Table, row: PartitionRow) -> bool:
+    """Whether another node leads though the preferred one could."""
+    preferred = row.replicas[0] if row.replicas else row.primary
+    return (
+        row.status is PartitionStatus.ONLINE
+        and row.primary != preferred
+        and row.wanted_primary != preferred
+        and preferred in row.in_sync
+        and _is_live(table, preferred)
+    )
+
+
+def _of_coordinators(status: ClusterStatus) -> list[str]:
+    found = []
+    voters = [c for c in status.coordinators if c.voter]
+    learners = [c for c in status.coordinators if not c.voter]
+    if learners and status.is_leader:
+        first = learners[0]
+        found.append(
+            f"coordinator {first.member_id} does not vote yet: 'koinon admin coordinators add "
+            f"{first.member_id} {first.address}' makes it"
+        )
+    if len(voters) == 1:
+        found.append("one coordinator alone votes: while it is down, nothing is served")
+    elif len(voters) % 2 == 0 and voters:
+        may_fail = (len(voters) - 1) // 2
+        found.append(
+            f"{len(voters)} coordinators vote, of which {may_fail} may fail: one more would let "
+            f"{may_fail + 1} fail ('koinon admin coordinators add')"
+        )
+    return found
+
+
+def _full(status: ClusterStatus, least: float, below: float) -> list[str]:
+    """Stores that hold from ``least`` to ``below`` of what they may."""
+    table = status.table
+    found = []
+    for session in status.sessions:
+        used = used_share(session)
+        node = _node(table, session.node_number) if table is not None else None
+        if node is None or not session.live or not least <= used < below:
+            continue
+        soon = "" if used < FULL else ", and writes to it fail soon or already"
+        found.append(
+            f"the store of node {node.node_id} is {used:.0%} full{soon}: delete records, add nodes "
+            "and 'koinon admin rebalance', or start it with a greater --map-size-bytes"
+        )
+    return found
+
+
+def _disks_full(status: ClusterStatus) -> list[str]:
+    """Nodes that are about to find no room on their disk, whatever their store may hold."""
+    found = []
+    for session in status.sessions:
+        node = _node(status.table, session.node_number) if status.table is not None else None
+        scarce = min(DISK_FREE_SHARE_MIN * session.disk_bytes, DISK_FREE_BYTES_ENOUGH)
+        if node is None or not session.live or session.disk_free_bytes >= scarce:
+            continue
+        found.append(
+            f"the disk of node {node.node_id} has {session.disk_free_bytes / 1e6:,.0f} MB left, "
+            "and writes to it fail soon or already: make room there, it goes on by itself"
+        )
+    return found
+
+
+def _disks_hang(status: ClusterStatus) -> list[str]:
+    """Nodes whose disks have not answered for a session; what others can lead they lead by then."""
+    table = status.table
+    if table is None:
+        return []
+    found = []
+    for session in status.sessions:
+        node = _node(table, session.node_number)
+        hangs_ms = max(HANGS_MS_MIN, table.cluster.session_timeout_ms)
+        if node is None or not session.live or session.commit_out_ms <= hangs_ms:
+            continue
+        led = sum(row.primary == node.number for row in table.rows)
+        rest = "; others lead what it led"
+        if led:
+            rest = f", and {_count(led, 'partition')} that nobody else can lead take no writes"
+        found.append(
+            f"the disk of node {node.node_id} has not answered for "
+            f"{session.commit_out_ms / 1000:.0f} s{rest}: look at the disk; once it answers the "
+            "node goes on by itself, else stop its process"
+        )
+    return found
+
+
+def _disks_slow(status: ClusterStatus) -> list[str]:
+    """Nodes whose commits take many times as long as other nodes', so that writes wait for them."""
+    known = [s for s in status.sessions if s.live and s.commit_ms]
+    found = []
+    for session in known:
+        node = _node(status.table, session.node_number) if status.table is not None else None
+        others = [other.commit_ms for other in known if other is not session]
+        if node is None or not others or session.commit_ms < SLOW_MS_MIN:
+            continue
+        usual = median(others)
+        if session.commit_ms >= SLOW * usual:
+            found.append(
+                f"the disk of node {node.node_id} is slow: a commit takes {session.commit_ms:,} ms "
+                f"there and {usual:,.0f} ms elsewhere, and every write to its copies waits for it: "
+                f"look at the disk, or 'koinon admin drain {node.node_id}'"
+            )
+    return found
+
+
+def used_share(session: SessionView) -> float:
+    """Return which part of what a node's store may hold it holds; 0 where nobody knows."""
+    return session.used_bytes / session.map_bytes if session.map_bytes else 0.0
+
+
+def _minutes(ms: int) -> str:
+    return f"{ms / 60_000:.0f} min" if ms >= 60_000 else f"{ms / 1000:.0f} s"
+
+
+def _table_problems(status: ClusterStatus) -> list[str]:
+    table = status.table
+    if table is None:
+        return ["the cluster has no table yet: it waits for its coordinators to agree"]
+    if not table.bootstrapped:
+        need, have = table.cluster.bootstrap_nodes, len(table.nodes)
+        return [f"waiting for the first {need} nodes ({have} registered): start more nodes"]
+    return [
+        *_lost(table),
+        *_unserved(table),
+        *_below_minimum(table),
+        *_down(table),
+    ]
+
+
+def _unserved(table: Table) -> list[str]:
+    """Partitions that nobody leads, but for those that have lost their stores."""
+    unserved = [
+        row
+        for row in table.rows
+        if row.status is not PartitionStatus.ONLINE
+        and row.offline_reason is not OfflineReason.STORE_LOST
+    ]
+    if not unserved:
+        return []
+    offline = [row for row in unserved if row.status is PartitionStatus.OFFLINE]
+    starting = len(unserved) - len(offline)
+    parts = [f"{len(offline):,} offline"] * bool(offline)
+    parts += [f"{starting:,} starting"] * bool(starting)
+    wait = "this takes a moment"
+    absent = {
+        n
+        for row in unserved
+        if row.status is PartitionStatus.ASSIGNED
+        and _live_in_sync(table, row) < min_in_sync_of(table.cluster, row)
+        for n in row.in_sync
+        if not _is_live(table, n)
+    }
+    if absent:
+        wait = (
+            f"fewer copies are in sync than a write needs without "
+            f"{_names(table, sorted(absent)[:_NAMED_MAX])}: start it again"
+        )
+    if offline:
+        down = sorted({n for row in offline for n in row.in_sync if not _is_live(table, n)})
+        wait = f"start {_names(table, down[:_NAMED_MAX]) or 'its nodes'} again"
+    return [f"partitions: {', '.join(parts)} of {len(table.rows):,}: {wait}"]
+
+
+def _lost(table: Table) -> list[str]:
+    lost = [row for row in table.rows if row.offline_reason is OfflineReason.STORE_LOST]
+    if not lost:
+        return []
+    ids = ranges([row.partition_id for row in lost])
+    down = sorted({n for row in lost for n in row.replicas if not _is_live(table, n)})
+    first = ""
+    if down:
+        first = f"start {_names(table, down[:_NAMED_MAX])}, whose copies may be the best left; "
+    return [
+        f"{_count(len(lost), 'partition')} lost every in-sync copy with its store ({ids}): bring "
+        f"the disk back that had it and start its node on it. If it is gone for good: {first}"
+        "'koinon admin force-primary lost' shows the copies that are left, and makes do with the "
+        "most complete of each, which may lack acknowledged writes"
+    ]
+
+
+def _below_minimum(table: Table) -> list[str]:
+    short = [
+        row
+        for row in table.rows
+        if row.status is PartitionStatus.ONLINE
+        and _live_in_sync(table, row) < min_in_sync_of(table.cluster, row)
+    ]
+    if not short:
+        return []
+    why = _missing(table, short)
+    return [
+        f"{_count(len(short), 'partition')} {_are(len(short))} read-only: fewer copies are in sync "
+        f"than a write needs ({why}): start those nodes again"
+    ]
+
+
+def _down(table: Table) -> list[str]:
+    held = replicas_by_node(table)
+    found = []
+    for node in table.nodes.values():
+        if node.status is not NodeStatus.FENCED:
+            continue
+        replicas = held[node.number]
+        after_ms = table.cluster.rereplicate_after_ms
+        alone = table.cluster.replication_factor < 2
+        later = ""
+        if after_ms and not alone:
+            later = f". After {_minutes(after_ms)} others are given its replicas"
+        if not replicas:
+            found.append(
+                f"node {node.node_id} at {node.address} is down and holds nothing: start it, or "
+                f"'koinon admin remove {node.node_id}' takes it out for good"
+            )
+            continue
+        unit = "partition" if alone else "replica"
+        found.append(
+            f"node {node.node_id} at {node.address} is down ({_count(replicas, unit)}): "
+            f"start it{later}"
+        )
+    return found
+
+
+def _under_replicated(table: Table) -> list[str]:
+    short = [row for row in table.rows if is_short(row)]
+    if not short:
+        return []
+    return [
+        f"{_count(len(short), 'partition')} {_have(len(short))} fewer copies in sync than wanted "
+        f"({_missing(table, short)}): they catch up by themselves while their nodes run"
+    ]
+
+
+def _missing(table: Table, rows: Iterable[PartitionRow]) -> str:
+    """Which nodes' copies are missing, and how those nodes are."""
+    counts = Counter(
+        n for row in rows for n in row.target if n not in row.in_sync or not _is_live(table, n)
+    )
+    if not counts:
+        counts = Counter(n for row in rows for n in row.in_sync if not _is_live(table, n))
+    parts = []
+    for number, missing in sorted(counts.items()):
+        state = "catching up" if _is_live(table, number) else "down"
+        parts.append(f"{_names(table, [number])} is {state}: {missing:,}")
+    return ", ".join(parts[:_NAMED_MAX]) + (", …" if len(parts) > _NAMED_MAX else "")
+
+
+def is_short(row: PartitionRow) -> bool:
+    """Whether a partition that has a primary lacks a copy in sync; one being added is none yet."""
+    return row.status is not PartitionStatus.OFFLINE and any(
+        number not in row.in_sync and number not in row.adding for number in row.target
+    )
+
+
+def replicas_by_node(table: Table) -> Counter[int]:
+    """Return how many replicas each node has, by node number."""
+    return Counter(number for row in table.rows for number in row.replicas)
+
+
+def _live_in_sync(table: Table, row: PartitionRow) -> int:
+    return sum(_is_live(table, number) for number in row.in_sync)
+
+
+def _is_live(table: Table, number: int) -> bool:
+    node = _node(table, number)
+    return node is not None and node.status in (NodeStatus.ACTIVE, NodeStatus.DRAINING)
+
+
+def _node(table: Table, number: int) -> NodeInfo | None:
+    return table.nodes.get(NodeNumber(number))
+
+
+def _names(table: Table, numbers: Iterable[int]) -> str:
+    nodes = ((number, _node(table, number)) for number in numbers)
+    return ", ".join(node.node_id if node else f"node {number}" for number, node in nodes)
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Return sorted numbers as ranges for people: ``0-3, 7``; the first few of many."""
+    parts: list[str] = []
+    start = previous = None
+    for number in [*numbers, None]:
+        if previous is not None and number == previous + 1:
+            previous = number
+            continue
+        if previous is not None:
+            parts.append(f"{start}" if start == previous else f"{start}-{previous}")
+        start = previous = number
+    more = len(parts) - 2 * _NAMED_MAX
+    return ", ".join(parts[: 2 * _NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _are(number: int) -> str:
+    return "is" if number == 1 else "are"
+
+
+def _have(number: int) -> str:
+    return "has" if number == 1 else "have"

@@ -1,0 +1,202 @@
+"""Plans and moves of replicas as an operator's programs see them: plain values, made from replies.
+
+A *plan* says which partitions' replicas would change, and why. Its *moves* are queued when it is
+carried out; each adds replicas, waits until they are in sync, and then drops others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, cast
+
+from koinon_proto.contract import convert
+from koinon_proto.contract.table import MoveSettings
+from koinon_proto.v1 import admin_pb2
+
+
+class PlanKind(IntEnum):
+    """What a plan is to achieve; numbers are those of the wire."""
+
+    REBALANCE = 1
+    DRAIN = 2
+    REPLACE = 3
+    REPLICATION_FACTOR = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanRequest:
+    """What to plan: ``node_id`` for a drain, both nodes for a replacement."""
+
+    kind: PlanKind
+    node_id: str = ""
+    with_node_id: str = ""
+    replication_factor: int = 0
+
+    def to_proto(self) -> admin_pb2.PlanRequest:
+        return admin_pb2.PlanRequest(
+            kind=cast(Any, int(self.kind)),
+            node_id=self.node_id,
+            with_node_id=self.with_node_id,
+            replication_factor=self.replication_factor,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedMove:
+    """One partition's change of replicas, as node numbers; the first of each leads."""
+
+    partition_id: int
+    origin: tuple[int, ...]
+    target: tuple[int, ...]
+    reason: str
+
+    @property
+    def added(self) -> tuple[int, ...]:
+        return tuple(n for n in self.target if n not in self.origin)
+
+    @property
+    def dropped(self) -> tuple[int, ...]:
+        return tuple(n for n in self.origin if n not in self.target)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeBalance:
+    """How many replicas a node has, and of how many partitions it is the preferred primary."""
+
+    node_number: int
+    replicas: int
+    primaries: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanRefusal:
+    """What a plan could not do, or would not; ``node_number`` 0: it is about no node."""
+
+    code: str
+    reason: str
+    node_number: int
+    partition_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What would move, and what the nodes have before and after."""
+
+    plan_id: str
+    table_version: int
+    moves: tuple[PlannedMove, ...]
+    before: tuple[NodeBalance, ...]
+    after: tuple[NodeBalance, ...]
+    refusals: tuple[PlanRefusal, ...]
+
+
+class Stage(IntEnum):
+    """How far a new replica is; numbers are those of the wire."""
+
+    UNKNOWN = 0
+    WAITING = 1
+    SNAPSHOT = 2
+    CATCH_UP = 3
+    LIVE = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CopyProgress:
+    """What a node has received of a replica that is being added; totals are 0 where unknown."""
+
+    node_number: int
+    stage: Stage
+    records: int
+    bytes: int
+    records_total: int
+    bytes_total: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MoveView:
+    """One move that is queued or under way. ``plan_moves``: how many its plan began with.
+    ``waits_for`` says why it does not go on; '' if it does.
+    """
+
+    move: PlannedMove
+    plan_id: str
+    plan_moves: int
+    running: bool
+    cancelled: bool
+    progress: tuple[CopyProgress, ...]
+    waits_for: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MovesView:
+    """All moves, and the settings under which they go on."""
+
+    settings: MoveSettings
+    moves: tuple[MoveView, ...]
+
+
+def plan_from_proto(message: admin_pb2.Plan) -> Plan:
+    return Plan(
+        plan_id=message.plan_id,
+        table_version=message.table_version,
+        moves=tuple(_move(move) for move in message.moves),
+        before=tuple(_balance(balance) for balance in message.before),
+        after=tuple(_balance(balance) for balance in message.after),
+        refusals=tuple(
+            PlanRefusal(
+                code=refusal.code,
+                reason=refusal.reason,
+                node_number=refusal.node_number,
+                partition_ids=tuple(refusal.partition_ids),
+            )
+            for refusal in message.refusals
+        ),
+    )
+
+
+def moves_from_proto(message: admin_pb2.MovesStatus) -> MovesView:
+    return MovesView(
+        settings=convert.settings_from_proto(message.settings),
+        moves=tuple(
+            MoveView(
+                move=_move(status.move),
+                plan_id=status.plan_id,
+                plan_moves=status.plan_moves,
+                running=status.running,
+                cancelled=status.cancelled,
+                progress=tuple(map(_progress, status.progress_nodes, status.progress)),
+                waits_for=status.waits_for,
+            )
+            for status in message.moves
+        ),
+    )
+
+
+def _move(message: admin_pb2.PlannedMove) -> PlannedMove:
+    return PlannedMove(
+        partition_id=message.partition_id,
+        origin=tuple(message.origin),
+        target=tuple(message.target),
+        reason=message.reason,
+    )
+
+
+def _balance(message: admin_pb2.NodeBalance) -> NodeBalance:
+    return NodeBalance(
+        node_number=message.node_number,
+        replicas=message.replicas,
+        primaries=message.primaries,
+    )
+
+
+def _progress(node_number: int, message: Any) -> CopyProgress:
+    known = message.stage in Stage.__members__.values()
+    return CopyProgress(
+        node_number=node_number,
+        stage=Stage(message.stage) if known else Stage.UNKNOWN,
+        records=message.records,
+        bytes=message.bytes,
+        records_total=message.records_total,
+        bytes_total=message.bytes_total,
+    )

@@ -1,0 +1,148 @@
+"""Asking the nodes themselves what their copies hold: sizes of partitions, and checksums.
+
+Nodes are asked side by side. One that does not answer costs its timeout, and its copies count as
+not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from koinon.driver.channels import Channels
+from koinon.operate.admin import ClusterStatus
+from koinon.operate.coordinators import why
+from koinon_proto.contract.table import NodeNumber, Table
+from koinon_proto.v1 import replication_pb2, replication_pb2_grpc
+
+SIZES_S_MAX = 3.0
+CHECKSUMS_S_MAX = 60.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checksum:
+    """What one copy holds. Two copies that are complete through the same sequence are alike if
+    records and digest are. Not ``usable``: there is none, or it is being replaced.
+    """
+
+    usable: bool
+    complete_through: int
+    records: int
+    bytes: int
+    digest: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartitionSize:
+    """How much a partition holds; ``guessed``: its share of its node's total, nobody said it."""
+
+    records: int
+    bytes: int
+    guessed: bool = False
+
+
+class Replicas(Channels):
+    """Connections to the nodes of a cluster. Thread-safe."""
+
+    def checksums(
+        self,
+        table: Table,
+        wanted: Mapping[int, Sequence[int]],
+        *,
+        positions_only: bool = False,
+    ) -> tuple[dict[tuple[int, int], Checksum], dict[int, str]]:
+        """Ask nodes (by number) for the checksums of their copies of partitions, all at once.
+
+        ``positions_only``: no records are read, so that records, bytes and digest are 0.
+
+        Returns:
+            The checksums by (node, partition), and for nodes that did not answer why not.
+        """
+        calls = {
+            number: self._stub(table, number).Checksums.future(
+                replication_pb2.ChecksumsRequest(
+                    cluster_id=table.cluster.cluster_id,
+                    partition_ids=partition_ids,
+                    positions_only=positions_only,
+                ),
+                timeout=CHECKSUMS_S_MAX,
+            )
+            for number, partition_ids in wanted.items()
+            if partition_ids
+        }
+        found: dict[tuple[int, int], Checksum] = {}
+        silent: dict[int, str] = {}
+        for number, call in calls.items():
+            try:
+                copies = call.result().copies
+            except grpc.RpcError as failure:
+                silent[number] = why(failure)
+                continue
+            for copy in copies:
+                found[number, copy.partition_id] = Checksum(
+                    usable=copy.usable,
+                    complete_through=copy.complete_through,
+                    records=copy.records,
+                    bytes=copy.bytes,
+                    digest=copy.digest,
+                )
+        return found, silent
+
+    def sizes(
+        self, status: ClusterStatus, partition_ids: Iterable[int]
+    ) -> dict[int, PartitionSize]:
+        """Return the sizes of partitions as their primaries estimate them; of a primary that does
+        not answer, its average.
+        """
+        table = status.table
+        assert table is not None, "there are partitions"
+        wanted = {p: table.rows[p].primary for p in partition_ids}
+        request = replication_pb2.PartitionSizesRequest(cluster_id=table.cluster.cluster_id)
+        calls = {
+            number: self._stub(table, number).PartitionSizes.future(request, timeout=SIZES_S_MAX)
+            for number in set(wanted.values())
+            if number in table.nodes
+        }
+        said: dict[tuple[int, int], PartitionSize] = {}
+        for number, call in calls.items():
+            try:
+                reply = call.result()
+            except grpc.RpcError:
+                continue
+            columns = zip(reply.partition_ids, reply.records, reply.bytes, strict=True)
+            for partition_id, records, size in columns:
+                said[number, partition_id] = PartitionSize(records=records, bytes=size)
+        averages = _averages(status, table)
+        overall = averages.get(0, PartitionSize(records=0, bytes=0, guessed=True))
+        return {
+            p: said.get((number, p)) or averages.get(number, overall)
+            for p, number in wanted.items()
+        }
+
+    def _stub(self, table: Table, number: int) -> Any:
+        channel = self.channel(table.nodes[NodeNumber(number)].address)
+        return replication_pb2_grpc.ReplicationStub(channel)  # type: ignore[no-untyped-call]
+
+
+def _averages(status: ClusterStatus, table: Table) -> dict[int, PartitionSize]:
+    """Return what a copy holds on the average, by node that said its total; 0: anywhere."""
+    held = dict.fromkeys(table.nodes, 0)
+    for row in table.rows:
+        for number in row.replicas:
+            held[number] = held.get(number, 0) + 1
+    found: dict[int, PartitionSize] = {}
+    copies = records = size = 0
+    for session in status.sessions:
+        number = NodeNumber(session.node_number)
+        if (count := held.get(number, 0)) and session.map_bytes:
+            copies, records = copies + count, records + session.records
+            size += session.used_bytes
+            found[number] = PartitionSize(
+                records=session.records // count, bytes=session.used_bytes // count, guessed=True
+            )
+    if copies:
+        found[0] = PartitionSize(records=records // copies, bytes=size // copies, guessed=True)
+    return found

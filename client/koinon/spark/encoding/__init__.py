@@ -1,0 +1,1 @@
+"""Keys and values of rows, made from Arrow columns."""

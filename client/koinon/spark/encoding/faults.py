@@ -1,0 +1,196 @@
+"""Rows that cannot be stored: found column-wise, and then refused or set aside.
+
+Each bad row has one fault, the first of: a null key, an empty or over-long one, one outside the
+prefix that is being overwritten, a null value, an over-long one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from koinon.spark.encoding import arrays
+from koinon.spark.encoding.arrays import BoolArray, I64Array
+from koinon.spark.encoding.plain import plain_values
+from koinon_proto.contract.errors import InvalidArgumentError
+from koinon_proto.contract.table import MAX_KEY_BYTES
+
+EXAMPLES: Final = 3
+EXAMPLE_CHARS: Final = 200
+CHUNK_BYTES_MAX: Final = 8 * 1024 * 1024
+"""What one chunk may have; a row has to fit into one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What rows have to keep to; ``key_name`` and ``value_name`` say where they come from."""
+
+    key_name: str
+    value_name: str
+    max_value_bytes: int
+    prefix: bytes = b""
+
+    @property
+    def value_bytes_max(self) -> int:
+        return min(self.max_value_bytes, CHUNK_BYTES_MAX - MAX_KEY_BYTES - 100)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """Rows of one batch that have the same fault, ascending."""
+
+    column: str
+    reason: str
+    rows: I64Array
+
+
+class BadRows(Protocol):
+    """What becomes of bad rows."""
+
+    def take(self, batch: Any, faults: list[Fault], rows_before: int) -> None:
+        """Take the faults of a record batch; ``rows_before`` were read before it."""
+
+    def close(self) -> None:
+        """The task has read all its rows."""
+
+    def discard(self) -> None:
+        """The task has failed."""
+
+
+def find_faults(keys: Any, values: Any, limits: Limits) -> list[Fault]:
+    """Return the faults of rows (``binary`` arrays of one length); none in the common case."""
+    faults: list[Fault] = []
+    fine: list[BoolArray] = []
+
+    def note(bad: BoolArray, column: str, reason: str) -> None:
+        if fine:
+            bad &= fine[-1]
+        if bad.any():
+            faults.append(Fault(column=column, reason=reason, rows=np.flatnonzero(bad)))
+            fine.append(~bad if not fine else fine[-1] & ~bad)
+
+    key, value = limits.key_name, limits.value_name
+    key_lengths, value_lengths = arrays.lengths_of(keys), arrays.lengths_of(values)
+    if keys.null_count:
+        note(_nulls(keys), key, "null key")
+    if len(keys) and not int(key_lengths.min()):
+        note(key_lengths == 0, key, "empty key")
+    if len(keys) and int(key_lengths.max()) > MAX_KEY_BYTES:
+        note(key_lengths > MAX_KEY_BYTES, key, f"key of more than {MAX_KEY_BYTES} bytes")
+    if limits.prefix:
+        begins = pc.fill_null(pc.starts_with(keys, pattern=limits.prefix), False)
+        outside = ~begins.to_numpy(zero_copy_only=False)
+        note(outside, key, f"key outside the prefix {limits.prefix!r} that is overwritten")
+    if values.null_count:
+        note(_nulls(values), value, "null value")
+    if len(keys) and int(value_lengths.max()) > limits.value_bytes_max:
+        long = value_lengths > limits.value_bytes_max
+        note(long, value, f"value of more than {limits.value_bytes_max} bytes")
+    return faults
+
+
+def without(faults: list[Fault], rows: int) -> Any:
+    """Return the rows that have no fault, as an array to ``take`` by."""
+    fine = np.ones(rows, np.bool_)
+    for fault in faults:
+        fine[fault.rows] = False
+    return pa.array(np.flatnonzero(fine))
+
+
+def _nulls(array: Any) -> BoolArray:
+    nulls: BoolArray = array.is_null().to_numpy(zero_copy_only=False).copy()
+    return nulls
+
+
+class Refusing:
+    """Bad rows fail the task."""
+
+    def take(self, batch: Any, faults: list[Fault], rows_before: int) -> None:
+        """Raise InvalidArgumentError: it names the columns, counts the rows and shows a few."""
+        said = []
+        for fault in faults:
+            shown = ", ".join(
+                f"row {rows_before + row}: {_example(batch, row)}"
+                for row in fault.rows[:EXAMPLES].tolist()
+            )
+            count = len(fault.rows)
+            said.append(f"{fault.reason} in {count} row{'s' if count > 1 else ''} ({shown})")
+        raise InvalidArgumentError(
+            field=f"column {faults[0].column}",
+            reason=f"{'; '.join(said)}, of the {rows_before + len(batch)} rows that this task has "
+            "read so far. Filter such rows out, or set option badRecordsPath to set them aside",
+        )
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def discard(self) -> None:
+        """Nothing was written."""
+
+
+class SettingAside:
+    """Bad rows go to a file of JSON lines: ``{"column": …, "reason": …, "row": {…}}``. The file is
+    made with the first of them.
+    """
+
+    def __init__(self, path: str, name: str) -> None:
+        self._path = path
+        self._name = name
+        self._out: Any = None
+        self._remove: Callable[[], None] = lambda: None
+
+    def take(self, batch: Any, faults: list[Fault], rows_before: int) -> None:
+        """Write the rows. Raises OSError as the file system does."""
+        if self._out is None:
+            self._open()
+        for line in _lines(batch, faults):
+            self._out.write(line)
+
+    def _open(self) -> None:
+        from pyarrow import fs
+
+        if "://" in self._path:
+            filesystem, base = fs.FileSystem.from_uri(self._path)
+        else:
+            filesystem, base = fs.LocalFileSystem(), self._path
+        path = f"{base.rstrip('/')}/{self._name}"
+        filesystem.create_dir(path.rsplit("/", 1)[0], recursive=True)
+        self._out = filesystem.open_output_stream(path)
+        self._remove = lambda: filesystem.delete_file(path)
+
+    def close(self) -> None:
+        """Finish the file, if there is one."""
+        if self._out is not None:
+            self._out.close()
+
+    def discard(self) -> None:
+        """The attempt has failed: another one writes these rows again."""
+        if self._out is not None:
+            self._out.close()
+            self._remove()
+
+
+def _lines(batch: Any, faults: list[Fault]) -> Iterator[bytes]:
+    for fault in faults:
+        for row in _dicts(batch.take(pa.array(fault.rows))):
+            record = {"column": fault.column, "reason": fault.reason, "row": row}
+            text = json.dumps(record, ensure_ascii=False, default=str)
+            yield text.encode(errors="replace") + b"\n"
+
+
+def _dicts(batch: Any) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a batch; bytes as base64, what JSON lacks as text."""
+    columns = [plain_values(column, json=True) for column in batch.columns]
+    for values in zip(*columns, strict=True):
+        yield dict(zip(batch.schema.names, values, strict=True))
+
+
+def _example(batch: Any, row: int) -> str:
+    shown = json.dumps(next(_dicts(batch.slice(row, 1))), ensure_ascii=False, default=str)
+    return shown if len(shown) <= EXAMPLE_CHARS else f"{shown[:EXAMPLE_CHARS]}…"

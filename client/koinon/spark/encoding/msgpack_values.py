@@ -1,0 +1,182 @@
+"""Rows as MessagePack maps, column by column.
+
+Whatever has one width in a batch (names, numbers, the heads of strings) becomes columns of one
+matrix of bytes; between such matrices lie the strings themselves. Each row is joined from few
+parts. Heads take the width that the batch's longest string needs, integers that of their column:
+valid MessagePack, if not the shortest.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from koinon.spark.encoding import arrays
+from koinon.spark.encoding.arrays import U8Array
+from koinon.spark.encoding.json_values import iso_timestamps
+from koinon.spark.encoding.plain import plain_values
+from koinon_proto.contract.arrow import binary_scalar
+from koinon_proto.contract.errors import InvalidArgumentError
+
+NIL: Final = b"\xc0"
+_NIL_SCALAR = binary_scalar(NIL)
+_INT_HEADS: Final = {8: 0xD0, 16: 0xD1, 32: 0xD2, 64: 0xD3}
+_FLOAT_HEADS: Final = {32: 0xCA, 64: 0xCB}
+_TIMESTAMP_64, _TIMESTAMP_96 = b"\xd7\xff", b"\xc7\x0c\xff"
+_SECONDS_BITS: Final = 34
+
+Fixed = bytes | U8Array
+"""The same bytes for every row, or a matrix with a row for each."""
+
+
+def encode_msgpack(batch: Any) -> Any:
+    """Return the rows of a record batch as a ``binary`` array of MessagePack maps.
+
+    Raises:
+        InvalidArgumentError: a column has a type that MessagePack has no form for.
+    """
+    rows = batch.num_rows
+    fixed: list[Fixed] = [_map_head(batch.num_columns)]
+    parts: list[Any] = []
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        fixed.append(_text_head(len(field.name.encode())) + field.name.encode())
+        head, tail = _encoded(column, field.name)
+        if column.null_count:
+            whole = _matrix_array(head, rows)
+            whole = whole if tail is None else arrays.join(whole, tail)
+            tail = pc.if_else(pc.is_valid(column), whole, _NIL_SCALAR)
+            head = []
+        fixed += head
+        if tail is not None:
+            parts += [_matrix_array(fixed, rows), tail]
+            fixed = []
+    if fixed:
+        parts.append(_matrix_array(fixed, rows))
+    return arrays.join(*parts)
+
+
+def _matrix_array(fixed: list[Fixed], rows: int) -> Any:
+    """Return the parts, side by side, as an array."""
+    widths = [len(part) if isinstance(part, bytes) else part.shape[1] for part in fixed]
+    matrix = np.empty((rows, sum(widths)), np.uint8)
+    at = 0
+    for part, width in zip(fixed, widths, strict=True):
+        matrix[:, at : at + width] = (
+            np.frombuffer(part, np.uint8) if isinstance(part, bytes) else part
+        )
+        at += width
+    return arrays.from_matrix(matrix)
+
+
+def _encoded(column: Any, name: str) -> tuple[list[Fixed], Any]:
+    """Return the fixed parts of a column's values and, if they have one, the part of any length;
+    anything where the column is null.
+    """
+    kind = column.type
+    if pa.types.is_integer(kind):
+        return [bytes((_INT_HEADS[kind.bit_width],)), _big_endian(column, "i")], None
+    if pa.types.is_floating(kind):
+        return [bytes((_FLOAT_HEADS[kind.bit_width],)), _big_endian(column, "f")], None
+    if pa.types.is_boolean(kind):
+        bits = arrays.numbers_of(column.cast(pa.int8()), np.uint8)
+        return [(bits + np.uint8(0xC2)).reshape(-1, 1)], None
+    if pa.types.is_timestamp(kind) and kind.tz:
+        return _timestamps(column), None
+    if pa.types.is_timestamp(kind):
+        return _with_heads(iso_timestamps(column), _text_heads)
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return _with_heads(_filled(column.cast(pa.binary())), _bin_heads)
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return _with_heads(_filled(column.cast(pa.binary())), _text_heads)
+    if pa.types.is_decimal(kind) or pa.types.is_date(kind):
+        return _with_heads(_filled(column.cast(pa.string()).cast(pa.binary())), _text_heads)
+    if pa.types.is_nested(kind):
+        return [], _packed(column)
+    raise InvalidArgumentError(
+        field=f"column {name!r}",
+        reason=f"type {kind} has no form in MessagePack; cast it to a string",
+    )
+
+
+def _filled(column: Any) -> Any:
+    return pc.fill_null(column, b"") if column.null_count else column
+
+
+def _packed(column: Any) -> Any:
+    import msgpack
+
+    values = [
+        msgpack.packb(value, datetime=True, strict_types=True)
+        for value in plain_values(column, json=False)
+    ]
+    return pa.array(values, pa.binary())
+
+
+def _big_endian(column: Any, letter: str) -> U8Array:
+    width = column.type.bit_width // 8
+    numbers = arrays.numbers_of(column, f"{letter}{width}").astype(f">{letter}{width}")
+    return numbers.view(np.uint8).reshape(len(column), width)
+
+
+def _timestamps(column: Any) -> list[Fixed]:
+    """Return instants in the shortest format of the type -1 that has room for all."""
+    instants = pc.cast(column, pa.timestamp("us", "UTC"))
+    micros = arrays.numbers_of(instants.view(pa.int64()), np.int64)
+    seconds, rest = np.divmod(micros, 1_000_000)
+    nanos = (rest * 1000).astype(np.uint64)
+    rows = len(micros)
+    if not rows or (seconds.min() >= 0 and seconds.max() < 1 << _SECONDS_BITS):
+        packed = (nanos << np.uint64(_SECONDS_BITS)) | seconds.view(np.uint64)
+        return [_TIMESTAMP_64, packed.astype(">u8").view(np.uint8).reshape(rows, 8)]
+    return [
+        _TIMESTAMP_96,
+        nanos.astype(">u4").view(np.uint8).reshape(rows, 4),
+        seconds.astype(">i8").view(np.uint8).reshape(rows, 8),
+    ]
+
+
+# --- heads --------------------------------------------------------------------------------------
+
+
+def _map_head(entries: int) -> bytes:
+    if entries < 16:
+        return bytes((0x80 | entries,))
+    if entries < 1 << 16:
+        return b"\xde" + entries.to_bytes(2, "big")
+    return b"\xdf" + entries.to_bytes(4, "big")
+
+
+def _text_head(length: int) -> bytes:
+    head, width = _text_heads(length)
+    if not width:
+        return bytes((head | length,))
+    return bytes((head,)) + length.to_bytes(width, "big")
+
+
+def _text_heads(longest: int) -> tuple[int, int]:
+    """Return the first byte of a string and how many bytes of length follow (0: in the first)."""
+    if longest < 32:
+        return 0xA0, 0
+    return _wide_heads(longest, 0xD9)
+
+
+def _bin_heads(longest: int) -> tuple[int, int]:
+    return _wide_heads(longest, 0xC4)
+
+
+def _wide_heads(longest: int, first: int) -> tuple[int, int]:
+    if longest < 1 << 8:
+        return first, 1
+    return (first + 1, 2) if longest < 1 << 16 else (first + 2, 4)
+
+
+def _with_heads(values: Any, heads: Any) -> tuple[list[Fixed], Any]:
+    lengths = arrays.lengths_of(values)
+    head, width = heads(int(lengths.max()) if len(lengths) else 0)
+    if not width:
+        return [(lengths.astype(np.uint8) | np.uint8(head)).reshape(-1, 1)], values
+    column = lengths.astype(f">u{width}").view(np.uint8).reshape(len(lengths), width)
+    return [bytes((head,)), column], values

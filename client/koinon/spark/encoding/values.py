@@ -1,0 +1,61 @@
+"""How whole rows become values: ``json`` or ``msgpack``, both readable by any client.
+
+A value is one object, respectively map, of all columns of the row by name, in their order:
+
+=================== ================================== ==========================================
+column              json                               msgpack
+=================== ================================== ==========================================
+null                null                               nil
+boolean             true, false                        true, false
+integers            number                             int of the column's width
+float, double       number; "NaN", "Infinity",         float 32, float 64
+                    "-Infinity"
+decimal             string: "12.30"                    str: "12.30"
+string              string                             str
+binary              string: base64                     bin
+date                string: "2024-01-31"               str: "2024-01-31"
+timestamp           string: UTC, six digits,           ext of type -1, the format's own timestamp
+                    "2024-01-31T12:00:00.000000Z"
+timestamp_ntz       the same without Z                 str: the same without Z
+array, struct, map  array, object, object (keys as     array, map, map
+                    strings)
+=================== ================================== ==========================================
+
+Very small decimals may be written as ``1E-10``. Both encoders work column by column; arrays,
+structs, maps and, in JSON, binary columns take a slow path, row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import pyarrow as pa
+
+from koinon.spark.encoding.json_values import encode_json
+from koinon.spark.encoding.msgpack_values import encode_msgpack
+from koinon_proto.contract.errors import InvalidArgumentError
+
+ENCODERS: Final[dict[str, Callable[[Any], Any]]] = {
+    "json": encode_json,
+    "msgpack": encode_msgpack,
+}
+"""From the name to what makes a ``binary`` array of a record batch, one value a row."""
+
+
+def encode_column(column: Any, name: str) -> Any:
+    """Return the bytes of a value column as a ``binary`` array.
+
+    Raises:
+        InvalidArgumentError: the column is neither binary nor a string.
+    """
+    kind = column.type
+    if pa.types.is_binary(kind):
+        return column
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
+        return column.cast(pa.binary())
+    raise InvalidArgumentError(
+        field="valueColumn",
+        reason=f"column {name!r} has type {kind}; cast it to binary or string, "
+        "or give valueEncoding instead",
+    )

@@ -1,0 +1,1 @@
+"""A Spark job that writes: planned, prepared, staged by tasks, committed."""

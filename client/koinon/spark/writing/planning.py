@@ -1,0 +1,157 @@
+"""What a write does with the DataFrame's columns, decided before any row is read. Pure.
+
+Types come as Spark's schema writes them in JSON: a name such as ``long`` or ``decimal(15,2)``, or a
+dict for arrays, maps and structs.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, NoReturn
+
+from koinon.spark.options import WriteOptions
+from koinon_proto.contract.errors import ConfigurationError
+
+INTEGERS: Final = ("byte", "short", "integer", "long")
+TEXTS: Final = ("string", "char", "varchar")
+KEY_TYPES: Final = ("binary", *TEXTS, *INTEGERS)
+VALUE_TYPES: Final = ("binary", *TEXTS)
+ORDER_TYPES: Final = (*INTEGERS, "float", "double", "boolean", "date", "timestamp", "timestamp_ntz")
+ROW_TYPES: Final = (*KEY_TYPES, *ORDER_TYPES, "decimal")
+_NESTED: Final = {
+    "array": ("elementType",),
+    "map": ("keyType", "valueType"),
+}
+
+Field = tuple[str, Any]
+"""A column's name and type."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowPlan:
+    """Which columns make the key, the value and the order, by their places; -1: none. Without a
+    value column whole rows are the values.
+    """
+
+    names: tuple[str, ...]
+    key_columns: tuple[int, ...]
+    value_column: int
+    order_column: int
+
+    @property
+    def key_name(self) -> str:
+        return ", ".join(self.names[at] for at in self.key_columns)
+
+    @property
+    def value_name(self) -> str:
+        """The value's column, or words for whole rows."""
+        return self.names[self.value_column] if self.value_column >= 0 else "the row as a value"
+
+
+def plan_rows(options: WriteOptions, fields: Sequence[Field]) -> RowPlan:
+    """Return what to do with a DataFrame of these columns.
+
+    Raises:
+        ConfigurationError: an option names no column, or one of a wrong type, or is missing.
+    """
+    options = _with_defaults(options, [name for name, _ in fields])
+    if not options.key_columns:
+        _refuse("keyColumn", f"is required; the columns are {_listed(fields)}")
+    if not options.value_column and not options.value_encoding:
+        _refuse(
+            "valueColumn",
+            f"is required, or valueEncoding for whole rows; the columns are {_listed(fields)}",
+        )
+    key_columns = tuple(_find("keyColumn", name, fields) for name in options.key_columns)
+    for at in key_columns:
+        _check_type("keyColumn", fields[at], KEY_TYPES, "cast it to a string or an integer")
+    value_column = order_column = -1
+    if options.value_column:
+        value_column = _find("valueColumn", options.value_column, fields)
+        advice = "cast it to binary or string, or give valueEncoding instead"
+        _check_type("valueColumn", fields[value_column], VALUE_TYPES, advice)
+    else:
+        _check_rows(fields)
+    if options.order_column:
+        order_column = _find("orderBy", options.order_column, fields)
+        advice = "use a number, a date or a timestamp"
+        _check_type("orderBy", fields[order_column], ORDER_TYPES, advice)
+    return RowPlan(
+        names=tuple(name for name, _ in fields),
+        key_columns=key_columns,
+        value_column=value_column,
+        order_column=order_column,
+    )
+
+
+def _with_defaults(options: WriteOptions, names: list[str]) -> WriteOptions:
+    """Columns that are exactly ``key`` and ``value`` need no options."""
+    if sorted(name.lower() for name in names) != ["key", "value"]:
+        return options
+    return replace(
+        options,
+        key_columns=options.key_columns or ("key",),
+        value_column=options.value_column or ("" if options.value_encoding else "value"),
+    )
+
+
+def _find(option: str, name: str, fields: Sequence[Field]) -> int:
+    """Return the place of a column: by its name, or else by its name in any case."""
+    exact = [at for at, (other, _) in enumerate(fields) if other == name]
+    found = exact or [at for at, (other, _) in enumerate(fields) if other.lower() == name.lower()]
+    if len(found) > 1:
+        _refuse(option, f"there are {len(found)} columns {name!r}; rename all but one")
+    if not found:
+        near = difflib.get_close_matches(name, [other for other, _ in fields], n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        _refuse(option, f"there is no column {name!r} among {_listed(fields)}{hint}")
+    return found[0]
+
+
+def _check_type(option: str, field: Field, allowed: Sequence[str], advice: str) -> None:
+    if _base(field[1]) not in allowed:
+        _refuse(option, f"column {field[0]!r} has type {_shown(field[1])}: {advice}")
+
+
+def _check_rows(fields: Sequence[Field]) -> None:
+    """Whole rows need distinct names, and types that the encodings have a form for."""
+    names = [name for name, _ in fields]
+    for name in names:
+        if names.count(name) > 1:
+            _refuse("valueEncoding", f"there are several columns {name!r}; rename all but one")
+    for name, kind in fields:
+        bad = _without_form(kind)
+        if bad:
+            _refuse("valueEncoding", f"column {name!r} holds {bad}: cast it to a string")
+
+
+def _without_form(kind: Any) -> str:
+    """Return a type within a type that has no form in a value; '' if all have."""
+    if not isinstance(kind, dict):
+        return "" if _base(kind) in ROW_TYPES else _shown(kind)
+    if kind.get("type") == "struct":
+        parts = [field["type"] for field in kind["fields"]]
+    elif kind.get("type") in _NESTED:
+        parts = [kind[part] for part in _NESTED[kind["type"]]]
+    else:
+        return _shown(kind)
+    return next(filter(None, map(_without_form, parts)), "")
+
+
+def _base(kind: Any) -> str:
+    """Return a type's name without its parameters."""
+    return kind.split("(")[0].split(" ")[0] if isinstance(kind, str) else ""
+
+
+def _shown(kind: Any) -> str:
+    return kind if isinstance(kind, str) else str(kind.get("type"))
+
+
+def _listed(fields: Sequence[Field]) -> str:
+    return ", ".join(name for name, _ in fields) or "none"
+
+
+def _refuse(option: str, reason: str) -> NoReturn:
+    raise ConfigurationError(reason=f"option {option}: {reason}")

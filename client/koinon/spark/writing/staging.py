@@ -1,0 +1,225 @@
+"""Sending one attempt's chunks to the primaries of their partitions.
+
+Chunks gather per owner into messages; few messages are under way at once. What a node refuses, or
+leaves unanswered, is sent again under the same numbers, to whoever leads the partitions by then:
+staging twice is staging once. The first error that is final ends the attempt.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final
+
+from koinon.core.routing import Routing
+from koinon.spark.cluster import Cluster, Retries, refused
+from koinon.spark.writing.batching import Chunk
+from koinon_proto.contract.errors import KoinonError
+from koinon_proto.v1 import loads_pb2
+
+MESSAGE_BYTES: Final = 2 * 1024 * 1024
+MESSAGE_BYTES_MIN: Final = 256 * 1024
+GATHERING_BYTES: Final = 32 * 1024 * 1024
+"""Of all messages that are being filled: with many owners, messages are smaller."""
+IN_FLIGHT_PER_OWNER: Final = 2
+IN_FLIGHT: Final = 12
+"""Messages of one attempt under way at once, over all owners."""
+
+
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """A chunk under its number within the attempt."""
+
+    number: int
+    chunk: Chunk
+
+
+@dataclass(slots=True)
+class Message:
+    """Chunks on their way to one owner."""
+
+    owner: str
+    chunks: list[Numbered] = field(default_factory=list)
+    size: int = 0
+
+    def add(self, numbered: Numbered) -> None:
+        self.chunks.append(numbered)
+        self.size += len(numbered.chunk.data)
+
+
+class Pace:
+    """Holds back what would exceed so many bytes a second (0: nothing), after a burst of one
+    second's worth.
+    """
+
+    def __init__(self, bytes_per_second: int, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._rate = bytes_per_second
+        self._now = now
+        self._free_at = now() - 1.0
+
+    def delay_s(self, size: int) -> float:
+        """Return how long to wait before these bytes are sent."""
+        if not self._rate:
+            return 0.0
+        now = self._now()
+        self._free_at = max(self._free_at, now - 1.0) + size / self._rate
+        return max(0.0, self._free_at - now)
+
+
+class Stager:
+    """Stages the chunks of one attempt. ``add`` and ``finish`` are called by one thread."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        load_id: int,
+        attempt: int,
+        table_version: int,
+        bytes_per_second_max: int = 0,
+    ) -> None:
+        """``table_version``: of the table in which the load is open."""
+        self._cluster = cluster
+        self._load_id = load_id
+        self._attempt = attempt
+        self._table_version = table_version
+        self._pace = Pace(bytes_per_second_max)
+        self._filling: dict[str, Message] = {}
+        self._next_number = 0
+        self._senders = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="koinon-stage")
+        self._changed = threading.Condition()
+        self._in_flight: dict[str, int] = {}
+        self._error: BaseException | None = None
+        self._stopped = threading.Event()
+        self.rows = 0
+        """That are staged: answered for by their nodes."""
+        self.bytes = 0
+
+    def add(self, chunk: Chunk) -> None:
+        """Take a chunk; wait while too much is under way.
+
+        Raises:
+            KoinonError: the attempt has failed.
+        """
+        self._check()
+        routing = self._cluster.routing()
+        owner = routing.owner_of[chunk.partition_id]
+        message = self._filling.get(owner)
+        if message is None:
+            message = self._filling[owner] = Message(owner)
+        message.add(Numbered(self._next_number, chunk))
+        self._next_number += 1
+        if message.size >= _message_bytes(routing):
+            del self._filling[owner]
+            self._send_off(message)
+
+    def finish(self) -> None:
+        """Send what is left; return when all is staged. Raises as ``add`` does."""
+        for message in self._filling.values():
+            self._send_off(message)
+        self._filling = {}
+        with self._changed:
+            self._changed.wait_for(lambda: self._error is not None or not self._in_flight)
+        self._check()
+
+    def fail(self, error: BaseException) -> None:
+        """End the attempt: what is under way stops, ``add`` and ``finish`` raise. Any thread."""
+        with self._changed:
+            self._error = self._error or error
+            self._stopped.set()
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Stop what is under way, and wait for it."""
+        self._stopped.set()
+        self._senders.shutdown(wait=True, cancel_futures=True)
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _send_off(self, message: Message) -> None:
+        self._stopped.wait(self._pace.delay_s(message.size))
+        with self._changed:
+            self._changed.wait_for(lambda: self._error is not None or self._has_room(message.owner))
+            self._check()
+            self._in_flight[message.owner] = self._in_flight.get(message.owner, 0) + 1
+        self._senders.submit(self._send, message)
+
+    def _has_room(self, owner: str) -> bool:
+        return (
+            self._in_flight.get(owner, 0) < IN_FLIGHT_PER_OWNER
+            and sum(self._in_flight.values()) < IN_FLIGHT
+        )
+
+    def _send(self, message: Message) -> None:
+        """Send until all its chunks are staged. Runs in a thread of its own."""
+        try:
+            self._deliver(message.chunks)
+        except BaseException as error:  # whatever it is, the task's own thread raises it
+            self.fail(error)
+        finally:
+            with self._changed:
+                left = self._in_flight[message.owner] - 1
+                if left:
+                    self._in_flight[message.owner] = left
+                else:
+                    del self._in_flight[message.owner]
+                self._changed.notify_all()
+
+    def _deliver(self, chunks: list[Numbered]) -> None:
+        retries = Retries(self._cluster, self._stopped)
+        while chunks:
+            routing = self._cluster.routing()
+            left: list[Numbered] = []
+            errors: list[KoinonError] = []
+            for owner, mine in _by_owner(chunks, routing).items():
+                refusals = self._stage(owner, mine, routing)
+                again = [n for n in mine if n.chunk.partition_id in refusals]
+                if len(again) < len(mine):
+                    retries.progress()
+                left += again
+                errors += refusals.values()
+            if errors:
+                retries.after(list(dict.fromkeys(errors)), revision=routing.revision)
+            chunks = left
+
+    def _stage(
+        self, owner: str, chunks: list[Numbered], routing: Routing
+    ) -> dict[int, KoinonError]:
+        """Send chunks to one node; return the partitions that are not staged, and why."""
+        if not owner:
+            return {n.chunk.partition_id: routing.offline(n.chunk.partition_id) for n in chunks}
+        request = loads_pb2.StageRequest(
+            cluster_id=routing.table.cluster.cluster_id,
+            table_version=max(self._table_version, routing.table.table_version),
+            load_id=self._load_id,
+            attempt=self._attempt,
+            partition_ids=[n.chunk.partition_id for n in chunks],
+            numbers=[n.number for n in chunks],
+            chunks=[n.chunk.data for n in chunks],
+        )
+        reply = self._cluster.bulk(owner, "Stage", request)
+        if isinstance(reply, KoinonError):
+            return {n.chunk.partition_id: reply for n in chunks}
+        refusals = refused(reply)
+        staged = [n.chunk for n in chunks if n.chunk.partition_id not in refusals]
+        with self._changed:
+            self.rows += sum(chunk.rows for chunk in staged)
+            self.bytes += sum(len(chunk.data) for chunk in staged)
+        return refusals
+
+
+def _by_owner(chunks: list[Numbered], routing: Routing) -> dict[str, list[Numbered]]:
+    by_owner: dict[str, list[Numbered]] = {}
+    for numbered in chunks:
+        by_owner.setdefault(routing.owner_of[numbered.chunk.partition_id], []).append(numbered)
+    return by_owner
+
+
+def _message_bytes(routing: Routing) -> int:
+    owners = max(1, len(routing.addresses) - 1)
+    return max(MESSAGE_BYTES_MIN, min(MESSAGE_BYTES, GATHERING_BYTES // owners))

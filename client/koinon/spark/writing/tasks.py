@@ -1,0 +1,222 @@
+"""What one task of a write does with its record batches, from columns to staged chunks.
+
+Columns become keys, values and orders batch by batch; rows that cannot be stored are refused or set
+aside; the others are buffered, and staged lot by lot. The load is opened with the first rows, and
+touched while the task is at work.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy as np
+
+from koinon.operate.bulk_loads import LoadState
+from koinon.spark.cluster import Cluster
+from koinon.spark.encoding.faults import (
+    BadRows,
+    Limits,
+    Refusing,
+    SettingAside,
+    find_faults,
+    without,
+)
+from koinon.spark.encoding.keys import encode_keys
+from koinon.spark.encoding.values import ENCODERS, encode_column
+from koinon.spark.writing import memory
+from koinon.spark.writing.batching import Batcher
+from koinon.spark.writing.jobs import Job, TaskReport
+from koinon.spark.writing.load_keepalive import Touching
+from koinon.spark.writing.orders import orders_of
+from koinon.spark.writing.staging import Stager
+
+log = logging.getLogger(__name__)
+
+SLICE_ROWS: Final = 65_536
+SLICE_BYTES: Final = 16 * 1024 * 1024
+
+
+def run_task(job: Job, task: int, batches: Iterable[Any]) -> TaskReport:
+    """Stage the rows of a task under a new attempt; return what the driver commits it by.
+
+    Raises:
+        InvalidArgumentError: rows that cannot be stored; it names the column.
+        LoadClosedError: the load has ended meanwhile.
+        KoinonError: the cluster refused for good, or served nobody in time.
+    """
+    with memory.kept(), _Task(job, task) as running:
+        return running.run(batches)
+
+
+class _Task:
+    """One attempt."""
+
+    def __init__(self, job: Job, task: int) -> None:
+        self._job = job
+        self._task = task
+        self._attempt = secrets.randbits(63) + 1
+        self._cluster = job.cluster()
+        self._staging: _Staging | None = None
+        self._applied = False
+        self._load_id = 0
+        self._rows_read = 0
+        self._bad_count = 0
+        self._bad = self._bad_rows()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if self._staging is not None:
+                self._staging.close(error)
+        finally:
+            self._cluster.close()
+            if error is not None:
+                try:
+                    self._bad.discard()
+                except Exception:  # what the task failed of says more
+                    log.warning("bad rows of a failed attempt are left", exc_info=True)
+
+    def run(self, batches: Iterable[Any]) -> TaskReport:
+        config = self._cluster.routing().table.cluster
+        options, plan = self._job.options, self._job.plan
+        expires_at_ms = time.time_ns() // 1_000_000 + options.ttl_ms if options.ttl_ms else 0
+        batcher = Batcher(
+            self._cluster.routing().partitioner,
+            memory_bytes=options.memory_bytes,
+            expires_at_ms=expires_at_ms,
+        )
+        limits = Limits(
+            key_name=plan.key_name,
+            value_name=plan.value_name,
+            max_value_bytes=config.max_value_bytes,
+            prefix=options.prefix,
+        )
+        for batch in _slices(batches):
+            if not self._rows_read:
+                self._open()  # and from now on somebody touches it, however slow the rows come
+            self._add(batch, batcher, limits)
+            if batcher.full:
+                self._stage(batcher)
+        self._stage(batcher)
+        if self._staging is not None:
+            self._staging.stager.finish()
+        self._bad.close()
+        return self._report(batcher)
+
+    def _add(self, batch: Any, batcher: Batcher, limits: Limits) -> None:
+        """Encode a batch's rows and buffer them."""
+        options, plan = self._job.options, self._job.plan
+        keys = encode_keys([batch.column(at) for at in plan.key_columns], options.key_encoding)
+        if plan.value_column >= 0:
+            values = encode_column(batch.column(plan.value_column), plan.value_name)
+        else:
+            values = ENCODERS[options.value_encoding](batch)
+        orders = None
+        if plan.order_column >= 0:
+            orders = orders_of(batch.column(plan.order_column), plan.names[plan.order_column])
+        faults = find_faults(keys, values, limits)
+        if faults:
+            self._bad.take(batch, faults, self._rows_read)
+            fine = without(faults, len(batch))
+            self._bad_count += len(batch) - len(fine)
+            keys, values = keys.take(fine), values.take(fine)
+            orders = None if orders is None else orders[fine.to_numpy()]
+        self._rows_read += len(batch)
+        batcher.add(keys, values, orders)
+
+    def _stage(self, batcher: Batcher) -> None:
+        """Stage what is buffered; drop it if the micro-batch has been applied."""
+        for chunk in batcher.chunks():
+            if self._staging is None:
+                return  # the micro-batch has been applied
+            self._staging.stager.add(chunk)
+
+    def _open(self) -> None:
+        with self._job.loads() as loads:
+            opened = self._job.open(loads)
+        self._load_id = opened.load_id
+        if not opened.load_id or opened.state is not LoadState.OPEN:
+            self._applied = True
+            return
+        stager = Stager(
+            self._cluster,
+            load_id=opened.load_id,
+            attempt=self._attempt,
+            table_version=opened.table_version,
+            bytes_per_second_max=self._job.options.bytes_per_second_max,
+        )
+        self._staging = _Staging(self._job, self._cluster, stager, opened.load_id, self._attempt)
+
+    def _report(self, batcher: Batcher) -> TaskReport:
+        staged = self._staging is not None
+        partition_ids = np.flatnonzero(batcher.rows_of) if staged else np.empty(0, np.int64)
+        return TaskReport(
+            job_id=self._job.job_id,
+            load_id=self._load_id,
+            attempt=self._attempt,
+            task=self._task,
+            stream_batch=self._job.stream_batch,
+            applied=self._applied,
+            partition_ids=partition_ids.astype(np.int32).tobytes(),
+            rows_of=batcher.rows_of[partition_ids].tobytes(),
+            rows=int(batcher.rows_of[partition_ids].sum()),
+            bytes=batcher.bytes if staged else 0,
+            bad_rows=self._bad_count,
+        )
+
+    def _bad_rows(self) -> BadRows:
+        path = self._job.options.bad_records_path
+        if not path:
+            return Refusing()
+        folder = self._job.job_id.replace(":", "-")
+        return SettingAside(path, f"{folder}/task-{self._task:05d}-{self._attempt:016x}.jsonl")
+
+
+class _Staging:
+    """A stager, and what keeps its load open meanwhile."""
+
+    def __init__(
+        self, job: Job, cluster: Cluster, stager: Stager, load_id: int, attempt: int
+    ) -> None:
+        self._cluster = cluster
+        self.stager = stager
+        self._touching = Touching(
+            job.options,
+            load_id,
+            attempt=attempt,
+            staged=lambda: (stager.rows, stager.bytes),
+            on_closed=stager.fail,
+        )
+
+    def close(self, error: BaseException | None) -> None:
+        """End all threads; with an error, cut off what is under way."""
+        try:
+            if error is not None:
+                self.stager.fail(error)
+                self._cluster.close()
+            self.stager.close()
+        finally:
+            self._touching.close()
+
+
+def _slices(batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield record batches of bounded size."""
+    for batch in batches:
+        rows = batch.num_rows
+        if not rows:
+            continue
+        step = min(SLICE_ROWS, max(1, rows * SLICE_BYTES // max(1, batch.nbytes)))
+        for at in range(0, rows, step):
+            yield batch.slice(at, step)

@@ -1,0 +1,1 @@
+"""The replicated state: commands, the table, nodes, moves, loads, elections. Pure."""

@@ -1,0 +1,366 @@
+"""What can be committed, and what comes of it.
+
+A command is decided by the leader, carried by the log, and applied by every member. It names the
+epochs that it was decided on, so that it has an effect once at most, however often a retry or a
+resend puts it into the log:
+
+=======================  ==========================================================
+``CreateCluster``        only while there is no cluster
+``RegisterNode``         only at ``known_node_epoch``; a copy of the registration that
+                         made the current epoch (same ``registration_id``, not yet
+                         confirmed) answers that epoch again
+``ConfirmRegistration``  only at ``node_epoch``; the second changes nothing
+``AssignPartitions``     only while no partition is assigned
+``FenceNode``            only at ``node_epoch``, only if not fenced already
+``PartitionsHosted``     each row only at its ``primary_epoch`` and ``partition_epoch``
+``AlterPartitions``      only at ``node_epoch``; each row only at its two epochs
+``AcceptPlan``           only if every row has the replicas that its move begins with and
+                         no move yet
+``StartMoves``           each only while it is queued
+``FinishMoves``          each only while it runs and everything that it needs is in sync
+``CancelMoves``          each only while it is queued, or runs and enough replicas are in
+                         sync where it turns to; turning back twice is once
+``SetMoveSettings``      sets the same again
+``SetNodeStatus``        sets the same again; LEFT only while no row names the node
+``WantPrimaries``        sets the same again
+``ForcePrimary``         only at ``partition_epoch``, only while the partition is offline
+``SetReplicationFactor`` sets the same again
+``OpenLoad``             once a ``job_id``, and once a batch of a streaming query
+``CommitLoad``           only while the load is open; the same attempts once more change nothing
+``AbortLoad``            only while the load is open; the second changes nothing
+``PartitionsMerged``     each partition only while it waits to be merged
+=======================  ==========================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from koinon_proto.contract.bulk_loads import LOAD_TIMEOUT_MS, LoadMode, LoadState, StreamBatch
+from koinon_proto.contract.table import (
+    DEFAULT_WEIGHT,
+    NO_NODE,
+    ClusterConfig,
+    MoveSettings,
+    NodeId,
+    NodeNumber,
+    NodeStatus,
+    PartitionId,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CreateCluster:
+    """Give the group its cluster: an id and what never changes afterwards."""
+
+    config: ClusterConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RegisterNode:
+    """Begin a new epoch of a node; see ``ClusterState`` for what becomes of its partitions.
+
+    ``last_node_epoch`` is what the node's store says, ``known_node_epoch`` what the leader's state
+    said when it decided (0: no such node). ``base_epoch_counts``: see ``Stranded.waits_for``; not
+    set in commands of builds that did not know it, which have to be applied as they did.
+    """
+
+    node_id: NodeId
+    address: str
+    rack: str
+    store_id: str
+    last_node_epoch: int
+    registration_id: str
+    known_node_epoch: int
+    weight: int = DEFAULT_WEIGHT
+    base_epoch_counts: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConfirmRegistration:
+    """The node has its epoch: it heartbeats with it. Committed before the first heartbeat of an
+    epoch is acknowledged, hence before the first lease under it.
+    """
+
+    node_number: NodeNumber
+    node_epoch: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AssignPartitions:
+    """The replicas of every partition, by ``partition_id``, first = preferred primary. Decided by
+    the leader's placer and carried whole, so that another placer never changes history.
+    """
+
+    replicas: tuple[tuple[NodeNumber, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FenceNode:
+    """End a node's epoch: it leads nothing until it registers anew."""
+
+    node_number: NodeNumber
+    node_epoch: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostedPartition:
+    """A host command that was carried out, at the epochs it was given with."""
+
+    partition_id: PartitionId
+    primary_epoch: int
+    partition_epoch: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartitionsHosted:
+    """The node serves these partitions: they are online."""
+
+    node_number: NodeNumber
+    node_epoch: int
+    hosted: tuple[HostedPartition, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartitionChange:
+    """A row as its primary wants it: the whole new ``in_sync``, and to whom it hands over
+    (``NO_NODE``: to nobody). Only at these two epochs.
+    """
+
+    partition_id: PartitionId
+    primary_epoch: int
+    partition_epoch: int
+    in_sync: tuple[NodeNumber, ...]
+    hand_over_to: NodeNumber = NO_NODE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AlterPartitions:
+    """What a primary proposes for rows that it leads; each is judged by itself."""
+
+    node_number: NodeNumber
+    node_epoch: int
+    changes: tuple[PartitionChange, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Move:
+    """A partition's way from the replicas ``origin`` to ``target``. Rebalance, drain, replace,
+    re-replication and a change of the replication factor all consist of these.
+
+    ``running`` once the row has been changed; ``cancelled`` once it was turned back, with
+    ``origin`` and ``target`` exchanged.
+    """
+
+    partition_id: PartitionId
+    origin: tuple[NodeNumber, ...]
+    target: tuple[NodeNumber, ...]
+    reason: str
+    plan_id: str
+    plan_moves: int = 0
+    running: bool = False
+    cancelled: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AcceptPlan:
+    """Queue these moves: all of them or none."""
+
+    plan_id: str
+    moves: tuple[Move, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StartMoves:
+    """Let queued moves change their rows."""
+
+    partition_ids: tuple[PartitionId, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FinishMoves:
+    """End moves whose target is in sync and led: the rest of the replicas go."""
+
+    partition_ids: tuple[PartitionId, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CancelMoves:
+    """Drop queued moves, turn running ones back to where they began (``moves.can_turn_back``)."""
+
+    partition_ids: tuple[PartitionId, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SetMoveSettings:
+    settings: MoveSettings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SetNodeStatus:
+    """``DRAINING``: gets no replicas any more; ``ACTIVE``: does again; ``LEFT``: for good."""
+
+    node_number: NodeNumber
+    status: NodeStatus
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WantPrimaries:
+    """Who should lead, as soon as it is in sync (``NO_NODE``: no wish)."""
+
+    wishes: tuple[tuple[PartitionId, NodeNumber], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForcePrimary:
+    """An operator elects a replica that may lack acknowledged writes: it alone is in sync."""
+
+    partition_id: PartitionId
+    node_number: NodeNumber
+    partition_epoch: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SetReplicationFactor:
+    """What planning aims at from now on; ``min_in_sync`` follows (half, rounded up)."""
+
+    replication_factor: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenLoad:
+    """Begin a bulk load, which is named by this command's log index; see ``core/loads.py``."""
+
+    job_id: str
+    mode: LoadMode
+    prefix: bytes = b""
+    stream_batch: StreamBatch | None = None
+    description: str = ""
+    timeout_ms: int = LOAD_TIMEOUT_MS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommitLoad:
+    """Make a load final: what these attempts have staged is merged, where they staged anything
+    (``partition_ids``, ascending) or, if the load overwrites, everywhere.
+    """
+
+    load_id: int
+    attempts: tuple[int, ...] = field(repr=False)
+    partition_ids: tuple[PartitionId, ...] = field(repr=False)
+    rows: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AbortLoad:
+    """End a load without a trace."""
+
+    load_id: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartitionsMerged:
+    """What a load has staged in these partitions is readable."""
+
+    load_id: int
+    partition_ids: tuple[PartitionId, ...]
+
+
+LoadCommand = OpenLoad | CommitLoad | AbortLoad | PartitionsMerged
+Command = (
+    CreateCluster
+    | RegisterNode
+    | ConfirmRegistration
+    | AssignPartitions
+    | FenceNode
+    | PartitionsHosted
+    | AlterPartitions
+    | AcceptPlan
+    | StartMoves
+    | FinishMoves
+    | CancelMoves
+    | SetMoveSettings
+    | SetNodeStatus
+    | WantPrimaries
+    | ForcePrimary
+    | SetReplicationFactor
+    | LoadCommand
+)
+
+
+class Reason(Enum):
+    """Why a command had no effect."""
+
+    NO_CLUSTER = "the cluster has not been created"
+    CLUSTER_EXISTS = "the cluster has been created already"
+    STALE_EPOCH = "the node's epoch is another by now"
+    UNKNOWN_NODE = "no node has this number"
+    NODE_LEFT = "the node has left the cluster"
+    ALREADY_FENCED = "the node is fenced already"
+    ALREADY_CONFIRMED = "the epoch is confirmed already"
+    ALREADY_ASSIGNED = "the partitions are assigned already"
+    BAD_ASSIGNMENT = "the assignment does not fit the cluster or names a node that is not live"
+    NOTHING_CURRENT = "none of the rows is at the named epochs any more"
+    MOVED_ON = "a row of the plan has changed or is being moved already"
+    BAD_TARGET = "a target does not fit the cluster: a node is unknown, has left, or is there twice"
+    NODE_IN_USE = "the node is still a replica of something, or a move's target"
+    UNKNOWN_PARTITION = "there is no such partition"
+    NOT_A_REPLICA = "the node is not a live replica of the partition"
+    NOT_OFFLINE = "the partition is not offline: nothing has to be forced"
+    BAD_VALUE = "the value does not fit the cluster"
+    LOAD_UNKNOWN = "there is no such load, or it ended long ago"
+    LOAD_CLOSED = "the load has ended, or was committed with other attempts"
+    LOAD_DIFFERS = "the load was opened with another mode, prefix or batch"
+    BATCH_APPLIED = "this batch of the streaming query, or a later one, has been applied"
+    TOO_MANY_LOADS = "too many loads are open or being merged"
+    TOO_MANY_ATTEMPTS = "too many attempts are being merged"
+    TOO_MANY_QUERIES = "too many streaming queries have applied a batch"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rejected:
+    """Nothing was changed."""
+
+    reason: Reason
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Registered:
+    """The node's number and epoch. ``copies_lost`` counts the copies that were put out of
+    ``in_sync`` because the store is not the one known, ``stranded`` the partitions left without
+    any copy by that, ``reclaimed`` those that came back with the store that they had waited for;
+    ``repeated``: this was a copy of a registration applied before.
+    """
+
+    node_number: NodeNumber
+    node_epoch: int
+    copies_lost: int = 0
+    stranded: int = 0
+    reclaimed: int = 0
+    repeated: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Applied:
+    """The command took effect on ``rows_changed`` rows (or their queued moves); ``rejected`` are
+    those of the named rows on which it had none.
+    """
+
+    rows_changed: int = 0
+    rejected: tuple[PartitionId, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadOutcome:
+    """The load and the state that it is in, by this command or before it. ``load_id`` 0: the batch
+    of the streaming query had been applied before.
+    """
+
+    load_id: int
+    state: LoadState
+
+
+Result = Rejected | Registered | Applied | LoadOutcome

@@ -1,0 +1,182 @@
+"""Who leads a partition, and how a row changes when a member goes, comes back or proposes. Pure.
+
+The primary is the first live member of ``in_sync`` in ``replicas`` order, in which those that a
+move is to remove come last. Every member of ``in_sync`` holds every acknowledged write, and nobody
+else may lead: a partition without a live one is offline and says why, until one comes back.
+
+A row that changes gets ``partition_epoch`` + 1 and, where the primary changed or begins anew,
+``primary_epoch`` + 1. The functions about members return the row itself where nothing changes,
+those that may refuse return None.
+
+``primary_epoch`` is the upper part of a record's sequence and has 24 bits. It would take 190 days
+of a new primary every second to use them up; a partition that has done so stays offline rather
+than begin again at numbers that were used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import replace
+
+from koinon_coordinator.core.cluster.commands import PartitionChange
+from koinon_proto.contract.table import (
+    NO_NODE,
+    SEQUENCE_COUNTER_BITS,
+    NodeNumber,
+    OfflineReason,
+    PartitionRow,
+    PartitionStatus,
+)
+
+PRIMARY_EPOCH_MAX = (1 << (64 - SEQUENCE_COUNTER_BITS)) - 1
+
+
+def elect(row: PartitionRow, live: Set[NodeNumber]) -> NodeNumber:
+    """Return who should lead, or ``NO_NODE``."""
+    for node in row.replicas:
+        if node in row.in_sync and node in live:
+            return node
+    return NO_NODE
+
+
+# --- members -----------------------------------------------------------------------------------
+
+
+def without_fenced(
+    row: PartitionRow, node: NodeNumber, live: Set[NodeNumber], *, min_in_sync: int, version: int
+) -> PartitionRow:
+    """Return the row after ``node`` was fenced (``live`` no longer has it).
+
+    The node leaves ``in_sync`` unless that would shrink it below ``min_in_sync``, or leave nobody
+    live in it: the last copies that hold every acknowledged write are kept by name, live or not.
+    """
+    in_sync = row.in_sync
+    others = tuple(n for n in in_sync if n != node)
+    if len(others) >= max(min_in_sync, 1) and not live.isdisjoint(others):
+        in_sync = others
+    if in_sync == row.in_sync and row.primary != node:
+        return row
+    return _settle(replace(row, in_sync=in_sync), live, version, begins_anew=row.primary == node)
+
+
+def with_registered(
+    row: PartitionRow, node: NodeNumber, live: Set[NodeNumber], *, version: int
+) -> PartitionRow:
+    """Return the row after ``node`` registered anew with the store known for it.
+
+    What it led begins a new ``primary_epoch``, under whoever is elected; what was offline for want
+    of it is led again. Where it is a backup it stays as it is: whoever leads waits for it before
+    acknowledging anything, so it still holds all that was acknowledged.
+    """
+    if row.primary != node and (row.primary != NO_NODE or node not in row.in_sync):
+        return row
+    return _settle(row, live, version, begins_anew=True)
+
+
+def with_store_lost(
+    row: PartitionRow, node: NodeNumber, live: Set[NodeNumber], *, version: int
+) -> PartitionRow:
+    """Return the row after ``node`` registered with another store than the one known.
+
+    Its copy is not the one that acknowledged writes: it leaves ``in_sync`` whatever the minimum
+    (a lost copy in the set could be elected). Without any other the partition stays offline.
+
+    Where it was a replica that was not in sync, the row counts a change all the same: its primary
+    may just be proposing to take the lost copy in.
+    """
+    if node not in row.in_sync and (row.primary == NO_NODE or node not in row.replicas):
+        return row
+    in_sync = tuple(n for n in row.in_sync if n != node)
+    return _settle(replace(row, in_sync=in_sync), live, version, begins_anew=row.primary == node)
+
+
+def with_store_returned(
+    row: PartitionRow, node: NodeNumber, live: Set[NodeNumber], *, version: int
+) -> PartitionRow:
+    """Return the row after the store came back without which it has been stranded.
+
+    It was the last one in sync, and nobody has led since: it holds all that was acknowledged.
+    """
+    if row.in_sync or node not in row.replicas:
+        return row
+    return _settle(replace(row, in_sync=(node,)), live, version, begins_anew=True)
+
+
+# --- proposals ---------------------------------------------------------------------------------
+
+
+def altered(
+    row: PartitionRow,
+    change: PartitionChange,
+    proposer: NodeNumber,
+    live: Set[NodeNumber],
+    *,
+    min_in_sync: int,
+    version: int,
+) -> PartitionRow | None:
+    """Return the row as its primary wants it, or None if the proposal is stale or breaks a rule.
+
+    The set may be smaller than ``min_in_sync`` only where it was before and loses nobody.
+    """
+    in_sync, successor = change.in_sync, change.hand_over_to
+    is_current = (
+        row.primary == proposer
+        and row.primary_epoch == change.primary_epoch
+        and row.partition_epoch == change.partition_epoch
+    )
+    added = set(in_sync).difference(row.in_sync)
+    is_set = (
+        len(set(in_sync)) == len(in_sync)
+        and set(row.replicas).issuperset(in_sync)
+        and live >= added
+        and (len(in_sync) >= min_in_sync or set(row.in_sync).issubset(in_sync))
+    )
+    leads = successor if successor != NO_NODE else proposer
+    if not (is_current and is_set and leads in in_sync and leads in live):
+        return None
+    row = replace(row, in_sync=in_sync, partition_epoch=row.partition_epoch + 1, changed_at=version)
+    return row if successor == NO_NODE else _led_anew(row, successor)
+
+
+def forced(row: PartitionRow, node: NodeNumber, *, version: int) -> PartitionRow | None:
+    """Return the row led by ``node``, alone in sync whatever it holds; None: no epoch is left."""
+    row = replace(row, in_sync=(node,), partition_epoch=row.partition_epoch + 1, changed_at=version)
+    return _led_anew(row, node)
+
+
+# --- helpers -----------------------------------------------------------------------------------
+
+
+def _led_anew(row: PartitionRow, primary: NodeNumber) -> PartitionRow | None:
+    """The row under a new primary epoch, which nobody has acknowledged yet."""
+    if row.primary_epoch >= PRIMARY_EPOCH_MAX:
+        return None
+    return replace(
+        row,
+        primary=primary,
+        primary_epoch=row.primary_epoch + 1,
+        status=PartitionStatus.ASSIGNED,
+        offline_reason=OfflineReason.NONE,
+        wanted_primary=NO_NODE if row.wanted_primary == primary else row.wanted_primary,
+    )
+
+
+def _settle(
+    row: PartitionRow, live: Set[NodeNumber], version: int, *, begins_anew: bool
+) -> PartitionRow:
+    """Elect if the old primary is gone or begins anew; count the change."""
+    row = replace(row, partition_epoch=row.partition_epoch + 1, changed_at=version)
+    if not begins_anew and row.primary != NO_NODE:
+        return row
+    primary = elect(row, live)
+    led = _led_anew(row, primary) if primary != NO_NODE else None
+    if led is not None:
+        return led
+    lost = not row.in_sync
+    return replace(
+        row,
+        primary=NO_NODE,
+        primary_epoch=min(row.primary_epoch + begins_anew, PRIMARY_EPOCH_MAX),
+        status=PartitionStatus.OFFLINE,
+        offline_reason=OfflineReason.STORE_LOST if lost else OfflineReason.NO_LIVE_REPLICA,
+    )

@@ -1,0 +1,167 @@
+"""How a partition's replicas change: a move's steps as functions of its row. Pure.
+
+A move is queued (only ``ClusterState.moves`` knows it), then runs (the row names the replicas of
+``origin`` and of ``target``), then is finished (the row is the target's) or turned back: then
+it runs the other way. While it runs,
+
+* ``replicas`` are the target's, in its order, then those that are to be removed;
+* ``adding`` are the target's that were no replicas before: none of a move that was turned back,
+  where whoever is in the target was a replica all along;
+* ``in_sync`` is the primary's to widen. No step takes from it but the last, and that one keeps at
+  least ``min_in_sync`` of it, the primary among them. So no step can lose an acknowledged write.
+
+Each step is one committed command; whoever dies between two of them, the row and the move say
+together what is left to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from koinon_coordinator.core.cluster.commands import Move, Reason
+from koinon_coordinator.core.cluster.members import NodeRecord
+from koinon_proto.contract.table import (
+    NO_NODE,
+    ClusterConfig,
+    NodeNumber,
+    PartitionId,
+    PartitionRow,
+    PartitionStatus,
+)
+
+
+def plan_refusal(
+    plan: Iterable[Move],
+    row_of: Callable[[int], PartitionRow | None],
+    moves: Mapping[PartitionId, Move],
+    nodes: Mapping[NodeNumber, NodeRecord],
+) -> Reason | None:
+    """Why a plan cannot be queued, or None: it is queued whole or not at all."""
+    seen: set[PartitionId] = set()
+    for move in plan:
+        row = row_of(move.partition_id)
+        if row is None:
+            return Reason.UNKNOWN_PARTITION
+        is_taken = move.partition_id in moves or move.partition_id in seen
+        if is_taken or row.replicas != move.origin or row.adding or row.removing:
+            return Reason.MOVED_ON
+        if not _is_target(move.target, nodes):
+            return Reason.BAD_TARGET
+        seen.add(move.partition_id)
+    return None
+
+
+def started(row: PartitionRow, move: Move, *, version: int) -> PartitionRow:
+    """Return the row on its way from ``move.origin`` to ``move.target``."""
+    adding = tuple(n for n in move.target if n not in move.origin)
+    return _redirected(row, move.target, adding, version)
+
+
+def min_in_sync_after(cluster: ClusterConfig, target: Sequence[NodeNumber]) -> int:
+    """Return how many of ``target`` must be in sync for it to be all the replicas there are."""
+    return max(1, min(cluster.min_in_sync, (len(target) + 1) // 2))
+
+
+def can_finish(cluster: ClusterConfig, row: PartitionRow, move: Move) -> bool:
+    """Whether the replicas that are to be removed are needed no longer."""
+    return (
+        move.running
+        and row.status is PartitionStatus.ONLINE
+        and row.primary in move.target
+        and set(row.in_sync).issuperset(row.adding)
+        and _is_held_by(cluster, row, move.target)
+    )
+
+
+def finished(row: PartitionRow, move: Move, *, version: int) -> PartitionRow:
+    """Return the row with the target's replicas alone. The preferred primary is wished for."""
+    in_sync = tuple(n for n in row.in_sync if n in move.target)
+    preferred, wanted = move.target[0], row.wanted_primary
+    if preferred in in_sync:
+        wanted = preferred
+    return replace(
+        row,
+        replicas=move.target,
+        in_sync=in_sync,
+        adding=(),
+        removing=(),
+        partition_epoch=row.partition_epoch + 1,
+        changed_at=version,
+        wanted_primary=NO_NODE if wanted == row.primary else wanted,
+    )
+
+
+def can_turn_back(cluster: ClusterConfig, row: PartitionRow, move: Move) -> bool:
+    """Whether a running move may be turned round.
+
+    Only to replicas of which enough are in sync: else it would wait for copies that may never come
+    back, while those that are there are enough to go on. A move that was turned back already stays
+    so, unless it has itself come to wait like that.
+    """
+    return (
+        move.running
+        and _is_held_by(cluster, row, move.origin)
+        and not (move.cancelled and _is_held_by(cluster, row, move.target))
+    )
+
+
+def turned_back(row: PartitionRow, move: Move, *, version: int) -> tuple[PartitionRow, Move]:
+    """Return the row and the move that leads back to where it began."""
+    back = replace(move, origin=move.target, target=move.origin, cancelled=not move.cancelled)
+    adding = () if back.cancelled else tuple(n for n in back.target if n not in back.origin)
+    return _redirected(row, back.target, adding, version), back
+
+
+def wished(row: PartitionRow, node: NodeNumber, *, version: int) -> PartitionRow | None:
+    """Return the row with ``node`` as wanted primary (``NO_NODE``, or the present one: no wish);
+    the row itself where that is so already, None if the node is no replica that stays.
+    """
+    if node != NO_NODE and node not in row.target:
+        return None
+    wanted = NO_NODE if node == row.primary else node
+    if wanted == row.wanted_primary:
+        return row
+    return replace(
+        row,
+        wanted_primary=wanted,
+        partition_epoch=row.partition_epoch + 1,
+        changed_at=version,
+    )
+
+
+def _redirected(
+    row: PartitionRow,
+    target: tuple[NodeNumber, ...],
+    adding: tuple[NodeNumber, ...],
+    version: int,
+) -> PartitionRow:
+    """The row with another target. The target's first replica is to lead if whoever leads has to
+    go, or if another one was preferred so far.
+    """
+    removing = tuple(n for n in row.replicas if n not in target)
+    wanted = row.wanted_primary
+    if row.primary in removing or target[0] != row.target[0]:
+        wanted = target[0]
+    return replace(
+        row,
+        replicas=target + removing,
+        adding=adding,
+        removing=removing,
+        partition_epoch=row.partition_epoch + 1,
+        changed_at=version,
+        wanted_primary=NO_NODE if wanted == row.primary or wanted in removing else wanted,
+    )
+
+
+def _is_held_by(cluster: ClusterConfig, row: PartitionRow, replicas: Sequence[NodeNumber]) -> bool:
+    in_sync = sum(n in row.in_sync for n in replicas)
+    return in_sync >= min_in_sync_after(cluster, replicas)
+
+
+def _is_target(target: Sequence[NodeNumber], nodes: Mapping[NodeNumber, NodeRecord]) -> bool:
+    return (
+        bool(target)
+        and len(set(target)) == len(target)
+        and all((record := nodes.get(n)) is not None and not record.left for n in target)
+    )

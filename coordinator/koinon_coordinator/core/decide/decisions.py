@@ -1,0 +1,262 @@
+"""What the leader decides on a request, from the state and the sessions, before it proposes.
+
+Decisions only read. They return the command to propose, or raise the typed error that refuses.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from koinon_coordinator.core.cluster.commands import (
+    AssignPartitions,
+    HostedPartition,
+    PartitionChange,
+    RegisterNode,
+)
+from koinon_coordinator.core.cluster.state import ClusterState, NodeRecord
+from koinon_coordinator.core.decide.sessions import NEVER, Sessions
+from koinon_coordinator.core.planning.placement import place
+from koinon_proto.contract.addresses import is_address
+from koinon_proto.contract.errors import (
+    DuplicateNodeError,
+    InvalidArgumentError,
+    KoinonError,
+    MembershipChangeError,
+    NodeFencedError,
+    RegistrationPendingError,
+    ResourceExhaustedError,
+    UnknownNodeError,
+)
+from koinon_proto.contract.table import DEFAULT_WEIGHT, NodeId, NodeStatus
+from koinon_proto.process.printable import printable
+
+NAME_CHARS_MAX = 128
+NODES_MAX = 4_096  # that have not left: everybody is sent all of them
+WEIGHT_MAX = 10_000
+LAST_EPOCH_MAX = 1 << 48
+"""Of what a store may say of itself: far above what any has used, far below what cannot be counted
+on from.
+"""
+CHANGES_MAX = 16_384  # of one proposal, which has to fit into a command
+HELD_RETRY_MS = 50
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Registration:
+    """A node's request to join, as it came."""
+
+    node_id: str
+    address: str
+    rack: str
+    store_id: str
+    last_node_epoch: int
+    registration_id: str
+    weight: int = DEFAULT_WEIGHT
+
+
+def check_registration(request: Registration) -> None:
+    """Raise InvalidArgumentError for a request that no state could accept."""
+    check_name("node_id", request.node_id)
+    check_requested_address("address", request.address)
+    for field in ("store_id", "registration_id"):
+        if not getattr(request, field):
+            raise InvalidArgumentError(field=field, reason="must not be empty")
+    for field in ("rack", "store_id", "registration_id"):
+        _check_length(field, getattr(request, field))
+        check_printable(field, getattr(request, field))
+    if not 1 <= request.weight <= WEIGHT_MAX:
+        raise InvalidArgumentError(
+            field="weight",
+            reason=f"must be from 1 to {WEIGHT_MAX}",
+            limit=WEIGHT_MAX,
+            actual=request.weight,
+        )
+    if request.last_node_epoch > LAST_EPOCH_MAX:
+        raise InvalidArgumentError(
+            field="last_node_epoch",
+            reason="no store can have been registered so often: its meta data is damaged",
+            limit=LAST_EPOCH_MAX,
+            actual=request.last_node_epoch,
+        )
+
+
+def check_changes(changes: Sequence[PartitionChange], partition_count: int) -> None:
+    """Raise InvalidArgumentError for a primary's proposal that no state could accept."""
+    if len(changes) > CHANGES_MAX:
+        raise InvalidArgumentError(
+            field="changes",
+            reason="too many in one proposal",
+            limit=CHANGES_MAX,
+            actual=len(changes),
+        )
+    for change in changes:
+        if not 0 <= change.partition_id < partition_count:
+            raise InvalidArgumentError(
+                field="partition_id",
+                reason="there is no such partition",
+                limit=partition_count - 1,
+                actual=change.partition_id,
+            )
+
+
+def check_name(field: str, name: str) -> None:
+    """Raise InvalidArgumentError unless ``name`` can name a process."""
+    _check_length(field, name)
+    if not _NAME.fullmatch(name):
+        raise InvalidArgumentError(
+            field=field, reason=f"{name!r} must be letters, digits, '.', '_' or '-'"
+        )
+
+
+def check_printable(field: str, text: str) -> None:
+    """Raise InvalidArgumentError unless operators can be shown ``text`` as it is."""
+    if not text.isprintable():
+        raise InvalidArgumentError(field=field, reason=f"{printable(text)} is not printable")
+
+
+def check_requested_address(field: str, address: str) -> None:
+    """Raise InvalidArgumentError unless ``address`` is ``host:port``."""
+    if not is_address(address):
+        raise InvalidArgumentError(field=field, reason=f"{address!r} is not host:port")
+
+
+def decide_registration(
+    state: ClusterState, sessions: Sessions, request: Registration, now: float
+) -> RegisterNode:
+    """Return the command that registers the node.
+
+    An earlier process may be alive while it may hold a lease. A restart in the same place waits
+    for the lease's end. A newcomer from another address or with another store is asked to wait for
+    the session's end, and is a duplicate once the earlier process is heard meanwhile. A fenced
+    node's leases were over before its fence was proposed, and an epoch that was never confirmed
+    never had one.
+
+    Raises:
+        InvalidArgumentError, DuplicateNodeError, RegistrationPendingError, MembershipChangeError.
+    """
+    check_registration(request)
+    known = state.node_by_id(request.node_id)
+    if known is not None:
+        refusal = _refusal(known, sessions, request, now)
+        if refusal is not None:
+            raise refusal
+    elif sum(not record.left for record in state.nodes) >= NODES_MAX:
+        raise ResourceExhaustedError(resource="registered nodes", limit=NODES_MAX)
+    return RegisterNode(
+        node_id=NodeId(request.node_id),
+        address=request.address,
+        rack=request.rack,
+        store_id=request.store_id,
+        last_node_epoch=request.last_node_epoch,
+        registration_id=request.registration_id,
+        known_node_epoch=known.info.node_epoch if known is not None else 0,
+        weight=request.weight,
+        base_epoch_counts=True,
+    )
+
+
+def decide_heartbeat(
+    state: ClusterState, node_id: str, node_epoch: int, registration_id: str = ""
+) -> NodeRecord:
+    """Return the record of the node that speaks, if it names the registration that made its epoch.
+    (Builds before name none, and are believed.)
+
+    Raises:
+        UnknownNodeError, NodeFencedError: the sender has to register (anew).
+    """
+    record = state.node_by_id(node_id)
+    if record is None:
+        raise UnknownNodeError(node_id=node_id)
+    is_other = registration_id not in ("", record.registration_id)
+    if record.info.node_epoch != node_epoch or not record.live or is_other:
+        raise NodeFencedError(
+            node_id=node_id, node_epoch=node_epoch, current_node_epoch=record.info.node_epoch
+        )
+    return record
+
+
+def decide_bootstrap(
+    state: ClusterState, sessions: Sessions, now: float
+) -> AssignPartitions | None:
+    """Return the one assignment of all partitions once the wanted number of nodes is live."""
+    config = state.config
+    if config is None or state.bootstrapped:
+        return None
+    live = [
+        record.info
+        for record in state.live_nodes
+        if not record.draining and sessions.is_live(record.info.number, now)
+    ]
+    if len(live) < max(config.bootstrap_nodes, config.replication_factor):
+        return None
+    return AssignPartitions(
+        replicas=place(
+            {info.number: info.rack for info in live},
+            partition_count=config.partition_count,
+            replication_factor=config.replication_factor,
+        )
+    )
+
+
+def decide_hosted(
+    state: ClusterState, record: NodeRecord, hosted: list[HostedPartition]
+) -> list[HostedPartition]:
+    """Return those acknowledgements that still say something new."""
+    waiting = {row.partition_id: row for row in state.assigned_to(record.info.number)}
+    return [
+        h
+        for h in hosted
+        if (row := waiting.get(h.partition_id)) is not None
+        and row.primary_epoch == h.primary_epoch
+        and row.partition_epoch == h.partition_epoch
+    ]
+
+
+def _refusal(
+    known: NodeRecord, sessions: Sessions, request: Registration, now: float
+) -> KoinonError | None:
+    info = known.info
+    if info.status is NodeStatus.LEFT:
+        return MembershipChangeError(reason=f"node {info.node_id!r} has left the cluster")
+    if not known.live:
+        return None
+    if sessions.is_held(info.number):
+        return RegistrationPendingError(node_id=info.node_id, retry_after_ms=HELD_RETRY_MS)
+    if _is_elsewhere(known, request) and sessions.is_live(info.number, now):
+        challenger = f"{request.address} {request.store_id}"
+        if sessions.heard_since_challenge(info.number, challenger, now):
+            return DuplicateNodeError(
+                node_id=info.node_id, address=request.address, other_address=info.address
+            )
+        until = min(sessions.ends_at(info.number), now + sessions.times.heartbeat_interval_s * 1.5)
+        return _pending(info.node_id, until, now)
+    lease_ends_at = sessions.lease_ends_at(info.number)
+    if lease_ends_at != NEVER and now < lease_ends_at:
+        return _pending(info.node_id, lease_ends_at, now)
+    return None
+
+
+def _is_elsewhere(known: NodeRecord, request: Registration) -> bool:
+    """Whether another process or store asks for the id than the one that has it. A store that
+    still waits for its answer may have moved.
+    """
+    if known.info.store_id != request.store_id:
+        return True
+    is_waiting = not known.confirmed and known.registration_id == request.registration_id
+    return known.info.address != request.address and not is_waiting
+
+
+def _pending(node_id: str, until: float, now: float) -> RegistrationPendingError:
+    wait_ms = max(1, math.ceil((until - now) * 1000))
+    return RegistrationPendingError(node_id=node_id, retry_after_ms=wait_ms)
+
+
+def _check_length(field: str, value: str) -> None:
+    if len(value) > NAME_CHARS_MAX:
+        raise InvalidArgumentError(
+            field=field, reason="too long", limit=NAME_CHARS_MAX, actual=len(value)
+        )

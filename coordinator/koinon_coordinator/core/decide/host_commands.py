@@ -1,0 +1,86 @@
+"""Which host commands ride in a heartbeat's answer: "you are the primary of these partitions".
+
+A command is due when it was never sent at its epochs, and again after a back-off that doubles
+(with jitter, so that nodes do not repeat in step) until the row leaves ``ASSIGNED``: because the
+node acknowledged it, or was fenced, or registered anew. Soft state of one leader; a new leader
+sends all of them again, and nodes answer a command that they have already carried out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from koinon_coordinator.core.cluster.commands import HostedPartition
+from koinon_proto.contract.table import NodeNumber, PartitionRow
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostingTimes:
+    first_retry_s: float
+    last_retry_s: float
+
+
+@dataclass(slots=True)
+class _Sent:
+    command: HostedPartition
+    times: int
+    due_at: float
+
+
+class HostCommands:
+    """What was sent to each node, and when it is due again."""
+
+    def __init__(self, times: HostingTimes, random: Random) -> None:
+        self._times = times
+        self._random = random
+        self._sent: dict[NodeNumber, dict[int, _Sent]] = {}
+
+    def due(
+        self, number: NodeNumber, assigned: Sequence[PartitionRow], now: float
+    ) -> list[HostedPartition]:
+        """Return the commands to send to the node now; counts them as sent.
+
+        ``assigned`` are all rows that the node leads in status ``ASSIGNED``.
+        """
+        if not assigned:
+            self._sent.pop(number, None)
+            return []
+        before = self._sent.get(number, {})
+        after: dict[int, _Sent] = {}
+        due: list[HostedPartition] = []
+        jitter = self._random.uniform(0.75, 1.25)  # one for all: what is due together stays so
+        for row in assigned:
+            sent = before.get(row.partition_id)
+            command = HostedPartition(
+                partition_id=row.partition_id,
+                primary_epoch=row.primary_epoch,
+                partition_epoch=row.partition_epoch,
+            )
+            if sent is None or sent.command != command:
+                sent = _Sent(command, 0, now)
+            if now >= sent.due_at:
+                due.append(command)
+                sent = _Sent(command, sent.times + 1, now + jitter * self._backoff(sent.times))
+            after[row.partition_id] = sent
+        self._sent[number] = after
+        return due
+
+    def acknowledged(
+        self, number: NodeNumber, hosted: Iterable[HostedPartition], now: float
+    ) -> None:
+        """The node says that it carried these out: give the log time to say so before repeating."""
+        sent = self._sent.get(number, {})
+        for command in hosted:
+            entry = sent.get(command.partition_id)
+            if entry is not None and entry.command == command:
+                entry.due_at = max(entry.due_at, now + self._times.last_retry_s)
+
+    def forget(self, number: NodeNumber) -> None:
+        """The node was fenced or registered anew."""
+        self._sent.pop(number, None)
+
+    def _backoff(self, times_sent: int) -> float:
+        doubled = self._times.first_retry_s * float(2 ** min(times_sent, 16))
+        return min(doubled, self._times.last_retry_s)

@@ -1,0 +1,259 @@
+"""The planner's view of the state, and what an operator or a lost node asks of it. Pure.
+
+Planning counts replicas where they will be once every move is over, and leaves alone what is being
+moved. A node that is to be emptied (drained or replaced) counts as such before it is told so: then
+the plan that was shown and the one that is carried out are the same.
+
+A plan may take a second, so it is made in two steps: the first takes from the state all that the
+second needs, which may then run beside whatever changes the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from koinon_coordinator.core.cluster.commands import AcceptPlan, Move
+from koinon_coordinator.core.cluster.members import NodeRecord
+from koinon_coordinator.core.cluster.state import ClusterState
+from koinon_coordinator.core.decide.move_scheduler import REPAIR_PREFIX
+from koinon_coordinator.core.decide.operations import (
+    REPLICATION_FACTOR_MAX,
+    all_rows,
+    check_bootstrapped,
+    named_node,
+)
+from koinon_coordinator.core.planning.planner import (
+    Layout,
+    Plan,
+    PlanNode,
+    RefusalCode,
+    plan_drain,
+    plan_rebalance,
+    plan_repair,
+    plan_replace,
+    plan_replication_factor,
+)
+from koinon_proto.contract.errors import InvalidArgumentError, MembershipChangeError
+from koinon_proto.contract.table import NO_NODE, NodeNumber, NodeStatus, PartitionId
+
+MOVES_PER_COMMAND_MAX = 2_048
+"""Moves of one ``AcceptPlan``, which has to fit into an entry of the log. A larger plan is queued
+in pieces, each whole or not at all.
+"""
+
+
+class PlanKind(Enum):
+    REBALANCE = "rebalance"
+    DRAIN = "drain"
+    REPLACE = "replace"
+    REPLICATION_FACTOR = "replication factor"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanWish:
+    """What an operator wants planned; the fields that the kind does not need are ignored."""
+
+    kind: PlanKind
+    node_id: str = ""
+    with_node_id: str = ""
+    replication_factor: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planned:
+    """A plan, and the node that it empties (``NO_NODE``: none)."""
+
+    plan: Plan
+    emptied: NodeNumber = NO_NODE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanTask:
+    """What is to be planned; equal tasks have the same plan. ``successor`` takes the places of
+    ``emptied``; ``NO_NODE`` where the kind has none.
+    """
+
+    wish: PlanWish
+    layout: Layout
+    emptied: NodeNumber = NO_NODE
+    successor: NodeNumber = NO_NODE
+
+
+def plan_task(state: ClusterState, wish: PlanWish) -> PlanTask:
+    """Return what planning needs to know of the state.
+
+    Raises:
+        ClusterNotReadyError, UnknownNodeError, InvalidArgumentError
+        MembershipChangeError: the node cannot give or take anything.
+    """
+    check_bootstrapped(state)
+    if wish.kind is PlanKind.REBALANCE:
+        return PlanTask(wish=wish, layout=layout_of(state))
+    if wish.kind is PlanKind.REPLICATION_FACTOR:
+        _check_factor(state, wish.replication_factor)
+        return PlanTask(wish=wish, layout=layout_of(state))
+    emptied = _member(named_node(state, wish.node_id)).info.number
+    layout = layout_of(state, emptied=(emptied,))
+    if wish.kind is PlanKind.DRAIN:
+        return PlanTask(wish=wish, layout=layout, emptied=emptied)
+    successor = _member(named_node(state, wish.with_node_id, "with_node_id"))
+    if successor.info.number == emptied:
+        raise InvalidArgumentError(field="with_node_id", reason="must be another node")
+    if successor.info.status is not NodeStatus.ACTIVE:
+        raise MembershipChangeError(
+            reason=f"{wish.with_node_id} is {successor.info.status.name.lower()}: "
+            "it cannot take any replicas"
+        )
+    return PlanTask(wish=wish, layout=layout, emptied=emptied, successor=successor.info.number)
+
+
+def planned(task: PlanTask) -> Planned:
+    """Return the plan. It reads nothing but the task: it may run in any thread."""
+    layout, kind = task.layout, task.wish.kind
+    if kind is PlanKind.REBALANCE:
+        return Planned(plan=plan_rebalance(layout))
+    if kind is PlanKind.REPLICATION_FACTOR:
+        return Planned(plan=plan_replication_factor(layout, task.wish.replication_factor))
+    if kind is PlanKind.DRAIN:
+        return Planned(plan=plan_drain(layout, task.emptied), emptied=task.emptied)
+    plan = plan_replace(layout, task.emptied, task.successor)
+    return Planned(plan=plan, emptied=task.emptied)
+
+
+def plan(state: ClusterState, wish: PlanWish) -> Planned:
+    """Return the plan for the wish, at once; raises as ``plan_task``."""
+    return planned(plan_task(state, wish))
+
+
+def accepted(plan_id: str, plan: Plan) -> list[AcceptPlan]:
+    """Return the commands that queue the plan's moves; none for a plan without moves."""
+    moves = [
+        Move(
+            partition_id=move.partition_id,
+            origin=move.origin,
+            target=move.target,
+            reason=move.reason,
+            plan_id=plan_id,
+            plan_moves=len(plan.moves),
+        )
+        for move in plan.moves
+    ]
+    return [
+        AcceptPlan(plan_id=plan_id, moves=tuple(moves[i : i + MOVES_PER_COMMAND_MAX]))
+        for i in range(0, len(moves), MOVES_PER_COMMAND_MAX)
+    ]
+
+
+# --- repair ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RepairTask:
+    """Replicas on nodes that are given up, where somebody leads to copy from. What could be done
+    about a task is the same for an equal one.
+    """
+
+    nodes: tuple[PlanNode, ...]
+    lost: frozenset[NodeNumber]
+    partition_ids: frozenset[PartitionId]
+
+
+def repair_task(state: ClusterState, lost: Collection[NodeNumber]) -> RepairTask | None:
+    """Return what has to be repaired once these nodes are given up, or None."""
+    if not lost or not state.bootstrapped or state.move_settings.paused:
+        return None
+    partition_ids = frozenset(
+        row.partition_id
+        for row in all_rows(state)
+        if row.primary != NO_NODE
+        and row.partition_id not in state.moves
+        and any(n in lost for n in row.replicas)
+    )
+    if not partition_ids:
+        return None
+    return RepairTask(
+        nodes=_plan_nodes(state, ()), lost=frozenset(lost), partition_ids=partition_ids
+    )
+
+
+def repair_layout(state: ClusterState, task: RepairTask) -> Layout:
+    """Return the state as the planner sees it, in which only the task's partitions may move."""
+    fixed = frozenset(
+        row.partition_id for row in all_rows(state) if row.partition_id not in task.partition_ids
+    )
+    return replace(layout_of(state), fixed=fixed)
+
+
+def repair(layout: Layout, task: RepairTask) -> Plan:
+    """Return the plan that replaces the lost nodes in the task's partitions. What it leaves out
+    because it is being moved, or is offline, is no refusal: it becomes a task of its own later.
+    It reads nothing but its arguments: it may run in any thread.
+    """
+    plan = plan_repair(layout, task.lost)
+    refusals = tuple(r for r in plan.refusals if r.code is not RefusalCode.MOVE_UNDER_WAY)
+    return replace(plan, refusals=refusals)
+
+
+def repair_plan_id(plan: Plan) -> str:
+    return f"{REPAIR_PREFIX}{plan.plan_id}"
+
+
+# --- the layout --------------------------------------------------------------------------------
+
+
+def layout_of(state: ClusterState, *, emptied: Collection[NodeNumber] = ()) -> Layout:
+    """Return the state as the planner sees it, with ``emptied`` taken for draining."""
+    config = check_bootstrapped(state)
+    return Layout(
+        nodes=_plan_nodes(state, emptied),
+        replicas=tuple(
+            state.moves[row.partition_id].target
+            if row.partition_id in state.moves
+            else row.replicas
+            for row in all_rows(state)
+        ),
+        fixed=frozenset(state.moves),
+        replication_factor=config.replication_factor,
+        names={record.info.number: record.info.node_id for record in state.nodes},
+    )
+
+
+def _plan_nodes(state: ClusterState, emptied: Collection[NodeNumber]) -> tuple[PlanNode, ...]:
+    return tuple(
+        PlanNode(
+            number=info.number,
+            rack=info.rack,
+            weight=info.weight,
+            takes=info.status is NodeStatus.ACTIVE and info.number not in emptied,
+            gives=record.draining or info.number in emptied,
+        )
+        for record in state.nodes
+        if not record.left
+        for info in (record.info,)
+    )
+
+
+def _member(record: NodeRecord) -> NodeRecord:
+    if record.left:
+        raise MembershipChangeError(reason=f"{record.info.node_id} has left the cluster for good")
+    return record
+
+
+def _check_factor(state: ClusterState, factor: int) -> None:
+    if not 1 <= factor <= REPLICATION_FACTOR_MAX:
+        raise InvalidArgumentError(
+            field="replication_factor",
+            reason=f"must be from 1 to {REPLICATION_FACTOR_MAX}",
+            limit=REPLICATION_FACTOR_MAX,
+            actual=factor,
+        )
+    members = sum(not record.left for record in state.nodes)
+    if factor > members:
+        raise InvalidArgumentError(
+            field="replication_factor",
+            reason="above the number of nodes",
+            limit=members,
+            actual=factor,
+        )

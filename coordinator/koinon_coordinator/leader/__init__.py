@@ -1,0 +1,1 @@
+"""One term of a leading coordinator: membership, moves, operations, bulk loads."""

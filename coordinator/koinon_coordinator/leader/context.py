@@ -1,0 +1,177 @@
+"""What everything that one term's leader does has in common: the state, the clock, proposals, and
+tasks that end with the term.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import Any, Protocol, TypeVar, cast
+
+from koinon_coordinator.core.cluster.commands import Command, Result
+from koinon_coordinator.core.cluster.state import ClusterState
+from koinon_coordinator.state_machine import ReplicatedState
+from koinon_coordinator.wire.convert import command_to_bytes
+from koinon_proto.contract.errors import (
+    InvalidArgumentError,
+    KoinonError,
+    NotLeaderError,
+    ResourceExhaustedError,
+    UnavailableError,
+    UnknownFateError,
+    WrongClusterError,
+)
+from koinon_proto.contract.table import ClusterConfig, NodeId, NodeNumber
+
+log = logging.getLogger(__name__)
+
+NEVER_APPENDED = (NotLeaderError, ResourceExhaustedError, UnavailableError, InvalidArgumentError)
+"""What ``propose`` raises for a command that is in nobody's log and never will be."""
+T = TypeVar("T")
+
+
+class Group(Protocol):
+    """What a leader needs of the Raft member."""
+
+    async def propose(self, command: bytes) -> object: ...
+
+    async def read_barrier(self) -> int: ...
+
+    def quorum_contact_at(self) -> float | None: ...
+
+
+class Term:
+    """One term's leader, as its parts see it. ``is_open`` from the time that there is a cluster
+    until the term ends.
+    """
+
+    def __init__(
+        self,
+        *,
+        number: int,
+        group: Group,
+        replicated: ReplicatedState,
+        clock: Callable[[], float],
+        random: Random,
+    ) -> None:
+        self.number = number
+        self.group = group
+        self.replicated = replicated
+        self.clock = clock
+        self.random = random
+        self.began_at = clock()
+        self.is_open = False
+        self._computing = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @property
+    def state(self) -> ClusterState:
+        return self.replicated.state
+
+    def check_cluster(self, cluster_id: str) -> ClusterConfig:
+        """Return the configuration; refuse another cluster's caller, or everyone before it.
+
+        Raises:
+            NotLeaderError, WrongClusterError.
+        """
+        config = self.state.config
+        if config is None or not self.is_open:
+            raise self.not_leader()
+        if cluster_id and cluster_id != config.cluster_id:
+            raise WrongClusterError(
+                expected_cluster_id=config.cluster_id, actual_cluster_id=cluster_id
+            )
+        return config
+
+    async def caught_up(self) -> None:
+        """Return once everything that was committed before this call is applied here: what the
+        state lacks then was never committed.
+
+        Raises:
+            NotLeaderError, ResourceExhaustedError, UnavailableError.
+        """
+        try:
+            await self.group.read_barrier()
+        except UnavailableError as error:
+            raise UnavailableError(reason=str(error)) from error
+        if not self.is_open:
+            raise self.not_leader()
+
+    async def propose(self, command: Command) -> Result:
+        """Return what came of the command, once applied here.
+
+        Raises:
+            NEVER_APPENDED: it is in nobody's log.
+            UnknownFateError: it may be applied, by this leader or a later one.
+        """
+        return cast(Result, await self.group.propose(command_to_bytes(command)))
+
+    async def committed(self, command: Command) -> Result:
+        """As ``propose``, in a task of the term: a caller who gives up leaves nothing half-done.
+        All that it raises has a wire form.
+        """
+        task = self.spawn(self.propose(command))
+        try:
+            return await asyncio.shield(task)
+        except UnavailableError as error:
+            raise UnavailableError(reason=str(error)) from error
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise UnknownFateError(reason="leadership ended meanwhile") from None
+            raise
+
+    async def outcome(self, task: asyncio.Task[T]) -> T:
+        """Wait for work of this term; the caller may give up, the work goes on.
+
+        Raises:
+            NotLeaderError: the term ended first; whether the work took effect is not known.
+        """
+        try:
+            return await asyncio.shield(task)
+        except (UnknownFateError, UnavailableError) as error:
+            raise self.not_leader() from error
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise self.not_leader() from None
+            raise
+
+    async def computed(self, work: Callable[[], T]) -> T:
+        """Return what comes of work that may take longer than a leader may be silent: it runs in a
+        thread, one at a time, and must read nothing that changes meanwhile.
+        """
+
+        async def compute() -> T:
+            async with self._computing:
+                return await asyncio.to_thread(work)
+
+        return await asyncio.shield(self.spawn(compute()))  # a thread goes on without its caller
+
+    def not_leader(self) -> NotLeaderError:
+        return NotLeaderError(leader_id="", leader_address="", term=self.number)
+
+    def node_name(self, number: NodeNumber) -> NodeId | NodeNumber:
+        """The node's id, for logs."""
+        record = self.state.node(number)
+        return record.info.node_id if record is not None else number
+
+    def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run the work in a task that ends with the term."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return task
+
+    async def end(self) -> None:
+        """Close the term and end its tasks."""
+        self.is_open = False
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, KoinonError):
+            log.error("background work failed term=%d", self.number, exc_info=error)

@@ -1,0 +1,393 @@
+"""Nodes join, stay and are fenced: the part of a leadership that answers registrations, heartbeats
+and what primaries propose for their rows.
+
+The fate of a registration
+--------------------------
+A proposal whose leader loses its place may or may not be committed later. The node is then told
+to look for the leader, and sends the same ``registration_id`` again: if the first one was applied,
+the second finds its epoch made by that id and unconfirmed, and answers the same epoch; if it was
+not, it is applied now. Both may be in the log: the second is then a copy. A copy that is applied
+only after the node began to use the epoch carries an epoch that is over by then, and is rejected.
+
+The first heartbeat of an epoch is acknowledged only when ``ConfirmRegistration`` has been applied,
+so no lease, hence no acknowledged write, exists under an unconfirmed epoch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from koinon_coordinator.config import TimingConfig
+from koinon_coordinator.core.cluster.commands import (
+    AlterPartitions,
+    Applied,
+    Command,
+    ConfirmRegistration,
+    FenceNode,
+    HostedPartition,
+    PartitionChange,
+    PartitionsHosted,
+    Reason,
+    Registered,
+    RegisterNode,
+    Rejected,
+    Result,
+)
+from koinon_coordinator.core.cluster.state import NodeRecord
+from koinon_coordinator.core.decide.decisions import (
+    HELD_RETRY_MS,
+    Registration,
+    check_changes,
+    decide_bootstrap,
+    decide_heartbeat,
+    decide_hosted,
+    decide_registration,
+)
+from koinon_coordinator.core.decide.host_commands import HostCommands
+from koinon_coordinator.core.decide.sessions import Sessions, may_acknowledge
+from koinon_coordinator.leader.context import NEVER_APPENDED, Term
+from koinon_proto.contract.errors import (
+    MembershipChangeError,
+    NodeFencedError,
+    RegistrationPendingError,
+    UnknownFateError,
+    UnknownNodeError,
+)
+from koinon_proto.contract.table import NO_NODE, NodeNumber, PartitionId
+from koinon_proto.v1.membership_pb2 import NodeStats
+
+log = logging.getLogger(__name__)
+
+REGISTER_ATTEMPTS_MAX = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeartbeatAnswer:
+    """What an acknowledged heartbeat brings, beside the table."""
+
+    record: NodeRecord
+    commands: list[HostedPartition]
+
+
+class Members:
+    """The nodes, as one term's leader knows them: sessions, host commands, statistics."""
+
+    def __init__(self, term: Term, timing: TimingConfig) -> None:
+        self._term = term
+        self._times = timing.session_times()
+        self.stats: dict[NodeNumber, NodeStats] = {}
+        self.fences = 0
+        self.sessions = Sessions(
+            self._times,
+            term.began_at,
+            live=[(r.info.number, r.confirmed) for r in term.state.live_nodes],
+        )
+        self._hosting = HostCommands(timing.hosting_times(), term.random)
+        self._confirming: dict[tuple[NodeNumber, int], asyncio.Task[None]] = {}
+        self._assigning = False
+        # The epochs that were spoken for with the id of their registration: not without, any more.
+        self._proven: dict[NodeNumber, int] = {}
+
+    def tick(self, now: float) -> None:
+        """Fence who was silent for too long; assign the partitions once there are nodes enough."""
+        for number in self.sessions.tick(now, quorum=self._may_acknowledge()):
+            record = self._term.state.node(number)
+            if record is None or not record.live:
+                self.sessions.close(number)
+                continue
+            self.sessions.hold(number)
+            self._term.spawn(self._fence(record))
+        if not self._term.state.bootstrapped and not self._assigning:
+            self._maybe_assign(now)
+
+    def _may_acknowledge(self) -> bool:
+        """Whether a quorum has answered this leader lately, so that none but it leads."""
+        contact_at = self._term.group.quorum_contact_at()
+        return may_acknowledge(self._term.clock(), contact_at, self._times)
+
+    async def _fence(self, record: NodeRecord, *, left: bool = False) -> None:
+        """Propose once, and hold the session until the fate is known. If it never is, the term is
+        over, and so is this session. ``left``: the node has asked for it.
+        """
+        number, epoch = record.info.number, record.info.node_epoch
+        try:
+            result = await self._term.propose(FenceNode(node_number=number, node_epoch=epoch))
+        except NEVER_APPENDED:
+            self.sessions.release(number)
+            return
+        now = self._term.state.node(number)
+        if now is not None and now.live and now.info.node_epoch != epoch:
+            return  # it has registered meanwhile: the session is the new epoch's
+        self.sessions.close(number)
+        self._hosting.forget(number)
+        if isinstance(result, Applied) and left:
+            log.info("node left node=%s epoch=%d", record.info.node_id, epoch)
+        elif isinstance(result, Applied):
+            self.fences += 1
+            log.warning(
+                "node fenced node=%s epoch=%d partitions=%d why=%s",
+                record.info.node_id,
+                epoch,
+                result.rows_changed,
+                "silent for the session timeout",
+            )
+
+    def _maybe_assign(self, now: float) -> None:
+        command = decide_bootstrap(self._term.state, self.sessions, now)
+        if command is not None:
+            self._assigning = True
+            self._term.spawn(self._assign(command))
+
+    async def _assign(self, command: Command) -> None:
+        try:
+            result = await self._term.propose(command)
+            if isinstance(result, Applied):
+                nodes = len(self._term.state.live_nodes)
+                log.info("partitions assigned partitions=%d nodes=%d", result.rows_changed, nodes)
+        finally:
+            self._assigning = False
+
+    # --- registration -------------------------------------------------------------------------
+
+    async def register(self, request: Registration, cluster_id: str) -> Registered:
+        """Register the node; see the module's text on retries.
+
+        Raises:
+            NotLeaderError: this term is over, or the proposal's fate is unknown: ask the leader,
+                with the same registration_id.
+            WrongClusterError, DuplicateNodeError, RegistrationPendingError, InvalidArgumentError,
+            MembershipChangeError, ResourceExhaustedError: see their classes.
+        """
+        self._term.check_cluster(cluster_id)
+        for _ in range(REGISTER_ATTEMPTS_MAX):
+            now = self._term.clock()
+            command = decide_registration(self._term.state, self.sessions, request, now)
+            result = await self._term.outcome(self._term.spawn(self._commit_registration(command)))
+            if isinstance(result, Registered):
+                return result
+            if isinstance(result, Rejected) and result.reason is Reason.NODE_LEFT:
+                raise MembershipChangeError(reason=f"node {request.node_id!r} has left the cluster")
+        raise RegistrationPendingError(node_id=request.node_id, retry_after_ms=HELD_RETRY_MS)
+
+    async def _commit_registration(self, command: RegisterNode) -> Result:
+        """Propose; while it is under way, no heartbeat of the old epoch is acknowledged. Runs in a
+        task of the term, so that a caller who gives up leaves nothing half-done.
+        """
+        known = self._term.state.node_by_id(command.node_id)
+        number = known.info.number if known is not None else NO_NODE
+        self.sessions.hold(number)
+        try:
+            result = await self._term.propose(command)
+        except NEVER_APPENDED:
+            self.sessions.release(number)
+            raise
+        if isinstance(result, Registered):
+            self._on_registered(command, result)
+        else:
+            self.sessions.release(number)
+        return result
+
+    def _on_registered(self, command: RegisterNode, result: Registered) -> None:
+        self.sessions.open(result.node_number, self._term.clock())
+        self._hosting.forget(result.node_number)
+        log.info(
+            "node registered node=%s number=%d epoch=%d address=%s rack=%s repeated=%s",
+            command.node_id,
+            result.node_number,
+            result.node_epoch,
+            command.address,
+            command.rack,
+            result.repeated,
+        )
+        if result.reclaimed:
+            log.warning(
+                "the store that partitions waited for is back node=%s partitions=%d",
+                command.node_id,
+                result.reclaimed,
+            )
+        if result.copies_lost:
+            log.warning(
+                "store is not the one known node=%s store_id=%s copies_lost=%d stranded=%d",
+                command.node_id,
+                command.store_id,
+                result.copies_lost,
+                result.stranded,
+            )
+
+    # --- heartbeats ---------------------------------------------------------------------------
+
+    def _speaker(self, node_id: str, node_epoch: int, registration_id: str) -> NodeRecord:
+        """Return the record of the node that speaks.
+
+        Raises:
+            UnknownNodeError, NodeFencedError: it has to register, or it is another that speaks.
+        """
+        record = decide_heartbeat(self._term.state, node_id, node_epoch, registration_id)
+        number = record.info.number
+        if registration_id:
+            self._proven[number] = node_epoch
+        elif self._proven.get(number) == node_epoch:
+            raise NodeFencedError(
+                node_id=node_id, node_epoch=node_epoch, current_node_epoch=node_epoch
+            )
+        return record
+
+    async def heartbeat(
+        self,
+        *,
+        cluster_id: str,
+        node_id: str,
+        node_epoch: int,
+        hosted: list[HostedPartition],
+        received_at: float,
+        stats: NodeStats | None,
+        registration_id: str = "",
+    ) -> HeartbeatAnswer:
+        """Acknowledge the heartbeat: the node's lease is extended from when it sent it.
+
+        Raises:
+            NotLeaderError: not the leader, or cut off from its quorum.
+            UnknownNodeError, NodeFencedError: the node must register.
+            WrongClusterError: the node belongs elsewhere.
+        """
+        term = self._term
+        term.check_cluster(cluster_id)
+        try:
+            record = self._speaker(node_id, node_epoch, registration_id)
+        except (UnknownNodeError, NodeFencedError):
+            if not self._may_acknowledge():
+                raise term.not_leader() from None  # another leader may have registered it since
+            raise
+        number = record.info.number
+        self.sessions.heard(number, received_at)
+        if not record.confirmed:
+            await self._confirmed(record)
+            record = decide_heartbeat(term.state, node_id, node_epoch)
+        now = term.clock()
+        if not term.is_open or not self._may_acknowledge():
+            raise term.not_leader()
+        if not self.sessions.acknowledge(number, received_at):
+            raise NodeFencedError(
+                node_id=node_id,
+                node_epoch=node_epoch,
+                current_node_epoch=record.info.node_epoch,
+            )
+        if stats is not None:
+            self.stats[number] = stats
+        if hosted:
+            self._take_hosted(record, hosted, now)
+        commands = self._hosting.due(number, term.state.assigned_to(number), now)
+        return HeartbeatAnswer(record=record, commands=commands)
+
+    async def leave(
+        self, *, cluster_id: str, node_id: str, node_epoch: int, registration_id: str = ""
+    ) -> None:
+        """Fence a node that says that it stops, and has given up its lease.
+
+        Raises:
+            NotLeaderError: this term is over, or the fence's fate is unknown: ask the leader.
+            UnknownNodeError, NodeFencedError: there is nothing to fence.
+            WrongClusterError: the node belongs elsewhere.
+        """
+        term = self._term
+        term.check_cluster(cluster_id)
+        record = self._speaker(node_id, node_epoch, registration_id)
+        if self.sessions.is_held(record.info.number):
+            raise term.not_leader()  # what is proposed already ends this epoch: ask again
+        self.sessions.hold(record.info.number)
+        await term.outcome(term.spawn(self._fence(record, left=True)))
+        if term.state.node(record.info.number) is record:
+            raise term.not_leader()
+
+    async def _confirmed(self, record: NodeRecord) -> None:
+        """Wait until the epoch is confirmed; one proposal however many heartbeats wait for it."""
+        key = (record.info.number, record.info.node_epoch)
+        task = self._confirming.get(key)
+        if task is None:
+            task = self._term.spawn(self._confirm(*key))
+            self._confirming[key] = task
+            task.add_done_callback(lambda _: self._confirming.pop(key, None))
+        await self._term.outcome(task)
+
+    async def _confirm(self, number: NodeNumber, node_epoch: int) -> None:
+        await self._term.propose(ConfirmRegistration(node_number=number, node_epoch=node_epoch))
+
+    def _take_hosted(self, record: NodeRecord, hosted: list[HostedPartition], now: float) -> None:
+        """Propose what is new, at once: a partition that was failed over is served only then."""
+        new = decide_hosted(self._term.state, record, hosted)
+        if new:
+            self._hosting.acknowledged(record.info.number, new, now)
+            command = PartitionsHosted(
+                node_number=record.info.number,
+                node_epoch=record.info.node_epoch,
+                hosted=tuple({h.partition_id: h for h in new}.values()),
+            )
+            self._term.spawn(self._report_hosted(command))
+
+    async def _report_hosted(self, command: PartitionsHosted) -> None:
+        """Record that the node serves these. What fails is sent to the node again."""
+        number = command.node_number
+        try:
+            result = await self._term.propose(command)
+        except (*NEVER_APPENDED, UnknownFateError) as e:
+            log.debug("hosted partitions not recorded node_number=%d error=%s", number, e)
+            return
+        if isinstance(result, Applied):
+            name = self._term.node_name(number)
+            if all(h.partition_id in self._term.state.moves for h in command.hosted):
+                log.debug(
+                    "moved partitions online node=%s partitions=%d", name, len(command.hosted)
+                )
+            else:
+                log.info("partitions online node=%s partitions=%d", name, result.rows_changed)
+
+    # --- what primaries propose ---------------------------------------------------------------
+
+    async def alter_partitions(
+        self,
+        *,
+        cluster_id: str,
+        node_id: str,
+        node_epoch: int,
+        changes: Sequence[PartitionChange],
+        registration_id: str = "",
+    ) -> tuple[PartitionId, ...]:
+        """Commit what a primary wants changed in the rows that it leads; return the partitions
+        that are left alone. One command, at once: each row is a compare-and-set of its own, so
+        nothing has to be waited for, however many are under way.
+        Nothing is handed over to a node that says that its disk hangs.
+
+        Raises:
+            NotLeaderError, ResourceExhaustedError, UnavailableError: nothing was changed.
+            UnknownNodeError, NodeFencedError: the node must register; nothing was changed.
+            WrongClusterError, InvalidArgumentError: nothing was changed.
+            UnknownFateError: it may have been changed, or may be later.
+        """
+        config = self._term.check_cluster(cluster_id)
+        record = self._speaker(node_id, node_epoch, registration_id)
+        check_changes(changes, config.partition_count)
+        if not changes:
+            return ()
+        hanging = self._hanging()
+        refused = tuple(c.partition_id for c in changes if c.hand_over_to in hanging)
+        changes = [change for change in changes if change.hand_over_to not in hanging]
+        if not changes:
+            return refused
+        command = AlterPartitions(
+            node_number=record.info.number, node_epoch=node_epoch, changes=tuple(changes)
+        )
+        result = await self._term.committed(command)
+        if isinstance(result, Applied):
+            return (*refused, *result.rejected)
+        decide_heartbeat(self._term.state, node_id, node_epoch)  # raises if the epoch is over
+        return (*refused, *(change.partition_id for change in changes))
+
+    def _hanging(self) -> frozenset[NodeNumber]:
+        """Return the nodes that said last that their disks have not answered for long: as long as
+        that of a node that gives up what it leads has not, or nearly, where they share one.
+        """
+        hangs_ms = self._times.session_timeout_s * 1000 / 3
+        return frozenset(n for n, stats in self.stats.items() if stats.commit_out_ms > hangs_ms)

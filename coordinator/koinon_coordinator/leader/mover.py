@@ -1,0 +1,191 @@
+"""Moves, while this coordinator leads: starts, finishes and turns back what the state holds, and
+replaces nodes that stay away.
+
+It looks whenever something was applied, and once a second while a node is fenced; what it does then
+is decided in ``core/moving.py`` and ``core/layouts.py``. It has one proposal under way at most, and
+each carries all that is due. Nothing of it has to survive: the next leader finds in the state what
+is left to do, and counts anew how long a node has been away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from functools import partial
+
+from koinon_coordinator.core.cluster.commands import (
+    Applied,
+    CancelMoves,
+    Command,
+    FinishMoves,
+    StartMoves,
+)
+from koinon_coordinator.core.decide.layouts import (
+    RepairTask,
+    accepted,
+    repair,
+    repair_layout,
+    repair_plan_id,
+    repair_task,
+)
+from koinon_coordinator.core.decide.move_scheduler import (
+    Fences,
+    Pace,
+    Progress,
+    next_step,
+    received_since,
+)
+from koinon_coordinator.core.decide.operations import names
+from koinon_coordinator.leader.context import Term
+from koinon_proto.contract.errors import KoinonError
+from koinon_proto.contract.table import NodeNumber, PartitionId
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 1.0
+RETRY_PAUSE_S = 0.1
+BATCH_PAUSE_S = 0.15
+"""Every table that moves make costs each node and client about the same, however many rows it
+changes: with many moves under way most are one row's, unless some are waited for.
+"""
+FAILURE_PAUSE_S = 5.0
+
+
+class Mover:
+    """See the module's text. ``run`` in a task of the term."""
+
+    def __init__(self, term: Term, *, pause_s: float) -> None:
+        self._term = term
+        self._pause_s = pause_s
+        self.batch_pause_s = BATCH_PAUSE_S
+        self._fences = Fences(term.began_at)
+        self._fences.observe(term.state, term.began_at)
+        self._looked_at = term.began_at
+        self._wake: asyncio.Event | None = None
+        self._refused: tuple[Command, int] | None = None
+        self._tried: RepairTask | None = None  # after which there was nothing left to plan
+        self._plans: dict[str, tuple[int, float]] = {}  # under way: how many moves, since when
+        self.progress: dict[NodeNumber, dict[PartitionId, Progress]] = {}
+        self.pace = Pace(term.began_at)
+
+    def take_progress(self, number: NodeNumber, progress: Sequence[Progress]) -> None:
+        """Keep what a node said last of its replicas that are not in sync."""
+        before = self.progress.get(number, {})
+        self.pace.add(received_since(before, progress), self._term.clock())
+        if progress:
+            self.progress[number] = {p.partition_id: p for p in progress}
+        else:
+            self.progress.pop(number, None)
+
+    def tick(self, now: float) -> None:
+        """Count time; look at the moves if a node has been away for long enough to matter. What a
+        node that is down said of its replicas counts no longer.
+        """
+        self._fences.tick(now, pause_s=self._pause_s)
+        for number in self.progress.keys() - self._term.state.live_numbers:
+            del self.progress[number]
+        if self._wake is not None and self._fences.any and now - self._looked_at >= LOOK_EVERY_S:
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Until the term ends."""
+        with self._term.replicated.watching() as wake:
+            self._wake = wake
+            while True:
+                await wake.wait()
+                wake.clear()
+                await asyncio.sleep(0)  # whoever waits for the table itself goes first
+                self._tell_plans()
+                try:
+                    await self._go_on()
+                except KoinonError as error:
+                    log.debug("moves wait error=%s", error)
+                    await asyncio.sleep(RETRY_PAUSE_S)
+                    wake.set()
+                except Exception:
+                    log.exception("moves stand still for a while term=%d", self._term.number)
+                    await asyncio.sleep(FAILURE_PAUSE_S)
+                    wake.set()
+
+    def _tell_plans(self) -> None:
+        """Log which plans have ended since the last look."""
+        now, moves = self._term.clock(), self._term.state.moves
+        left = {move.plan_id: move.plan_moves for move in moves.values()}
+        for plan_id in [p for p in self._plans if p not in left]:
+            count, since = self._plans.pop(plan_id)
+            log.info("plan ended plan=%s moves=%d took_s=%.1f", plan_id, count, now - since)
+        for plan_id, count in left.items():
+            self._plans.setdefault(plan_id, (count, now))
+
+    async def _go_on(self) -> None:
+        """Propose what is due, each kind of command once: what becomes due meanwhile, and what
+        others report, goes along in the next round.
+        """
+        if self._term.state.moves:
+            await asyncio.sleep(self.batch_pause_s)
+        proposed: set[type[Command]] = set()
+        while True:
+            now = self._looked_at = self._term.clock()
+            state = self._term.state
+            self._fences.observe(state, now)
+            fenced_s, after_s = self._fences.fenced_s(now), self._rereplicate_after_s()
+            command = next_step(state, fenced_s, after_s, proposed)
+            if command is None:
+                break
+            await self._propose(command)
+            proposed.add(type(command))  # refused or not: it keeps no other kind waiting
+        lost = {number for number, seconds in fenced_s.items() if seconds >= after_s > 0}
+        await self._repair(lost)
+
+    async def _propose(self, command: Command) -> bool:
+        """Whether it had an effect. What had none is not proposed again in the same state."""
+        version = self._term.state.table_version
+        if self._refused == (command, version):
+            return False
+        result = await self._term.propose(command)
+        if isinstance(result, Applied) and result.rows_changed:
+            if isinstance(command, CancelMoves):
+                log.info("moves turned back or dropped moves=%d", result.rows_changed)
+            elif isinstance(command, StartMoves | FinishMoves):
+                step = type(command).__name__
+                log.debug("moves go on step=%s moves=%d", step, result.rows_changed)
+            return True
+        log.warning("moves refused command=%s result=%s", type(command).__name__, result)
+        self._refused = (command, version)
+        return False
+
+    # --- nodes that stay away -----------------------------------------------------------------
+
+    async def _repair(self, lost: set[NodeNumber]) -> None:
+        """Queue moves that replace these nodes, once for each state of affairs."""
+        task = repair_task(self._term.state, lost)
+        if task is None or task == self._tried:
+            return
+        layout = repair_layout(self._term.state, task)
+        plan = await self._term.computed(partial(repair, layout, task))
+        if repair_task(self._term.state, lost) != task:
+            return  # what changed meanwhile lets the mover look again
+        nodes = names(self._term.state, sorted(lost))
+        for refusal in plan.refusals:
+            log.warning(
+                "re-replication refused nodes=%s code=%s partitions=%d why=%s",
+                nodes,
+                refusal.code.value,
+                len(refusal.partition_ids),
+                refusal.reason,
+            )
+        for command in accepted(repair_plan_id(plan), plan):
+            if await self._propose(command):
+                log.warning(
+                    "re-replication begun nodes=%s moves=%d plan=%s why=%s",
+                    nodes,
+                    len(command.moves),
+                    command.plan_id,
+                    "down for rereplicate-after-ms",
+                )
+        self._tried = task
+
+    def _rereplicate_after_s(self) -> float:
+        config = self._term.state.config
+        return config.rereplicate_after_ms / 1000 if config is not None else 0.0

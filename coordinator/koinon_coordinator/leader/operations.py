@@ -1,0 +1,258 @@
+"""What operators ask of the cluster while this coordinator leads: plans, moves, nodes, primaries.
+
+Each request decides on the state (``core/layouts.py``, ``core/operating.py``), proposes, and
+answers when that has been applied. A command that is refused when it is applied, because the state
+has changed in between, becomes a typed error. Plans are made beside the event loop, which has to
+keep up the leader's heartbeats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from koinon_coordinator.core.cluster.commands import (
+    Applied,
+    Command,
+    ForcePrimary,
+    Move,
+    Reason,
+    Rejected,
+    SetNodeStatus,
+    SetReplicationFactor,
+)
+from koinon_coordinator.core.decide.layouts import (
+    PlanKind,
+    Planned,
+    PlanWish,
+    accepted,
+    plan_task,
+    planned,
+)
+from koinon_coordinator.core.decide.move_scheduler import Progress, moves_by_node, waits_for
+from koinon_coordinator.core.decide.operations import (
+    decide_cancel,
+    decide_force,
+    decide_restore,
+    decide_settings,
+    decide_status,
+    refusal,
+)
+from koinon_coordinator.leader.context import Term
+from koinon_coordinator.leader.mover import Mover
+from koinon_proto.contract.errors import MembershipChangeError, PlanStaleError
+from koinon_proto.contract.table import NO_NODE, MoveSettings, NodeNumber, NodeStatus
+
+log = logging.getLogger(__name__)
+
+PLANS_MAX = 3
+"""How often a plan is made for a state that changes meanwhile."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MoveView:
+    """A move, how far the replicas that it adds have come, and what it waits for."""
+
+    move: Move
+    progress: Mapping[NodeNumber, Progress]
+    waits_for: str
+
+
+class Operations:
+    """See the module's text. Every method raises NotLeaderError outside the term; those that
+    propose also ResourceExhaustedError, UnavailableError (nothing was changed), UnknownFateError.
+    """
+
+    def __init__(self, term: Term, mover: Mover) -> None:
+        self._term = term
+        self._mover = mover
+        self._settings = asyncio.Lock()  # what is set is read first
+
+    # --- plans and moves ----------------------------------------------------------------------
+
+    async def plan(self, wish: PlanWish) -> Planned:
+        """Return what would move, and change nothing. The plan is one for the state as it is on
+        return, unless that changes all the time: then for the state shortly before.
+
+        Raises:
+            ClusterNotReadyError, UnknownNodeError, InvalidArgumentError, MembershipChangeError.
+        """
+        self._term.check_cluster("")
+        task = plan_task(self._term.state, wish)
+        for _ in range(PLANS_MAX):
+            made = await self._term.computed(partial(planned, task))
+            self._term.check_cluster("")
+            before, task = task, plan_task(self._term.state, wish)
+            if task == before:
+                break
+        return made
+
+    async def execute(self, wish: PlanWish, plan_id: str) -> None:
+        """Queue the moves of a plan that was shown as ``plan_id``. A node that it empties is told
+        so first, and gets no more replicas.
+
+        Raises:
+            PlanStaleError: planning now gives another plan.
+            ClusterNotReadyError, UnknownNodeError, InvalidArgumentError, MembershipChangeError.
+        """
+        made = await self.plan(wish)
+        if made.plan.plan_id != plan_id:
+            raise PlanStaleError(plan_id=plan_id, current_plan_id=made.plan.plan_id)
+        if made.plan.refusals and not made.plan.moves and wish.kind is not PlanKind.REBALANCE:
+            raise MembershipChangeError(reason=made.plan.refusals[0].reason)
+        record = self._term.state.node(made.emptied)
+        if record is not None and not record.draining:
+            await self._done(
+                SetNodeStatus(node_number=made.emptied, status=NodeStatus.DRAINING),
+                node=made.emptied,
+            )
+            log.info("node is being emptied node=%s plan=%s", record.info.node_id, plan_id)
+        if wish.kind is PlanKind.REPLICATION_FACTOR:
+            factor = wish.replication_factor
+            await self._done(SetReplicationFactor(replication_factor=factor))
+            log.info("replication factor set replication_factor=%d plan=%s", factor, plan_id)
+        for command in accepted(plan_id, made.plan):
+            try:
+                await self._done(command, plan_id=plan_id)
+            except PlanStaleError:
+                now = (await self.plan(wish)).plan.plan_id
+                raise PlanStaleError(plan_id=plan_id, current_plan_id=now) from None
+            log.info(
+                "plan accepted plan=%s kind=%s moves=%d",
+                plan_id,
+                wish.kind.value,
+                len(command.moves),
+            )
+
+    def moves(self) -> tuple[MoveSettings, list[MoveView]]:
+        """Return how moves are made, and those that are queued or run."""
+        self._term.check_cluster("")
+        state = self._term.state
+        load = moves_by_node(state.moves.values())
+        progress = self._mover.progress
+        return state.move_settings, [
+            MoveView(
+                move=move,
+                progress={
+                    n: progress[n][move.partition_id]
+                    for n in move.target
+                    if move.partition_id in progress.get(n, {})
+                },
+                waits_for=waits_for(state, move, load, progress),
+            )
+            for move in state.moves.values()
+        ]
+
+    async def cancel(self, partition_ids: Sequence[int]) -> tuple[int, int]:
+        """Drop these moves (none named: all), or turn them back; return how many of each.
+
+        Raises:
+            InvalidArgumentError: there is no such partition.
+        """
+        self._term.check_cluster("")
+        before = dict(self._term.state.moves)
+        command = decide_cancel(self._term.state, partition_ids)
+        if command is None:
+            return 0, 0
+        result = await self._done(command)
+        left = set(result.rejected)
+        ended = [before[p] for p in command.partition_ids if p not in left]
+        turned = sum(move.running for move in ended)
+        log.info("moves cancelled dropped=%d turned_back=%d", len(ended) - turned, turned)
+        return len(ended) - turned, turned
+
+    async def set_moves(
+        self,
+        *,
+        paused: bool | None = None,
+        bytes_per_second: int | None = None,
+        moves_per_node: int | None = None,
+    ) -> MoveSettings:
+        """Set what is given; return all of it.
+
+        Raises:
+            InvalidArgumentError: a number is out of its bounds.
+        """
+        self._term.check_cluster("")
+        async with self._settings:
+            command = decide_settings(
+                self._term.state,
+                paused=paused,
+                bytes_per_second=bytes_per_second,
+                moves_per_node=moves_per_node,
+            )
+            if command.settings != self._term.state.move_settings:
+                await self._done(command)
+                log.info("move settings set settings=%s", command.settings)
+        return command.settings
+
+    # --- nodes and primaries ------------------------------------------------------------------
+
+    async def set_node_status(self, node_id: str, status: int) -> None:
+        """Let a node get replicas or not, or take it out of the cluster for good.
+
+        Raises:
+            UnknownNodeError, InvalidArgumentError
+            MembershipChangeError: it still holds replicas, or it has left already.
+        """
+        self._term.check_cluster("")
+        command = decide_status(self._term.state, node_id, status)
+        await self._done(command, node=command.node_number)
+        log.info("node status set node=%s status=%s", node_id, command.status.name.lower())
+
+    async def restore_primaries(self) -> int:
+        """Ask for the preferred primaries, where they can lead; return of how many partitions."""
+        self._term.check_cluster("")
+        command = decide_restore(self._term.state)
+        if command is None:
+            return 0
+        result = await self._done(command)
+        log.info("preferred primaries wanted partitions=%d", result.rows_changed)
+        return len(command.wishes) - len(result.rejected)
+
+    async def force_primaries(self, wanted: Sequence[tuple[int, str]]) -> list[int | str]:
+        """Elect replicas by partition and node id, whatever they lack; return for each its primary
+        epoch, or why it was refused.
+
+        Raises:
+            ClusterNotReadyError, InvalidArgumentError, UnknownNodeError: nothing was changed.
+        """
+        self._term.check_cluster("")
+        decided: list[ForcePrimary | str] = []
+        for partition_id, node_id in wanted:
+            try:
+                decided.append(decide_force(self._term.state, partition_id, node_id))
+            except MembershipChangeError as error:
+                decided.append(str(error))
+        return await asyncio.gather(*map(self._force, decided))
+
+    async def _force(self, command: ForcePrimary | str) -> int | str:
+        if isinstance(command, str):
+            return command
+        before = self._term.state.row(command.partition_id)
+        try:
+            await self._done(command, node=command.node_number)
+        except MembershipChangeError as error:
+            return str(error)
+        log.warning(
+            "primary forced by an operator partition=%d node=%s in_sync_before=%s why=%s",
+            command.partition_id,
+            self._term.node_name(command.node_number),
+            [self._term.node_name(n) for n in before.in_sync] if before is not None else [],
+            "an operator called ForcePrimaries; writes that this copy lacks are lost",
+        )
+        row = self._term.state.row(command.partition_id)
+        return row.primary_epoch if row is not None else 0
+
+    async def _done(
+        self, command: Command, *, node: NodeNumber = NO_NODE, plan_id: str = ""
+    ) -> Applied:
+        """Commit the command; raise the typed error if it is refused."""
+        result = await self._term.committed(command)
+        if isinstance(result, Applied):
+            return result
+        reason = result.reason if isinstance(result, Rejected) else Reason.BAD_VALUE
+        raise refusal(reason, state=self._term.state, node=node, plan_id=plan_id)

@@ -1,0 +1,1 @@
+"""The gRPC services of a coordinator: messages in, messages out."""

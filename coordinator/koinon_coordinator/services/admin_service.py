@@ -1,0 +1,329 @@
+"""The operators' service: messages in, messages out; every decision is made elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from koinon_coordinator.coordinator import Coordinator
+from koinon_coordinator.core.decide.decisions import check_name, check_requested_address
+from koinon_coordinator.core.decide.layouts import PlanKind, PlanWish
+from koinon_coordinator.core.decide.move_scheduler import Progress
+from koinon_coordinator.core.planning.planner import Balance, Plan, Refusal
+from koinon_coordinator.leader.operations import MoveView, Operations
+from koinon_coordinator.wire.updates import UpdateCache
+from koinon_proto.contract import convert
+from koinon_proto.contract.errors import InvalidArgumentError, WrongClusterError
+from koinon_proto.process.clock import boottime
+from koinon_proto.server.rpc import bounded, typed_errors
+from koinon_proto.v1 import admin_pb2, admin_pb2_grpc, membership_pb2, table_pb2
+
+CALLS_MAX = 1_024  # of clients and operators; nodes are always let in
+ADMIN_TIMEOUT_S = 30.0
+
+_KINDS = {
+    admin_pb2.PLAN_KIND_REBALANCE: PlanKind.REBALANCE,
+    admin_pb2.PLAN_KIND_DRAIN: PlanKind.DRAIN,
+    admin_pb2.PLAN_KIND_REPLACE: PlanKind.REPLACE,
+    admin_pb2.PLAN_KIND_REPLICATION_FACTOR: PlanKind.REPLICATION_FACTOR,
+}
+
+
+class AdminService(admin_pb2_grpc.AdminServicer):
+    """What operators ask. ``GetStatus`` is answered by any member, the rest by the leader."""
+
+    def __init__(self, coordinator: Coordinator, updates: UpdateCache) -> None:
+        self._coordinator = coordinator
+        self._updates = updates
+
+    @typed_errors
+    @bounded(CALLS_MAX)
+    async def GetStatus(  # noqa: N802
+        self, request: admin_pb2.GetStatusRequest, _context: Any
+    ) -> admin_pb2.ClusterStatus:
+        coordinator = self._coordinator
+        self._check_cluster(request)
+        raft = coordinator.raft_status()
+        table = coordinator.table()
+        is_leader = coordinator.leads
+        timing = coordinator.timing
+        return admin_pb2.ClusterStatus(
+            member_id=raft.member_id,
+            is_leader=is_leader,
+            leader_id=raft.leader_id or "",
+            leader_address=raft.leader_address or "",
+            term=raft.term,
+            commit_index=raft.commit_index,
+            applied_index=raft.applied_index,
+            coordinators=[
+                admin_pb2.CoordinatorStatus(
+                    member_id=member_id,
+                    address=member.address,
+                    voter=member.is_voter,
+                    leader=member_id == raft.leader_id,
+                    active=bool(member.is_active),
+                    match_index=member.match_index or 0,
+                )
+                for member_id, member in sorted(raft.members.items())
+            ],
+            sessions=self._sessions() if is_leader else [],
+            table=self._updates.update(table, 0) if table is not None else None,
+            lease_ms=timing.lease_ms,
+            session_timeout_ms=timing.session_timeout_ms,
+        )
+
+    @typed_errors
+    @bounded(CALLS_MAX)
+    async def AddCoordinator(  # noqa: N802
+        self, request: admin_pb2.AddCoordinatorRequest, context: Any
+    ) -> admin_pb2.AddCoordinatorResponse:
+        self._check_cluster(request)
+        check_name("member_id", request.member_id)
+        check_requested_address("address", request.address)
+        await self._coordinator.add_member(request.member_id, request.address, _timeout_s(context))
+        return admin_pb2.AddCoordinatorResponse()
+
+    @typed_errors
+    @bounded(CALLS_MAX)
+    async def RemoveCoordinator(  # noqa: N802
+        self, request: admin_pb2.RemoveCoordinatorRequest, _context: Any
+    ) -> admin_pb2.RemoveCoordinatorResponse:
+        self._check_cluster(request)
+        await self._coordinator.remove_member(request.member_id)
+        return admin_pb2.RemoveCoordinatorResponse()
+
+    @typed_errors
+    @bounded(CALLS_MAX)
+    async def TransferLeadership(  # noqa: N802
+        self, request: admin_pb2.TransferLeadershipRequest, context: Any
+    ) -> admin_pb2.TransferLeadershipResponse:
+        self._check_cluster(request)
+        leader_id = await self._coordinator.transfer_leadership(
+            request.member_id or None, _timeout_s(context)
+        )
+        return admin_pb2.TransferLeadershipResponse(leader_id=leader_id)
+
+    # --- moves --------------------------------------------------------------------------------
+
+    @typed_errors
+    @bounded(CALLS_MAX)
+    async def PlanMoves(  # noqa: N802
+        self, request: admin_pb2.PlanRequest, _context: Any
+    ) -> admin_pb2.Plan:
+        planned = await self._coordinator.led(self._operations(request).plan(_wish(request)))
+        return _plan_to_proto(planned.plan, self._version())
+
+    @typed_errors
+    @bounded(CALLS_MAX)
+    async def ExecutePlan(  # noqa: N802
+        self, request: admin_pb2.ExecutePlanRequest, _context: Any
+    ) -> admin_pb2.ExecutePlanResponse:
+        operations = self._operations(request)
+        wish = _wish(request.plan)
+        await self._coordinator.led(operations.execute(wish, request.plan_id))
+        return admin_pb2.ExecutePlanResponse()
+
+    @typed_errors
+    @bounded(CALLS_MAX)
+    async def GetMoves(  # noqa: N802
+        self, request: admin_pb2.GetMovesRequest, _context: Any
+    ) -> admin_pb2.MovesStatus:
+        settings, moves = self._operations(request).moves()
+        return admin_pb2.MovesStatus(
+            settings=convert.settings_to_proto(settings),
+            moves=[_move_to_proto(view) for view in moves],
+        )
+
+    @typed_errors
+    @bounded(CALLS_MAX)
+    async def CancelMoves(  # noqa: N802
+        self, request: admin_pb2.CancelMovesRequest, _context: Any
+    ) -> admin_pb2.CancelMovesResponse:
+        dropped, turned = await self._coordinator.led(
+            self._operations(request).cancel(request.partition_ids)
+        )
+        return admin_pb2.CancelMovesResponse(dropped=dropped, turned_back=turned)
+
+    @typed_errors
+    @bounded(CALLS_MAX)
+    async def SetMoves(  # noqa: N802
+        self, request: admin_pb2.SetMovesRequest, _context: Any
+    ) -> table_pb2.MoveSettings:
+        given = {
+            field: getattr(request, field)
+            for field in ("paused", "bytes_per_second", "moves_per_node")
+            if request.HasField(cast(Any, field))
+        }
+        return convert.settings_to_proto(
+            await self._coordinator.led(self._operations(request).set_moves(**given))
+        )
+
+    # --- nodes and primaries ------------------------------------------------------------------
+
+    @typed_errors
+    @bounded(CALLS_MAX)
+    async def SetNodeStatus(  # noqa: N802
+        self, request: admin_pb2.SetNodeStatusRequest, _context: Any
+    ) -> admin_pb2.SetNodeStatusResponse:
+        await self._coordinator.led(
+            self._operations(request).set_node_status(request.node_id, request.status)
+        )
+        return admin_pb2.SetNodeStatusResponse()
+
+    @typed_errors
+    @bounded(CALLS_MAX)
+    async def RestorePrimaries(  # noqa: N802
+        self, request: admin_pb2.RestorePrimariesRequest, _context: Any
+    ) -> admin_pb2.RestorePrimariesResponse:
+        wanted = await self._coordinator.led(self._operations(request).restore_primaries())
+        return admin_pb2.RestorePrimariesResponse(wanted=wanted)
+
+    @typed_errors
+    @bounded(CALLS_MAX)
+    async def ForcePrimaries(  # noqa: N802
+        self, request: admin_pb2.ForcePrimariesRequest, _context: Any
+    ) -> admin_pb2.ForcePrimariesResponse:
+        wanted = [(one.partition_id, one.node_id) for one in request.primaries]
+        forced = await self._coordinator.led(self._operations(request).force_primaries(wanted))
+        return admin_pb2.ForcePrimariesResponse(
+            primaries=[
+                admin_pb2.ForcedPrimary(partition_id=partition_id, refused=outcome)
+                if isinstance(outcome, str)
+                else admin_pb2.ForcedPrimary(partition_id=partition_id, primary_epoch=outcome)
+                for (partition_id, _), outcome in zip(wanted, forced, strict=True)
+            ]
+        )
+
+    # --- helpers ------------------------------------------------------------------------------
+
+    def _check_cluster(self, request: Any) -> None:
+        """Refuse what is meant for another cluster: addresses are reused. (Builds before did not
+        say which they meant, and get what they ask for.)
+
+        Raises:
+            WrongClusterError
+        """
+        config = self._coordinator.state.config
+        if config is not None and request.cluster_id not in ("", config.cluster_id):
+            raise WrongClusterError(
+                expected_cluster_id=config.cluster_id, actual_cluster_id=request.cluster_id
+            )
+
+    def _operations(self, request: Any) -> Operations:
+        """What this coordinator does for operators while it leads.
+
+        Raises:
+            WrongClusterError: the request is meant for another cluster.
+            NotLeaderError: it does not lead; the error names who does.
+        """
+        self._check_cluster(request)
+        leadership = self._coordinator.leadership
+        if not leadership.is_open:
+            raise self._coordinator.not_leader()
+        return leadership.operations
+
+    def _version(self) -> int:
+        table = self._coordinator.table()
+        return table.table_version if table is not None else 0
+
+    def _sessions(self) -> list[admin_pb2.NodeSession]:
+        leadership = self._coordinator.leadership
+        table = self._coordinator.table()
+        now = boottime()
+        sessions = leadership.sessions
+        found = []
+        for number in table.nodes if table is not None else ():
+            heard_at = sessions.heard_at(number)
+            since = leadership.began_at if heard_at is None else heard_at
+            found.append(
+                admin_pb2.NodeSession(
+                    node_number=number,
+                    live=sessions.is_live(number, now),
+                    heard_ms_ago=max(0, round((now - since) * 1000)),
+                    stats=leadership.members.stats.get(number),
+                )
+            )
+        return found
+
+
+# --- messages ----------------------------------------------------------------------------------
+
+
+def _wish(request: admin_pb2.PlanRequest) -> PlanWish:
+    kind = _KINDS.get(request.kind)
+    if kind is None:
+        raise InvalidArgumentError(field="kind", reason=f"{request.kind} is no kind of plan")
+    return PlanWish(
+        kind=kind,
+        node_id=request.node_id,
+        with_node_id=request.with_node_id,
+        replication_factor=request.replication_factor,
+    )
+
+
+def _plan_to_proto(plan: Plan, table_version: int) -> admin_pb2.Plan:
+    return admin_pb2.Plan(
+        plan_id=plan.plan_id,
+        table_version=table_version,
+        moves=[
+            admin_pb2.PlannedMove(
+                partition_id=move.partition_id,
+                origin=move.origin,
+                target=move.target,
+                reason=move.reason,
+            )
+            for move in plan.moves
+        ],
+        before=[_balance_to_proto(balance) for balance in plan.before],
+        after=[_balance_to_proto(balance) for balance in plan.after],
+        refusals=[_refusal_to_proto(refusal) for refusal in plan.refusals],
+    )
+
+
+def _balance_to_proto(balance: Balance) -> admin_pb2.NodeBalance:
+    return admin_pb2.NodeBalance(
+        node_number=balance.node_number, replicas=balance.replicas, primaries=balance.primaries
+    )
+
+
+def _refusal_to_proto(refusal: Refusal) -> admin_pb2.PlanRefusal:
+    return admin_pb2.PlanRefusal(
+        code=refusal.code.value,
+        reason=refusal.reason,
+        node_number=refusal.node_number,
+        partition_ids=refusal.partition_ids,
+    )
+
+
+def _move_to_proto(view: MoveView) -> admin_pb2.MoveStatus:
+    move = view.move
+    return admin_pb2.MoveStatus(
+        move=admin_pb2.PlannedMove(
+            partition_id=move.partition_id,
+            origin=move.origin,
+            target=move.target,
+            reason=move.reason,
+        ),
+        plan_id=move.plan_id,
+        plan_moves=move.plan_moves,
+        running=move.running,
+        cancelled=move.cancelled,
+        progress_nodes=list(view.progress),
+        progress=[_progress_to_proto(progress) for progress in view.progress.values()],
+        waits_for=view.waits_for,
+    )
+
+
+def _progress_to_proto(progress: Progress) -> membership_pb2.ReplicaProgress:
+    return membership_pb2.ReplicaProgress(
+        partition_id=progress.partition_id,
+        stage=cast(Any, int(progress.stage)),
+        records=progress.records,
+        bytes=progress.bytes,
+        records_total=progress.records_total,
+        bytes_total=progress.bytes_total,
+    )
+
+
+def _timeout_s(context: Any) -> float:
+    remaining = context.time_remaining()
+    return min(ADMIN_TIMEOUT_S, remaining) if remaining is not None else ADMIN_TIMEOUT_S

@@ -1,0 +1,254 @@
+"""The services that nodes and clients use: messages in, messages out; every decision is made
+elsewhere. ``admin_service.py`` has the operators' one, ``loads_service.py`` that of bulk loads.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from koinon_coordinator.coordinator import Coordinator
+from koinon_coordinator.core.decide.decisions import Registration
+from koinon_coordinator.core.decide.move_scheduler import Progress, Stage
+from koinon_coordinator.services.admin_service import CALLS_MAX, AdminService
+from koinon_coordinator.services.loads_service import LoadsService
+from koinon_coordinator.wire.convert import change_from_proto, hosted_from_proto, hosted_to_proto
+from koinon_coordinator.wire.updates import UpdateCache
+from koinon_proto.contract.errors import (
+    ClusterNotReadyError,
+    NotLeaderError,
+    UnsupportedVersionError,
+    WrongClusterError,
+)
+from koinon_proto.contract.table import DEFAULT_WEIGHT, PartitionId, Table
+from koinon_proto.process.clock import boottime
+from koinon_proto.server import admission
+from koinon_proto.server.admission import Places
+from koinon_proto.server.rpc import bounded, typed_errors, typed_stream
+from koinon_proto.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    loads_pb2,
+    loads_pb2_grpc,
+    membership_pb2,
+    membership_pb2_grpc,
+    raft_pb2,
+    table_pb2,
+    table_pb2_grpc,
+)
+
+PROTOCOL_VERSION = 1
+WATCHES_MAX = 1_024
+_STAGES = frozenset(int(stage) for stage in Stage)
+
+SERVICES = tuple(
+    file.DESCRIPTOR.services_by_name[name].full_name
+    for file, name in (
+        (membership_pb2, "Membership"),
+        (table_pb2, "TableService"),
+        (admin_pb2, "Admin"),
+        (loads_pb2, "Loads"),
+        (raft_pb2, "Raft"),
+    )
+)
+
+
+class MembershipService(membership_pb2_grpc.MembershipServicer):
+    """Nodes join and stay: the leader's side."""
+
+    def __init__(self, coordinator: Coordinator, updates: UpdateCache) -> None:
+        self._coordinator = coordinator
+        self._updates = updates
+
+    @typed_errors
+    async def Register(  # noqa: N802 (the generated servicer's name)
+        self, request: membership_pb2.RegisterRequest, _context: Any
+    ) -> membership_pb2.RegisterResponse:
+        if request.protocol_version != PROTOCOL_VERSION:
+            raise UnsupportedVersionError(
+                what="membership protocol",
+                version=request.protocol_version,
+                supported=PROTOCOL_VERSION,
+            )
+        leadership = self._coordinator.leadership
+        registration = Registration(
+            node_id=request.node_id,
+            address=request.address,
+            rack=request.rack,
+            store_id=request.store_id,
+            last_node_epoch=request.last_node_epoch,
+            registration_id=request.registration_id,
+            weight=request.weight or DEFAULT_WEIGHT,
+        )
+        try:
+            registered = await leadership.register(registration, request.cluster_id)
+        except NotLeaderError:
+            raise self._coordinator.not_leader() from None
+        timing = leadership.timing
+        table = self._coordinator.table()
+        return membership_pb2.RegisterResponse(
+            cluster_id=table.cluster.cluster_id if table is not None else "",
+            node_epoch=registered.node_epoch,
+            term=leadership.term,
+            heartbeat_interval_ms=timing.heartbeat_interval_ms,
+            lease_ms=timing.lease_ms,
+            table=self._newer(0),
+        )
+
+    @typed_errors
+    async def Heartbeat(  # noqa: N802
+        self, request: membership_pb2.HeartbeatRequest, _context: Any
+    ) -> membership_pb2.HeartbeatResponse:
+        received_at = boottime()
+        leadership = self._coordinator.leadership
+        try:
+            answer = await leadership.heartbeat(
+                cluster_id=request.cluster_id,
+                node_id=request.node_id,
+                node_epoch=request.node_epoch,
+                registration_id=request.registration_id,
+                hosted=[hosted_from_proto(h) for h in request.hosted],
+                received_at=received_at,
+                stats=request.stats if request.HasField("stats") else None,
+                progress=[_progress_from_proto(p) for p in request.progress],
+            )
+        except NotLeaderError:
+            raise self._coordinator.not_leader() from None
+        admission.trust()
+        return membership_pb2.HeartbeatResponse(
+            term=leadership.term,
+            lease_ms=leadership.timing.lease_ms,
+            table=self._newer(request.table_version),
+            commands=[hosted_to_proto(command) for command in answer.commands],
+        )
+
+    @typed_errors
+    async def AlterPartitions(  # noqa: N802
+        self, request: membership_pb2.AlterPartitionsRequest, _context: Any
+    ) -> membership_pb2.AlterPartitionsResponse:
+        leadership = self._coordinator.leadership
+        try:
+            rejected = await leadership.alter_partitions(
+                cluster_id=request.cluster_id,
+                node_id=request.node_id,
+                node_epoch=request.node_epoch,
+                registration_id=request.registration_id,
+                changes=[change_from_proto(change) for change in request.changes],
+            )
+        except NotLeaderError:
+            raise self._coordinator.not_leader() from None
+        admission.trust()
+        return membership_pb2.AlterPartitionsResponse(
+            rejected=rejected, table=self._newer(request.table_version)
+        )
+
+    @typed_errors
+    async def Leave(  # noqa: N802
+        self, request: membership_pb2.LeaveRequest, _context: Any
+    ) -> membership_pb2.LeaveResponse:
+        try:
+            await self._coordinator.leadership.leave(
+                cluster_id=request.cluster_id,
+                node_id=request.node_id,
+                node_epoch=request.node_epoch,
+                registration_id=request.registration_id,
+            )
+        except NotLeaderError:
+            raise self._coordinator.not_leader() from None
+        return membership_pb2.LeaveResponse()
+
+    def _newer(self, known_version: int) -> table_pb2.TableUpdate | None:
+        """The update for a node; None where it has everything, or there is no table yet."""
+        table = self._coordinator.table()
+        if table is None or not table.bootstrapped or known_version >= table.table_version:
+            return None
+        return self._updates.update(table, known_version)
+
+
+class TableService(table_pb2_grpc.TableServiceServicer):
+    """The table as applied here: any member answers, behind the leader or not."""
+
+    def __init__(self, coordinator: Coordinator, updates: UpdateCache) -> None:
+        self._coordinator = coordinator
+        self._updates = updates
+        self._watches = Places(
+            "watches of the table",
+            places=WATCHES_MAX,
+            host=WATCHES_MAX // 2,
+            connection=4,
+            reserved=WATCHES_MAX // 4,
+        )
+
+    @typed_errors
+    @bounded(CALLS_MAX)
+    async def GetTable(  # noqa: N802 (the generated servicer's name)
+        self, request: table_pb2.GetTableRequest, _context: Any
+    ) -> table_pb2.TableUpdate:
+        known = request.known_version if request.cluster_id else 0
+        return self._updates.update(self._table(request.cluster_id), known)
+
+    @typed_stream
+    async def WatchTable(  # noqa: N802
+        self, request: table_pb2.GetTableRequest, context: Any
+    ) -> None:
+        """Each watcher has a version of its own and is sent what changed since: one that reads
+        slowly skips versions, and holds nobody. Ends when this coordinator stops.
+        """
+        with self._watches.place(context.peer()):
+            await self._watch(request, context)
+
+    async def _watch(self, request: table_pb2.GetTableRequest, context: Any) -> None:
+        cluster_id = request.cluster_id
+        known = request.known_version if cluster_id else 0
+        is_first = True
+        with self._coordinator.watching() as changed:
+            while not self._coordinator.stopping:
+                await changed.wait()
+                changed.clear()
+                table = self._table(cluster_id)
+                if is_first or table.table_version > known:
+                    is_first, cluster_id = False, table.cluster.cluster_id
+                    update = self._updates.update(table, known)
+                    known = max(known, table.table_version)
+                    await context.write(update)
+
+    def _table(self, cluster_id: str) -> Table:
+        """The table for a caller that knows this cluster (``""``: none).
+
+        Raises:
+            WrongClusterError, ClusterNotReadyError.
+        """
+        table = self._coordinator.table()
+        if table is not None and cluster_id not in ("", table.cluster.cluster_id):
+            raise WrongClusterError(
+                expected_cluster_id=table.cluster.cluster_id, actual_cluster_id=cluster_id
+            )
+        if table is None or not table.bootstrapped:
+            raise ClusterNotReadyError(
+                registered_nodes=0 if table is None else len(table.nodes),
+                bootstrap_nodes=self._coordinator.bootstrap_nodes(),
+            )
+        return table
+
+
+def _progress_from_proto(message: membership_pb2.ReplicaProgress) -> Progress:
+    stage = int(message.stage)
+    return Progress(
+        partition_id=PartitionId(message.partition_id),
+        stage=Stage(stage) if stage in _STAGES else Stage.WAITING,
+        records=message.records,
+        bytes=message.bytes,
+        records_total=message.records_total,
+        bytes_total=message.bytes_total,
+    )
+
+
+def add_services(coordinator: Coordinator, server: Any) -> None:
+    """Mount all services of ``coordinator`` on a ``grpc.aio`` server."""
+    updates = UpdateCache()
+    for add, service in (
+        (membership_pb2_grpc.add_MembershipServicer_to_server, MembershipService),
+        (table_pb2_grpc.add_TableServiceServicer_to_server, TableService),
+        (admin_pb2_grpc.add_AdminServicer_to_server, AdminService),
+        (loads_pb2_grpc.add_LoadsServicer_to_server, LoadsService),
+    ):
+        cast(Any, add)(cast(Any, service)(coordinator, updates), server)

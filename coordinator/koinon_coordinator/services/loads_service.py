@@ -1,0 +1,143 @@
+"""The service of bulk loads: messages in, messages out; every decision is made elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from koinon_coordinator.coordinator import Coordinator
+from koinon_coordinator.core.decide.bulk_loads import LoadWish
+from koinon_coordinator.leader.bulk_loads import Loading, LoadView
+from koinon_coordinator.services.admin_service import CALLS_MAX
+from koinon_coordinator.wire.loads_convert import (
+    batch_from_proto,
+    batch_to_proto,
+    commit_from_proto,
+)
+from koinon_coordinator.wire.updates import UpdateCache
+from koinon_proto.server.rpc import bounded, typed_errors
+from koinon_proto.v1 import loads_pb2, loads_pb2_grpc
+
+
+class LoadsService(loads_pb2_grpc.LoadsServicer):
+    """What jobs, nodes and operators ask of loads. The leader answers; nodes are always let in."""
+
+    def __init__(self, coordinator: Coordinator, _updates: UpdateCache) -> None:
+        self._coordinator = coordinator
+
+    @typed_errors
+    @bounded(CALLS_MAX)
+    async def OpenLoad(  # noqa: N802 (the generated servicer's name)
+        self, request: loads_pb2.OpenLoadRequest, _context: Any
+    ) -> loads_pb2.OpenLoadResponse:
+        wish = LoadWish(
+            job_id=request.job_id,
+            mode=request.mode,
+            prefix=request.prefix,
+            stream_batch=batch_from_proto(request),
+            description=request.description,
+            timeout_ms=request.timeout_ms,
+        )
+        outcome = await self._coordinator.led(self._loading().open(wish, request.cluster_id))
+        table = self._coordinator.table()
+        assert table is not None  # there is a cluster: it has opened a load
+        return loads_pb2.OpenLoadResponse(
+            load_id=outcome.load_id,
+            state=cast(Any, int(outcome.state)),
+            table_version=table.table_version,
+            cluster_id=table.cluster.cluster_id,
+        )
+
+    @typed_errors
+    @bounded(CALLS_MAX)
+    async def TouchLoad(  # noqa: N802
+        self, request: loads_pb2.TouchLoadRequest, _context: Any
+    ) -> loads_pb2.TouchLoadResponse:
+        touched = self._loading().touch(
+            request.load_id,
+            request.cluster_id,
+            attempt=request.attempt,
+            rows=request.rows,
+            size_bytes=request.bytes,
+        )
+        state = await self._coordinator.led(touched)
+        return loads_pb2.TouchLoadResponse(state=cast(Any, int(state)))
+
+    @typed_errors
+    @bounded(CALLS_MAX)
+    async def CommitLoad(  # noqa: N802
+        self, request: loads_pb2.CommitLoadRequest, _context: Any
+    ) -> loads_pb2.CommitLoadResponse:
+        committed = self._loading().commit(commit_from_proto(request), request.cluster_id)
+        state = await self._coordinator.led(committed)
+        return loads_pb2.CommitLoadResponse(state=cast(Any, int(state)))
+
+    @typed_errors
+    @bounded(CALLS_MAX)
+    async def AbortLoad(  # noqa: N802
+        self, request: loads_pb2.AbortLoadRequest, _context: Any
+    ) -> loads_pb2.AbortLoadResponse:
+        aborted = self._loading().abort(request.load_id, request.reason, request.cluster_id)
+        state = await self._coordinator.led(aborted)
+        return loads_pb2.AbortLoadResponse(state=cast(Any, int(state)))
+
+    @typed_errors
+    @bounded(CALLS_MAX)
+    async def GetLoads(  # noqa: N802
+        self, request: loads_pb2.GetLoadsRequest, _context: Any
+    ) -> loads_pb2.GetLoadsResponse:
+        viewed = self._loading().views(request.load_id, request.cluster_id)
+        views = await self._coordinator.led(viewed)
+        return loads_pb2.GetLoadsResponse(loads=[_info(view) for view in views])
+
+    @typed_errors
+    async def GetManifest(  # noqa: N802
+        self, request: loads_pb2.GetManifestRequest, _context: Any
+    ) -> loads_pb2.LoadManifest:
+        manifest = self._loading().manifest(request.load_id, request.cluster_id)
+        load = await self._coordinator.led(manifest)
+        return loads_pb2.LoadManifest(
+            load_id=load.load_id,
+            mode=cast(Any, int(load.mode)),
+            prefix=load.prefix,
+            attempts=load.attempts,
+            partition_ids=load.unmerged,
+        )
+
+    @typed_errors
+    async def ReportMerged(  # noqa: N802
+        self, request: loads_pb2.ReportMergedRequest, _context: Any
+    ) -> loads_pb2.ReportMergedResponse:
+        merged = self._loading().merged(request.load_id, request.partition_ids, request.cluster_id)
+        state = await self._coordinator.led(merged)
+        return loads_pb2.ReportMergedResponse(state=cast(Any, int(state)))
+
+    def _loading(self) -> Loading:
+        """Bulk loads, while this coordinator leads.
+
+        Raises:
+            NotLeaderError: it does not; the error names who does.
+        """
+        leadership = self._coordinator.leadership
+        if not leadership.is_open:
+            raise self._coordinator.not_leader()
+        return leadership.loading
+
+
+def _info(view: LoadView) -> loads_pb2.LoadInfo:
+    load = view.load
+    return loads_pb2.LoadInfo(
+        load_id=load.load_id,
+        job_id=load.job_id,
+        state=cast(Any, int(load.state)),
+        mode=cast(Any, int(load.mode)),
+        prefix=load.prefix,
+        stream_batch=batch_to_proto(load.stream_batch),
+        description=load.description,
+        partitions=load.partitions,
+        partitions_merged=load.partitions_merged,
+        rows=view.rows,
+        bytes=view.bytes,
+        idle_ms=view.idle_ms,
+        timeout_ms=load.timeout_ms,
+        reason=load.reason,
+    )

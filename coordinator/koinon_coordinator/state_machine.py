@@ -1,0 +1,75 @@
+"""The state machine that the Raft group replicates: bytes in, ``ClusterState`` behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+
+from koinon_coordinator.core.cluster.commands import Result
+from koinon_coordinator.core.cluster.state import ClusterState
+from koinon_coordinator.wire.convert import command_from_bytes, image_from_bytes, image_to_bytes
+from koinon_proto.contract.table import ClusterConfig
+
+log = logging.getLogger(__name__)
+
+
+class ReplicatedState:
+    """Implements the Raft driver's ``StateMachine``. ``state`` is replaced by a restore: hold this
+    object, not the state.
+    """
+
+    def __init__(self, on_config: Callable[[ClusterConfig], None] = lambda _: None) -> None:
+        """``on_config`` is called with each cluster configuration that comes into force here."""
+        self.state = ClusterState()
+        self._on_config = on_config
+        self._config: ClusterConfig | None = None
+        self._watchers: dict[asyncio.Event, None] = {}  # woken in the order in which they came
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[asyncio.Event]:
+        """Yield an event that is set now, and again whenever something was applied or restored.
+
+        Whoever waits for it clears it before it reads the state, and sees the newest state however
+        many changes it slept through.
+        """
+        event = asyncio.Event()
+        event.set()
+        self._watchers[event] = None
+        try:
+            yield event
+        finally:
+            del self._watchers[event]
+
+    def wake(self) -> None:
+        """Wake everyone who watches."""
+        for event in self._watchers:
+            event.set()
+
+    def apply(self, index: int, command: bytes) -> Result:
+        """Apply one committed entry.
+
+        Raises:
+            UnsupportedVersionError: an entry of a format or kind unknown here; the member stops.
+        """
+        decoded = command_from_bytes(command)
+        result = self.state.apply(decoded, index)
+        log.debug("command applied index=%d command=%s result=%s", index, decoded, result)
+        self._note_config()
+        self.wake()
+        return result
+
+    def snapshot(self) -> bytes:
+        return image_to_bytes(self.state.image())
+
+    def restore(self, snapshot: bytes) -> None:
+        self.state = ClusterState(image_from_bytes(snapshot))
+        self._note_config()
+        self.wake()
+
+    def _note_config(self) -> None:
+        config = self.state.config
+        if config is not None and config is not self._config:
+            self._config = config
+            self._on_config(config)

@@ -1,0 +1,1 @@
+"""Commands, snapshots and table updates in their encoded forms."""

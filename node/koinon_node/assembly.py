@@ -1,0 +1,178 @@
+"""What one node process consists of, wired.
+
+The event loop hears of a table once the agent has published it: the primary's side first, so that
+what is led no more is let go before it is followed, then the follower's, then who deletes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Protocol
+
+from koinon_node.backup.drop import Drops
+from koinon_node.backup.follower import Follower
+from koinon_node.bulk_load.bulk_paths import Bulk
+from koinon_node.bulk_load.merger import Loads
+from koinon_node.config import (
+    Limits,
+    NodeConfig,
+)
+from koinon_node.core.assignment import Adoption
+from koinon_node.core.recent_writes import Journal
+from koinon_node.core.write_decisions import PendingWrites, Primaries
+from koinon_node.membership.agent import Agent
+from koinon_node.membership.coordinator_calls import LeaderCalls
+from koinon_node.primary.replicator import Replicator
+from koinon_node.replication_grpc import GrpcPeers, ReplicationService
+from koinon_node.serving.engine import Engine
+from koinon_node.serving.graceful_drain import Attendance
+from koinon_node.serving.row_metrics import RowCounts
+from koinon_node.state import NodeState, WallClock
+from koinon_node.storage.checksums import Checksums
+from koinon_node.storage.sizes import SizeEstimates
+from koinon_node.storage.store import Store
+from koinon_node.storage.writer import Writer
+from koinon_proto.contract.bounds import COUNT
+from koinon_proto.contract.errors import StorageFullError
+from koinon_proto.contract.table import NodeNumber, Table
+from koinon_proto.v1 import (
+    membership_pb2,
+)
+
+log = logging.getLogger(__name__)
+
+_NO_ROOM_PAUSE_S = 1.0
+
+
+class Lifetime(Protocol):
+    """How a part ends the node."""
+
+    def end(self, error: BaseException) -> None:
+        """End the node with the error. On the event loop."""
+
+    def end_from_thread(self, error: BaseException) -> None:
+        """As ``end``, from any thread."""
+
+    def on_writer_lost(self, reason: str) -> None:
+        """The writer process has ended by itself. On the event loop."""
+
+
+class Parts:
+    """What a node consists of, over an open store."""
+
+    def __init__(
+        self, config: NodeConfig, limits: Limits, store: Store, state: NodeState, life: Lifetime
+    ) -> None:
+        clock = WallClock()
+        pending = PendingWrites()
+        copies = store.copies()
+        primaries = Primaries(copies.complete_through, copies.purge_floors, limits.tombstone_ms)
+        journal = Journal(copies.journal_floors())
+        self.state = state
+        self.store = store
+        # What heartbeats tell of the node; the node's background work keeps both up to date.
+        self.stats = membership_pb2.NodeStats()
+        self.progress: Sequence[membership_pb2.ReplicaProgress] = ()
+        self.writer = Writer(store, pending, config.node_id, limits, life.on_writer_lost)
+        self.sizes = SizeEstimates()
+        self.peers = GrpcPeers()
+        self.attendance = Attendance()
+        seen = {p: epochs.primary_epoch for p, epochs in store.seen_epochs.items()}
+        self.agent = Agent(
+            config, store.identity(), seen, state, _Host(self, life), life.end_from_thread
+        )
+        self.leader_calls = LeaderCalls(config.node_id, self.agent)
+        self.replicator = Replicator(
+            state,
+            store,
+            self.writer,
+            pending,
+            primaries,
+            copies,
+            journal,
+            self.leader_calls,
+            limits,
+            time.monotonic,
+            self.agent.on_ready,
+            self.sizes,
+        )
+        self.engine = Engine(
+            state, store, self.writer, pending, primaries, self.replicator, limits, clock
+        )
+        self.rows = RowCounts()
+        self.bulk = Bulk(
+            state, store, self.engine, pending, self.replicator, limits, clock, self.rows
+        )
+        self.loads = Loads(
+            state,
+            store,
+            self.writer,
+            self.engine,
+            primaries,
+            self.replicator,
+            self.leader_calls,
+            clock,
+        )
+        self.follower = Follower(
+            state,
+            store,
+            self.writer,
+            copies,
+            journal,
+            self.peers,
+            limits,
+            time.monotonic,
+            random.Random(),
+            clock,
+        )
+        self.drops = Drops(state, store, self.follower.applier, copies)
+        self.replication = ReplicationService(self.replicator, state, Checksums(store), self.sizes)
+
+
+class _Host:
+    """The agent's view of the event loop's side."""
+
+    def __init__(self, parts: Parts, life: Lifetime) -> None:
+        self._parts = parts
+        self._life = life
+
+    async def adopt(self, adoptions: Sequence[Adoption]) -> None:
+        await _when_there_is_room(lambda: self._parts.replicator.adopt(adoptions))
+
+    async def put_meta(self, values: Mapping[bytes, str]) -> None:
+        await _when_there_is_room(lambda: self._parts.writer.put_meta(values))
+
+    def on_table(self, table: Table, number: NodeNumber, node_epoch: int) -> None:
+        parts = self._parts
+        try:
+            parts.replicator.on_table(table, number, node_epoch)
+            parts.follower.on_table(table, number, node_epoch)
+            parts.drops.on_table(table, number, node_epoch)
+            parts.loads.on_table(table, number, node_epoch)
+            parts.peers.on_table(table)
+        except Exception as error:
+            log.exception("a table could not be taken version=%d", table.table_version)
+            self._life.end(error)
+
+    def stats(self) -> membership_pb2.NodeStats:
+        stats = membership_pb2.NodeStats()
+        stats.CopyFrom(self._parts.stats)
+        stats.commit_out_ms = min(round(self._parts.writer.disk.out_s * 1000), COUNT)
+        return stats
+
+    def progress(self) -> Sequence[membership_pb2.ReplicaProgress]:
+        return self._parts.progress
+
+
+async def _when_there_is_room(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Do the work, again and again while the disk is full: ending would not make room either."""
+    while True:
+        try:
+            return await work()
+        except StorageFullError as error:
+            log.warning("no room even for metadata: tries again reason=%s", error.reason)
+            await asyncio.sleep(_NO_ROOM_PAUSE_S)

@@ -1,0 +1,1 @@
+"""A follower: streams from primaries, catch-up, and what it applies, drops and purges."""

@@ -1,0 +1,294 @@
+"""What a follower writes: records and what they make the copy complete through, in one ticket.
+
+Invariants:
+- A partition's records, its ``complete_through``, state and history change in one transaction, and
+  ``Copies`` after it. Tickets are applied in order, and one that found no room takes those after it
+  along (``after_group``): nothing is ever complete on top of a gap.
+- ``busy[p]`` counts the tickets of p that are not durable yet. Whoever looks at what the store
+  holds of p (to open it, to purge it) waits until there is none.
+
+A follower's tickets have a bound of their own. What its own partitions have in flight counts until
+other nodes have acknowledged it; two nodes that follow one another, both full, would wait for each
+other for ever if their acknowledgements needed that room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from koinon_node.config import Limits
+from koinon_node.core import records
+from koinon_node.core.copies import Copies, CopyState
+from koinon_node.core.recent_writes import Journal
+from koinon_node.core.records import PartitionEpochs, U32Array, U64Array
+from koinon_node.core.replica_sync import ROW_OVERHEAD_BYTES
+from koinon_node.storage.store import DATA_DB, EXPIRY_DB, PARTITIONS_DB
+from koinon_node.storage.writer import Writer, columns
+from koinon_node.storage.writer_process import MERGES, Writes
+from koinon_proto.contract.errors import KoinonError, ResourceExhaustedError, UnknownFateError
+from koinon_proto.v1.replication_pb2 import MergeStep
+
+_BULK_BYTES_MAX = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """What a ticket writes. Columns over partitions, each there once, then rows.
+
+    ``purge_floors`` None: as they are. ``epochs``: of those partitions whose epochs change.
+    ``under_epoch``: whose follower this node is; what it adopts as primary meanwhile is higher.
+    """
+
+    partition_ids: U32Array
+    complete_through: U64Array
+    under_epoch: int = 0
+    state: CopyState = CopyState.USABLE
+    purge_floors: U64Array | None = None
+    epochs: Mapping[int, PartitionEpochs] = field(default_factory=dict)
+    keys: Sequence[bytes] = ()  # data keys
+    records: Sequence[bytes] = ()
+    removed: Sequence[bytes] = ()  # data keys
+    dropped_entries: Sequence[bytes] = ()  # of the expiry index
+    merges: Mapping[int, MergeStep] = field(default_factory=dict)  # after the rows
+    metadata: Sequence[tuple[bytes, bytes | None]] = ()  # other entries of PARTITIONS_DB
+    journalled: bool = True  # whether the records are entered in the journal
+    loose: bool = False  # nothing that comes after it needs it
+
+    @property
+    def size(self) -> int:
+        rows = len(self.keys) + len(self.removed) + len(self.dropped_entries)
+        size = sum(map(len, self.keys)) + sum(map(len, self.records))
+        size += sum(step.bytes for step in self.merges.values())
+        return size + sum(map(len, self.removed)) + ROW_OVERHEAD_BYTES * rows
+
+
+def one(partition_id: int, complete_through: int) -> tuple[U32Array, U64Array]:
+    """Return the columns of one partition."""
+    return np.array([partition_id], np.uint32), np.array([complete_through], np.uint64)
+
+
+def change_of(
+    ids: U32Array,
+    through: U64Array,
+    rows: Mapping[bytes, bytes],
+    epochs: Mapping[int, PartitionEpochs] | None = None,
+    state: CopyState = CopyState.USABLE,
+    merges: Mapping[int, MergeStep] | None = None,
+) -> Change:
+    """Return the change. An empty record says that the primary removed the key, which raises the
+    purge floor; so does a merge step whose deletes leave no tombstones.
+    """
+    merges = merges or {}
+    removed = [key for key, record in rows.items() if not record]
+    floors: U64Array | None = None
+    purging = [p for p, step in merges.items() if not step.tombstone_at_ms]
+    if removed or purging:
+        rows = {key: record for key, record in rows.items() if record}
+        of = [records.partitions_of_data_keys(removed), np.array(purging, np.uint32)]
+        floors = np.where(np.isin(ids, np.concatenate(of)), through, np.uint64(0))
+    return Change(
+        partition_ids=ids,
+        complete_through=through,
+        state=state,
+        purge_floors=floors,
+        epochs=epochs or {},
+        keys=list(rows),
+        records=list(rows.values()),
+        removed=removed,
+        merges=merges,
+    )
+
+
+Done = Callable[[KoinonError | None], None]
+
+
+class Applier:
+    """All methods belong to the event loop's thread."""
+
+    def __init__(self, writer: Writer, copies: Copies, journal: Journal, limits: Limits) -> None:
+        self._writer = writer
+        self._copies = copies
+        self._journal = journal
+        self._rows_max = limits.group_rows * 4
+        self._bytes_max = limits.group_bytes * 2
+        self._in_flight: dict[int, int] = {}  # the groups of tickets, by their numbers, in order
+        self._next = 0
+        self._rows = self._size = 0
+        self._settled = asyncio.Event()
+        self.busy = np.zeros(len(copies.complete_through), np.uint32)
+        self._queued_through = np.zeros(len(copies.complete_through), np.uint64)
+
+    # --- room ------------------------------------------------------------------------------
+
+    async def room(
+        self,
+        rows: int,
+        size: int,
+        stored: Sequence[bytes],
+        *,
+        merged_size: int = 0,
+        bulk: bool = False,
+    ) -> None:
+        """Wait until so many more rows and bytes may be queued, and see that there is room for the
+        records that are ``stored``, and for what merge steps make. The caller submits right after.
+        What is ``bulk`` leaves room, so that nothing urgent, a takeover or a client's write, waits
+        behind much of it. What only removes is let in where the store is full: its tombstones
+        have the reserve, as they do where clients delete.
+
+        Raises:
+            StorageFullError: the store is full.
+            UnknownFateError: the writer is gone.
+        """
+        bytes_max = _BULK_BYTES_MAX if bulk else self._bytes_max
+        while self._in_flight and (
+            self._rows + rows > self._rows_max or self._size + size > bytes_max
+        ):
+            await self.changed()
+        put_size = 0 if self._writer.fits(size) else records.put_bytes(stored) + merged_size
+        with contextlib.suppress(ResourceExhaustedError):  # by what this node leads; see above
+            self._writer.check_room(0, 0, put_size)
+
+    async def idle(self, partition_ids: Sequence[int]) -> None:
+        """Wait until none of the partitions has a ticket under way."""
+        while self.busy[partition_ids].any():
+            await self.changed()
+
+    def through(self, partition_ids: Sequence[int]) -> U64Array:
+        """Return what these copies are complete through once all that is queued is durable."""
+        durable = self._copies.complete_through[partition_ids]
+        busy = self.busy[partition_ids] != 0
+        through: U64Array = np.where(busy, self._queued_through[partition_ids], durable)
+        return through
+
+    async def led(self, partition_ids: Sequence[int]) -> bool:
+        """Wait until what this node queued as the primary of these is durable or refused; return
+        whether there was something. Before that, neither the position of such a copy nor the
+        journal tells of it, and a tail that nobody knows of would not be repaired (rule 12).
+        """
+        partitions = np.zeros(len(self.busy), np.bool_)
+        partitions[partition_ids] = True
+        if not self._writer.is_queued(partitions):
+            return False
+        await self._writer.barrier()
+        return True
+
+    async def changed(self) -> None:
+        """Wait until a ticket has ended."""
+        self._settled.clear()
+        await self._settled.wait()
+
+    # --- tickets ---------------------------------------------------------------------------
+
+    def submit(self, change: Change, on_done: Done | None = None) -> asyncio.Future[None]:
+        """Queue the change. ``on_done`` is called right after ``Copies`` has changed, in the order
+        of the tickets that were applied, with why nothing was applied (None: it was). Who waits and
+        is cancelled ends nothing: the change is counted when its own end is known.
+        """
+        ids = change.partition_ids
+        if change.journalled and change.keys:
+            self._journal.append(
+                records.partitions_of_data_keys(change.keys),
+                records.sequences_of(change.records),
+                change.keys,
+            )
+        for p in change.merges:  # which keys they write is not known here
+            self._journal.reset(p, int(change.complete_through[ids == p][0]))
+        if change.purge_floors is not None:  # too high a floor only costs a snapshot
+            floors = np.maximum(self._copies.purge_floors[ids], change.purge_floors)
+            self._copies.purge_floors[ids] = floors
+        rows = len(change.keys) + len(change.removed) + len(change.dropped_entries) + len(ids)
+        rows += sum(step.rows for step in change.merges.values())
+        size = change.size
+        after = next(iter(self._in_flight.values()), 0)
+        number, self._next = self._next, self._next + 1
+        self._in_flight[number] = self._writer.open_group
+        future = self._writer.submit(
+            self._writes(change), rows, size, after_group=after, chained=True, loose=change.loose
+        )
+        self._rows += rows
+        self._size += size
+        self.busy[ids] += np.uint32(1)
+        self._queued_through[ids] = change.complete_through
+
+        def ended(done: asyncio.Future[None]) -> None:
+            del self._in_flight[number]
+            self._rows -= rows
+            self._size -= size
+            self.busy[ids] -= np.uint32(1)
+            error = _error_of(done)
+            if error is None:
+                self._record(change)
+            self._settled.set()
+            if on_done is not None:
+                on_done(error)
+
+        future.add_done_callback(ended)
+        told = asyncio.shield(future)
+        told.add_done_callback(retrieved)
+        return told
+
+    def _writes(self, change: Change) -> Writes:
+        ids = change.partition_ids
+        keys = records.progress_keys(ids)
+        values: list[bytes | None] = list(
+            records.encode_progress(
+                change.complete_through, self._copies.purge_floors[ids], int(change.state)
+            )
+        )
+        for partition_id, epochs in change.epochs.items():
+            keys.append(records.epochs_key(partition_id))
+            values.append(records.encode_epochs(epochs))
+        for key, value in change.metadata:
+            keys.append(key)
+            values.append(value)
+        writes: Writes = ((PARTITIONS_DB, keys, values),)
+        if change.removed:
+            writes += ((DATA_DB, *columns(change.removed, None)),)
+        if change.dropped_entries:
+            writes += ((EXPIRY_DB, *columns(change.dropped_entries, None)),)
+        if change.keys:
+            writes += ((DATA_DB, list(change.keys), list(change.records)),)
+            if entries := records.expiry_keys_of(change.keys, change.records):
+                writes += ((EXPIRY_DB, *columns(entries, b"")),)
+        if change.merges:
+            steps = [step.SerializeToString() for step in change.merges.values()]
+            writes += ((MERGES, steps, [b""] * len(steps)),)
+        return writes
+
+    def _record(self, change: Change) -> None:
+        """The change is durable. What this node has adopted meanwhile, as primary, stays."""
+        copies, ids = self._copies, change.partition_ids
+        if not change.epochs and change.state == CopyState.USABLE:  # batches
+            copies.complete_through[ids] = np.maximum(
+                copies.complete_through[ids], change.complete_through
+            )
+            return
+        for index, partition_id in enumerate(ids.tolist()):
+            epochs = change.epochs.get(partition_id)
+            under = epochs.primary_epoch if epochs is not None else change.under_epoch
+            if under < copies.epochs_of(partition_id).primary_epoch:
+                continue
+            copies.complete_through[partition_id] = change.complete_through[index]
+            copies.states[partition_id] = int(change.state)
+            if epochs is not None:
+                copies.epochs[partition_id] = epochs
+
+
+def retrieved(done: asyncio.Future[None]) -> None:
+    """Look at a future's error: who does not wait for it need not hear that nobody did."""
+    if not done.cancelled():
+        done.exception()
+
+
+def _error_of(done: asyncio.Future[None]) -> KoinonError | None:
+    if done.cancelled():
+        return UnknownFateError(reason="the node is stopping")
+    error = done.exception()
+    if error is not None and not isinstance(error, KoinonError):
+        raise error
+    return error

@@ -1,0 +1,159 @@
+"""The node as a follower: one stream to each primary of which it keeps copies.
+
+Owns which streams there are and what they share; links.py has the life of one, copying.py what a
+copy that is behind pulls, applying.py what is written. Rules that hold here are those of catching
+up (11, 12, 14, 16), and the follower's half of taking over (4): it follows the newest row's primary
+and nobody else, and its own tail is repaired before it says where it stands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+
+from koinon_node.backup.applier import Applier
+from koinon_node.backup.primary_stream import Link
+from koinon_node.backup.purge import FollowedPurge
+from koinon_node.backup.stream_context import Hub
+from koinon_node.config import Limits
+from koinon_node.core import replica_sync as core
+from koinon_node.core.copies import Copies, CopyState
+from koinon_node.core.recent_writes import Journal
+from koinon_node.core.replica_sync import Progress, Rank, Stage
+from koinon_node.ports import Peers
+from koinon_node.state import NodeState, WallClock
+from koinon_node.storage.index_sweeper import Upkeep
+from koinon_node.storage.store import Store
+from koinon_node.storage.writer import Writer
+from koinon_proto.contract.table import NodeNumber, Table
+
+_LOOK_S = 0.05  # between two looks at whether the disk hangs
+
+
+class Follower:
+    """All methods belong to the event loop's thread."""
+
+    def __init__(
+        self,
+        state: NodeState,
+        store: Store,
+        writer: Writer,
+        copies: Copies,
+        journal: Journal,
+        peers: Peers,
+        limits: Limits,
+        clock: Callable[[], float],
+        random: random.Random,
+        wall: WallClock,
+    ) -> None:
+        self.applier = Applier(writer, copies, journal, limits)
+        dirty = np.flatnonzero(copies.states & np.uint8(CopyState.DIRTY_TAIL))
+        self._hub = Hub(
+            state=state,
+            store=store,
+            applier=self.applier,
+            copies=copies,
+            journal=journal,
+            peers=peers,
+            group_bytes=limits.group_bytes,
+            clock=clock,
+            random=random,
+            uncovered=set(dirty.tolist()),
+        )
+        self._purge = Upkeep(FollowedPurge(self._hub, writer, wall).look)
+        self._group: asyncio.TaskGroup | None = None
+        self._wanted = core.Wanted()
+        self._disk = writer.disk
+        self._leaves = self._hangs = False
+
+    def on_table(self, table: Table, number: NodeNumber, node_epoch: int) -> None:
+        """Follow the newest table's rows. Work for a row that says something else has ended when
+        this returns. Nobody is followed under a registration that is not confirmed: what this node
+        said that it holds would not be missed if its disk were set back.
+        """
+        hub = self._hub
+        if self._leaves:  # its streams stand until the end, and nothing new is begun
+            return
+        if hub.node_epoch != node_epoch or hub.number != number:
+            for link in hub.links.values():  # each stream says for which registration it is
+                link.stop()
+            hub.links.clear()
+        hub.table, hub.number, hub.node_epoch = table, number, node_epoch
+        confirmed = node_epoch if hub.state.confirmed(node_epoch) else 0
+        wants = self._wanted.of(
+            table, number, confirmed, lambda p: hub.copies.epochs_of(p).primary_epoch
+        )
+        for primary, link in list(hub.links.items()):
+            node = table.nodes[primary] if primary in wants else None
+            known = link.node
+            if node is None or (node.address, node.node_epoch) != (known.address, known.node_epoch):
+                link.stop()
+                del hub.links[primary]
+        for primary, partitions in wants.items():
+            if primary not in hub.links:
+                hub.links[primary] = Link(hub, table.nodes[primary])
+                if self._hangs:
+                    hub.links[primary].leave()
+                if self._group is not None:
+                    hub.links[primary].start(self._group)
+            hub.links[primary].update(partitions)
+        hub.changed.set()
+        hub.wake()
+
+    def leave(self) -> None:
+        """This node is about to stop: have all primaries put it out, and follow nobody else any
+        more. Until they have, their writes are acknowledged.
+        """
+        self._leaves = True
+        for link in self._hub.links.values():
+            link.leave()
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                for link in self._hub.links.values():
+                    link.start(group)
+                group.create_task(self._purge.run())
+                group.create_task(self._leave_while_disk_hangs())
+        finally:
+            self._group = None
+
+    async def _leave_while_disk_hangs(self) -> None:
+        """Have all primaries put this node out at once while its disk hangs, idle partitions too:
+        else the next write of each waits for it. Until cancelled.
+        """
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if self._hangs == self._disk.hangs or self._leaves:
+                continue
+            self._hangs = self._disk.hangs
+            for link in self._hub.links.values():
+                if self._hangs:
+                    link.leave()
+                else:
+                    link.stay()
+
+    @property
+    def bytes_pulled(self) -> int:
+        """Bytes of records that were pulled from primaries."""
+        return self._hub.bytes_pulled
+
+    def stages(self) -> Counter[Stage]:
+        """Return how many partitions that are followed stand where."""
+        links = self._hub.links.values()
+        return Counter(f.stage for link in links for f in link.following.partitions.values())
+
+    def progress(self) -> list[Progress]:
+        """Return how far the replicas have come that are not in sync by the table."""
+        return [
+            core.progress_of(followed)
+            for link in self._hub.links.values()
+            for followed in link.following.partitions.values()
+            if followed.want.rank is not Rank.IN_SYNC
+        ]

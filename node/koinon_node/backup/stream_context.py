@@ -1,0 +1,119 @@
+"""What a follower's streams to all primaries share: leave to open, to pull, and to write."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from koinon_node.backup.applier import Applier
+from koinon_node.core import replica_sync as core
+from koinon_node.core.copies import Copies
+from koinon_node.core.pacing import TokenBucket, page_bytes
+from koinon_node.core.recent_writes import Journal
+from koinon_node.core.replica_sync import Followed, Rank
+from koinon_node.ports import Peers
+from koinon_node.state import NodeState
+from koinon_node.storage.store import Store
+from koinon_proto.contract.table import NO_NODE, NodeNumber, Table
+
+if TYPE_CHECKING:
+    from koinon_node.backup.primary_stream import Link
+
+PAGE_BYTES = 2 * 1024 * 1024
+_PACE_STEP_S = 0.25
+_PASSES = {Rank.IN_SYNC: 16, Rank.SETTLED: 4, Rank.ADDING: 12}
+
+
+class SupersededError(Exception):
+    """The partition is not followed here, in this epoch, any more."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Hub:
+    """What the streams to all primaries share."""
+
+    state: NodeState
+    store: Store
+    applier: Applier
+    copies: Copies
+    journal: Journal
+    peers: Peers
+    group_bytes: int
+    clock: Callable[[], float]
+    random: random.Random
+    table: Table | None = None
+    number: NodeNumber = NO_NODE
+    node_epoch: int = 0
+    links: dict[NodeNumber, Link] = field(default_factory=dict)
+    tail_epochs: dict[int, int] = field(default_factory=dict)  # of whose lineage a tail is
+    uncovered: set[int] = field(default_factory=set)  # by the journal
+    bucket: TokenBucket = field(default_factory=TokenBucket)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    passes: dict[Rank, asyncio.Semaphore] = field(
+        default_factory=lambda: {rank: asyncio.Semaphore(n) for rank, n in _PASSES.items()}
+    )
+    told_full_at: float = float("-inf")  # when it was logged that there is no room
+    bytes_pulled: int = 0
+
+    @property
+    def cluster_id(self) -> str:
+        return self.table.cluster.cluster_id if self.table is not None else ""
+
+    def openings(self, link: Link) -> list[Followed]:
+        """Return what the link may open now."""
+        waiting = link.following.waiting()
+        if not waiting:
+            return []
+        counts: Counter[Rank] = Counter()
+        for other in self.links.values():
+            for followed in other.following.partitions.values():
+                rank = followed.want.rank
+                if followed.stage in (core.PULLING if rank is Rank.ADDING else core.ON_THE_WAY):
+                    counts[rank] += 1
+        paused = self.table is not None and self.table.moves.paused
+        return core.choose_openings(waiting, counts, self.clock(), paused=paused)
+
+    def wake(self) -> None:
+        """Something may be opened now that could not before."""
+        for link in self.links.values():
+            link.wake()
+
+    def current(self, partition_id: int, primary: NodeNumber, primary_epoch: int) -> bool:
+        """Return whether the newest row makes this node a follower of that primary and epoch."""
+        served = self.state.served
+        table = served.table
+        if served.node_epoch != self.node_epoch or table is None:
+            return False
+        if table is self.table:
+            return True
+        row = table.rows[partition_id]
+        return row.primary == primary and row.primary_epoch == primary_epoch
+
+    async def leave(self, followed: Followed) -> int:
+        """Wait for leave to pull the next page, and return its bytes: what a move adds is paced,
+        and may be paused.
+        """
+        while followed.want.rank is Rank.ADDING and self.table is not None:
+            moves = self.table.moves
+            if moves.paused:
+                self.changed.clear()
+                await self.changed.wait()
+                continue
+            wait_s = self.bucket.wait_s(moves.bytes_per_second, self.clock())
+            if not wait_s:
+                size = page_bytes(moves.bytes_per_second, PAGE_BYTES)
+                self.bucket.spend(size)
+                return size
+            await asyncio.sleep(min(wait_s, _PACE_STEP_S))
+        return PAGE_BYTES
+
+    def count_pulled(self, size: int) -> None:
+        self.bytes_pulled += size
+
+    def spend(self, followed: Followed, size: int) -> None:
+        if followed.want.rank is Rank.ADDING:
+            self.bucket.spend(size)

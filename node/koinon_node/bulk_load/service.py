@@ -1,0 +1,202 @@
+"""The gRPC service of the bulk paths: checks messages, calls ``Bulk``, makes the replies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from koinon_node.bulk_load.bulk_paths import Bulk, ColumnsAnswer, ColumnsPage, StageBatch
+from koinon_node.core.records import U32Array
+from koinon_node.serving.service import cluster_of, pages_of, refusals_to_proto
+from koinon_node.state import NodeState, partitioner_of
+from koinon_proto.contract import columns
+from koinon_proto.contract.columns import Gathered
+from koinon_proto.contract.errors import InvalidArgumentError, WrongPartitionError
+from koinon_proto.contract.table import MAX_BATCH_BYTES, MAX_KEY_BYTES, ClusterConfig
+from koinon_proto.server.rpc import bounded, typed_errors
+from koinon_proto.v1 import kv_pb2, loads_pb2, loads_pb2_grpc
+
+CALLS_MAX = 256
+CHUNK_BYTES_MAX = 8 * 1024 * 1024
+CHUNK_ROWS_MAX = 1_000_000
+
+
+class BulkService(loads_pb2_grpc.BulkServicer):
+    """koinon.v1.Bulk."""
+
+    def __init__(self, bulk: Bulk, state: NodeState) -> None:
+        self._bulk = bulk
+        self._state = state
+
+    def _cluster(self, request: Any) -> ClusterConfig:
+        return cluster_of(self._state, request)
+
+    @typed_errors
+    @bounded(CALLS_MAX)
+    async def Stage(  # noqa: N802 (the generated servicer's name)
+        self, request: loads_pb2.StageRequest, context: Any
+    ) -> loads_pb2.StageResponse:
+        batch = _stage_batch(self._cluster(request), request)
+        refusals = await self._bulk.stage(batch) if batch.chunks else {}
+        return loads_pb2.StageResponse(refusals=refusals_to_proto(refusals))
+
+    @typed_errors
+    @bounded(CALLS_MAX)
+    async def Prepare(  # noqa: N802
+        self, request: loads_pb2.PrepareRequest, context: Any
+    ) -> loads_pb2.PrepareResponse:
+        cluster = self._cluster(request)
+        ids = _partitions(cluster, request.partition_ids)
+        _check_length("rows", len(request.rows), len(ids))
+        prepared = await self._bulk.prepare(
+            request.load_id,
+            frozenset(request.attempts),
+            dict(zip(ids.tolist(), request.rows, strict=True)),
+            request.table_version,
+            find_duplicates=not request.duplicates_allowed,
+        )
+        return loads_pb2.PrepareResponse(
+            refusals=refusals_to_proto(prepared.refusals),
+            duplicate_rows=prepared.duplicate_rows,
+            duplicate_keys=prepared.duplicate_keys,
+        )
+
+    @typed_errors
+    @bounded(CALLS_MAX)
+    async def ReadColumns(  # noqa: N802
+        self, request: loads_pb2.ReadColumnsRequest, context: Any
+    ) -> loads_pb2.ReadColumnsResponse:
+        answer = await self._bulk.read_columns(_page(self._cluster(request), request))
+        return _columns_reply(answer)
+
+
+def _stage_batch(cluster: ClusterConfig, request: loads_pb2.StageRequest) -> StageBatch:
+    """Check the whole request, before anything is staged."""
+    ids = _partitions(cluster, request.partition_ids)
+    chunks = list(request.chunks)
+    _check_length("numbers", len(request.numbers), len(ids))
+    _check_length("chunks", len(chunks), len(ids))
+    if not request.attempt:
+        raise InvalidArgumentError(field="attempt", reason="must not be 0")
+    if len(set(request.numbers)) != len(request.numbers):
+        raise InvalidArgumentError(field="numbers", reason="a number is there twice")
+    size = sum(map(len, chunks))
+    if size > MAX_BATCH_BYTES:
+        raise InvalidArgumentError(
+            field="chunks", reason="too many bytes", limit=MAX_BATCH_BYTES, actual=size
+        )
+    gathered = columns.gather(chunks)
+    _check_rows(cluster, ids, chunks, gathered)
+    return StageBatch(
+        table_version=request.table_version,
+        load_id=request.load_id,
+        attempt=request.attempt,
+        partition_ids=ids,
+        numbers=list(request.numbers),
+        chunks=chunks,
+        gathered=gathered,
+    )
+
+
+def _check_rows(
+    cluster: ClusterConfig, ids: U32Array, chunks: Sequence[bytes], rows: Gathered
+) -> None:
+    """Raise unless chunks and rows keep the limits, and keys are their partition's.
+
+    Raises:
+        InvalidArgumentError, WrongPartitionError
+    """
+    for index, (chunk, header) in enumerate(zip(chunks, rows.headers, strict=True)):
+        for what, limit, actual in (
+            ("bytes", CHUNK_BYTES_MAX, len(chunk)),
+            ("rows", CHUNK_ROWS_MAX, header.rows),
+        ):
+            if actual > limit:
+                raise InvalidArgumentError(
+                    field=f"chunks[{index}]",
+                    reason=f"too many {what}",
+                    limit=limit,
+                    actual=actual,
+                )
+    if not len(rows.key_lengths):
+        return
+    for what, lengths, low, high in (
+        ("a key must have 1 to 500 bytes", rows.key_lengths, 1, MAX_KEY_BYTES),
+        ("a value is too long", rows.value_lengths, 0, cluster.max_value_bytes),
+    ):
+        least, most = int(lengths.argmin()), int(lengths.argmax())
+        for row, limit, is_bad in (
+            (least, low, lengths[least] < low),
+            (most, high, lengths[most] > high),
+        ):
+            if is_bad:
+                raise InvalidArgumentError(
+                    field=f"chunks[{_chunk_of(rows, row)}]",
+                    reason=what,
+                    limit=limit,
+                    actual=int(lengths[row]),
+                )
+    found = partitioner_of(cluster.partitioner, cluster.partition_count).partitions_of_buffers(
+        np.frombuffer(rows.keys, np.uint8), rows.offsets
+    )
+    sent = np.repeat(ids, rows.rows)
+    others = np.flatnonzero(found != sent)
+    if len(others):
+        row = others[0]
+        raise WrongPartitionError(
+            partition_id=int(sent[row]), expected_partition_id=int(found[row])
+        )
+
+
+def _chunk_of(rows: Gathered, row: int) -> int:
+    """Return the place of the chunk that has the row."""
+    return int(np.searchsorted(np.cumsum(rows.rows), row, side="right"))
+
+
+def _partitions(cluster: ClusterConfig, partition_ids: Sequence[int]) -> U32Array:
+    ids = np.fromiter(partition_ids, np.uint32, len(partition_ids))
+    if len(ids) and ids.max() >= cluster.partition_count:
+        raise InvalidArgumentError(
+            field="partition_ids",
+            reason="no such partition",
+            limit=cluster.partition_count - 1,
+            actual=int(ids.max()),
+        )
+    return ids
+
+
+def _check_length(field: str, actual: int, expected: int) -> None:
+    if actual != expected:
+        raise InvalidArgumentError(
+            field=field, reason="must have one entry a partition", limit=expected, actual=actual
+        )
+
+
+def _page(cluster: ClusterConfig, request: loads_pb2.ReadColumnsRequest) -> ColumnsPage:
+    wanted, after_key = pages_of(cluster, request)
+    return ColumnsPage(
+        table_version=request.table_version,
+        partition_ids=wanted,
+        prefix=request.prefix,
+        after_key=after_key,
+        bytes_max=request.bytes_max,
+        keys_only=request.keys_only,
+        want_versions=request.want_versions,
+    )
+
+
+def _columns_reply(answer: ColumnsAnswer) -> loads_pb2.ReadColumnsResponse:
+    reply = loads_pb2.ReadColumnsResponse(
+        columns=answer.packed(),
+        partition_ids=list(answer.runs),
+        row_counts=list(answer.runs.values()),
+        versions=answer.versions,
+        expires_at_ms=answer.expires_at_ms,
+        refusals=refusals_to_proto(answer.refusals),
+    )
+    if answer.next_cursor is not None:
+        partition_id, after_key = answer.next_cursor
+        reply.next.CopyFrom(kv_pb2.ScanCursor(partition_id=partition_id, after_key=after_key))
+    return reply

@@ -1,0 +1,118 @@
+"""How a store names and keeps what bulk loads stage in a partition (v1/loads.proto).
+
+    u64 load_id || u64 attempt || u32 number  ->  packed columns (koinon_proto/columns.py)
+    u64 load_id || u64 0       || u32 0       ->  u8 state || key   how far the load is merged here
+
+This is the key as it follows ``u16 partition_id || u8 kind`` in a data key. No attempt is 0. Until
+a load is closed its mark stays, so that a primary that takes over knows what is done.
+"""
+
+from __future__ import annotations
+
+import bisect
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from koinon_proto.contract.columns import Columns
+
+_NAME = struct.Struct(">QQI")
+_LOAD = struct.Struct(">Q")
+NAME_BYTES = _NAME.size
+_MERGED = b"\x01"
+_UNDER_WAY = b"\x00"
+
+
+class ChunkName(NamedTuple):
+    """A staged chunk within its partition."""
+
+    load_id: int
+    attempt: int
+    number: int
+
+
+def chunk_key(load_id: int, attempt: int, number: int) -> bytes:
+    """Return what follows the kind in the data key of a chunk."""
+    return _NAME.pack(load_id, attempt, number)
+
+
+def load_key(load_id: int) -> bytes:
+    """Return what the keys of all that the load has staged begin with."""
+    return _LOAD.pack(load_id)
+
+
+def mark_key(load_id: int) -> bytes:
+    """Return the key of the load's mark; it is before those of its chunks."""
+    return _NAME.pack(load_id, 0, 0)
+
+
+def chunk_name(key: bytes) -> ChunkName:
+    """Return the name in a chunk's key."""
+    return ChunkName(*_NAME.unpack(key))
+
+
+class Mark(NamedTuple):
+    """How far a load is merged: up to ``key``, or whole."""
+
+    merged: bool = False
+    key: bytes = b""
+
+
+def encode_mark(mark: Mark) -> bytes:
+    return (_MERGED if mark.merged else _UNDER_WAY) + mark.key
+
+
+def decode_mark(data: bytes) -> Mark:
+    return Mark(data[:1] == _MERGED, data[1:])
+
+
+# --- chunks ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Rows ``[start, end)`` of a chunk, whose keys ascend."""
+
+    columns: Columns
+    start: int
+    end: int
+
+    @property
+    def rows(self) -> int:
+        return self.end - self.start
+
+    @property
+    def bytes(self) -> int:
+        """The size of their keys and values."""
+        return sum(
+            int(offsets[self.end] - offsets[self.start])
+            for offsets in (self.columns.key_offsets, self.columns.value_offsets)
+        )
+
+
+def slice_of(chunk: Columns, after_key: bytes, until_key: bytes) -> Slice:
+    """Return the rows with a key in (after_key, until_key]; "" leaves that end open."""
+    keys = _Keys(chunk)
+    start = bisect.bisect_right(keys, after_key) if after_key else 0
+    end = bisect.bisect_right(keys, until_key) if until_key else len(keys)
+    return Slice(chunk, start, max(start, end))
+
+
+def key_at(chunk: Columns, row: int) -> bytes:
+    """Return the key of a row."""
+    offsets = chunk.key_offsets
+    return bytes(chunk.keys[offsets[row] : offsets[row + 1]])
+
+
+class _Keys(Sequence[bytes]):
+    """A chunk's keys, for a binary search."""
+
+    def __init__(self, chunk: Columns) -> None:
+        self._chunk = chunk
+
+    def __len__(self) -> int:
+        return self._chunk.header.rows
+
+    def __getitem__(self, row: Any) -> Any:
+        return key_at(self._chunk, row)

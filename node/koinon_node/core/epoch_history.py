@@ -1,0 +1,42 @@
+"""Where two copies of a partition part: their epoch histories compared.
+
+A history names the epochs of a lineage, oldest first, each with the last sequence before it. One
+primary led each epoch, and wrote each of its sequences once; so two lineages that have the same
+epoch begin at the same sequence agree on all of it that both have, and on all that is before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from koinon_node.core.records import EpochStart
+from koinon_proto.contract.table import first_sequence
+
+
+class Lineage(NamedTuple):
+    """What a copy says of itself."""
+
+    history: Sequence[EpochStart]
+    complete_through: int
+
+    def end_of(self, index: int) -> int:
+        """Return the last sequence of the epoch at ``index`` that is held."""
+        following = self.history[index + 1 : index + 2]
+        end = following[0].previous_sequence if following else self.complete_through
+        return min(end, self.complete_through)
+
+
+def common_point(mine: Lineage, theirs: Lineage) -> int:
+    """Return the largest sequence up to which both lineages are known to agree; 0: from nothing."""
+    places = {entry: index for index, entry in enumerate(theirs.history)}
+    for index in reversed(range(len(mine.history))):
+        other = places.get(mine.history[index])
+        if other is not None:
+            return min(mine.end_of(index), theirs.end_of(other))
+    return 0
+
+
+def cut(history: Sequence[EpochStart], sequence: int) -> tuple[EpochStart, ...]:
+    """Return the history of a lineage that ends at ``sequence``."""
+    return tuple(e for e in history if first_sequence(e.primary_epoch) <= sequence)

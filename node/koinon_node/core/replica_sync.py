@@ -1,0 +1,516 @@
+"""A follower's decisions: whom to follow in what, what to pull first, what to do with a batch.
+
+A partition that this node is to follow is WAITING until it is opened at its primary. The answer
+says which of the stages come first; records that are streamed meanwhile are kept back:
+
+    SNAPSHOT     the copy is replaced, range by range; nothing is streamed; then it opens again
+    REPAIR       own records above the common point are replaced by the primary's
+    CATCH_UP     a pass brings what is above the common point, in key order
+    JOINING      all that was to be pulled is here; waits until the stream has reached the newest
+                 record that was pulled
+    POSITIONING  the transaction that makes the copy complete is on its way; batches follow it
+    LIVE         the primary knows; batches are applied as they come
+
+Why the kept-back batches may be applied blindly, in one transaction with the new position: let L be
+where the stream begins and X the last sequence received, no pulled record being above X. What was
+pulled of a key is its state at or after L, so its version at X is the last one in (L, X], which is
+among the batches, or else the pulled one. Before that transaction the records pulled are above
+``complete_through`` and the copy is marked DIRTY_TAIL: if the primary changes, they are repaired.
+
+Where more is kept back than there is room for, it is dropped; the pass goes on for what it brings,
+and makes the copy complete through its first page's bound; the newer records that it brought remain
+a tail until the partition has been opened again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum, auto
+from typing import NamedTuple
+
+from koinon_node.core.copies import CopyState
+from koinon_node.core.records import EpochStart
+from koinon_proto.contract.errors import KoinonError
+from koinon_proto.contract.table import (
+    NO_NODE,
+    NodeNumber,
+    NodeStatus,
+    PartitionRow,
+    Table,
+    first_sequence,
+)
+
+BUFFER_PARTITION_BYTES_MAX = 4 * 1024 * 1024
+BUFFER_BYTES_MAX = 48 * 1024 * 1024  # of one stream
+ROW_OVERHEAD_BYTES = 48
+_RETRY_MIN_S, _RETRY_MAX_S, _RETRY_IN_SYNC_MAX_S = 0.02, 1.0, 0.1
+
+
+@dataclass(kw_only=True, eq=False)
+class BadMessageError(KoinonError):
+    """What a primary sent contradicts itself: a checksum, an order, a number."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+# --- whom to follow ----------------------------------------------------------------------------
+
+
+class Rank(IntEnum):
+    """Who goes first: what the cluster's durability waits for, then what a move brings."""
+
+    IN_SYNC = 0
+    SETTLED = 1
+    ADDING = 2
+
+
+OPEN_MAX = {Rank.SETTLED: 16, Rank.ADDING: 32}
+"""How many may be on their way at once on this node; those in sync all are. While others are, none
+is begun that a move adds. Of these only those count that have not been pulled: a few more than are
+pulled at once, so that pulling never waits for an answer, and no more, since what is streamed of
+them is kept back meanwhile.
+"""
+
+
+class Want(NamedTuple):
+    """What the newest row asks of this node for one partition."""
+
+    primary_epoch: int
+    partition_epoch: int
+    rank: Rank
+
+
+class Wanted:
+    """What is to be followed at which primary, by the newest table. A row is looked at again only
+    when it has changed: tables come by the hundred while replicas move.
+    """
+
+    def __init__(self) -> None:
+        self._forget(None, 0)
+
+    def _forget(self, of: tuple[NodeNumber, int] | None, size: int) -> None:
+        self._of = of  # whose wants these are
+        self._rows: Sequence[PartitionRow | None] = [None] * size
+        self._primaries: dict[int, NodeNumber] = {}
+        self._wants: dict[NodeNumber, dict[int, Want]] = {}
+
+    def of(
+        self, table: Table, me: NodeNumber, node_epoch: int, seen_epoch: Callable[[int], int]
+    ) -> Mapping[NodeNumber, Mapping[int, Want]]:
+        """Return the wants by primary. They change with the next call.
+
+        Nothing while the table is older than this node's registration or newer than its fence;
+        never a primary of an epoch below one that this store has seen (rule 4). (What the store has
+        seen since a row was looked at is from a newer row, or from this very one.)
+        """
+        node = table.nodes.get(me)
+        if (
+            not node_epoch
+            or node is None
+            or node.node_epoch != node_epoch
+            or node.status in (NodeStatus.FENCED, NodeStatus.LEFT)
+        ):
+            self._forget(None, 0)
+            return self._wants
+        if self._of != (me, node_epoch) or len(self._rows) != len(table.rows):
+            self._forget((me, node_epoch), len(table.rows))
+        changed = [new for new, old in zip(table.rows, self._rows, strict=True) if new is not old]
+        self._rows = table.rows
+        for row in changed:
+            self._take(row, table, me, seen_epoch)
+        return self._wants
+
+    def _take(
+        self, row: PartitionRow, table: Table, me: NodeNumber, seen_epoch: Callable[[int], int]
+    ) -> None:
+        p, primary = row.partition_id, row.primary
+        before = self._primaries.pop(p, None)
+        if before is not None:
+            del self._wants[before][p]
+            if not self._wants[before]:
+                del self._wants[before]
+        if primary in (NO_NODE, me) or me not in row.replicas or primary not in table.nodes:
+            return
+        if row.primary_epoch >= seen_epoch(p):
+            want = Want(row.primary_epoch, row.partition_epoch, rank_of(row, me))
+            self._wants.setdefault(primary, {})[p] = want
+            self._primaries[p] = primary
+
+
+def rank_of(row: PartitionRow, me: NodeNumber) -> Rank:
+    if me in row.in_sync:
+        return Rank.IN_SYNC
+    return Rank.ADDING if me in row.adding else Rank.SETTLED
+
+
+# --- one partition -----------------------------------------------------------------------------
+
+
+class Stage(IntEnum):
+    """Where a followed partition stands; see the module's docstring."""
+
+    WAITING = auto()
+    OPENING = auto()
+    SNAPSHOT = auto()
+    REPAIR = auto()
+    CATCH_UP = auto()
+    JOINING = auto()
+    POSITIONING = auto()
+    LIVE = auto()
+
+
+class Step(IntEnum):
+    """What takes a partition from stage to stage."""
+
+    OPEN = auto()
+    REPLACE = auto()
+    REPAIR = auto()
+    PULL = auto()
+    JOIN = auto()
+    POSITION = auto()
+    DURABLE = auto()
+    CLOSE = auto()
+
+
+NEXT: Mapping[tuple[Stage, Step], Stage] = {
+    (Stage.WAITING, Step.OPEN): Stage.OPENING,
+    (Stage.OPENING, Step.REPLACE): Stage.SNAPSHOT,
+    (Stage.OPENING, Step.REPAIR): Stage.REPAIR,
+    (Stage.OPENING, Step.PULL): Stage.CATCH_UP,
+    (Stage.OPENING, Step.JOIN): Stage.JOINING,
+    (Stage.REPAIR, Step.PULL): Stage.CATCH_UP,
+    (Stage.REPAIR, Step.JOIN): Stage.JOINING,
+    (Stage.CATCH_UP, Step.JOIN): Stage.JOINING,
+    (Stage.JOINING, Step.POSITION): Stage.POSITIONING,
+    (Stage.POSITIONING, Step.DURABLE): Stage.LIVE,
+    **{(stage, Step.CLOSE): Stage.WAITING for stage in Stage},
+}
+
+KEEPING_BACK = frozenset({Stage.REPAIR, Stage.CATCH_UP, Stage.JOINING})
+APPLYING = frozenset({Stage.POSITIONING, Stage.LIVE})
+PULLING = frozenset({Stage.OPENING, Stage.SNAPSHOT, Stage.REPAIR, Stage.CATCH_UP})
+ON_THE_WAY = frozenset(Stage) - {Stage.WAITING, Stage.LIVE}
+
+
+class Sent(NamedTuple):
+    """What the follower said of its copy when it opened the partition."""
+
+    complete_through: int
+    state: CopyState
+
+
+_NOTHING_SENT = Sent(0, CopyState.USABLE)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opened:
+    """The primary's answer: where both agree, where the stream begins, and its lineage."""
+
+    common_point: int = 0
+    stream_from: int = 0
+    history: tuple[EpochStart, ...] = ()
+    records: int = 0
+    size: int = 0
+
+
+class KeptBack(NamedTuple):
+    """A batch's rows of one partition."""
+
+    keys: Sequence[bytes]
+    records: Sequence[bytes]
+
+
+def retry_delay_s(followed: Followed) -> float:
+    """Return how long to wait before the partition is opened again. The delay doubles, but stays
+    short where the row says that this copy is in sync: a new primary that was not ready to be
+    followed serves nobody before all of those follow it (rule 4).
+    """
+    in_sync = followed.want.rank is Rank.IN_SYNC
+    most_s = _RETRY_IN_SYNC_MAX_S if in_sync else _RETRY_MAX_S
+    return min(_RETRY_MIN_S * (1 << min(followed.attempts, 8)), most_s)
+
+
+@dataclass(slots=True, eq=False)
+class Followed:
+    """One partition at its primary. What stands below ``stage`` begins anew with every opening."""
+
+    partition_id: int
+    want: Want
+    due_at: float = 0.0
+    attempts: int = 0
+    stage: Stage = Stage.WAITING
+    sent: Sent = _NOTHING_SENT
+    opened: Opened = field(default_factory=Opened)
+    received: int = 0  # the last sequence streamed
+    newest_pulled: int = 0
+    bound: int = 0  # of a whole pass: what it makes the copy complete through; 0: none
+    kept_back: list[KeptBack] = field(default_factory=list)
+    kept_bytes: int = 0
+    overflowed: bool = False
+    purge_floor: int = 0  # announced by the primary
+    records: int = 0
+    size: int = 0
+
+    def take(self, step: Step) -> None:
+        """Change the stage."""
+        self.stage = NEXT[self.stage, step]
+
+    def open(self, sent: Sent) -> None:
+        self.take(Step.OPEN)
+        self.sent = sent
+
+    def close(self, due_at: float = 0.0) -> None:
+        """Forget the opening."""
+        self.take(Step.CLOSE)
+        self.due_at = due_at
+        self.opened = Opened()
+        self.received = self.newest_pulled = self.bound = self.purge_floor = 0
+        self.records = self.size = 0
+        self.overflowed = False
+        self.drop_kept_back()
+
+    def drop_kept_back(self) -> None:
+        self.kept_back = []
+        self.kept_bytes = 0
+
+    def pulled(self, newest: int, rows: int, size: int) -> None:
+        """Count records that were pulled."""
+        self.newest_pulled = max(self.newest_pulled, newest)
+        self.records += rows
+        self.size += size
+
+    @property
+    def joined(self) -> bool:
+        """Return whether the stream has reached all that was pulled."""
+        return (
+            self.stage is Stage.JOINING
+            and not self.overflowed
+            and self.received >= self.newest_pulled
+        )
+
+    @property
+    def position(self) -> int:
+        """What the copy is complete through with all that was received. At least the beginning of
+        the primary's epoch: nothing lies between that and what came before.
+        """
+        return max(self.received, first_sequence(self.want.primary_epoch))
+
+
+def first_step(followed: Followed, tail_epoch: int) -> Step:
+    """Return what comes first. ``tail_epoch``: whose lineage the copy's tail belongs to, if known.
+
+    Raises:
+        BadMessageError: the primary claims more of this copy than it holds.
+    """
+    opened, sent = followed.opened, followed.sent
+    if opened.common_point > _reach(sent.complete_through, opened.history):
+        raise BadMessageError(
+            reason=f"partition {followed.partition_id}: common point {opened.common_point} is above"
+            f" what was complete, {sent.complete_through}"
+        )
+    dirty = bool(sent.state & CopyState.DIRTY_TAIL)
+    own_tail = dirty and tail_epoch != followed.want.primary_epoch
+    if own_tail or sent.complete_through > opened.common_point:
+        return Step.REPAIR
+    return step_after_repair(opened)
+
+
+def step_after_repair(opened: Opened) -> Step:
+    return Step.PULL if opened.common_point < opened.stream_from else Step.JOIN
+
+
+def _reach(complete_through: int, history: Sequence[EpochStart]) -> int:
+    """Return the highest sequence that says the same as ``complete_through`` in the lineage: an
+    epoch that began right there begins with nothing.
+    """
+    reach = complete_through
+    for epoch, previous in history:
+        if previous == reach:
+            reach = max(reach, first_sequence(epoch))
+    return reach
+
+
+# --- one primary's stream ----------------------------------------------------------------------
+
+
+class Fate(Enum):
+    """What becomes of a batch's rows of one partition."""
+
+    APPLY = auto()
+    KEEP_BACK = auto()
+    IGNORE = auto()
+    GAP = auto()
+
+
+class Following:
+    """All that is followed at one primary.
+
+    ``unanswered``: opened on this stream, and the answer has not come. Answers carry no number, so
+    a partition is not opened again before.
+    """
+
+    def __init__(self) -> None:
+        self.partitions: dict[int, Followed] = {}
+        self.unanswered: dict[int, float] = {}  # and since when
+        self.kept_bytes = 0
+
+    def want(self, wants: Mapping[int, Want]) -> tuple[list[Followed], list[Followed]]:
+        """Take the newest rows; return (ended, changed): what was under way of those is over.
+
+        A row that changed only in who is in sync ends nothing, and gives what waits another try.
+        """
+        ended = [f for p, f in self.partitions.items() if p not in wants]
+        for followed in ended:
+            del self.partitions[followed.partition_id]
+            self.kept_bytes -= followed.kept_bytes
+        changed: list[Followed] = []
+        for partition_id, want in wants.items():
+            known = self.partitions.get(partition_id)
+            if known is None:
+                self.partitions[partition_id] = Followed(partition_id, want)
+            elif known.want != want:
+                if known.want.primary_epoch != want.primary_epoch:
+                    changed.append(known)
+                known.want = want
+                known.due_at, known.attempts = 0.0, 0
+        return ended, changed
+
+    def close(self, followed: Followed, due_at: float = 0.0) -> None:
+        self.kept_bytes -= followed.kept_bytes
+        followed.close(due_at)
+
+    def lose(self) -> None:
+        """The stream has ended, and with it everything that was open on it."""
+        for followed in self.partitions.values():
+            followed.close(followed.due_at if followed.stage is Stage.WAITING else 0.0)
+        self.unanswered.clear()
+        self.kept_bytes = 0
+
+    def open(self, followed: Followed, sent: Sent, now: float) -> None:
+        self.unanswered[followed.partition_id] = now
+        followed.open(sent)
+
+    def answered(self, partition_id: int) -> Followed | None:
+        """An opening was answered; return what it was for, or None if that is over."""
+        self.unanswered.pop(partition_id, None)
+        followed = self.partitions.get(partition_id)
+        return followed if followed is not None and followed.stage is Stage.OPENING else None
+
+    def waiting(self) -> list[Followed]:
+        """Return what may be opened once it is due."""
+        return [
+            followed
+            for partition_id, followed in self.partitions.items()
+            if followed.stage is Stage.WAITING and partition_id not in self.unanswered
+        ]
+
+    def fate_of(
+        self, partition_id: int, primary_epoch: int, previous: int, last: int
+    ) -> tuple[Fate, Followed | None]:
+        """Decide on a batch's step of one partition, and count it as received."""
+        followed = self.partitions.get(partition_id)
+        if followed is None or followed.want.primary_epoch != primary_epoch:
+            return Fate.IGNORE, followed
+        keeping = followed.stage in KEEPING_BACK
+        if not keeping and followed.stage not in APPLYING:
+            return Fate.IGNORE, followed
+        if followed.overflowed:
+            return Fate.IGNORE, followed
+        start = first_sequence(primary_epoch)  # nothing is streamed from below it
+        if max(previous, start) != max(followed.received, start) or last < previous:
+            return Fate.GAP, followed
+        followed.received = last
+        return (Fate.KEEP_BACK if keeping else Fate.APPLY), followed
+
+    def keep_back(
+        self, followed: Followed, keys: Sequence[bytes], records: Sequence[bytes]
+    ) -> None:
+        """Keep rows until the copy is ready for them; drop all of the partition's if too many."""
+        size = sum(map(len, keys)) + sum(map(len, records)) + ROW_OVERHEAD_BYTES * len(keys)
+        if (
+            followed.kept_bytes + size > BUFFER_PARTITION_BYTES_MAX
+            or self.kept_bytes + size > BUFFER_BYTES_MAX
+        ):
+            self.kept_bytes -= followed.kept_bytes
+            followed.drop_kept_back()
+            followed.overflowed = True
+            return
+        followed.kept_back.append(KeptBack(keys, records))
+        followed.kept_bytes += size
+        self.kept_bytes += size
+
+    def take_kept_back(self, followed: Followed) -> list[KeptBack]:
+        """Return what was kept back, in order, and keep it no longer."""
+        taken = followed.kept_back
+        self.kept_bytes -= followed.kept_bytes
+        followed.drop_kept_back()
+        return taken
+
+
+def choose_openings(
+    candidates: Iterable[Followed],
+    on_the_way: Mapping[Rank, int],
+    now: float,
+    *,
+    paused: bool,
+) -> list[Followed]:
+    """Return which of the waiting partitions to open now, those in sync first."""
+    due = [followed for followed in candidates if followed.due_at <= now]
+    due.sort(key=lambda f: (f.want.rank, f.partition_id))
+    counts = {rank: on_the_way.get(rank, 0) for rank in Rank}
+    chosen: list[Followed] = []
+    for followed in due:
+        rank = followed.want.rank
+        others = counts[Rank.IN_SYNC] + counts[Rank.SETTLED]
+        if rank is Rank.ADDING and (paused or others):
+            break
+        if counts[rank] < OPEN_MAX.get(rank, len(due) + counts[rank]):
+            counts[rank] += 1
+            chosen.append(followed)
+    return chosen
+
+
+# --- what operators see ------------------------------------------------------------------------
+
+
+class ProgressStage(IntEnum):
+    """How far a replica has come; numbers are those of the wire."""
+
+    WAITING = 1
+    SNAPSHOT = 2
+    CATCH_UP = 3
+    LIVE = 4
+
+
+_SHOWN = {
+    Stage.WAITING: ProgressStage.WAITING,
+    Stage.OPENING: ProgressStage.WAITING,
+    Stage.SNAPSHOT: ProgressStage.SNAPSHOT,
+    Stage.LIVE: ProgressStage.LIVE,
+}
+
+
+class Progress(NamedTuple):
+    """How far a replica that is not in sync has come. Totals are the primary's estimate."""
+
+    partition_id: int
+    stage: ProgressStage
+    records: int
+    bytes: int
+    records_total: int
+    bytes_total: int
+
+
+def progress_of(followed: Followed) -> Progress:
+    return Progress(
+        partition_id=followed.partition_id,
+        stage=_SHOWN.get(followed.stage, ProgressStage.CATCH_UP),
+        records=followed.records,
+        bytes=followed.size,
+        records_total=followed.opened.records,
+        bytes_total=followed.opened.size,
+    )

@@ -1,0 +1,497 @@
+"""A primary's view of its followers: who has to hold what, and what they have said they hold.
+
+Invariants:
+- A write is complete, and only then seen by reads and acknowledged, when it is durable here and on
+  every follower that is required: the row's in_sync, and whoever is in a proposed set whose fate is
+  not known (rule 5). ``completed[p]`` only rises, and never above what each of them has said.
+- What a follower holds counts only while the partition is open to it, after it has said so itself
+  (``positioned``); with its stream all of it is forgotten.
+- A follower that says nothing although it should is late with all that it is in sync of, not only
+  with what happens to be written: else every partition would wait for it once.
+- A partition that was adopted is not served before every required follower holds the beginning of
+  the epoch (rule 4).
+- A partition that the newest row does not give to this node at the adopted epoch has no followers
+  here, and nothing waits for any.
+
+State is held in columns over partitions, and over (follower, partition). A follower is known by its
+slot, which its node keeps while this process lives. Pure: the driver passes messages and time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import NamedTuple
+
+import numpy as np
+
+from koinon_node.core.copies import Copies
+from koinon_node.core.epoch_history import Lineage, common_point
+from koinon_node.core.records import (
+    NO_SEQUENCE,
+    BoolArray,
+    EpochStart,
+    F64Array,
+    U32Array,
+    U64Array,
+)
+from koinon_node.core.write_decisions import Primaries
+from koinon_proto.contract.table import (
+    NO_NODE,
+    NodeNumber,
+    NodeStatus,
+    PartitionRow,
+    Table,
+    first_sequence,
+    min_in_sync_of,
+)
+
+_LIVE = (NodeStatus.ACTIVE, NodeStatus.DRAINING)
+_MASKS = (
+    "replicas",
+    "in_sync",
+    "proposed",
+    "joining",
+    "leaving",
+    "required",
+    "opened",
+    "positioned",
+)
+_STEP_S_MAX = 0.25  # of silence, from one look to the next: a pause of this process is not theirs
+
+
+@dataclass(slots=True)
+class Flight:
+    """A commit group that is not complete. A partition may be in the columns more than once; then
+    its last entry is its last sequence.
+    """
+
+    group: int
+    touched: U32Array
+    lasts: U64Array
+    sent_at: float
+    committed: bool = False
+    committed_at: float = 0.0  # when it was durable here; followers are late from then
+    stuck: bool = False  # looked at in ticks only
+
+
+class Answer(Enum):
+    """What a follower that opens a partition is told."""
+
+    OPENED = auto()
+    TAKE_SNAPSHOT = auto()
+    NOT_PRIMARY = auto()
+    ASK_AGAIN = auto()
+
+
+class Opening(NamedTuple):
+    """``common_point`` and ``stream_from`` count only for OPENED."""
+
+    answer: Answer
+    common_point: int = 0
+    stream_from: int = 0
+
+
+class Asked(NamedTuple):
+    """What a follower says of its copy when it opens a partition."""
+
+    partition_id: int
+    primary_epoch: int
+    complete_through: int
+    needs_snapshot: bool
+    history: Sequence[EpochStart]
+
+
+class Leading:
+    """The columns. ``stopped`` and ``too_few`` are what reads and writes look at (state.py)."""
+
+    replicas: BoolArray
+    in_sync: BoolArray  # by the newest row
+    proposed: BoolArray  # in sets whose fate is not known
+    joining: BoolArray  # about to be proposed
+    leaving: BoolArray  # cannot go on
+    departing: BoolArray  # by follower: its node is about to stop
+    required: BoolArray
+    opened: BoolArray
+    positioned: BoolArray
+    acked: U64Array
+    holds: U64Array  # tombstones above these are needed
+    live: BoolArray
+    heard: BoolArray  # since the last look
+    silence_s: F64Array
+    durable_from: F64Array  # when what the follower made durable last was sent
+    durable_in_s: F64Array  # and how long it took, there and back
+
+    def __init__(self, copies: Copies, primaries: Primaries) -> None:
+        self.copies = copies
+        self.primaries = primaries
+        self.table: Table | None = None
+        self.me = NO_NODE
+        self.slots: dict[NodeNumber, int] = {}
+        self.numbers: list[NodeNumber] = []
+        self.flights: dict[int, Flight] = {}
+        self.any_required = False
+        self.any_replicated = False
+        self._looked_at = 0.0
+        self._size = -1
+        self._resize(0, 0)
+
+    def _resize(self, slots: int, size: int) -> None:
+        """Make room; what is known stays."""
+        known = self._size
+        for name in _MASKS:
+            grown = np.zeros((slots, size), np.bool_)
+            if known > 0:
+                old: BoolArray = getattr(self, name)
+                grown[: len(old)] = old
+            setattr(self, name, grown)
+        acked = np.zeros((slots, size), np.uint64)
+        holds = np.full((slots, size), NO_SEQUENCE, np.uint64)
+        live, heard = np.zeros(slots, np.bool_), np.zeros(slots, np.bool_)
+        departing = np.zeros(slots, np.bool_)
+        silence_s, durable_in_s = np.zeros(slots, np.float64), np.zeros(slots, np.float64)
+        durable_from = np.full(slots, -np.inf)
+        if known > 0:
+            used = len(self.live)
+            acked[:used], holds[:used], live[:used] = self.acked, self.holds, self.live
+            heard[:used], silence_s[:used] = self.heard, self.silence_s
+            departing[:used] = self.departing
+            durable_from[:used], durable_in_s[:used] = self.durable_from, self.durable_in_s
+        self.acked, self.holds, self.live = acked, holds, live
+        self.heard, self.silence_s, self.departing = heard, silence_s, departing
+        self.durable_from, self.durable_in_s = durable_from, durable_in_s
+        if known != size:
+            self._size = size
+            self.epochs = np.zeros(size, np.uint64)  # adopted, and given by the newest row
+            self.streamed = np.zeros(size, np.uint64)
+            self.completed = np.zeros(size, np.uint64)
+            self.ready = np.zeros(size, np.bool_)
+            self.broken = np.zeros(size, np.bool_)  # an own commit failed that followers have
+            self.adopted_at = np.zeros(size, np.float64)
+            self.clean_from = np.full(size, NO_SEQUENCE, np.uint64)
+            self.minima = np.ones(size, np.int64)
+            self.given_up = np.zeros(size, np.bool_)  # the row wants another primary
+
+    def slot_of(self, number: NodeNumber) -> int:
+        """Return the node's slot; a new one if it has none."""
+        slot = self.slots.get(number)
+        if slot is None:
+            slot = self.slots[number] = len(self.numbers)
+            self.numbers.append(number)
+            if slot >= len(self.live):
+                self._resize(2 * slot + 2, self._size)
+        return slot
+
+    @property
+    def led(self) -> BoolArray:
+        led: BoolArray = self.epochs != 0
+        return led
+
+    # --- rows ------------------------------------------------------------------------------
+
+    def on_table(
+        self, table: Table, me: NodeNumber, node_epoch: int
+    ) -> tuple[list[int], list[int]]:
+        """Take the newest table. Returns the partitions that are led no more, and those whose row
+        changed; ``me`` and ``node_epoch`` are this node's, as far as it is registered.
+        """
+        before, same = self.table, self.me == me
+        self.table, self.me = table, me
+        if not table.rows:
+            return [], []
+        if not self._size:
+            self._resize(len(self.live), len(table.rows))
+        info = table.nodes.get(me)
+        registered = info is not None and node_epoch != 0 and info.node_epoch == node_epoch
+        old_rows = before.rows if before is not None and before.rows else [None] * self._size
+        rows = [row for row, old in zip(table.rows, old_rows, strict=True) if row is not old]
+        changed: list[int] = [row.partition_id for row in rows]
+        for row in rows:
+            self._take_row(row)
+        self.require(changed)
+        self.any_replicated = bool(self.primaries.replicated.any())
+        # What is led by a row that has not changed is led by this node still.
+        looked = changed if registered and same else np.flatnonzero(self.led).tolist()
+        lost = [
+            p
+            for p in looked
+            if self.epochs[p]
+            and not (
+                registered
+                and table.rows[p].primary == me
+                and table.rows[p].primary_epoch == int(self.epochs[p])
+            )
+        ]
+        for p in lost:
+            self._lose(p)
+        for slot, number in enumerate(self.numbers):
+            node = table.nodes.get(number)
+            self.live[slot] = node is not None and node.status in _LIVE
+        return lost, changed
+
+    def _take_row(self, row: PartitionRow) -> None:
+        assert self.table is not None
+        p = row.partition_id
+        self.minima[p] = min_in_sync_of(self.table.cluster, row)
+        self.given_up[p] = row.wanted_primary != NO_NODE or bool(row.removing)
+        self.primaries.replicated[p] = len(row.replicas) > 1
+        for number in row.replicas:
+            if number != self.me:
+                self.slot_of(number)
+        for slot, number in enumerate(self.numbers):
+            self.replicas[slot, p] = number in row.replicas and number != self.me
+            self.in_sync[slot, p] = number in row.in_sync and number != self.me
+        for mask in (self.joining, self.opened, self.positioned):
+            mask[:, p] &= self.replicas[:, p]
+        self.leaving[:, p] &= self.in_sync[:, p]
+
+    def _lose(self, p: int) -> None:
+        """The partition is another's to lead, or nobody's: nothing waits for its followers."""
+        self.epochs[p] = 0
+        self.ready[p] = self.broken[p] = False
+        for mask in (self.proposed, self.joining, self.leaving, self.opened, self.positioned):
+            mask[:, p] = False
+        self.acked[:, p] = 0
+        self.holds[:, p] = NO_SEQUENCE
+        self.require([p])
+
+    def require(self, partition_ids: Sequence[int]) -> None:
+        """Recompute who is required."""
+        p = np.asarray(partition_ids, np.intp)
+        wanted = self.in_sync[:, p] | self.proposed[:, p] | self.joining[:, p]
+        self.required[:, p] = wanted & (self.epochs[p] != 0)
+        self.any_required = bool(self.required.any())
+
+    def adopt(self, p: int, primary_epoch: int, previous: int, *, clean: bool, now: float) -> bool:
+        """The epoch is durable here; lead the partition in it, if the newest row still says so.
+        ``clean``: nothing above ``previous`` was in the copy.
+        """
+        if self.table is None or p >= self._size:
+            return False
+        row = self.table.rows[p]
+        if row.primary != self.me or row.primary_epoch != primary_epoch:
+            return False
+        self._lose(p)
+        start = first_sequence(primary_epoch)
+        self.epochs[p] = primary_epoch
+        self.streamed[p] = self.completed[p] = start
+        self.adopted_at[p] = now
+        self.clean_from[p] = previous if clean else NO_SEQUENCE
+        self.require([p])
+        return True
+
+    def take_ready(self) -> list[int]:
+        """Return (once) the partitions that may be served now."""
+        waiting = np.flatnonzero(self.led & ~self.ready)
+        if not len(waiting):
+            return []
+        starts = self.epochs[waiting] << np.uint64(40)
+        missing = self.required[:, waiting] & (self.acked[:, waiting] < starts)
+        found = waiting[~missing.any(axis=0)]
+        self.ready[found] = True
+        taken: list[int] = found.tolist()
+        return taken
+
+    # --- followers -------------------------------------------------------------------------
+
+    def open(self, slot: int, asked: Asked) -> Opening:
+        """Decide what the follower is told, and count the partition as open if it is opened."""
+        p, table = asked.partition_id, self.table
+        self.heard[slot] = True
+        if table is None or p >= self._size:
+            return Opening(Answer.ASK_AGAIN)
+        row = table.rows[p]
+        if asked.primary_epoch > row.primary_epoch:
+            return Opening(Answer.ASK_AGAIN)
+        if row.primary != self.me or asked.primary_epoch < row.primary_epoch:
+            return Opening(Answer.NOT_PRIMARY)
+        self.close(slot, np.array([p], np.uint32))
+        # A removal that left no tombstone has to be below what is streamed from here on.
+        unsent_removal = self.copies.purge_floors[p] > self.streamed[p]
+        led = int(self.epochs[p]) == asked.primary_epoch
+        if not led or not self.replicas[slot, p] or self.broken[p] or unsent_removal:
+            return Opening(Answer.ASK_AGAIN)
+        stream_from = int(self.streamed[p])
+        mine = Lineage(self.copies.epochs_of(p).history, stream_from)
+        point = common_point(mine, Lineage(asked.history, asked.complete_through))
+        if asked.needs_snapshot or point < int(self.copies.purge_floors[p]):
+            if self.in_sync[slot, p] or self.proposed[slot, p]:
+                self.leaving[slot, p] = True
+                return Opening(Answer.ASK_AGAIN)
+            self.joining[slot, p] = False
+            self.require([p])
+            self.holds[slot, p] = self.copies.complete_through[p]
+            return Opening(Answer.TAKE_SNAPSHOT)
+        self.holds[slot, p] = point
+        self.opened[slot, p] = True
+        if point == asked.complete_through == int(self.clean_from[p]):
+            point = first_sequence(asked.primary_epoch)  # the epoch began right there
+        return Opening(Answer.OPENED, point, stream_from)
+
+    def close(self, slot: int, partition_ids: U32Array) -> None:
+        """The follower has these open no more."""
+        p = partition_ids[partition_ids < self._size]
+        self.opened[slot, p] = self.positioned[slot, p] = False
+        self.acked[slot, p] = 0
+        self.holds[slot, p] = NO_SEQUENCE
+
+    def depart(self, slot: int) -> None:
+        """The follower's node is about to stop: it is to be put out of every set, and counts for
+        as long as that takes, since it still acknowledges.
+        """
+        self.departing[slot] = True
+
+    def lose_follower(self, slot: int) -> None:
+        """Its stream has ended."""
+        if self.departing[slot]:
+            self.departing[slot] = False
+            self.leaving[slot] |= self.required[slot]
+        self.opened[slot] = self.positioned[slot] = False
+        self.acked[slot] = 0
+        self.holds[slot] = NO_SEQUENCE
+        self.durable_from[slot] = -np.inf
+
+    def position(
+        self, slot: int, partition_ids: U32Array, primary_epochs: U64Array, sequences: U64Array
+    ) -> None:
+        """These copies are complete through these sequences, and follow."""
+        self.heard[slot] = True
+        known = partition_ids < self._size
+        p, epochs, held = partition_ids[known], primary_epochs[known], sequences[known]
+        holds = (
+            self.opened[slot, p]
+            & (self.epochs[p] == epochs)
+            & (held <= self.streamed[p])
+            & (held >= epochs << np.uint64(40))
+        )
+        p, held = p[holds], held[holds]
+        self.positioned[slot, p] = True
+        self.leaving[slot, p] = False
+        self.acked[slot, p] = np.maximum(self.acked[slot, p], held)
+        self.holds[slot, p] = NO_SEQUENCE
+
+    def acknowledge(self, slot: int, partition_ids: U32Array, lasts: U64Array) -> None:
+        """Batches up to these sequences are durable there, where the follower is positioned."""
+        self.heard[slot] = True
+        held = np.where(self.positioned[slot, partition_ids], lasts, 0)
+        self.acked[slot, partition_ids] = np.maximum(self.acked[slot, partition_ids], held)
+
+    def made_durable(self, slot: int, touched: U32Array, sent_at: float, now: float) -> None:
+        """It has acknowledged what was sent then of these. What it only keeps back is acknowledged
+        too, and says nothing of its disk.
+        """
+        if self.positioned[slot, touched].any():
+            self.durable_from[slot], self.durable_in_s[slot] = sent_at, now - sent_at
+
+    def durable_since(self, sent_at: float, within_s: float) -> BoolArray:
+        """Return by follower who has made durable something that was sent then or later, in less
+        than so many seconds.
+        """
+        since: BoolArray = (self.durable_from >= sent_at) & (self.durable_in_s <= within_s)
+        return since
+
+    # --- groups ----------------------------------------------------------------------------
+
+    def send(self, flight: Flight) -> U64Array:
+        """The group is on its way; return what was streamed of each entry's partition before."""
+        self.flights[flight.group] = flight
+        previous = self.streamed[flight.touched]
+        self.streamed[flight.touched] = flight.lasts
+        return previous
+
+    def missing(self, touched: U32Array, lasts: U64Array) -> BoolArray:
+        """Return, by (follower, entry), who has to hold what and has not said so."""
+        missing: BoolArray = self.required[:, touched] & (self.acked[:, touched] < lasts)
+        return missing
+
+    def covers(self, touched: U32Array, lasts: U64Array) -> bool:
+        """Return whether all who have to hold these."""
+        return not self.any_required or not self.missing(touched, lasts).any()
+
+    def take_complete(self, *, stuck_too: bool = False) -> list[Flight]:
+        """Return (once) the flights that are complete. Those that have been stuck for long are
+        looked at only if asked for, and count partition by partition.
+        """
+        found = []
+        for flight in list(self.flights.values()):
+            if not flight.committed or (flight.stuck and not stuck_too):
+                continue
+            if self.covers(flight.touched, flight.lasts):
+                found.append(flight)
+                del self.flights[flight.group]
+                self._complete(flight.touched, flight.lasts)
+            elif flight.stuck:
+                there = ~self.missing(flight.touched, flight.lasts).any(axis=0)
+                self._complete(flight.touched[there], flight.lasts[there])
+        return found
+
+    def _complete(self, touched: U32Array, lasts: U64Array) -> None:
+        self.completed[touched] = np.maximum(self.completed[touched], lasts)
+
+    def drained(self, p: int) -> bool:
+        """Return whether all that was ever written in this epoch is complete."""
+        return int(self.completed[p]) >= int(self.primaries.last_sequences[p])
+
+    def look(self, now: float) -> None:
+        """Count for how long each follower has said nothing although it was sent something that is
+        durable here, or has nothing open although it is in sync.
+        """
+        step_s = min(now - self._looked_at, _STEP_S_MAX)
+        self._looked_at = now
+        durable = np.minimum(self.streamed, self.copies.complete_through[: self._size])
+        owing = (self.positioned & (self.acked < durable)).any(axis=1)
+        absent = (self.in_sync & self.led).any(axis=1) & ~self.opened.any(axis=1)
+        silent = (owing | absent) & ~self.heard
+        self.silence_s = np.where(silent, self.silence_s + step_s, 0.0)
+        self.heard[:] = False
+
+    def reached(self, timeout_s: float) -> BoolArray:
+        """Return by (follower, partition) who follows, and has not been silent for the timeout."""
+        reached: BoolArray = self.positioned & (self.silence_s <= timeout_s)[:, None]
+        return reached
+
+    def late(self, now: float, timeout_s: float, *, spare: bool = False) -> BoolArray:
+        """Return by (follower, partition) who is required and has kept a write or a takeover
+        waiting for longer than the timeout, or cannot go on; and who is in sync and silent. Nobody
+        is late with what is not durable here: a disk that all share makes nobody late. ``spare``:
+        nor is one that leaves, for now.
+        """
+        late: BoolArray = (self.leaving | self.departing[:, None]) & self.required & (not spare)
+        silent = self.silence_s > timeout_s
+        late[silent] |= self.in_sync[silent] & self.led
+        for flight in self.flights.values():
+            if not flight.committed or now - flight.committed_at <= timeout_s:
+                break
+            missing = self.missing(flight.touched, flight.lasts)
+            flight.stuck = bool(missing.any())
+            for slot in np.flatnonzero(missing.any(axis=1)).tolist():
+                late[slot, flight.touched[missing[slot]]] = True
+        taking = np.flatnonzero(self.led & ~self.ready & (now - self.adopted_at > timeout_s))
+        if len(taking):
+            starts = self.epochs[taking] << np.uint64(40)
+            late[:, taking] |= self.required[:, taking] & (self.acked[:, taking] < starts)
+        return late
+
+    # --- what follows from it --------------------------------------------------------------
+
+    def live_in_sync(self) -> U64Array:
+        """Return how many live in-sync replicas each partition has, this node included."""
+        count: U64Array = 1 + (self.in_sync & self.live[:, None]).sum(axis=0)
+        return count
+
+    def purge_bounds(self, partition_ids: U32Array) -> U64Array:
+        """Return through which sequence each partition's tombstones may be purged: what every
+        required follower holds, and no pass needs. 0 where it is not served here.
+        """
+        p = partition_ids
+        bounds: U64Array = self.completed[p].copy()
+        if len(self.live):
+            acked = np.where(self.required[:, p], self.acked[:, p], np.uint64(NO_SEQUENCE))
+            bounds = np.minimum(bounds, acked.min(axis=0))
+            bounds = np.minimum(bounds, self.holds[:, p].min(axis=0))
+        return np.where(self.ready[p], bounds, np.uint64(0))
+
+    def members(self, mask: BoolArray) -> list[NodeNumber]:
+        """Return the nodes of a mask over slots."""
+        return [self.numbers[slot] for slot in np.flatnonzero(mask).tolist()]

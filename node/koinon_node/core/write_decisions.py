@@ -1,0 +1,458 @@
+"""A primary's decisions over the partitions it leads: sequences, conditions, what is in flight.
+
+Invariants:
+- Sequences rise by one a write within a partition, from ``primary_epoch << 40`` + 1, and are never
+  given twice: a process adopts an epoch once, and a new process gets a new one. None is of another
+  epoch than the one that was adopted: where an epoch's are used up writes are refused. Long before
+  (``SPARE_SEQUENCES``) the partition goes on under a new epoch (core/proposals.py).
+- Conditions are evaluated in sequence order over what is pending and, below it, what is stored.
+  What goes to the store are effects only.
+- A record that has expired counts as absent; its removal is sequenced before what replaces it.
+
+State is held in columns over all partitions, because a batch of 1,000 rows touches most of them.
+Pure: the driver brings stored records and the time, and carries the effects to the writer.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+import numpy as np
+
+from koinon_node.core.records import (
+    BoolArray,
+    Record,
+    U32Array,
+    U64Array,
+    decode_record,
+    encode_record,
+    encode_records,
+    encode_tombstone,
+    expiry_key,
+    partition_of_data_key,
+)
+from koinon_proto.contract.errors import ConditionFailedError, PartitionOfflineError
+from koinon_proto.contract.table import SEQUENCE_COUNTER_BITS, first_sequence
+
+SPARE_SEQUENCES = 1 << 36
+"""With fewer left a new epoch is asked for: for 19 hours at a million writes a second."""
+_COUNTER_MASK = (1 << SEQUENCE_COUNTER_BITS) - 1
+_ALL_SEQUENCES = np.uint64(_COUNTER_MASK + 1)  # of an epoch
+
+Stored = Callable[[Sequence[bytes]], Mapping[bytes, bytes]]
+"""Reads stored records by data key; absent keys are left out."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WriteRows:
+    """Rows to write, as columns: entry i belongs to row i. All limits have been checked."""
+
+    partition_ids: U32Array
+    keys: Sequence[bytes]  # data keys
+    values: Sequence[bytes]
+    deletes: frozenset[int] = frozenset()
+    expires_at_ms: Sequence[int] | None = None  # 0: never
+    conditions: Mapping[int, int] = field(default_factory=dict)  # row -> version
+
+
+@dataclass(kw_only=True, slots=True)
+class Effects:
+    """What a decision changes, and what it answers once that is durable."""
+
+    versions: U64Array  # 0 for rows that wrote nothing
+    records: dict[bytes, bytes | None] = field(default_factory=dict)  # None: removed
+    expiry_keys: list[bytes] = field(default_factory=list)
+    touched: U32Array = field(default_factory=lambda: np.zeros(0, np.uint32))
+    absent: list[int] = field(default_factory=list)  # deletes that found no record
+    failed: dict[int, ConditionFailedError] = field(default_factory=dict)
+    observed_group: int = 0  # the oldest uncommitted group that was looked at; 0: none
+    observed: dict[int, set[int]] = field(default_factory=dict)
+    """Groups in flight that were looked at, with the partitions that they were for."""
+
+
+class PendingWrites:
+    """The records of the groups that are not complete yet, oldest group first.
+
+    A group is filled until it is sealed, is committed here in order, and is complete when all
+    replicas that have to hold it do: of two groups that write one partition the older first, others
+    in any order. A condition looks at what is not committed here and else at the store; a read does
+    not see what is not complete. Within a group the last record of a key wins.
+
+    A group that merges what a bulk load staged in a partition *claims* it: what it writes there is
+    known to the store alone. Until it is complete, reads of the partition wait for it, and nothing
+    is decided upon what the partition holds; rows that are written without looking go on, in later
+    groups.
+
+    A record of None is a removal that leaves nothing in the store. A read sees it as it sees any
+    other: by finding what the group leaves of the key, here nothing.
+    """
+
+    def __init__(self) -> None:
+        self._claims: dict[int, set[bytes]] = {}
+        self._removed: dict[int, list[bytes]] = {}  # of closed groups, sorted; made when asked for
+        self._uncommitted: dict[int, dict[bytes, bytes | None]] = {1: {}}
+        self._committed: dict[int, dict[bytes, bytes | None]] = {}
+        self._open = 1
+
+    @property
+    def open_group(self) -> int:
+        return self._open
+
+    def add(self, records: Mapping[bytes, bytes | None]) -> None:
+        self._uncommitted[self._open].update(records)
+
+    def claim(self, prefix: bytes) -> None:
+        """The open group merges what was staged in the partition of this prefix."""
+        self._claims.setdefault(self._open, set()).add(prefix)
+
+    def unclaim(self, group: int, prefixes: Collection[bytes]) -> None:
+        """What the group has merged in these partitions is complete, though the group is not."""
+        if group in self._claims:
+            self._claims[group].difference_update(prefixes)
+
+    @property
+    def claimed(self) -> bool:
+        """Whether any group claims a partition."""
+        return bool(self._claims)
+
+    def claiming(self, prefixes: Collection[bytes]) -> list[int]:
+        """Return the groups that claim one of these partitions."""
+        return [g for g, claimed in self._claims.items() if not claimed.isdisjoint(prefixes)]
+
+    def seal(self) -> int:
+        """Close the open group, open the next, and return the number of the closed one."""
+        sealed = self._open
+        self._open += 1
+        self._uncommitted[self._open] = {}
+        return sealed
+
+    def records_of(self, group: int) -> Mapping[bytes, bytes | None]:
+        """Return the records of a group that is not committed."""
+        return self._uncommitted[group]
+
+    def replace(self, group: int, records: dict[bytes, bytes | None]) -> None:
+        """Some of the group's writes were refused; these are left."""
+        self._uncommitted[group] = records
+        self._removed.pop(group, None)
+
+    def commit(self, group: int) -> None:
+        """The group is durable here (or has failed): the store says what it left."""
+        self._committed[group] = self._uncommitted.pop(group)
+
+    def complete(self, group: int) -> None:
+        """The committed group is durable wherever it has to be."""
+        del self._committed[group]
+        self._claims.pop(group, None)
+        self._removed.pop(group, None)
+
+    def forget(self, prefixes: Collection[bytes]) -> None:
+        """What committed groups hold of these partitions counts no more: they are led anew."""
+        for group, records in self._committed.items():
+            kept = {k: r for k, r in records.items() if k[:2] not in prefixes}
+            self._committed[group] = kept
+            self._removed.pop(group, None)
+        for group, claimed in self._claims.items():
+            if group in self._committed:
+                claimed.difference_update(prefixes)
+
+    def overlapping(self, keys: Collection[bytes]) -> list[int]:
+        """Return the groups that write one of ``keys``, newest first; those that claim its
+        partition are among them.
+        """
+        return [
+            *_overlapping(self._uncommitted, keys),
+            *_overlapping(self._committed, keys),
+            *self._claiming(keys),
+        ]
+
+    def _claiming(self, keys: Collection[bytes]) -> list[int]:
+        return self.claiming({key[:2] for key in keys}) if self._claims else []
+
+    def incomplete(self, keys: Collection[bytes]) -> list[int]:
+        """Return the groups that are in the store, not complete, and write one of ``keys``."""
+        return _overlapping(self._committed, keys) if self._committed else []
+
+    def seen(self, keys: Collection[bytes], rows: Sequence[tuple[bytes, bytes]]) -> list[int]:
+        """Return the groups, not complete, of which a read of ``keys`` from the store may have seen
+        something; ``rows`` are the (key, record) that it found. One that is being committed is in
+        the store a moment before its answer comes: it may have been seen where a key has what it
+        leaves there.
+        """
+        return [*self._seen(keys, rows), *self._claiming(keys)]
+
+    def seen_in_scan(
+        self, head: bytes, after: bytes, rows: Sequence[tuple[bytes, bytes]], *, more: bool
+    ) -> list[int]:
+        """As ``seen``, of a read of all data keys that begin with ``head`` and follow ``after``, up
+        to the last of ``rows`` if there are ``more``, else to the end.
+        """
+        if more and not rows:
+            return []  # it looked at nothing
+        keys = [key for key, _ in rows]
+        last = keys[-1] if more else None
+        for group in self:
+            if group != self._open:
+                removed = self._removed_by(group)
+                for key in islice(removed, bisect_left(removed, max(head, after)), None):
+                    if not key.startswith(head) or (last is not None and key > last):
+                        break
+                    keys.append(key)
+        claiming = self.claiming((head[:2],)) if self._claims else []
+        return [*self._seen(keys, rows), *claiming]
+
+    def _removed_by(self, group: int) -> list[bytes]:
+        removed = self._removed.get(group)
+        if removed is None:
+            records = self._committed.get(group) or self._uncommitted.get(group) or {}
+            gone = (key for key, record in records.items() if record is None)
+            removed = self._removed[group] = sorted(gone) if None in records.values() else []
+        return removed
+
+    def _seen(self, keys: Collection[bytes], rows: Sequence[tuple[bytes, bytes]]) -> list[int]:
+        sealed = [
+            (group, records)
+            for group, records in self._uncommitted.items()
+            if group != self._open and records and not records.keys().isdisjoint(keys)
+        ]
+        if not sealed:
+            return self.incomplete(keys)
+        found = dict(rows)
+        committing = [
+            group
+            for group, records in sealed
+            if any(key in records and records[key] == found.get(key) for key in keys)
+        ]
+        return [*committing, *self.incomplete(keys)]
+
+    def find(self, key: bytes) -> tuple[int, bytes | None]:
+        """Return (group, record) of the newest uncommitted write of ``key``; group 0 if none."""
+        for group, records in reversed(self._uncommitted.items()):
+            if key in records:
+                return group, records[key]
+        return 0, None
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self._committed
+        yield from self._uncommitted
+
+
+def _overlapping(
+    groups: dict[int, dict[bytes, bytes | None]], keys: Collection[bytes]
+) -> list[int]:
+    return [
+        group
+        for group, records in reversed(groups.items())
+        if records and not records.keys().isdisjoint(keys)
+    ]
+
+
+class Primaries:
+    """The write positions of all partitions. ``epochs[p]`` 0: never led by this process."""
+
+    def __init__(
+        self, complete_through: U64Array, purge_floors: U64Array, tombstone_ms: int = 600_000
+    ) -> None:
+        self.epochs = np.zeros(len(complete_through), np.uint64)
+        self.last_sequences = complete_through.copy()
+        self.purge_floors = purge_floors  # shared with what else is known of the copies
+        self.replicated = np.zeros(len(complete_through), np.bool_)
+        self.tombstone_ms = tombstone_ms
+
+    def nearly_used_up(self, size: int) -> BoolArray:
+        """Return which of the first ``size`` partitions have few sequences left in their epoch."""
+        counters = self.last_sequences[:size] & np.uint64(_COUNTER_MASK)
+        few: BoolArray = counters > np.uint64(_COUNTER_MASK - SPARE_SEQUENCES)
+        return few
+
+    def adopt(self, partition_id: int, primary_epoch: int) -> None:
+        """Lead the partition in ``primary_epoch``; its counter starts anew."""
+        if primary_epoch <= int(self.epochs[partition_id]):
+            raise AssertionError(f"partition {partition_id}: epoch {primary_epoch} adopted twice")
+        self.epochs[partition_id] = primary_epoch
+        start = first_sequence(primary_epoch)
+        if start <= int(self.last_sequences[partition_id]):
+            raise AssertionError(f"partition {partition_id}: sequences above epoch {primary_epoch}")
+        self.last_sequences[partition_id] = start
+
+    def assign(self, partition_ids: U32Array) -> U64Array:
+        """Give each row its sequence, in row order within each partition.
+
+        Raises:
+            PartitionOfflineError: a partition's epoch has not so many left; none was given.
+        """
+        rows = len(partition_ids)
+        if rows == 1:
+            return np.array([self.take(int(partition_ids[0]))], np.uint64)
+        order = np.argsort(partition_ids, kind="stable")
+        ordered = partition_ids[order]
+        starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
+        counts = np.diff(np.append(starts, rows))
+        touched = ordered[starts]
+        before = self.last_sequences[touched]
+        after = before + counts.astype(np.uint64)
+        carried = (before ^ after) >= _ALL_SEQUENCES
+        if carried.any():
+            raise _used_up(int(touched[carried][0]))
+        ranks = np.arange(1, rows + 1) - np.repeat(starts, counts)
+        sequences = np.empty(rows, np.uint64)
+        sequences[order] = self.last_sequences[ordered] + ranks.astype(np.uint64)
+        self.last_sequences[touched] = after
+        return sequences
+
+    def take(self, partition_id: int) -> int:
+        """Give one sequence.
+
+        Raises:
+            PartitionOfflineError: the partition's epoch has none left.
+        """
+        sequence = int(self.last_sequences[partition_id]) + 1
+        if not sequence & _COUNTER_MASK:
+            raise _used_up(partition_id)
+        self.last_sequences[partition_id] = sequence
+        return sequence
+
+
+def _used_up(partition_id: int) -> PartitionOfflineError:
+    return PartitionOfflineError(
+        partition_id=partition_id, reason="its epoch has no sequences left; a new one is asked for"
+    )
+
+
+def decide_write(
+    rows: WriteRows, primaries: Primaries, pending: PendingWrites, stored: Stored, now_ms: int
+) -> Effects:
+    """Sequence the rows and return what they do. Adds the records to ``pending``."""
+    if rows.deletes or rows.conditions:
+        effects = _Decision(rows, primaries, pending, stored, now_ms).run()
+    else:
+        sequences = primaries.assign(rows.partition_ids)
+        records = encode_records(sequences, rows.values, rows.expires_at_ms)
+        effects = Effects(
+            versions=sequences,
+            records=dict(zip(rows.keys, records, strict=True)),
+            touched=np.unique(rows.partition_ids),
+        )
+        if rows.expires_at_ms is not None:
+            pairs = zip(rows.expires_at_ms, rows.keys, strict=True)
+            effects.expiry_keys = [expiry_key(at, key) for at, key in pairs if at]
+    pending.add(effects.records)
+    return effects
+
+
+def decide_expiry(
+    keys: Sequence[bytes],
+    primaries: Primaries,
+    pending: PendingWrites,
+    stored: Stored,
+    now_ms: int,
+) -> Effects:
+    """Sequence the removal of those of ``keys`` whose current record has expired."""
+    partition_ids = np.array([int.from_bytes(key[:2], "big") for key in keys], np.uint32)
+    rows = WriteRows(partition_ids=partition_ids, keys=keys, values=())
+    decision = _Decision(rows, primaries, pending, stored, now_ms)
+    for row in range(len(keys)):
+        decision.current(row)
+    effects = decision.finish()
+    pending.add(effects.records)
+    return effects
+
+
+class _Decision:
+    """One batch's evaluation, row by row: only for batches that have to look before they write."""
+
+    def __init__(
+        self,
+        rows: WriteRows,
+        primaries: Primaries,
+        pending: PendingWrites,
+        stored: Stored,
+        now_ms: int,
+    ) -> None:
+        self._rows = rows
+        self._primaries = primaries
+        self._pending = pending
+        self._now_ms = now_ms
+        self._effects = Effects(versions=np.zeros(len(rows.keys), np.uint64))
+        self._partitions: list[int] = rows.partition_ids.tolist()
+        self._touched: set[int] = set()
+        looked_at = rows.deletes | rows.conditions.keys()
+        keys = [rows.keys[row] for row in looked_at] if looked_at else rows.keys
+        self._stored = stored(keys)
+        self._in_flight = bool(pending.overlapping(set(keys)))
+
+    def run(self) -> Effects:
+        rows, effects = self._rows, self._effects
+        for row, key in enumerate(rows.keys):
+            is_delete, condition = row in rows.deletes, rows.conditions.get(row)
+            if is_delete or condition is not None:
+                record = self.current(row)
+                version = record.sequence if record else 0
+                if condition is not None and condition != version:
+                    effects.failed[row] = ConditionFailedError(
+                        expected_version=condition, current_version=version
+                    )
+                    continue
+                if is_delete and record is None:
+                    effects.absent.append(row)
+                    continue
+            sequence = self._take(row)
+            effects.versions[row] = sequence
+            if is_delete:
+                self._remove(row, sequence)
+            else:
+                expires_at_ms = rows.expires_at_ms[row] if rows.expires_at_ms else 0
+                effects.records[key] = encode_record(sequence, rows.values[row], expires_at_ms)
+                if expires_at_ms:
+                    effects.expiry_keys.append(expiry_key(expires_at_ms, key))
+        return self.finish()
+
+    def current(self, row: int) -> Record | None:
+        """Return the live record under the row's key; an expired one is removed in passing."""
+        key = self._rows.keys[row]
+        data = self._lookup(key)
+        record = decode_record(data) if data is not None else None
+        if record is None or record.tombstone:
+            return None
+        if record.expired(self._now_ms):
+            self._remove(row, self._take(row))
+            return None
+        return record
+
+    def finish(self) -> Effects:
+        self._effects.touched = np.array(sorted(self._touched), np.uint32)
+        return self._effects
+
+    def _lookup(self, key: bytes) -> bytes | None:
+        if key in self._effects.records:
+            return self._effects.records[key]
+        if self._in_flight:
+            effects = self._effects
+            partition_id = partition_of_data_key(key)
+            for incomplete in self._pending.incomplete((key,)):
+                effects.observed.setdefault(incomplete, set()).add(partition_id)
+            group, data = self._pending.find(key)
+            if group:
+                effects.observed.setdefault(group, set()).add(partition_id)
+                observed = effects.observed_group
+                effects.observed_group = min(observed, group) if observed else group
+                return data
+        return self._stored.get(key)
+
+    def _take(self, row: int) -> int:
+        partition_id = self._partitions[row]
+        self._touched.add(partition_id)
+        return self._primaries.take(partition_id)
+
+    def _remove(self, row: int, sequence: int) -> None:
+        key, partition_id = self._rows.keys[row], self._partitions[row]
+        if self._primaries.replicated[partition_id]:
+            purge_at_ms = self._now_ms + self._primaries.tombstone_ms
+            self._effects.records[key] = encode_tombstone(sequence, purge_at_ms)
+            self._effects.expiry_keys.append(expiry_key(purge_at_ms, key))
+            return
+        # With one replica nobody needs a tombstone: the purge floor says that one was here.
+        self._effects.records[key] = None
+        self._primaries.purge_floors[partition_id] = sequence

@@ -1,0 +1,1 @@
+"""Membership of a node: registration, heartbeats, the lease, and news of the table."""

@@ -1,0 +1,530 @@
+"""The node's part in membership: registers, heartbeats, holds the lease, follows the table.
+
+Runs on a thread of its own with blocking gRPC calls, so that a loop busy with bulk writes cannot
+starve heartbeats: the thread needs the GIL for a moment every interval and nothing of the loop.
+It is the only one that changes the table. What others bring (a watched update, an answer of the
+leader, a partition that is ready) waits in its queue and is taken between two heartbeats, at once.
+
+Order within an acknowledged heartbeat: the table in the reply is applied and published, then the
+lease is extended, counted from when the heartbeat was sent. A table is published (NodeState.served)
+before the event loop hears of it. What has to be persisted goes to the loop's writer and is waited
+for without holding up heartbeats.
+
+A loop that does not turn (a call into C that hangs, a debugger) serves nobody, and this thread
+would keep its lease for ever. So it asks the loop for a sign with each heartbeat; where none has
+come for three leases it gives up the lease, says farewell, and registers again once the loop turns.
+
+Transitions: unregistered -> (Register answered, epoch durable) -> registered -> (NodeFenced)
+-> unregistered, for ever; WrongCluster and DuplicateNode end the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import random
+import secrets
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, Protocol
+
+import grpc
+
+from koinon_node.config import NodeConfig
+from koinon_node.core.assignment import Adoption, Assignment, HostCommand, ServedPartitions
+from koinon_node.core.lease import NO_LEASE, heartbeat_timeout_s
+from koinon_node.core.loop_watchdog import LoopWatch
+from koinon_node.membership.coordinator_calls import Connect, Coordinators, Route, connect
+from koinon_node.membership.table_watch import TableWatch
+from koinon_node.state import NodeState
+from koinon_node.storage.store import CLUSTER_ID, NODE_EPOCH, REGISTRATION_ID, Identity
+from koinon_proto.contract import convert
+from koinon_proto.contract.errors import (
+    ConfigurationError,
+    DuplicateNodeError,
+    InvalidArgumentError,
+    KoinonError,
+    MembershipChangeError,
+    NodeFencedError,
+    RegistrationPendingError,
+    UnknownNodeError,
+    UnsupportedVersionError,
+    WrongClusterError,
+)
+from koinon_proto.contract.table import NodeId, NodeNumber, Table, apply_update
+from koinon_proto.process.measures import Histogram
+from koinon_proto.v1 import membership_pb2, table_pb2
+
+log = logging.getLogger(__name__)
+
+PROTOCOL_VERSION = 1
+_FATAL = (
+    WrongClusterError,
+    DuplicateNodeError,
+    ConfigurationError,
+    UnsupportedVersionError,
+    InvalidArgumentError,
+)
+_BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.05, 1.0
+_REMOVED_RETRY_S = 30.0
+_FAREWELL_S_MAX = 1.0
+_FAREWELL_TIMEOUT_S = 0.5  # of one attempt
+_LOOP_PATIENCE_LEASES = 3.0
+"""For so many leases the loop may give no sign: far longer than its longest piece of work."""
+
+Event = Callable[[], None]
+"""What the agent's thread is to do next."""
+
+
+class Host(Protocol):
+    """What the agent needs of the event loop's side. Coroutines and ``on_table`` run on the loop,
+    ``stats`` and ``progress`` on the agent's thread.
+    """
+
+    async def adopt(self, adoptions: Sequence[Adoption]) -> None:
+        """Persist the epochs and take the partitions over; each is reported with
+        ``Agent.on_ready`` when it may be led. Returns or raises once they are persisted.
+        """
+
+    async def put_meta(self, values: Mapping[bytes, str]) -> None: ...
+    def on_table(self, table: Table, number: NodeNumber, node_epoch: int) -> None:
+        """A newer table, or another epoch of this node (0: fenced), has been published; or this
+        epoch's first heartbeat has been acknowledged.
+        """
+
+    def stats(self) -> membership_pb2.NodeStats: ...
+    def progress(self) -> Sequence[membership_pb2.ReplicaProgress]: ...
+
+
+class Agent:
+    """The thread. ``on_fatal`` is called, on that thread, with what must end the process."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        identity: Identity,
+        seen_epochs: Mapping[int, int],
+        state: NodeState,
+        host: Host,
+        on_fatal: Callable[[BaseException], None],
+        connect: Connect = connect,
+    ) -> None:
+        self._config = config
+        self._identity = identity
+        self._cluster_id = identity.cluster_id
+        self._node_epoch = 0  # of this process; 0 while unregistered
+        self._last_node_epoch = identity.node_epoch
+        self._registration_id = identity.registration_id
+        self._state = state
+        self._host = host
+        self._on_fatal = on_fatal
+        self._assignment = Assignment(NodeId(config.node_id), seen_epochs)
+        self._now = state.now
+        self._coordinators = Coordinators(config.coordinators, self._now, connect)
+        self._watch = TableWatch(
+            lambda: (self._cluster_id, state.served.table_version),
+            lambda: self._coordinators.route.current,
+            lambda update: self._events.put(partial(self._apply_table, update)),
+            connect,
+        )
+        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._stopping = threading.Event()
+        self._farewell = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_thread = 0  # the identifier of the thread that runs the loop
+        self._asked = False  # for a sign that the loop turns, which has not come yet
+        self._signs = 0  # that the loop has given; the loop alone changes it
+        self._untold = False  # the loop's side is about to look at what is published
+        self._thread = threading.Thread(target=self._run, name="agent", daemon=True)
+        self._heartbeat_interval_s = 0.2
+        self._lease_s = 1.0
+        self._held_lease = False
+        self.lease_losses = 0  # while this process went on
+        self.heartbeat_seconds = Histogram()  # those that were acknowledged
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Begin; ``loop`` is where the host's coroutines run, and this too."""
+        self._loop, self._loop_thread = loop, threading.get_ident()
+        self._thread.start()
+
+    def stop(self, *, farewell: bool = False) -> None:
+        """Ask the thread to end; it holds no lease any more when this returns. ``farewell``: the
+        leader is told that this node has left, unless that takes long.
+        """
+        self._farewell = farewell
+        self._stopping.set()
+        self._events.put(None)
+        self._watch.stop()
+        if farewell:
+            self._thread.join(timeout=_FAREWELL_S_MAX)
+        self._coordinators.close()  # ends a call that waits for its answer
+        self._thread.join(timeout=10.0)
+        self._state.lease = NO_LEASE
+
+    # --- from other threads ----------------------------------------------------------------
+
+    def on_ready(self, adoptions: Sequence[Adoption]) -> None:
+        """These partitions have been taken over and may be led."""
+        self._events.put(partial(self._ready, tuple(adoptions)))
+
+    def registration(self) -> tuple[str, int, int, str] | None:
+        """Return (cluster id, node epoch, table version, registration id); None while
+        unregistered.
+        """
+        served = self._state.served
+        if not served.node_epoch:
+            return None
+        registration_id = self._state.registration_id
+        return self._cluster_id, served.node_epoch, served.table_version, registration_id
+
+    def route(self) -> Route:
+        """Return the way to the coordinators as it is known now."""
+        known = self._coordinators.route
+        return Route(known.addresses, known.current)
+
+    async def hand_table(self, update: table_pb2.TableUpdate | None) -> None:
+        """Return once the update, and all that came before it, is applied and the loop's side has
+        seen it. Never returns if the agent has ended.
+        """
+        loop = asyncio.get_running_loop()
+        seen: asyncio.Future[None] = loop.create_future()
+
+        def apply() -> None:
+            if update is not None:
+                self._apply_table(update)
+            loop.call_soon_threadsafe(_resolve, seen)
+
+        self._events.put(apply)
+        await seen
+
+    # --- the thread ------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                if self._register():
+                    self._heartbeat_until_fenced()
+            if self._farewell and self._node_epoch:
+                self._say_farewell()
+        except BaseException as error:
+            if self._stopping.is_set():
+                return
+            self._state.lease = NO_LEASE
+            self._on_fatal(error)
+
+    def _say_farewell(self) -> None:
+        """Have the leader fence this epoch at once: its lease, which is given up first, is then
+        waited for by nobody, this node's next life least of all.
+        """
+        self._state.lease = NO_LEASE
+        request = membership_pb2.LeaveRequest(
+            cluster_id=self._cluster_id,
+            node_id=self._config.node_id,
+            node_epoch=self._node_epoch,
+            registration_id=self._state.registration_id,
+        )
+        try:
+            self._coordinators.leave(request, timeout_s=_FAREWELL_TIMEOUT_S)
+        except (KoinonError, grpc.RpcError) as error:
+            log.info("no coordinator took the farewell error=%s", _describe(error))
+
+    # --- registration ----------------------------------------------------------------------
+
+    def _register(self) -> bool:
+        """Register, however long it takes; return False if the node is stopping."""
+        if not self._registration_id:
+            self._registration_id = secrets.token_hex(16)
+            self._wait(self._host.put_meta({REGISTRATION_ID: self._registration_id}))
+        backoff_s = _BACKOFF_MIN_S
+        while not self._stopping.is_set():
+            try:
+                reply = self._coordinators.register(self._register_request())
+            except _FATAL:
+                raise
+            except RegistrationPendingError as error:
+                log.info("registration pending retry_after_ms=%d", error.retry_after_ms)
+                self._pause(max(error.retry_after_ms, 10) / 1000)
+                continue
+            except MembershipChangeError as error:
+                log.warning("registration refused: stop this process error=%s", error)
+                self._pause(_REMOVED_RETRY_S)
+                continue
+            except (KoinonError, grpc.RpcError) as error:
+                log.info("registration failed error=%s", _describe(error))
+                self._pause(backoff_s * random.uniform(0.5, 1.0))
+                backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
+                continue
+            self._on_registered(reply)
+            return True
+        return False
+
+    def _register_request(self) -> membership_pb2.RegisterRequest:
+        return membership_pb2.RegisterRequest(
+            protocol_version=PROTOCOL_VERSION,
+            cluster_id=self._cluster_id,
+            node_id=self._config.node_id,
+            address=self._config.advertise,
+            rack=self._config.rack,
+            store_id=self._identity.store_id,
+            last_node_epoch=self._last_node_epoch,
+            registration_id=self._registration_id,
+            weight=self._config.weight,
+        )
+
+    def _on_registered(self, reply: membership_pb2.RegisterResponse) -> None:
+        if self._cluster_id and reply.cluster_id != self._cluster_id:
+            raise WrongClusterError(
+                expected_cluster_id=self._cluster_id, actual_cluster_id=reply.cluster_id
+            )
+        self._wait(
+            self._host.put_meta(
+                {
+                    CLUSTER_ID: reply.cluster_id,
+                    NODE_EPOCH: str(reply.node_epoch),
+                    REGISTRATION_ID: "",
+                }
+            )
+        )
+        self._state.registration_id, self._registration_id = self._registration_id, ""
+        self._cluster_id = reply.cluster_id
+        self._node_epoch = self._last_node_epoch = reply.node_epoch
+        self._heartbeat_interval_s = reply.heartbeat_interval_ms / 1000
+        self._lease_s = reply.lease_ms / 1000
+        self._assignment.on_registered(reply.node_epoch)
+        log.info(
+            "registered cluster=%s node=%s node_epoch=%d",
+            reply.cluster_id,
+            self._config.node_id,
+            reply.node_epoch,
+        )
+        if reply.HasField("table"):
+            self._apply_table(reply.table)
+        else:
+            self._publish()
+        self._watch.start()
+
+    # --- heartbeats ------------------------------------------------------------------------
+
+    def _heartbeat_until_fenced(self) -> None:
+        """Heartbeat at the interval, and at once when something was carried out."""
+        last_heard = self._now()
+        loop_watch = LoopWatch(last_heard)
+        while not self._stopping.is_set():
+            sent_at = self._now()
+            silent_s = loop_watch.silent_s(self._signs, sent_at)
+            if silent_s > _LOOP_PATIENCE_LEASES * self._lease_s:
+                self._leave_with_a_hung_loop(silent_s)
+                return
+            self._ask_for_a_sign()
+            try:
+                self._heartbeat()
+            except (NodeFencedError, UnknownNodeError) as error:
+                self._on_fenced(error)
+                return
+            except _FATAL:
+                raise
+            except (KoinonError, grpc.RpcError) as error:
+                log.debug("heartbeat failed error=%s", _describe(error))
+                self._note_lease()
+                if self._now() - last_heard > self._lease_s:
+                    log.warning(
+                        "lease lost: no coordinator acknowledges error=%s", _describe(error)
+                    )
+                    last_heard = self._now()
+                self._pause(random.uniform(0.01, 0.05))
+                continue
+            last_heard = sent_at
+            self._take_events(sent_at + self._heartbeat_interval_s)
+
+    def _ask_for_a_sign(self) -> None:
+        assert self._loop is not None
+        if not self._asked:
+            self._asked = True
+            self._loop.call_soon_threadsafe(self._give_a_sign)
+
+    def _give_a_sign(self) -> None:
+        self._signs += 1
+        self._asked = False
+
+    def _leave_with_a_hung_loop(self, silent_s: float) -> None:
+        """Have others lead. The epoch is over, whether or not anybody hears of that: a farewell
+        that comes late must not end a lease that was taken up again.
+        """
+        frame = sys._current_frames().get(self._loop_thread)
+        where = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else ""
+        log.critical(
+            "event loop does not turn: gives up its lease silent_s=%.1f at=%s", silent_s, where
+        )
+        self._say_farewell()
+        self._end_epoch()
+
+    def _heartbeat(self) -> None:
+        acknowledgements = self._assignment.acknowledgements()
+        table = self._assignment.table
+        request = membership_pb2.HeartbeatRequest(
+            cluster_id=self._cluster_id,
+            node_id=self._config.node_id,
+            node_epoch=self._node_epoch,
+            table_version=table.table_version if table else 0,
+            hosted=[_command_to_proto(command) for command in acknowledgements],
+            stats=self._host.stats(),
+            progress=self._host.progress(),
+            registration_id=self._state.registration_id,
+        )
+        timeout_s = heartbeat_timeout_s(self._lease_s, self._heartbeat_interval_s)
+        reply, sent_at = self._coordinators.heartbeat(request, timeout_s)
+        self._assignment.on_acknowledged(acknowledgements)
+        if reply.HasField("table"):
+            self._apply_table(reply.table)
+        self._assignment.on_commands(
+            HostCommand(c.partition_id, c.primary_epoch, c.partition_epoch) for c in reply.commands
+        )
+        self._lease_s = reply.lease_ms / 1000
+        self.heartbeat_seconds.observe(max(0.0, self._now() - sent_at))
+        held, confirmed = self._note_lease(), self._state.confirmed(self._node_epoch)
+        self._state.lease = self._state.lease.renewed(self._node_epoch, sent_at, self._lease_s)
+        self._note_lease()
+        if not held:
+            log.info("lease held node_epoch=%d lease_ms=%d", self._node_epoch, reply.lease_ms)
+        if not confirmed:
+            self._tell(self._state.served)
+        self._watch.heard_elsewhere(
+            self._coordinators.route.current, self._state.served.table_version
+        )
+
+    def _note_lease(self) -> bool:
+        """Return whether the lease holds; count it if it was lost since this was last asked."""
+        held = self._state.serving()
+        self.lease_losses += self._held_lease and not held
+        self._held_lease = held
+        return held
+
+    def _take_events(self, until: float) -> None:
+        """Wait for the next heartbeat's time, or for something that is worth one at once."""
+        for _ in range(self._events.qsize()):  # taken even where the time has come already
+            self._take_event(until)
+        while not self._stopping.is_set() and not self._assignment.acknowledgements():
+            if self._now() >= until or not self._take_event(until):
+                return
+
+    def _pause(self, seconds: float) -> None:
+        """Wait, taking events meanwhile."""
+        until = self._now() + seconds
+        while not self._stopping.is_set() and self._now() < until:
+            if not self._take_event(until):
+                return
+
+    def _take_event(self, until: float) -> bool:
+        """Take the next event; return False if none came in time."""
+        try:
+            event = self._events.get(timeout=max(until - self._now(), 0.0))
+        except queue.Empty:
+            return False
+        if event is not None:
+            event()
+        return True
+
+    def _on_fenced(self, error: KoinonError) -> None:
+        log.warning("fenced: registers again error=%s", error)
+        self._end_epoch()
+
+    def _end_epoch(self) -> None:
+        self._state.lease = NO_LEASE
+        self._note_lease()
+        self._node_epoch = 0
+        self._assignment.on_fenced()
+        self._publish()
+
+    # --- the table -------------------------------------------------------------------------
+
+    def _apply_table(self, message: table_pb2.TableUpdate) -> None:
+        before = self._assignment.table
+        table = apply_update(before, convert.update_from_proto(message))
+        if table is None or (table is before and self._state.served.node_epoch == self._node_epoch):
+            return
+        adoptions = self._assignment.on_table(table)
+        for refused in self._assignment.take_refused():
+            log.warning(
+                "assignment refused: epoch seen before partition=%d primary_epoch=%d", *refused
+            )
+        self._publish()
+        if adoptions:
+            log.debug(
+                "adopting partitions count=%d table_version=%d", len(adoptions), table.table_version
+            )
+            self._submit(self._host.adopt(adoptions)).add_done_callback(self._on_adopted)
+
+    def _on_adopted(self, done: Future[None]) -> None:
+        if not done.cancelled() and (error := done.exception()) is not None:
+            self._events.put(partial(_raise, error))
+
+    def _ready(self, adoptions: Sequence[Adoption]) -> None:
+        self._assignment.on_adopted(adoptions)
+        self._publish()
+        if self._by_moves(adoptions):
+            log.debug("leads partitions by moves taken_over=%d", len(adoptions))
+        else:
+            log.info("leads partitions taken_over=%d", len(adoptions))
+
+    def _by_moves(self, adoptions: Sequence[Adoption]) -> bool:
+        """Whether moves gave them all to this node: the coordinator logs plans, not steps."""
+        table = self._assignment.table
+        rows = [table.rows[a.partition_id] for a in adoptions] if table is not None else []
+        return all(row.adding or row.removing for row in rows)
+
+    def _publish(self) -> None:
+        before, served = self._state.served, self._assignment.served()
+        self._state.served = served
+        if served.table is not before.table or served.node_epoch != before.node_epoch:
+            self._tell(served)
+
+    def _tell(self, served: ServedPartitions) -> None:
+        """Have the loop's side look at what is published. It looks at the newest, once for all that
+        came while it was busy.
+        """
+        if served.table is not None and not self._untold:
+            assert self._loop is not None
+            self._untold = True
+            self._loop.call_soon_threadsafe(self._tell_newest)
+
+    def _tell_newest(self) -> None:
+        self._untold = False  # what is published from here on is told again
+        served = self._state.served
+        if served.table is not None:
+            self._host.on_table(served.table, served.node_number, served.node_epoch)
+
+    # --- between the threads ---------------------------------------------------------------
+
+    def _submit(self, coroutine: Coroutine[Any, Any, None]) -> Future[None]:
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def _wait(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        self._submit(coroutine).result()
+
+
+def _command_to_proto(command: HostCommand) -> membership_pb2.HostCommand:
+    return membership_pb2.HostCommand(
+        partition_id=command.partition_id,
+        primary_epoch=command.primary_epoch,
+        partition_epoch=command.partition_epoch,
+    )
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, grpc.Call):
+        return f"{error.code().name}: {error.details()}"
+    return str(error)
+
+
+def _resolve(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
+
+
+def _raise(error: BaseException) -> None:
+    raise error

@@ -1,0 +1,290 @@
+"""The node's ways to the coordinators: who leads them, and what is asked of whoever does.
+
+Two callers, alike in how they find the leader: the agent's thread with blocking calls, and a
+primary's proposals from the event loop (``LeaderCalls``). Only the leader answers; the others name
+it (NotLeader), and who does not answer at all is passed over for the next in turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import grpc
+
+from koinon_node.ports import RowChange
+from koinon_proto.contract.bounds import check_reply
+from koinon_proto.contract.errors import (
+    InternalError,
+    KoinonError,
+    NotLeaderError,
+    UnavailableError,
+    UnknownFateError,
+)
+from koinon_proto.contract.request_ids import onward
+from koinon_proto.server.rpc import CHANNEL_OPTIONS, error_of
+from koinon_proto.v1 import (
+    loads_pb2,
+    loads_pb2_grpc,
+    membership_pb2,
+    membership_pb2_grpc,
+    table_pb2,
+)
+
+Connect = Callable[[str], Any]
+"""Opens a channel to an address."""
+
+_REGISTER_TIMEOUT_S = 5.0
+_ALTER_TIMEOUT_S = 2.0
+_READY_TIMEOUT_S = 0.5  # of a connection that is being made
+_HAND_TABLE_TIMEOUT_S = 5.0
+_PAUSE_MIN_S, _PAUSE_MAX_S = 0.05, 0.1
+
+_READY = grpc.ChannelConnectivity.READY
+_REFUSED = grpc.ChannelConnectivity.TRANSIENT_FAILURE
+
+
+def connect(address: str) -> Any:
+    """Open a channel for blocking calls."""
+    return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+
+def connect_aio(address: str) -> Any:
+    """Open a channel for the event loop."""
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+
+class Route:
+    """The coordinators' addresses, and which of them is believed to lead."""
+
+    def __init__(self, addresses: Sequence[str], current: str = "") -> None:
+        self.addresses = list(addresses)
+        self.current = current or random.choice(self.addresses)
+
+    def follow(self, error: NotLeaderError) -> None:
+        """Go where a member that does not lead points to; elsewhere if it does not know."""
+        if error.leader_address and error.leader_address != self.current:
+            self.current = error.leader_address
+            if error.leader_address not in self.addresses:
+                self.addresses.append(error.leader_address)
+        else:
+            self.pass_over()
+
+    def pass_over(self) -> None:
+        """Go on to the next in turn."""
+        place = self.addresses.index(self.current)
+        self.current = self.addresses[(place + 1) % len(self.addresses)]
+
+
+class Coordinators:
+    """Blocking calls to the leader, for one thread. ``close`` may be called from any."""
+
+    def __init__(
+        self, addresses: Sequence[str], now: Callable[[], float], connect: Connect = connect
+    ) -> None:
+        self.route = Route(addresses)
+        self._now = now
+        self._connect = connect
+        self._channels: dict[str, grpc.Channel] = {}
+
+    def register(self, request: membership_pb2.RegisterRequest) -> membership_pb2.RegisterResponse:
+        """Ask once around; raises the last failure if nobody answered."""
+        reply: membership_pb2.RegisterResponse = self._around(
+            lambda stub: stub.Register(request, timeout=_REGISTER_TIMEOUT_S, metadata=onward())
+        )
+        return reply
+
+    def heartbeat(
+        self, request: membership_pb2.HeartbeatRequest, timeout_s: float
+    ) -> tuple[membership_pb2.HeartbeatResponse, float]:
+        """Return (reply, when the acknowledged attempt was sent)."""
+
+        def attempt(stub: Any) -> tuple[membership_pb2.HeartbeatResponse, float]:
+            sent_at = self._now()
+            return stub.Heartbeat(request, timeout=timeout_s), sent_at
+
+        reply: tuple[membership_pb2.HeartbeatResponse, float] = self._around(attempt)
+        return reply
+
+    def leave(self, request: membership_pb2.LeaveRequest, timeout_s: float) -> None:
+        """Ask once around; raises the last failure if nobody answered."""
+        self._around(lambda stub: stub.Leave(request, timeout=timeout_s))
+
+    def close(self) -> None:
+        for channel in list(self._channels.values()):
+            channel.close()
+
+    def _around(self, attempt: Callable[[Any], Any]) -> Any:
+        """Try the current coordinator and those that it leads to, each at most once or twice."""
+        failure: Exception | None = None
+        for _ in range(len(self.route.addresses) + 1):
+            try:
+                answer = attempt(self._stub(self.route.current))
+                check_reply(answer[0] if isinstance(answer, tuple) else answer)
+                return answer
+            except UnavailableError as error:
+                failure = error
+                self.route.pass_over()
+                continue
+            except grpc.RpcError as error:
+                failure = error_of(error) or error
+            if isinstance(failure, NotLeaderError):
+                self.route.follow(failure)
+            elif isinstance(failure, KoinonError):
+                raise failure
+            else:
+                self.route.pass_over()
+        assert failure is not None
+        raise failure
+
+    def _stub(self, address: str) -> Any:
+        if address not in self._channels:
+            self._channels[address] = self._connect(address)
+        return membership_pb2_grpc.MembershipStub(self._channels[address])  # type: ignore[no-untyped-call]
+
+
+class Member(Protocol):
+    """What proposals need of the agent."""
+
+    def registration(self) -> tuple[str, int, int, str] | None:
+        """Return (cluster id, node epoch, table version, registration id); None while
+        unregistered.
+        """
+
+    def route(self) -> Route:
+        """Return the way to the coordinators as the agent knows it now."""
+
+    async def hand_table(self, update: table_pb2.TableUpdate | None) -> None:
+        """Return once the update, and all that came before it, is applied and the loop's side has
+        seen it.
+        """
+
+
+class LeaderCalls:
+    """A primary's proposals (seams.CoordinatorCalls), from the event loop.
+
+    Nothing is sent before the connection stands, so that "never sent" is a fact: only then, or when
+    the other side refused by name, is another member asked. All else is of unknown fate.
+    """
+
+    def __init__(self, node_id: str, member: Member, connect: Connect = connect_aio) -> None:
+        self._node_id = node_id
+        self._member = member
+        self._connect = connect
+        self._channels: dict[str, Any] = {}
+
+    async def alter_partitions(self, changes: Sequence[RowChange]) -> frozenset[int]:
+        """See seams.CoordinatorCalls."""
+        registration = self._member.registration()
+        if registration is None:
+            await _pause()
+            raise UnavailableError(reason="the node is not registered")
+        cluster_id, node_epoch, table_version, registration_id = registration
+        request = membership_pb2.AlterPartitionsRequest(
+            cluster_id=cluster_id,
+            node_id=self._node_id,
+            node_epoch=node_epoch,
+            table_version=table_version,
+            changes=[_change_to_proto(change) for change in changes],
+            registration_id=registration_id,
+        )
+        reply: membership_pb2.AlterPartitionsResponse = await self._ask(
+            membership_pb2_grpc.MembershipStub, "AlterPartitions", request
+        )
+        update = reply.table if reply.HasField("table") else None
+        try:
+            async with asyncio.timeout(_HAND_TABLE_TIMEOUT_S):
+                await self._member.hand_table(update)
+        except TimeoutError:
+            raise UnknownFateError(reason="the table in the answer is not applied yet") from None
+        return frozenset(reply.rejected)
+
+    async def load_manifest(self, cluster_id: str, load_id: int) -> loads_pb2.LoadManifest:
+        """See seams.LoadCalls."""
+        request = loads_pb2.GetManifestRequest(cluster_id=cluster_id, load_id=load_id)
+        manifest: loads_pb2.LoadManifest = await self._ask(
+            loads_pb2_grpc.LoadsStub, "GetManifest", request
+        )
+        return manifest
+
+    async def report_merged(
+        self, cluster_id: str, load_id: int, partition_ids: Sequence[int]
+    ) -> None:
+        """See seams.LoadCalls."""
+        request = loads_pb2.ReportMergedRequest(
+            cluster_id=cluster_id, load_id=load_id, partition_ids=partition_ids
+        )
+        await self._ask(loads_pb2_grpc.LoadsStub, "ReportMerged", request)
+
+    async def close(self) -> None:
+        for channel in self._channels.values():
+            await channel.close()
+
+    async def _ask(self, stub_of: Any, method: str, request: Any) -> Any:
+        """Ask the leader, once around. A round in vain ends after a pause, so that a caller that
+        tries again at once does no harm.
+        """
+        route = self._member.route()
+        failure: KoinonError = UnavailableError(reason="no coordinator can be reached")
+        metadata = onward()
+        for _ in range(len(route.addresses) + 1):
+            channel = await self._standing(route.current)
+            if channel is None:
+                route.pass_over()
+                continue
+            try:
+                call = getattr(stub_of(channel), method)
+                answer = await call(request, timeout=_ALTER_TIMEOUT_S, metadata=metadata)
+                check_reply(answer)
+                return answer
+            except UnavailableError as error:  # an answer is no proof that nothing was proposed
+                raise UnknownFateError(reason=str(error)) from error
+            except grpc.aio.AioRpcError as error:
+                failure = _fate_of(error)
+                failure.request_id = metadata[0][1]
+            if not isinstance(failure, NotLeaderError):
+                raise failure
+            route.follow(failure)
+        await _pause()
+        raise failure
+
+    async def _standing(self, address: str) -> Any:
+        """Return a channel whose connection stands; None if it is refused, or not had soon."""
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = self._connect(address)
+        try:
+            async with asyncio.timeout(_READY_TIMEOUT_S):
+                while (state := channel.get_state(try_to_connect=True)) is not _READY:
+                    if state is _REFUSED:
+                        return None
+                    await channel.wait_for_state_change(state)
+        except TimeoutError:
+            return None
+        return channel
+
+
+def _fate_of(error: grpc.aio.AioRpcError) -> KoinonError:
+    """Return the refusal, if nothing was proposed for sure; else UnknownFateError."""
+    refusal = error_of(error)
+    if refusal is not None and not isinstance(refusal, InternalError):
+        return refusal
+    if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+        return UnavailableError(reason="the coordinators' leader knows no such call")
+    return UnknownFateError(reason=f"{error.code().name}: {error.details()}")
+
+
+def _change_to_proto(change: RowChange) -> membership_pb2.PartitionChange:
+    return membership_pb2.PartitionChange(
+        partition_id=change.partition_id,
+        primary_epoch=change.primary_epoch,
+        partition_epoch=change.partition_epoch,
+        in_sync=change.in_sync,
+        hand_over_to=change.hand_over_to,
+    )
+
+
+async def _pause() -> None:
+    await asyncio.sleep(random.uniform(_PAUSE_MIN_S, _PAUSE_MAX_S))

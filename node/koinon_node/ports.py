@@ -1,0 +1,110 @@
+"""Where a node's replication meets what is outside: other nodes, and the coordinator.
+
+The real ones are in peers.py (gRPC) and agent.py; the simulated ones, over a seeded network, clock
+and disk, in tests/simulation. Messages are those of v1/replication.proto.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from koinon_proto.contract.errors import KoinonError
+from koinon_proto.contract.table import NO_NODE, NodeInfo, NodeNumber
+from koinon_proto.v1 import loads_pb2, replication_pb2
+
+Sent = TypeVar("Sent", contravariant=True)
+Received = TypeVar("Received", covariant=True)
+
+
+@dataclass(kw_only=True, eq=False)
+class PeerLostError(KoinonError):
+    """The other node cannot be reached, or the stream to it has ended; begin again."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+class Stream(Protocol[Sent, Received]):
+    """One end of an ordered stream. Either end may be lost at any time, with what is in flight."""
+
+    def send(self, message: Sent) -> None:
+        """Queue the message (its order is kept). Raises PeerLostError once the stream has ended."""
+
+    @property
+    def queued_bytes(self) -> int:
+        """What has been queued here and not yet been handed to the network."""
+
+    async def receive(self) -> Received:
+        """Return the next message. Raises PeerLostError, or the typed error that the other side
+        ended the stream with.
+        """
+
+    def close(self, error: KoinonError | None = None) -> None:
+        """End the stream; a primary's end may say why. What was queued may be lost."""
+
+
+FollowerEnd = Stream[replication_pb2.FollowRequest, replication_pb2.FollowResponse]
+PrimaryEnd = Stream[replication_pb2.FollowResponse, replication_pb2.FollowRequest]
+
+
+class Peers(Protocol):
+    """A follower's way to primaries. Calls raise PeerLostError or the other side's typed error."""
+
+    def follow(self, node: NodeInfo) -> FollowerEnd: ...
+
+    async def read_page(
+        self, node: NodeInfo, request: replication_pb2.ReadPageRequest
+    ) -> replication_pb2.RecordPage: ...
+
+    async def read_keys(
+        self, node: NodeInfo, request: replication_pb2.ReadKeysRequest
+    ) -> replication_pb2.RecordPage: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowChange:
+    """A row as its primary wants it; see PartitionChange in v1/membership.proto."""
+
+    partition_id: int
+    primary_epoch: int
+    partition_epoch: int
+    in_sync: tuple[NodeNumber, ...]
+    hand_over_to: NodeNumber = NO_NODE
+
+
+class CoordinatorCalls(Protocol):
+    """A primary's way to the coordinators' leader."""
+
+    async def alter_partitions(self, changes: Sequence[RowChange]) -> frozenset[int]:
+        """Propose the changes; return the partitions whose change was rejected. The newer table has
+        been handed to the node before this returns.
+
+        Raises:
+            UnknownFateError: it may be committed, now or later.
+            KoinonError: nothing was proposed.
+        """
+
+
+class LoadCalls(Protocol):
+    """A primary's way to the coordinators' leader, about bulk loads. Both may be repeated."""
+
+    async def load_manifest(self, cluster_id: str, load_id: int) -> loads_pb2.LoadManifest:
+        """Return what is to be merged of a committed load.
+
+        Raises:
+            LoadClosedError: the load is not being merged.
+            KoinonError: the leader could not be asked.
+        """
+
+    async def report_merged(
+        self, cluster_id: str, load_id: int, partition_ids: Sequence[int]
+    ) -> None:
+        """Say that these partitions are merged, on all in-sync replicas.
+
+        Raises:
+            KoinonError: it is not known whether that has been taken.
+        """

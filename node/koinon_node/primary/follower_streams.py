@@ -1,0 +1,320 @@
+"""The followers of this primary: their streams, what they ask, and what is sent to them.
+
+A follower dials, says who it is, and opens partitions; what is streamed to it after the answer to
+an opening is all that comes after the point that the answer names. What it says of itself goes to
+the columns of ``leading``, and is forgotten there with its stream.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from koinon_node.config import Limits
+from koinon_node.core import records
+from koinon_node.core.copies import Copies
+from koinon_node.core.recent_writes import Journal
+from koinon_node.core.records import BoolArray, EpochStart, U32Array, U64Array
+from koinon_node.core.replica_tracker import Answer, Asked, Leading, Opening
+from koinon_node.ports import PeerLostError, PrimaryEnd
+from koinon_node.primary.sender import Batches, FollowerStream, GroupRows, Lag
+from koinon_node.storage.sizes import SizeEstimates
+from koinon_proto.contract import convert
+from koinon_proto.contract.errors import (
+    InvalidArgumentError,
+    KoinonError,
+    NodeFencedError,
+    NotPrimaryError,
+    TableBehindError,
+    UnsupportedVersionError,
+    WrongClusterError,
+)
+from koinon_proto.contract.table import NodeInfo, NodeNumber, Table, registration_digest
+from koinon_proto.v1 import replication_pb2
+
+log = logging.getLogger(__name__)
+
+PROTOCOL_VERSION = 1
+_NO_PARTITIONS = np.zeros(0, np.uint32)
+
+
+class Followers:
+    """All methods belong to the event loop's thread. ``advance`` is called when a follower has said
+    that it holds more, ``kick`` when something may be worth a proposal.
+    """
+
+    def __init__(
+        self,
+        sizes: SizeEstimates,
+        copies: Copies,
+        journal: Journal,
+        leading: Leading,
+        limits: Limits,
+        clock: Callable[[], float],
+        advance: Callable[[], None],
+        kick: Callable[[], None],
+    ) -> None:
+        self._sizes = sizes
+        self._copies = copies
+        self._journal = journal
+        self._leading = leading
+        self._limits = limits
+        self._clock = clock
+        self._advance = advance
+        self._kick = kick
+        self._streams: dict[NodeNumber, FollowerStream] = {}
+        # The epochs of nodes that named their registration: no other stream is theirs any more.
+        self._proven: dict[NodeNumber, int] = {}
+
+    # --- to them ---------------------------------------------------------------------------
+
+    def stream(
+        self,
+        group: int,
+        touched: U32Array,
+        previous: U64Array,
+        lasts: U64Array,
+        pending: Mapping[bytes, bytes | None],
+        merges: Mapping[int, bytes],
+        now: float,
+    ) -> U32Array:
+        """Send the group to whoever has its partitions open; return those that it was sent of.
+        ``touched`` has each partition once, ``pending`` are the group's records, ``merges`` its
+        merge steps by partition.
+        """
+        keys = [key for key, record in pending.items() if record is not None]
+        rows = [record for record in pending.values() if record is not None]
+        partition_ids = records.partitions_of_data_keys(keys)
+        self._journal.append(partition_ids, records.sequences_of(rows), keys)
+        for p in merges:  # which keys they write is not known here
+            self._journal.reset(p, int(lasts[touched == p][0]))
+        spilled = np.zeros(len(touched), np.bool_)
+        leading = self._leading
+        epochs = leading.epochs[touched]
+        of_group = (group, touched, epochs, previous, lasts, keys, rows, partition_ids, merges, now)
+        batches = Batches(GroupRows(*of_group))
+        for follower in list(self._streams.values()):
+            mask = leading.opened[follower.slot, touched]
+            if mask.any():
+                spilled |= mask
+                follower.send_batch(batches, mask)
+        return touched[spilled] if spilled.any() else _NO_PARTITIONS
+
+    def probe(self, group: int, now: float) -> None:
+        """Have each follower that was sent nothing of the group, or later, make something durable:
+        where one of its copies stands already. The group is the newest that was handed over.
+        """
+        leading = self._leading
+        for follower in list(self._streams.values()):
+            positioned = np.flatnonzero(leading.positioned[follower.slot])[:1].astype(np.uint32)
+            if follower.last_number >= group or not len(positioned):
+                continue
+            stands, epochs = leading.streamed[positioned], leading.epochs[positioned]
+            rows = GroupRows(
+                group, positioned, epochs, stands, stands, [], [], _NO_PARTITIONS, {}, now
+            )
+            follower.send_batch(Batches(rows), np.ones(1, np.bool_))
+
+    def lags(self, now: float) -> list[Lag]:
+        """Return how far behind each is, in the order of their numbers."""
+        return [follower.lag(now) for _, follower in sorted(self._streams.items())]
+
+    def announce_floors(self) -> None:
+        """Tell followers of purge floors that have risen."""
+        leading = self._leading
+        for follower in self._streams.values():
+            floors = self._copies.purge_floors[: len(follower.announced)]
+            risen = leading.positioned[follower.slot] & (floors > follower.announced)
+            if risen.any():
+                partition_ids = np.flatnonzero(risen).astype(np.uint32)
+                follower.send_floors(partition_ids, floors[partition_ids])
+
+    def on_table(self, table: Table, opened: BoolArray) -> None:
+        """Close what the newer table ended: partitions of streams, or whole ones. ``opened``: what
+        was open before it.
+        """
+        for follower in list(self._streams.values()):
+            info = table.nodes.get(follower.number)
+            if info is not None and info.node_epoch > follower.node_epoch:
+                follower.stream.close(_fenced(info.node_id, follower.node_epoch, info.node_epoch))
+            elif follower.slot < len(opened):
+                now = self._leading.opened[follower.slot]
+                closed = np.flatnonzero(opened[follower.slot] & ~now).tolist()
+                if closed:
+                    follower.send_closed(closed, self._refusal(closed[0]))
+
+    # --- from them -------------------------------------------------------------------------
+
+    async def serve(self, stream: PrimaryEnd) -> None:
+        """Serve one follower until its stream ends.
+
+        Raises:
+            KoinonError: why it was refused, or cut off.
+        """
+        follower = self._admit(await stream.receive(), stream)
+        try:
+            while True:
+                self._handle(follower, await stream.receive())
+        except PeerLostError as error:
+            log.info("follower lost node=%d reason=%s", follower.number, error)
+        finally:
+            if self._streams.get(follower.number) is follower:
+                del self._streams[follower.number]
+                self._leading.lose_follower(follower.slot)
+
+    def _admit(self, request: replication_pb2.FollowRequest, stream: PrimaryEnd) -> FollowerStream:
+        """Check who it is; a stream that the same node had before is closed."""
+        leading, hello = self._leading, request.hello
+        if request.WhichOneof("kind") != "hello":
+            raise InvalidArgumentError(field="hello", reason="must be the first message")
+        if hello.protocol_version != PROTOCOL_VERSION:
+            raise UnsupportedVersionError(
+                what="replication protocol",
+                version=hello.protocol_version,
+                supported=PROTOCOL_VERSION,
+            )
+        table = leading.table
+        if table is None or not table.rows:
+            raise TableBehindError(table_version=0, required_version=1)
+        if hello.cluster_id != table.cluster.cluster_id:
+            raise WrongClusterError(
+                expected_cluster_id=table.cluster.cluster_id, actual_cluster_id=hello.cluster_id
+            )
+        if hello.to_node_number != leading.me:
+            raise NotPrimaryError(
+                partition_id=0,
+                primary="",
+                primary_address="",
+                primary_epoch=0,
+                table_version=table.table_version,
+            )
+        number = NodeNumber(hello.node_number)
+        info = table.nodes.get(number)
+        if info is None or hello.node_epoch > info.node_epoch:
+            raise TableBehindError(
+                table_version=table.table_version, required_version=table.table_version + 1
+            )
+        if hello.node_epoch < info.node_epoch:
+            raise _fenced(info.node_id, hello.node_epoch, info.node_epoch)
+        if not self._is_theirs(info, hello.registration_id):
+            raise _fenced(info.node_id, hello.node_epoch, info.node_epoch)
+        slot = leading.slot_of(number)
+        before = self._streams.get(number)
+        if before is not None:
+            before.stream.close()
+            leading.lose_follower(slot)
+        follower = self._streams[number] = FollowerStream(
+            stream,
+            number,
+            hello.node_epoch,
+            slot,
+            len(table.rows),
+            self._limits.stream_bytes,
+        )
+        return follower
+
+    def _is_theirs(self, info: NodeInfo, registration_id: str) -> bool:
+        """Whether it is that node which opens a stream: it knows the registration that the table
+        has a digest of. Builds before name none: they are believed where the node's epoch has never
+        named its own, or where the table has no digest yet.
+        """
+        if not info.registration_digest:
+            return True
+        if not registration_id:
+            return self._proven.get(info.number) != info.node_epoch
+        if registration_digest(registration_id) != info.registration_digest:
+            return False
+        self._proven[info.number] = info.node_epoch
+        return True
+
+    def _handle(self, follower: FollowerStream, request: replication_pb2.FollowRequest) -> None:
+        if self._streams.get(follower.number) is not follower:
+            raise PeerLostError(reason="the node has opened another stream")
+        kind = request.WhichOneof("kind")
+        leading, slot = self._leading, follower.slot
+        if kind == "ack":
+            now = self._clock()
+            for touched, lasts, sent_at in follower.acknowledged(request.ack.number):
+                leading.acknowledge(slot, touched, lasts)
+                leading.made_durable(slot, touched, sent_at, now)
+            self._advance()
+        elif kind == "positions":
+            positions = request.positions
+            rows = len(positions.partition_ids)
+            if not rows == len(positions.primary_epochs) == len(positions.sequences):
+                raise InvalidArgumentError(field="positions", reason="columns of unequal length")
+            leading.position(
+                slot,
+                np.array(positions.partition_ids, np.uint32),
+                np.array(positions.primary_epochs, np.uint64),
+                np.array(positions.sequences, np.uint64),
+            )
+            self._advance()
+            self._kick()
+        elif kind == "open":
+            self._open(follower, request.open)
+        elif kind == "close":
+            partition_ids = np.array(request.close.partition_ids, np.uint32)
+            if request.close.leaves:
+                leading.depart(slot)
+                self._kick()
+            else:
+                leading.close(slot, partition_ids)
+        else:
+            raise InvalidArgumentError(field="kind", reason=f"{kind}: not expected here")
+
+    def _open(self, follower: FollowerStream, request: replication_pb2.OpenPartitions) -> None:
+        """Answer all in one message; nothing is streamed between the answers and their points."""
+        answers = replication_pb2.OpenedPartitions()
+        for message in request.partitions:
+            asked = Asked(
+                message.partition_id,
+                message.primary_epoch,
+                message.complete_through,
+                message.needs_snapshot,
+                [EpochStart(e.primary_epoch, e.previous_sequence) for e in message.history],
+            )
+            opening = self._leading.open(follower.slot, asked)
+            answer = answers.partitions.add(
+                partition_id=asked.partition_id, primary_epoch=asked.primary_epoch
+            )
+            if opening.answer in (Answer.ASK_AGAIN, Answer.NOT_PRIMARY):
+                answer.refusal.CopyFrom(convert.error_to_proto(self._not_opened(asked, opening)))
+                continue
+            answer.take_snapshot = opening.answer is Answer.TAKE_SNAPSHOT
+            answer.common_point, answer.stream_from = opening.common_point, opening.stream_from
+            answer.records, answer.bytes = self._sizes.of(asked.partition_id)
+            for entry in self._copies.epochs_of(asked.partition_id).history:
+                answer.history.add(
+                    primary_epoch=entry.primary_epoch, previous_sequence=entry.previous_sequence
+                )
+            follower.announced[asked.partition_id] = 0
+        follower.send(replication_pb2.FollowResponse(opened=answers))
+        self._kick()
+
+    def _not_opened(self, asked: Asked, opening: Opening) -> KoinonError:
+        table = self._leading.table
+        version = table.table_version if table is not None else 0
+        if opening.answer is Answer.NOT_PRIMARY:
+            return self._refusal(asked.partition_id)
+        return TableBehindError(table_version=version, required_version=version + 1)
+
+    def _refusal(self, partition_id: int) -> KoinonError:
+        """Say who leads the partition by the newest row."""
+        table = self._leading.table
+        assert table is not None
+        row = table.rows[partition_id]
+        primary = table.nodes.get(row.primary)
+        return NotPrimaryError(
+            partition_id=partition_id,
+            primary=primary.node_id if primary else "",
+            primary_address=primary.address if primary else "",
+            primary_epoch=row.primary_epoch,
+            table_version=table.table_version,
+        )
+
+
+def _fenced(node_id: str, node_epoch: int, current: int) -> NodeFencedError:
+    return NodeFencedError(node_id=node_id, node_epoch=node_epoch, current_node_epoch=current)

@@ -1,0 +1,176 @@
+"""A primary's end of one follower's stream, and the batches that go over such streams.
+
+A batch is built once for all followers that get the same rows of a group. Its number is the commit
+group's: it rises, with gaps, over one stream.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
+from typing import NamedTuple
+
+import numpy as np
+
+from koinon_node.backup.catch_up import crc_of
+from koinon_node.core.records import BoolArray, U32Array, U64Array
+from koinon_node.ports import PeerLostError, PrimaryEnd
+from koinon_proto.contract import convert
+from koinon_proto.contract.errors import KoinonError, ResourceExhaustedError
+from koinon_proto.contract.table import NodeNumber
+from koinon_proto.v1 import replication_pb2
+
+_ROW_OVERHEAD_BYTES = 16
+
+
+class GroupRows(NamedTuple):
+    """A group as it is streamed: columns over partitions, each there once, then over rows."""
+
+    number: int
+    touched: U32Array
+    epochs: U64Array
+    previous: U64Array
+    lasts: U64Array
+    keys: Sequence[bytes]
+    records: Sequence[bytes]
+    partition_ids: U32Array  # of rows
+    merges: Mapping[int, bytes]  # merge steps, by partition
+    sealed_at: float
+
+
+class Lag(NamedTuple):
+    """What was sent to a follower and is not acknowledged; the age is that of the oldest."""
+
+    number: NodeNumber
+    records: int
+    bytes: int
+    age_s: float
+
+
+class _Sent(NamedTuple):
+    number: int
+    touched: U32Array
+    lasts: U64Array
+    size: int
+    records: int
+    sealed_at: float
+
+
+class Batches:
+    """The messages of one group, by what they leave out."""
+
+    def __init__(self, group: GroupRows) -> None:
+        self.group = group
+        self._made: dict[bytes, tuple[replication_pb2.FollowResponse, int]] = {}
+
+    def of(self, mask: BoolArray) -> tuple[replication_pb2.FollowResponse, int]:
+        """Return the message about these of the group's partitions, and its bytes."""
+        key = mask.tobytes()
+        made = self._made.get(key)
+        if made is None:
+            made = self._made[key] = self._make(mask)
+        return made
+
+    def _make(self, mask: BoolArray) -> tuple[replication_pb2.FollowResponse, int]:
+        group = self.group
+        keys, records = group.keys, group.records
+        chosen = group.touched[mask]
+        rows = np.isin(group.partition_ids, chosen)
+        if not rows.all():
+            picked = rows.tolist()
+            keys, records = list(compress(keys, picked)), list(compress(records, picked))
+        merges = [group.merges[p] for p in chosen.tolist() if p in group.merges]
+        size = sum(map(len, keys)) + sum(map(len, records)) + _ROW_OVERHEAD_BYTES * len(keys)
+        size += sum(map(len, merges))
+        batch = replication_pb2.Batch(
+            number=group.number,
+            partition_ids=chosen.tolist(),
+            primary_epochs=group.epochs[mask].tolist(),
+            previous=group.previous[mask].tolist(),
+            last=group.lasts[mask].tolist(),
+            keys=keys,
+            records=records,
+            crc32=crc_of(keys, records, merges),
+            merges=merges,
+        )
+        return replication_pb2.FollowResponse(batch=batch), size
+
+
+class FollowerStream:
+    """What was sent to one follower, and what it has acknowledged of that."""
+
+    def __init__(
+        self,
+        stream: PrimaryEnd,
+        number: NodeNumber,
+        node_epoch: int,
+        slot: int,
+        partitions: int,
+        bytes_max: int,
+    ) -> None:
+        self.stream = stream
+        self.number = number
+        self.node_epoch = node_epoch
+        self.slot = slot
+        self.announced = np.zeros(partitions, np.uint64)  # purge floors
+        self._bytes_max = bytes_max
+        self.last_number = 0  # of what was sent
+        self._sent: deque[_Sent] = deque()
+        self._unacknowledged_bytes = self._unacknowledged = 0
+
+    def lag(self, now: float) -> Lag:
+        """Return how far behind what it was sent the follower is."""
+        age_s = max(0.0, now - self._sent[0].sealed_at) if self._sent else 0.0
+        return Lag(self.number, self._unacknowledged, self._unacknowledged_bytes, age_s)
+
+    def send(self, message: replication_pb2.FollowResponse) -> None:
+        """Send, unless the stream has ended: then whoever receives from it hears of that."""
+        try:
+            self.stream.send(message)
+        except PeerLostError:
+            return
+
+    def send_batch(self, batches: Batches, mask: BoolArray) -> None:
+        """Send the group's rows of these of its partitions. A follower that is too far behind is
+        cut off; it begins again where it then is.
+        """
+        message, size = batches.of(mask)
+        group = batches.group
+        records = len(message.batch.keys) + len(message.batch.merges)
+        touched, lasts = group.touched[mask], group.lasts[mask]
+        self.last_number = group.number
+        self._sent.append(_Sent(group.number, touched, lasts, size, records, group.sealed_at))
+        self._unacknowledged_bytes += size
+        self._unacknowledged += records
+        if max(self._unacknowledged_bytes, self.stream.queued_bytes) > self._bytes_max + size:
+            self.stream.close(
+                ResourceExhaustedError(
+                    resource="bytes sent and not acknowledged", limit=self._bytes_max
+                )
+            )
+            return
+        self.send(message)
+
+    def acknowledged(self, number: int) -> Iterable[tuple[U32Array, U64Array, float]]:
+        """Yield (partitions, last sequences, when sent) of the batches that this acknowledges."""
+        while self._sent and self._sent[0].number <= number:
+            sent = self._sent.popleft()
+            self._unacknowledged_bytes -= sent.size
+            self._unacknowledged -= sent.records
+            yield sent.touched, sent.lasts, sent.sealed_at
+
+    def send_closed(self, partition_ids: Sequence[int], reason: KoinonError) -> None:
+        """Say that these are streamed no more."""
+        closed = replication_pb2.ClosedPartitions(
+            partition_ids=partition_ids, reason=convert.error_to_proto(reason)
+        )
+        self.send(replication_pb2.FollowResponse(closed=closed))
+
+    def send_floors(self, partition_ids: U32Array, floors: U64Array) -> None:
+        """Say up to where tombstones may be purged."""
+        self.announced[partition_ids] = floors
+        message = replication_pb2.PurgeFloors(
+            partition_ids=partition_ids.tolist(), sequences=floors.tolist()
+        )
+        self.send(replication_pb2.FollowResponse(floors=message))

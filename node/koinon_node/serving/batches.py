@@ -1,0 +1,100 @@
+"""What is asked of the engine and what it answers, as columns: entry i belongs to row i."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from koinon_node.core.records import USER, U32Array, U64Array
+from koinon_proto.contract.errors import KoinonError
+
+IntArray = npt.NDArray[np.int64]
+
+
+class Durability(IntEnum):
+    """When a write is acknowledged; numbers are those of the wire."""
+
+    ALL_IN_SYNC = 0
+    PRIMARY = 1
+
+
+@dataclass(kw_only=True, slots=True)
+class ReadAnswer:
+    """Columns over the rows asked for; versions and expiries only if wanted."""
+
+    values: list[bytes] = field(default_factory=list)
+    missing: list[int] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    expires_at_ms: list[int] = field(default_factory=list)
+    refusals: dict[int, KoinonError] = field(default_factory=dict)
+    held_bytes: int = 0  # counted in the engine's bound while the read goes on
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WriteBatch:
+    """Checked rows to write. ``ttl_ms`` is per row; 0: never expires."""
+
+    table_version: int
+    keys: Sequence[bytes]
+    values: Sequence[bytes]
+    partition_ids: U32Array
+    deletes: frozenset[int] = frozenset()
+    ttl_ms: Sequence[int] | None = None
+    conditions: dict[int, int] = field(default_factory=dict)
+    durability: Durability = Durability.ALL_IN_SYNC
+    kind: int = USER  # of the records
+    load_id: int = 0  # written only while this bulk load is open
+
+    def taking(self, rows: IntArray) -> WriteBatch:
+        """Return the batch of only these rows, renumbered."""
+        chosen = rows.tolist()
+        place = {row: index for index, row in enumerate(chosen)}
+        ttl_ms = self.ttl_ms
+        return replace(
+            self,
+            keys=[self.keys[row] for row in chosen],
+            values=[self.values[row] for row in chosen],
+            partition_ids=self.partition_ids[rows],
+            deletes=frozenset(place[row] for row in self.deletes if row in place),
+            ttl_ms=None if ttl_ms is None else [ttl_ms[row] for row in chosen],
+            conditions={place[r]: v for r, v in self.conditions.items() if r in place},
+        )
+
+
+@dataclass(kw_only=True, slots=True)
+class WriteAnswer:
+    """``versions[i]`` is 0 where row i wrote nothing; then another field says why."""
+
+    versions: U64Array
+    absent: list[int] = field(default_factory=list)
+    refusals: dict[int, KoinonError] = field(default_factory=dict)
+    row_errors: dict[int, KoinonError] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScanPage:
+    """A page asked for. ``partition_ids`` ascend; ``after_key`` belongs to the first of them."""
+
+    table_version: int
+    partition_ids: Sequence[int]
+    prefix: bytes
+    after_key: bytes
+    limit: int
+    keys_only: bool
+
+
+@dataclass(kw_only=True, slots=True)
+class ScanAnswer:
+    """One page; ``next_cursor`` is (partition_id, after key), None at the end."""
+
+    keys: list[bytes] = field(default_factory=list)
+    values: list[bytes] = field(default_factory=list)
+    partition_ids: list[int] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    expires_at_ms: list[int] = field(default_factory=list)
+    next_cursor: tuple[int, bytes] | None = None
+    refusals: dict[int, KoinonError] = field(default_factory=dict)

@@ -1,0 +1,118 @@
+"""Reclaims what has expired and tombstones that nobody needs, by one index, in small steps.
+
+Invariants:
+- Only partitions that are served here, only under a lease; the removal of an expired record is
+  sequenced like any other delete (rule 13).
+- A tombstone is purged once it has been kept for its time, every required follower holds it, and no
+  pass that began before it is under way. The purge floor rises in the same transaction, and is
+  announced; followers purge no further (rule 14).
+- An entry that its record no longer matches (it was rewritten or deleted) is only dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from koinon_node.core import records, write_decisions
+from koinon_node.core.write_decisions import PendingWrites, Primaries
+from koinon_node.primary.replicator import Replicator
+from koinon_node.state import NodeState, WallClock
+from koinon_node.storage.store import Store
+
+_ENTRY_BYTES = 48
+
+
+@dataclass(slots=True)
+class _Due:
+    """What some entries of the index ask for."""
+
+    dropped: list[bytes] = field(default_factory=list)  # entries
+    expired: list[bytes] = field(default_factory=list)  # data keys
+    tombstones: list[tuple[bytes, bytes, int]] = field(default_factory=list)
+    """(entry, data key, sequence)"""
+
+
+class Reclaimer:
+    """All methods belong to the event loop's thread."""
+
+    def __init__(
+        self,
+        state: NodeState,
+        store: Store,
+        pending: PendingWrites,
+        primaries: Primaries,
+        replicator: Replicator,
+        clock: WallClock,
+    ) -> None:
+        self._state = state
+        self._store = store
+        self._pending = pending
+        self._primaries = primaries
+        self._replicator = replicator
+        self._clock = clock
+
+    def look(self, start: bytes, rows_max: int) -> tuple[bytes, list[Awaitable[None]]]:
+        """Look at some entries of the index and queue what they ask for (upkeep.py)."""
+        view = self._state.served
+        if not self._state.serving() or not len(view.epochs):
+            return b"", []
+        now_ms = self._clock.now_ms()  # one: an entry that is dropped has its record removed
+        entries, start = self._store.expired_entries(start, now_ms, rows_max)
+        if not entries:
+            return start, []
+        partition_ids = records.partitions_of_data_keys([entry[8:] for entry in entries])
+        served = self._state.served_as(view, partition_ids) & ~self._state.too_few[partition_ids]
+        due = self._due([e for e, here in zip(entries, served.tolist(), strict=True) if here])
+        queued: list[Awaitable[None]] = []
+        if due.tombstones and (purge := self._purge(due.tombstones)) is not None:
+            queued.append(purge)
+        if due.dropped:
+            effects = write_decisions.decide_expiry(
+                due.expired, self._primaries, self._pending, self._stored, now_ms
+            )
+            ticket = self._replicator.submit(effects, len(due.dropped) * _ENTRY_BYTES, due.dropped)
+            if ticket is not None:
+                queued.append(self._replicator.finish(ticket))
+        return start, queued
+
+    def _due(self, entries: Sequence[bytes]) -> _Due:
+        due = _Due()
+        split = [(entry, *records.split_expiry_key(entry)) for entry in entries]
+        stored = self._stored([key for _, _, key in split])
+        for entry, at_ms, key in split:
+            if self._pending.overlapping((key,)):
+                continue  # its fate is being decided; the next pass sees it
+            data = stored.get(key)
+            record = records.decode_record(data) if data is not None else None
+            if record is None or record.expires_at_ms != at_ms:
+                due.dropped.append(entry)
+            elif record.tombstone:
+                due.tombstones.append((entry, key, record.sequence))
+            else:
+                due.dropped.append(entry)
+                due.expired.append(key)
+        return due
+
+    def _purge(self, tombstones: list[tuple[bytes, bytes, int]]) -> asyncio.Future[None] | None:
+        """Queue the removal of those that may go."""
+        keys = [key for _, key, _ in tombstones]
+        partition_ids = records.partitions_of_data_keys(keys)
+        sequences = np.array([sequence for _, _, sequence in tombstones], np.uint64)
+        bounds = self._replicator.leading.purge_bounds(partition_ids)
+        chosen = np.flatnonzero(sequences <= bounds)
+        if not len(chosen):
+            return None
+        ids = np.unique(partition_ids[chosen])
+        floors = self._primaries.purge_floors
+        np.maximum.at(floors, partition_ids[chosen], sequences[chosen])
+        rows = chosen.tolist()
+        return self._replicator.submit_purge(
+            ids, [keys[row] for row in rows], [tombstones[row][0] for row in rows]
+        )
+
+    def _stored(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        return dict(self._store.get_many(keys))

@@ -1,0 +1,132 @@
+"""What came of the rows that clients asked for, counted a batch at a time.
+
+Outcomes: ``ok``; ``absent`` (a read or a delete found nothing); ``refused`` (nothing was done: the
+partition is not served here, there is no room, too few replicas); ``failed`` (a condition did not
+hold, or an error of this node); ``unknown`` (a write that may have been done, or may be later).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+from itertools import compress
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from koinon_node.core.records import HEADER_BYTES, U32Array
+from koinon_node.serving.batches import ReadAnswer, ScanAnswer, WriteAnswer, WriteBatch
+from koinon_proto.contract.errors import ConditionFailedError, KoinonError, UnknownFateError
+
+I64Array = npt.NDArray[np.int64]
+Operation = Literal["get", "put", "delete", "scan", "stage"]
+Outcome = Literal["ok", "absent", "refused", "failed", "unknown"]
+
+OUTCOMES: dict[Operation, tuple[Outcome, ...]] = {
+    "get": ("ok", "absent", "refused", "failed"),
+    "put": ("ok", "refused", "failed", "unknown"),
+    "delete": ("ok", "absent", "refused", "failed", "unknown"),
+    "scan": ("ok",),
+    "stage": ("ok", "refused", "failed", "unknown"),
+}
+"""What there is; a page of a scan that fails has no rows."""
+
+
+def outcome_of(error: BaseException) -> Outcome:
+    """Return what an error means for the rows that it is about."""
+    if isinstance(error, UnknownFateError | asyncio.CancelledError):
+        return "unknown"
+    if isinstance(error, ConditionFailedError) or not isinstance(error, KoinonError):
+        return "failed"
+    return "refused"
+
+
+class RowCounts:
+    """``rows`` by operation and outcome; ``bytes`` of the values of those that were ``ok``."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[Operation, Outcome], int] = {
+            (operation, outcome): 0 for operation, known in OUTCOMES.items() for outcome in known
+        }
+        self.bytes: dict[Operation, int] = dict.fromkeys(OUTCOMES, 0)
+
+    def read(self, partition_ids: U32Array, answer: ReadAnswer) -> None:
+        """Rows were read, or refused."""
+        absent = len(answer.missing)
+        refused = _count_in(partition_ids, answer)
+        found = len(partition_ids) - absent - refused
+        self.rows["get", "ok"] += found
+        self.rows["get", "absent"] += absent
+        self.rows["get", "refused"] += refused
+        self.bytes["get"] += max(0, answer.held_bytes - HEADER_BYTES * found)
+
+    def read_failed(self, rows: int, error: BaseException) -> None:
+        """Nothing was read. Of a read that is cut off nobody asks any more."""
+        outcome = outcome_of(error)
+        self.rows["get", "failed" if outcome == "unknown" else outcome] += rows
+
+    def scanned(self, answer: ScanAnswer) -> None:
+        """A page was read."""
+        self.scanned_rows(len(answer.keys), sum(map(len, answer.values)))
+
+    def scanned_rows(self, rows: int, size: int) -> None:
+        """So many rows were read by a scan, with values of so many bytes."""
+        self.rows["scan", "ok"] += rows
+        self.bytes["scan"] += size
+
+    def staged(
+        self,
+        partition_ids: U32Array,
+        rows: I64Array,
+        chunks: Sequence[bytes],
+        refusals: Collection[int],
+    ) -> None:
+        """A bulk load staged rows, packed into chunks, but for the partitions that were refused;
+        columns over chunks.
+        """
+        taken = ~np.isin(partition_ids, list(refusals))
+        self.rows["stage", "ok"] += int(rows[taken].sum())
+        self.rows["stage", "refused"] += int(rows[~taken].sum())
+        self.bytes["stage"] += sum(map(len, compress(chunks, taken.tolist())))
+
+    def stage_failed(self, rows: int, error: BaseException) -> None:
+        """A bulk load could not stage rows."""
+        self.rows["stage", outcome_of(error)] += rows
+
+    def written(self, batch: WriteBatch, answer: WriteAnswer) -> None:
+        """A batch was written, as far as the answer says."""
+        deletes = len(batch.deletes)
+        left: dict[Operation, int] = {"put": len(batch.keys) - deletes, "delete": deletes}
+        size = sum(map(len, batch.values))
+        for row, outcome in _not_written(batch, answer):
+            operation: Operation = "delete" if row in batch.deletes else "put"
+            self.rows[operation, outcome] += 1
+            left[operation] -= 1
+            size -= len(batch.values[row])
+        absent = len(answer.absent)
+        self.rows["put", "ok"] += left["put"]
+        self.rows["delete", "ok"] += left["delete"] - absent
+        self.rows["delete", "absent"] += absent
+        self.bytes["put"] += size
+
+    def write_failed(self, batch: WriteBatch, error: BaseException) -> None:
+        """The whole batch ended with an error."""
+        outcome, deletes = outcome_of(error), len(batch.deletes)
+        self.rows["put", outcome] += len(batch.keys) - deletes
+        self.rows["delete", outcome] += deletes
+
+
+def _not_written(batch: WriteBatch, answer: WriteAnswer) -> list[tuple[int, Outcome]]:
+    """Return the rows that were refused or failed."""
+    found = [(row, outcome_of(error)) for row, error in answer.row_errors.items()]
+    if answer.refusals:
+        refused = np.flatnonzero(np.isin(batch.partition_ids, list(answer.refusals)))
+        found += [(row, "refused") for row in refused.tolist() if row not in answer.row_errors]
+    return found
+
+
+def _count_in(partition_ids: U32Array, answer: ReadAnswer) -> int:
+    if not answer.refusals:
+        return 0
+    return int(np.isin(partition_ids, list(answer.refusals)).sum())

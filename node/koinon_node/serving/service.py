@@ -1,0 +1,467 @@
+"""The node's gRPC services: checks a message's form and limits, calls the engine, makes the reply.
+
+Nothing else is decided here. Handlers take and return messages; ``typed_errors`` turns what the
+engine raises into statuses.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from koinon_node.core.records import U32Array
+from koinon_node.serving.batches import Durability, ReadAnswer, ScanPage, WriteAnswer, WriteBatch
+from koinon_node.serving.engine import Engine
+from koinon_node.serving.graceful_drain import Attendance
+from koinon_node.serving.row_metrics import RowCounts
+from koinon_node.state import NodeState, partitioner_of
+from koinon_proto.contract import convert
+from koinon_proto.contract.errors import (
+    InvalidArgumentError,
+    KoinonError,
+    WrongClusterError,
+    WrongPartitionError,
+)
+from koinon_proto.contract.table import (
+    MAX_BATCH_BYTES,
+    MAX_BATCH_ROWS,
+    MAX_KEY_BYTES,
+    MAX_TTL_MS,
+    ClusterConfig,
+    Table,
+)
+from koinon_proto.server.rpc import bounded, typed_errors, typed_stream
+from koinon_proto.v1 import kv_pb2, kv_pb2_grpc, table_pb2, table_pb2_grpc
+
+CALLS_MAX = 1_024
+
+
+class KeyValueService(kv_pb2_grpc.KeyValueServicer):
+    """koinon.v1.KeyValue."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        state: NodeState,
+        counts: RowCounts | None = None,
+        attendance: Attendance | None = None,
+    ) -> None:
+        self._engine = engine
+        self._state = state
+        self._counts = counts or RowCounts()
+        self._attendance = attendance or Attendance()
+
+    def _cluster(self, request: Any) -> ClusterConfig:
+        return cluster_of(self._state, request)
+
+    @typed_errors
+    @bounded(CALLS_MAX)
+    async def Get(self, request: kv_pb2.GetRequest, context: Any) -> kv_pb2.GetResponse:  # noqa: N802
+        cluster = self._cluster(request)
+        check_key(request.key)
+        answer = await self._read(
+            [request.key],
+            _partition_of(cluster, request.key),
+            request.table_version,
+            want_versions=True,
+        )
+        _raise_any(answer.refusals)
+        return kv_pb2.GetResponse(
+            found=not answer.missing,
+            value=answer.values[0],
+            version=answer.versions[0],
+            expires_at_ms=answer.expires_at_ms[0],
+        )
+
+    @typed_errors
+    @bounded(CALLS_MAX)
+    async def Put(self, request: kv_pb2.PutRequest, context: Any) -> kv_pb2.PutResponse:  # noqa: N802
+        cluster = self._cluster(request)
+        check_key(request.key)
+        _check_value(len(request.value), cluster)
+        _check_ttl(request.ttl_ms)
+        answer = await self._write(
+            WriteBatch(
+                table_version=request.table_version,
+                keys=[request.key],
+                values=[request.value],
+                partition_ids=_partition_of(cluster, request.key),
+                ttl_ms=[request.ttl_ms] if request.ttl_ms else None,
+                conditions={0: request.if_version} if request.HasField("if_version") else {},
+                durability=_durability(request.durability),
+            )
+        )
+        _raise_any(answer.refusals, answer.row_errors)
+        return kv_pb2.PutResponse(version=int(answer.versions[0]))
+
+    @typed_errors
+    @bounded(CALLS_MAX)
+    async def Delete(self, request: kv_pb2.DeleteRequest, context: Any) -> kv_pb2.DeleteResponse:  # noqa: N802
+        cluster = self._cluster(request)
+        check_key(request.key)
+        answer = await self._write(
+            WriteBatch(
+                table_version=request.table_version,
+                keys=[request.key],
+                values=[b""],
+                partition_ids=_partition_of(cluster, request.key),
+                deletes=frozenset((0,)),
+                conditions={0: request.if_version} if request.HasField("if_version") else {},
+                durability=_durability(request.durability),
+            )
+        )
+        _raise_any(answer.refusals, answer.row_errors)
+        return kv_pb2.DeleteResponse(found=not answer.absent)
+
+    @typed_errors
+    @bounded(CALLS_MAX)
+    async def BatchGet(  # noqa: N802
+        self, request: kv_pb2.BatchGetRequest, context: Any
+    ) -> kv_pb2.BatchGetResponse:
+        cluster = self._cluster(request)
+        keys = list(request.keys)
+        partition_ids = _check_rows(cluster, keys, request.partition_ids)
+        _check_batch_bytes(sum(map(len, keys)))
+        answer = await self._read(
+            keys, partition_ids, request.table_version, want_versions=request.want_versions
+        )
+        return _read_reply(answer)
+
+    @typed_errors
+    @bounded(CALLS_MAX)
+    async def BatchWrite(  # noqa: N802
+        self, request: kv_pb2.BatchWriteRequest, context: Any
+    ) -> kv_pb2.BatchWriteResponse:
+        batch = _write_batch(self._cluster(request), request)
+        answer = await self._write(batch)
+        return _write_reply(answer, request.want_versions)
+
+    @typed_errors
+    @bounded(CALLS_MAX)
+    async def Scan(self, request: kv_pb2.ScanRequest, context: Any) -> kv_pb2.ScanResponse:  # noqa: N802
+        page = _scan_page(self._cluster(request), request)
+        answer = await self._engine.scan(page)
+        self._counts.scanned(answer)
+        reply = kv_pb2.ScanResponse(
+            keys=answer.keys,
+            values=answer.values,
+            partition_ids=answer.partition_ids,
+            refusals=refusals_to_proto(answer.refusals),
+        )
+        if request.want_versions:
+            reply.versions.extend(answer.versions)
+            reply.expires_at_ms.extend(answer.expires_at_ms)
+        if answer.next_cursor is not None:
+            partition_id, after_key = answer.next_cursor
+            reply.next.CopyFrom(kv_pb2.ScanCursor(partition_id=partition_id, after_key=after_key))
+        return reply
+
+    async def _read(
+        self,
+        keys: Sequence[bytes],
+        partition_ids: U32Array,
+        table_version: int,
+        *,
+        want_versions: bool,
+    ) -> ReadAnswer:
+        """Read, and count what came of it."""
+        try:
+            answer = await self._engine.read(
+                keys, partition_ids, table_version, want_versions=want_versions
+            )
+        except BaseException as error:
+            self._counts.read_failed(len(keys), error)
+            raise
+        self._counts.read(partition_ids, answer)
+        return answer
+
+    async def _write(self, batch: WriteBatch) -> WriteAnswer:
+        """Write, and count what came of it."""
+        try:
+            answer = await self._engine.write(batch)
+        except BaseException as error:
+            self._counts.write_failed(batch, error)
+            raise
+        self._counts.written(batch, answer)
+        return answer
+
+    @typed_stream
+    async def Attend(self, request: kv_pb2.AttendRequest, context: Any) -> None:  # noqa: N802
+        await self._attendance.serve(context)
+
+
+class NodeTableService(table_pb2_grpc.TableServiceServicer):
+    """koinon.v1.TableService, from the node's own table."""
+
+    def __init__(self, state: NodeState) -> None:
+        self._state = state
+
+    @typed_errors
+    @bounded(CALLS_MAX)
+    async def GetTable(  # noqa: N802
+        self, request: table_pb2.GetTableRequest, context: Any
+    ) -> table_pb2.TableUpdate:
+        table = self._state.table()
+        check_cluster(table.cluster, request.cluster_id)
+        known_version = request.known_version if request.cluster_id else 0
+        return _update_since(_ByIdentity(table), known_version)
+
+
+class _ByIdentity:
+    """A table as a cache key: two are the same only if they are one object."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+
+    def __hash__(self) -> int:
+        return id(self.table)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ByIdentity) and other.table is self.table
+
+
+@lru_cache(maxsize=16)
+def _update_since(table: _ByIdentity, known_version: int) -> table_pb2.TableUpdate:
+    return convert.update_to_proto(table.table.since(known_version))
+
+
+# --- checks ------------------------------------------------------------------------------------
+
+
+def cluster_of(state: NodeState, request: Any) -> ClusterConfig:
+    """Return the cluster's configuration, once it is known that the request is meant for it."""
+    cluster = state.table().cluster
+    check_cluster(cluster, request.cluster_id)
+    return cluster
+
+
+def check_cluster(cluster: ClusterConfig, cluster_id: str) -> None:
+    """Raise WrongClusterError if the sender names another cluster than this one."""
+    if cluster_id and cluster_id != cluster.cluster_id:
+        raise WrongClusterError(
+            expected_cluster_id=cluster.cluster_id, actual_cluster_id=cluster_id
+        )
+
+
+def check_key(key: bytes) -> None:
+    """Raise InvalidArgumentError unless the key has 1 to 500 bytes."""
+    if not 1 <= len(key) <= MAX_KEY_BYTES:
+        raise InvalidArgumentError(
+            field="key",
+            reason="must have 1 to 500 bytes",
+            limit=MAX_KEY_BYTES if key else 1,
+            actual=len(key),
+        )
+
+
+def _check_value(size: int, cluster: ClusterConfig, field: str = "value") -> None:
+    if size > cluster.max_value_bytes:
+        raise InvalidArgumentError(
+            field=field, reason="too long", limit=cluster.max_value_bytes, actual=size
+        )
+
+
+def _check_ttl(ttl_ms: int, field: str = "ttl_ms") -> None:
+    if ttl_ms > MAX_TTL_MS:
+        raise InvalidArgumentError(
+            field=field, reason="more than a hundred years", limit=MAX_TTL_MS, actual=ttl_ms
+        )
+
+
+def _check_batch_bytes(size: int) -> None:
+    if size > MAX_BATCH_BYTES:
+        raise InvalidArgumentError(
+            field="batch", reason="too many bytes", limit=MAX_BATCH_BYTES, actual=size
+        )
+
+
+def _check_length(field: str, actual: int, rows: int) -> None:
+    if actual != rows:
+        raise InvalidArgumentError(
+            field=field, reason="must have one entry a key", limit=rows, actual=actual
+        )
+
+
+def _check_rows(
+    cluster: ClusterConfig, keys: Sequence[bytes], partition_ids: Sequence[int]
+) -> U32Array:
+    """Check the key columns of a batch; return its partitions."""
+    rows = len(keys)
+    if rows > MAX_BATCH_ROWS:
+        raise InvalidArgumentError(
+            field="keys", reason="too many rows", limit=MAX_BATCH_ROWS, actual=rows
+        )
+    _check_length("partition_ids", len(partition_ids), rows)
+    if not rows:
+        return np.zeros(0, np.uint32)
+    lengths = list(map(len, keys))
+    for row, length in ((lengths.index(n), n) for n in (min(lengths), max(lengths))):
+        if not 1 <= length <= MAX_KEY_BYTES:
+            raise InvalidArgumentError(
+                field=f"keys[{row}]",
+                reason="must have 1 to 500 bytes",
+                limit=MAX_KEY_BYTES if length else 1,
+                actual=length,
+            )
+    sent = np.fromiter(partition_ids, np.uint32, rows)
+    if sent.max() >= cluster.partition_count:
+        row = int(sent.argmax())
+        raise InvalidArgumentError(
+            field=f"partition_ids[{row}]",
+            reason="no such partition",
+            limit=cluster.partition_count - 1,
+            actual=int(sent[row]),
+        )
+    right = partitioner_of(cluster.partitioner, cluster.partition_count).partitions_of(keys)
+    if not np.array_equal(sent, right):
+        row = int(np.flatnonzero(sent != right)[0])
+        raise WrongPartitionError(
+            partition_id=int(sent[row]), expected_partition_id=int(right[row])
+        )
+    return sent
+
+
+def _partition_of(cluster: ClusterConfig, key: bytes) -> U32Array:
+    known = partitioner_of(cluster.partitioner, cluster.partition_count)
+    return np.array([known.partition_of(key)], np.uint32)
+
+
+def _write_batch(cluster: ClusterConfig, request: kv_pb2.BatchWriteRequest) -> WriteBatch:
+    """Check the whole request, before anything is written."""
+    keys, values = list(request.keys), list(request.values)
+    rows = len(keys)
+    partition_ids = _check_rows(cluster, keys, request.partition_ids)
+    _check_length("values", len(values), rows)
+    if rows:
+        lengths = list(map(len, values))
+        longest = max(lengths)
+        _check_value(longest, cluster, f"values[{lengths.index(longest)}]")
+        _check_batch_bytes(sum(lengths) + sum(map(len, keys)))
+    deletes = frozenset(request.deletes)
+    conditions = {c.row: c.if_version for c in request.conditions}
+    if len(conditions) != len(request.conditions):
+        raise InvalidArgumentError(field="conditions", reason="two conditions for one row")
+    for field, named in (("deletes", deletes), ("conditions", conditions.keys())):
+        if named and max(named) >= rows:
+            raise InvalidArgumentError(
+                field=field, reason="names a row that is not there", limit=rows, actual=max(named)
+            )
+    return WriteBatch(
+        table_version=request.table_version,
+        keys=keys,
+        values=values,
+        partition_ids=partition_ids,
+        deletes=deletes,
+        ttl_ms=_ttl_column(request.ttl_ms, rows),
+        conditions=conditions,
+        durability=_durability(request.durability),
+    )
+
+
+def _durability(number: int) -> Durability:
+    try:
+        return Durability(number)
+    except ValueError:
+        raise InvalidArgumentError(
+            field="durability", reason="no such level", limit=max(Durability), actual=number
+        ) from None
+
+
+def _ttl_column(ttl_ms: Sequence[int], rows: int) -> list[int] | None:
+    if not ttl_ms:
+        return None
+    if len(ttl_ms) not in (1, rows):
+        raise InvalidArgumentError(
+            field="ttl_ms",
+            reason="must have no entry, one, or one a key",
+            limit=rows,
+            actual=len(ttl_ms),
+        )
+    _check_ttl(max(ttl_ms))
+    if not any(ttl_ms):
+        return None
+    return list(ttl_ms) if len(ttl_ms) == rows else list(ttl_ms) * rows
+
+
+def pages_of(cluster: ClusterConfig, request: Any) -> tuple[list[int], bytes]:
+    """Return (the partitions that a page is still to visit, the key to go on after in the first) of
+    a request with partition_ids, a prefix and a cursor.
+
+    Raises:
+        InvalidArgumentError: one of these breaks a limit, or partitions do not ascend.
+    """
+    wanted = list(request.partition_ids)
+    longest = max(len(request.prefix), len(request.cursor.after_key))
+    if longest > MAX_KEY_BYTES:
+        raise InvalidArgumentError(
+            field="prefix", reason="longer than a key", limit=MAX_KEY_BYTES, actual=longest
+        )
+    if any(a >= b for a, b in itertools.pairwise(wanted)):
+        raise InvalidArgumentError(field="partition_ids", reason="must ascend")
+    if wanted and wanted[-1] >= cluster.partition_count:
+        raise InvalidArgumentError(
+            field="partition_ids",
+            reason="no such partition",
+            limit=cluster.partition_count - 1,
+            actual=wanted[-1],
+        )
+    if not request.HasField("cursor"):
+        return wanted, b""
+    wanted = [p for p in wanted if p >= request.cursor.partition_id]
+    in_first = bool(wanted) and wanted[0] == request.cursor.partition_id
+    return wanted, request.cursor.after_key if in_first else b""
+
+
+def _scan_page(cluster: ClusterConfig, request: kv_pb2.ScanRequest) -> ScanPage:
+    wanted, after_key = pages_of(cluster, request)
+    return ScanPage(
+        table_version=request.table_version,
+        partition_ids=wanted,
+        prefix=request.prefix,
+        after_key=after_key,
+        limit=request.limit,
+        keys_only=request.keys_only,
+    )
+
+
+# --- replies -----------------------------------------------------------------------------------
+
+
+def _raise_any(*errors: Mapping[int, KoinonError]) -> None:
+    for mapping in errors:
+        for error in mapping.values():
+            raise error
+
+
+def refusals_to_proto(refusals: Mapping[int, KoinonError]) -> list[kv_pb2.Refusal]:
+    """Return the refusals of partitions as messages have them."""
+    return [
+        kv_pb2.Refusal(partition_id=partition_id, error=convert.error_to_proto(error))
+        for partition_id, error in refusals.items()
+    ]
+
+
+def _read_reply(answer: ReadAnswer) -> kv_pb2.BatchGetResponse:
+    return kv_pb2.BatchGetResponse(
+        values=answer.values,
+        missing=answer.missing,
+        versions=answer.versions,
+        expires_at_ms=answer.expires_at_ms,
+        refusals=refusals_to_proto(answer.refusals),
+    )
+
+
+def _write_reply(answer: WriteAnswer, want_versions: bool) -> kv_pb2.BatchWriteResponse:
+    return kv_pb2.BatchWriteResponse(
+        versions=answer.versions.tolist() if want_versions else (),
+        absent=answer.absent,
+        refusals=refusals_to_proto(answer.refusals),
+        row_errors=[
+            kv_pb2.RowError(row=row, error=convert.error_to_proto(error))
+            for row, error in answer.row_errors.items()
+        ],
+    )

@@ -1,0 +1,68 @@
+"""Watches this node's own disk while it serves: what hangs is told, and what is slow is known.
+
+A disk counts as hanging when a commit has been out for a session. What follows from that is decided
+in core/proposals.py (what this node leads) and by the follower (what it holds for others). Before,
+followers are asked to show that their disks do better: see ``Followers.probe``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from koinon_node.storage.writer import Writer
+from koinon_proto.contract.errors import UnavailableError
+from koinon_proto.contract.table import Table
+
+log = logging.getLogger(__name__)
+
+HANGS_S_MIN = 1.5
+"""A commit that has been out for less is no reason to do anything."""
+_PROBE_SHARE = 0.5  # of that time
+_TELL_EVERY_S = 10.0
+_PARTITIONS_MAX = 1 << 16  # as a record's key has room for
+
+
+class DiskWatch:
+    """All methods belong to the event loop's thread. ``probe`` takes a group and the time."""
+
+    def __init__(self, writer: Writer, node_id: str, probe: Callable[[int, float], None]) -> None:
+        self._writer = writer
+        self._node_id = node_id
+        self._probe = probe
+        self._hung_s = 0.0  # as long as was told last; 0: it answers, by what was told
+        self._tell_at = 0.0
+
+    def look(self, now: float, table: Table | None) -> None:
+        """See for how long the disk has not answered."""
+        disk = self._writer.disk
+        timeout_s = HANGS_S_MIN
+        if table is not None:
+            timeout_s = max(timeout_s, table.cluster.session_timeout_ms / 1000)
+        disk.look(now, timeout_s)
+        if disk.out_s > _PROBE_SHARE * timeout_s:
+            self._probe(disk.oldest, now)
+        if table is None:
+            return  # nothing is led, and how long a session is, nobody knows
+        if disk.hangs and (not self._hung_s or now >= self._tell_at):
+            self._hung_s, self._tell_at = disk.out_s, now + _TELL_EVERY_S
+            log.warning(
+                "disk hangs commit_out_s=%.1f why=%s",
+                disk.out_s,
+                "a commit has not returned; others lead what they can until it has",
+            )
+        elif self._hung_s and not disk.hangs:
+            log.warning("disk answers again hung_s=%.1f", self._hung_s)
+            self._hung_s = 0.0
+
+    def give_up(self, partition_ids: Sequence[int]) -> None:
+        """These are handed over without what is in flight: end what waits for them."""
+        if not partition_ids:
+            return
+        log.warning("disk hangs: hands over partitions=%d", len(partition_ids))
+        given_up = np.zeros(_PARTITIONS_MAX, np.bool_)
+        given_up[partition_ids] = True
+        reason = f"the disk of node {self._node_id} does not answer"
+        self._writer.give_up(given_up, UnavailableError(reason=reason))

@@ -1,0 +1,241 @@
+"""Carries out merge steps: what a bulk load staged in a partition becomes records (rule 20).
+
+Runs in the writer process, inside the transaction of its group. Every replica makes the same rows
+from the same chunks: a step names its chunks, its range of keys, its sequence and all times, and
+nothing else decides. A replica that holds other chunks than the primary is damaged; then this
+raises and the process ends, loudly.
+
+Rows are handled as Arrow arrays, in C: 1,000 rows in about a millisecond, most of it LMDB's.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import lmdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from koinon_node.core import chunk_keys, records
+from koinon_node.core.chunk_keys import Slice, slice_of
+from koinon_node.core.records import U64Array
+from koinon_proto.contract import arrow, columns
+from koinon_proto.contract.arrow import I64Array
+from koinon_proto.contract.columns import Gathered
+from koinon_proto.v1.replication_pb2 import MergeStep
+
+
+class MergeError(Exception):
+    """The chunks here are not those that the step was made for."""
+
+
+def keys_array(part: Slice) -> Any:
+    """Return the keys as an Arrow array, without a copy of their bytes."""
+    return arrow.binaries(part.columns.key_offsets, part.columns.keys, part.start, part.end)
+
+
+def first_out_of_order(rows: Gathered) -> int | None:
+    """Return the place of the first chunk whose keys are not in order (equal ones may follow one
+    another), if any is.
+    """
+    count = len(rows.key_lengths)
+    if count < 2:
+        return None
+    keys = arrow.binaries(rows.offsets, memoryview(rows.keys), 0, count)
+    ordered = arrow.truths_of(pc.less_equal(keys[: count - 1], keys[1:]))
+    ends = np.cumsum(rows.rows)
+    ordered[ends[:-1][(ends[:-1] > 0) & (ends[:-1] < count)] - 1] = True  # from chunk to chunk
+    wrong = np.flatnonzero(~ordered)
+    return int(np.searchsorted(ends, wrong[0], side="right")) if len(wrong) else None
+
+
+def merge(
+    txn: lmdb.Transaction,
+    data: Any,
+    expiry: Any,
+    step: MergeStep,
+    stored_entries: Callable[[Sequence[bytes]], list[bytes]],
+) -> None:
+    """Carry out the step in a write transaction, on the databases of records and of expiries.
+    ``stored_entries`` tells which entries of the latter the records of some data keys had before.
+
+    Raises:
+        MergeError: a chunk is missing, or the chunks hold another number of rows.
+    """
+    rows = _merged(txn, data, step)
+    with txn.cursor(data) as cursor:
+        if step.replace:
+            _delete_others(txn, cursor, expiry, step, set(rows.keys))
+        cursor.putmulti(zip(rows.keys, rows.values, strict=True))
+    if rows.expiry_keys:  # else to read what the rows replace would cost too much
+        with txn.cursor(expiry) as cursor:
+            for entry in set(stored_entries(rows.keys)).difference(rows.expiry_keys):
+                if cursor.set_key(entry):
+                    cursor.delete()
+            cursor.putmulti((key, b"") for key in sorted(rows.expiry_keys))
+    _leave_mark(txn, data, expiry, step)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    keys: list[bytes]  # data keys, ascending, each once
+    values: list[bytes]  # records
+    expiry_keys: list[bytes]
+
+
+def _merged(txn: lmdb.Transaction, data: Any, step: MergeStep) -> _Rows:
+    """Return the rows of the step's chunks in its range, the winner of each key."""
+    parts = [p for p in _slices(txn, data, step) if p.rows]
+    staged_rows = sum(part.rows for part in parts)
+    if staged_rows != step.rows:
+        raise MergeError(
+            f"partition {step.partition_id}, load {step.load_id}: {staged_rows} staged rows "
+            f"where the step has {step.rows}"
+        )
+    if not parts:
+        return _Rows([], [], [])
+    keys = pa.concat_arrays([keys_array(part) for part in parts])
+    values = pa.concat_arrays(
+        [arrow.binaries(p.columns.value_offsets, p.columns.values, p.start, p.end) for p in parts]
+    )
+    chosen = _winners(keys, parts)
+    if chosen is not None:
+        taken = arrow.indices(chosen)
+        keys, values = keys.take(taken), values.take(taken)
+    head, empty = arrow.binary_scalar(records.head_of(step.partition_id)), arrow.binary_scalar(b"")
+    data_keys = pc.binary_join_element_wise(head, keys, empty).to_pylist()
+    headers, expiries = _headers(step.sequence, parts, chosen)
+    rows = pc.binary_join_element_wise(headers, values, empty).to_pylist()
+    return _Rows(data_keys, rows, _expiry_keys(data_keys, expiries))
+
+
+def _slices(txn: lmdb.Transaction, data: Any, step: MergeStep) -> Iterator[Slice]:
+    head = records.head_of(step.partition_id, records.STAGED)
+    for attempt, number in zip(step.attempts, step.numbers, strict=True):
+        record = txn.get(head + chunk_keys.chunk_key(step.load_id, attempt, number), db=data)
+        if record is None or record[records.FLAGS_AT] & records.FLAG_TOMBSTONE:
+            raise MergeError(
+                f"partition {step.partition_id}, load {step.load_id}: there is no chunk {number} "
+                f"of attempt {attempt:x}"
+            )
+        chunk = columns.unpack(memoryview(record)[records.HEADER_BYTES :])
+        yield slice_of(chunk, step.after_key, step.until_key)
+
+
+def _winners(keys: Any, parts: Sequence[Slice]) -> I64Array | None:
+    """Return which rows stay, by ascending key; None: all of them, as they are.
+
+    Of equal keys the one with the greatest order stays, and of those the last by task and row. The
+    rows come in that order, chunk after chunk, and Arrow's sort is stable.
+    """
+    rows = len(keys)
+    order: I64Array | None = None
+    if len(parts) > 1:
+        order = arrow.numbers_of(pc.array_sort_indices(keys))
+        ordered = keys.take(arrow.indices(order))
+    else:
+        ordered = keys
+    same = arrow.truths_of(pc.equal(ordered[: rows - 1], ordered[1:]))
+    if not same.any():
+        return order
+    places = order if order is not None else np.arange(rows)
+    group = np.concatenate(([0], np.cumsum(~same)))
+    if any(part.columns.orders is not None for part in parts):
+        orders = np.concatenate([_orders(part) for part in parts])[places]
+        by_order = np.lexsort((np.arange(rows), orders, group))
+        places = places[by_order]
+    ends = np.append(np.flatnonzero(~same), rows - 1)
+    return np.asarray(places[ends], np.int64)
+
+
+def _orders(part: Slice) -> U64Array:
+    orders = part.columns.orders
+    if orders is None:
+        return np.zeros(part.rows, np.uint64)
+    return orders[part.start : part.end]
+
+
+def _headers(
+    sequence: int, parts: Sequence[Slice], chosen: I64Array | None
+) -> tuple[Any, int | U64Array]:
+    """Return (what records begin with, when they expire): one for all rows, or one a row."""
+    times = [part.columns.header.expires_at_ms for part in parts]
+    if len(set(times)) == 1:
+        return arrow.binary_scalar(records.encode_record(sequence, b"", times[0])), times[0]
+    of_rows = np.repeat(np.array(times, np.uint64), [part.rows for part in parts])
+    if chosen is not None:
+        of_rows = of_rows[chosen]
+    return _record_heads(sequence, of_rows), of_rows
+
+
+def _record_heads(sequence: int, expiries: U64Array) -> Any:
+    """Return what the record of each row begins with."""
+    distinct, which = np.unique(expiries, return_inverse=True)
+    heads = [records.encode_record(sequence, b"", int(time)) for time in distinct]
+    ends = np.cumsum([0, *map(len, heads)])
+    return arrow.binaries(ends, memoryview(b"".join(heads)), 0, len(heads)).take(
+        arrow.indices(which)
+    )
+
+
+def _expiry_keys(data_keys: Sequence[bytes], expiries: int | U64Array) -> list[bytes]:
+    if isinstance(expiries, int):
+        head = struct.pack(">Q", expiries)
+        return [head + key for key in data_keys] if expiries else []
+    pairs = zip(expiries.tolist(), data_keys, strict=True)
+    return [records.expiry_key(at, key) for at, key in pairs if at]
+
+
+def _delete_others(
+    txn: lmdb.Transaction, cursor: lmdb.Cursor, expiry: Any, step: MergeStep, kept: set[bytes]
+) -> None:
+    """Delete the records in the step's range that the load has no row for."""
+    head = records.head_of(step.partition_id)
+    inside = head + step.prefix
+    start = max(inside, head + step.after_key + b"\x00" if step.after_key else head)
+    until = head + step.until_key if step.until_key else None
+    gone: list[bytes] = []
+    if cursor.set_range(start):
+        for key, record in cast("Iterator[tuple[bytes, bytes]]", cursor.iternext()):
+            if not key.startswith(inside) or (until is not None and key > until):
+                break
+            if key not in kept and not record[records.FLAGS_AT] & records.FLAG_TOMBSTONE:
+                gone.append(key)
+    _delete(txn, cursor, expiry, step, gone)
+
+
+def _delete(
+    txn: lmdb.Transaction, cursor: lmdb.Cursor, expiry: Any, step: MergeStep, keys: Sequence[bytes]
+) -> None:
+    """Delete the records, leaving tombstones if the step says so."""
+    if not step.tombstone_at_ms:
+        for key in keys:
+            if cursor.set_key(key):
+                cursor.delete()
+        return
+    tombstone = records.encode_tombstone(step.sequence, step.tombstone_at_ms)
+    for key in keys:
+        cursor.put(key, tombstone)
+        txn.put(records.expiry_key(step.tombstone_at_ms, key), b"", db=expiry)
+
+
+def _leave_mark(txn: lmdb.Transaction, data: Any, expiry: Any, step: MergeStep) -> None:
+    """Say how far the load is merged; once it is, its chunks go."""
+    head = records.head_of(step.partition_id, records.STAGED)
+    mark_key = head + chunk_keys.mark_key(step.load_id)
+    if step.last:
+        inside = head + chunk_keys.load_key(step.load_id)
+        with txn.cursor(data) as cursor:
+            found: list[bytes] = []
+            if cursor.set_range(mark_key):
+                for key in cast("Iterator[bytes]", cursor.iternext(keys=True, values=False)):
+                    if not key.startswith(inside):
+                        break
+                    found.append(key)
+            _delete(txn, cursor, expiry, step, [key for key in found if key != mark_key])
+    mark = chunk_keys.Mark(step.last, b"" if step.last else step.until_key)
+    txn.put(mark_key, records.encode_record(step.sequence, chunk_keys.encode_mark(mark)), db=data)

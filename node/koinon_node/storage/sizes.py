@@ -1,0 +1,136 @@
+"""How many records and bytes each partition holds here, as estimates: for plans and progress.
+
+LMDB cannot say how large a part of a database is, so a background pass counts, round and round, at
+two hundredths of a core: a step of about a millisecond, then a pause. It looks at lengths only, so
+that large values are not read. What it knows of a partition is as old as its last visit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+
+from koinon_node.core import records
+from koinon_node.core.records import U32Array, U64Array
+from koinon_node.storage.store import DATA_DB, Store
+
+_ALL_PARTITIONS = 65_536
+_STEP_ROWS = 512
+_STEP_S = 0.001
+_DUTY = 0.02
+_PASS_PAUSE_S = 5.0
+_OVERHEAD_BYTES = records.KEY_AT + records.HEADER_BYTES  # of a row, beside its key and value
+
+
+class SizeEstimates:
+    """What passes have found: one after the other, each in the order of keys."""
+
+    def __init__(self) -> None:
+        self._records = np.zeros(_ALL_PARTITIONS, np.uint64)
+        self._bytes = np.zeros(_ALL_PARTITIONS, np.uint64)
+        self._staged = np.zeros(_ALL_PARTITIONS, np.uint64)
+        self._partition_id = 0  # where the pass under way is
+        self._counted = [0, 0, 0]
+
+    def of(self, partition_id: int) -> tuple[int, int]:
+        """Return (records, bytes of keys and values) of one partition."""
+        return int(self._records[partition_id]), int(self._bytes[partition_id])
+
+    def of_many(self, partition_ids: U32Array) -> tuple[U64Array, U64Array]:
+        """Return the columns (records, bytes of keys and values) of these partitions."""
+        return self._records[partition_ids], self._bytes[partition_ids]
+
+    def staged(self) -> int:
+        """Return how many of the records, of all partitions, bulk loads have staged: what no client
+        can read, and their tombstones.
+        """
+        return int(self._staged.sum())
+
+    def columns(self) -> tuple[list[int], list[int], list[int]]:
+        """Return (partitions that hold something, records, bytes)."""
+        held = np.flatnonzero(self._records)
+        return held.tolist(), self._records[held].tolist(), self._bytes[held].tolist()
+
+    def add(self, partition_id: int, rows: int, size: int, staged: int = 0) -> None:
+        """The pass found these rows, so many of them staged, and nothing between them and those
+        before.
+        """
+        if partition_id != self._partition_id:
+            self._leave(partition_id)
+        self._counted[0] += rows
+        self._counted[1] += size - rows * _OVERHEAD_BYTES
+        self._counted[2] += staged
+
+    def end_pass(self) -> None:
+        """The pass found nothing more; the next one begins."""
+        self._leave(_ALL_PARTITIONS)
+        self._partition_id = 0
+
+    def _leave(self, partition_id: int) -> None:
+        """Take over what was counted, and that the partitions up to here are empty."""
+        here = self._partition_id
+        self._records[here], self._bytes[here], self._staged[here] = self._counted
+        for column in (self._records, self._bytes, self._staged):
+            column[here + 1 : partition_id] = 0
+        self._partition_id, self._counted = partition_id, [0, 0, 0]
+
+
+class SizeScan:
+    """The pass over a store."""
+
+    def __init__(self, store: Store, estimates: SizeEstimates) -> None:
+        self._store = store
+        self._estimates = estimates
+        self._start = b""
+
+    async def run(self) -> None:
+        """Count, for ever."""
+        while True:
+            began = time.perf_counter()
+            more = self.step(_STEP_S)
+            took_s = time.perf_counter() - began
+            await asyncio.sleep(max(took_s * (1 / _DUTY - 1), 0.0 if more else _PASS_PAUSE_S))
+
+    def step(self, seconds: float) -> bool:
+        """Count for about so long; return False at the end of a pass."""
+        until = time.perf_counter() + seconds
+        with (
+            self._store.env.begin(self._store.databases[DATA_DB], buffers=True) as txn,
+            txn.cursor() as cursor,
+        ):
+            while True:
+                if not cursor.set_range(self._start):
+                    self._start = b""
+                    self._estimates.end_pass()
+                    return False
+                self._count(list(islice(cursor.iternext(keys=True, values=True), _STEP_ROWS)))
+                if time.perf_counter() >= until:
+                    return True
+
+    def _count(self, rows: Sequence[tuple[Any, Any]]) -> None:
+        """Count the rows, partition by partition; go on behind them."""
+        at = 0
+        while at < len(rows):
+            partition_id = records.partition_of_data_key(bytes(rows[at][0]))
+            end = len(rows)
+            if records.partition_of_data_key(bytes(rows[-1][0])) != partition_id:
+                following = records.prefix_of(partition_id + 1)
+                end = bisect_left(rows, following, lo=at, key=_key_of)
+            size = sum(map(len, chain.from_iterable(rows[at:end])))
+            staged_head = records.head_of(partition_id, records.STAGED)
+            first_staged = end
+            if bytes(rows[end - 1][0]) >= staged_head:
+                first_staged = bisect_left(rows, staged_head, lo=at, hi=end, key=_key_of)
+            self._estimates.add(partition_id, end - at, size, end - first_staged)
+            at = end
+        self._start = bytes(rows[-1][0]) + b"\x00"
+
+
+def _key_of(row: tuple[Any, Any]) -> bytes:
+    return bytes(row[0])

@@ -1,0 +1,330 @@
+"""The writer process: applies groups of tickets to the store, one transaction a group.
+
+Started by writer.py as ``python -m koinon_node.storage.writer_process SOCKET_FD``, with its
+settings as the first frame and the descriptor of the directory's lock inherited. Frames are
+``u64 length || marshal``; both ends are the same build of one node.
+
+A group is (group number, urgent, tickets). A ticket is (after, chained, writes): ``writes`` holds
+(database, keys, values), a value of None deletes; of the database MERGES the keys are merge steps
+(merging.py). Within a group what comes later wins. If a group finds no room, its tickets are tried
+one by one. ``after`` is the oldest group whose pending records the ticket's decision looked at (0:
+none): it is refused if a ticket of that group or a later one has failed, because its ground is
+gone. A ``chained`` ticket is refused if one before it in its group has failed that wrote metadata
+of a partition which it writes too: a replica is complete through a sequence only without gaps.
+
+The answer to a group is (group number, failures {ticket index: reason}, used bytes). Any error but
+a lack of room ends the process, loudly; the node then stops too. It also ends when the node does
+(end of file, or the signal of a dying parent), and keeps the directory locked until then: records
+of a dead node can never arrive after its successor has begun.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import functools
+import importlib
+import itertools
+import marshal
+import operator
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import lmdb
+
+from koinon_node.config import KEPT_BYTES, StoreConfig
+from koinon_node.core import records
+from koinon_node.storage import directory as files
+from koinon_node.storage.store import (
+    DATA_DB,
+    EXPIRY_DB,
+    PARTITIONS_DB,
+    open_databases,
+    open_environment,
+    tree_bytes,
+)
+from koinon_proto.process.memory import keep_freed
+from koinon_proto.process.printable import protect_streams
+from koinon_proto.process.private_files import only_for_owner
+from koinon_proto.v1.replication_pb2 import MergeStep
+
+LENGTH = struct.Struct(">Q")
+MERGES = 4
+"""In place of a database: merge steps."""
+_PR_SET_PDEATHSIG = 1
+_key_of = operator.itemgetter(0)
+_MERGING = "koinon_node.storage.merge_steps"
+_NO_ROOM_NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_ROOM = tuple(map(os.strerror, _NO_ROOM_NUMBERS))
+_IO_ERROR = os.strerror(errno.EIO)
+_PROBE_BYTES_MIN = 1024 * 1024
+
+Writes = tuple[tuple[int, list[bytes], list[bytes | None]], ...]
+CHAINED, LOOSE = 1, 2  # bits: see Writer.submit
+TicketFrame = tuple[int, int, Writes]
+GroupFrame = tuple[int, bool, list[TicketFrame]]
+
+
+class WriterLoop:
+    """Reads groups, applies them, answers; syncs by interval if so configured."""
+
+    def __init__(self, connection: socket.socket, config: StoreConfig) -> None:
+        self._connection = connection
+        self._directory = config.directory
+        self._by_interval = config.durability == "interval"
+        self._sync_interval_s = config.sync_interval_ms / 1000
+        self.environment = open_environment(config, sync=not self._by_interval)
+        self._databases = open_databases(self.environment)
+        self._failed_group = 0
+        self._sync_due: float | None = None
+
+    def run(self) -> None:
+        """Work until the node closes its end.
+
+        Raises:
+            lmdb.Error: the disk failed. Where more is acknowledged than was synced, word of it is
+                left for the next start.
+        """
+        try:
+            self._run()
+        except lmdb.Error:
+            if self._by_interval:
+                files.note_failed_sync(self._directory)
+            raise
+
+    def _run(self) -> None:
+        while (group := self._next_group()) is not None:
+            number, urgent, tickets = group
+            failures = self._apply(number, tickets)
+            if self._by_interval:
+                if urgent:
+                    self._sync()
+                elif self._sync_due is None:
+                    self._sync_due = time.monotonic() + self._sync_interval_s
+            with self.environment.begin() as txn:
+                used_bytes = tree_bytes(txn, self._databases)
+            self._send((number, failures, used_bytes))
+        self.environment.sync(True)
+        self.environment.close()
+
+    def _next_group(self) -> GroupFrame | None:
+        while self._sync_due is not None:
+            wait_s = self._sync_due - time.monotonic()
+            if wait_s <= 0:
+                self._sync()
+            elif select.select([self._connection], [], [], wait_s)[0]:
+                break
+        group: GroupFrame | None = receive(self._connection)
+        return group
+
+    def _sync(self) -> None:
+        self.environment.sync(True)
+        self._sync_due = None
+
+    def _send(self, answer: Any) -> None:
+        frame = marshal.dumps(answer)
+        self._connection.sendall(LENGTH.pack(len(frame)) + frame)
+
+    def _apply(self, number: int, tickets: list[TicketFrame]) -> dict[int, str]:
+        if all(not after or after > self._failed_group for after, _, _ in tickets):
+            reason = self._commit([writes for _, _, writes in tickets])
+            if not reason:
+                return {}
+        failures: dict[int, str] = {}
+        gaps: set[bytes] = set()
+        for index, (after, ties, writes) in enumerate(tickets):
+            metadata = {
+                key for database, keys, _ in writes if database == PARTITIONS_DB for key in keys
+            }
+            if after and after <= self._failed_group:
+                reason = "a write that this one builds on found no room"
+            elif ties & CHAINED and not gaps.isdisjoint(metadata):
+                reason = "a write before this one in its partition found no room"
+            else:
+                reason = self._commit([writes])
+            if reason:
+                failures[index] = reason
+                if not ties & LOOSE:
+                    gaps |= metadata
+                    self._failed_group = number
+        return failures
+
+    def _commit(self, tickets: list[Writes]) -> str:
+        """Apply the tickets in one transaction; return why there was no room, or ''."""
+        merged: list[dict[bytes, bytes | None]] = [{} for _ in self._databases]
+        try:
+            with self.environment.begin(write=True) as txn:
+                for database, keys, values in itertools.chain.from_iterable(tickets):
+                    if database == MERGES:
+                        self._put(txn, merged)  # what comes before it
+                        self._merge(txn, keys)
+                    else:
+                        merged[database].update(zip(keys, values, strict=True))
+                self._put(txn, merged)
+        except (lmdb.MapFullError, lmdb.DiskError) as error:
+            return str(error)
+        except lmdb.Error as error:
+            if any(text in str(error) for text in _NO_ROOM):
+                return str(error)
+            # LMDB reports a short write, which a disk that fills up gives, as an I/O error.
+            needed = 2 * _size_of(tickets) + _PROBE_BYTES_MIN
+            if _IO_ERROR in str(error) and self._disk_full(needed):
+                return f"the disk is full ({error})"
+            raise
+        return ""
+
+    def _put(self, txn: lmdb.Transaction, merged: list[dict[bytes, bytes | None]]) -> None:
+        """Put what was gathered, in key order."""
+        if merged[EXPIRY_DB]:
+            with self.environment.begin(self._databases[DATA_DB], buffers=True) as before:
+                drop_replaced_entries(before, merged[DATA_DB], merged[EXPIRY_DB])
+        for database, rows in zip(self._databases, merged, strict=True):
+            _put_sorted(txn, database, rows)
+            rows.clear()
+
+    def _merge(self, txn: lmdb.Transaction, steps: list[bytes]) -> None:
+        """Carry out merge steps. None at all: some are to come, and what they need is imported
+        meanwhile. (Arrow takes half a second and 40 MB; a node without bulk loads needs none.)
+        """
+        if not steps:
+            threading.Thread(target=importlib.import_module, args=(_MERGING,), daemon=True).start()
+            return
+        from koinon_node.storage.merge_steps import merge
+
+        data, expiry = self._databases[DATA_DB], self._databases[EXPIRY_DB]
+        with self.environment.begin(data, buffers=True) as before:
+            entries = functools.partial(stored_entries, before)
+            for step in steps:
+                merge(txn, data, expiry, MergeStep.FromString(step), entries)
+
+    def _disk_full(self, needed: int) -> bool:
+        """Return whether the data file could not grow by ``needed`` bytes, by trying it beside.
+
+        Judging an I/O error so is safe: what failed was written before the transaction's meta page,
+        so all of it is given up, and whatever comes next writes its pages anew.
+        """
+        size = (self._directory / files.DATA).stat().st_size
+        try:
+            probe = os.open(self._directory, os.O_TMPFILE | os.O_RDWR)
+        except OSError as error:
+            return error.errno == errno.ENOSPC
+        try:
+            os.posix_fallocate(probe, size, needed)
+        except OSError as error:
+            return error.errno in _NO_ROOM_NUMBERS
+        finally:
+            os.close(probe)
+        return False
+
+
+def _size_of(tickets: list[Writes]) -> int:
+    """Return about how many bytes the tickets put."""
+    size = 0
+    for database, keys, values in itertools.chain.from_iterable(tickets):
+        if database == MERGES:
+            size += sum(MergeStep.FromString(step).bytes for step in keys)
+        else:
+            size += sum(map(len, keys)) + sum(len(value or b"") for value in values)
+    return size
+
+
+def drop_replaced_entries(
+    before: lmdb.Transaction,
+    rows: Mapping[bytes, bytes | None],
+    entries: dict[bytes, bytes | None],
+) -> None:
+    """Have ``entries`` (of the expiry index, to be put) delete those of the records that ``rows``
+    replace: those that were stored ``before`` the group, and those of the group itself.
+
+    A key that is written again and again with a time to live so has one entry, not one a write.
+    Only keys that get an entry are looked at: reading what any put replaces would cost too much.
+    """
+    added = [entry for entry, value in entries.items() if value is not None]
+    keys = set(map(records.key_of_entry, added))
+    if len(keys) < len(added):  # some were written twice in the group
+        last = [(key, row) for key in keys if (row := rows.get(key)) is not None]
+        needed = set(records.expiry_keys_of([key for key, _ in last], [row for _, row in last]))
+        written = {key for key, _ in last}
+        for entry in added:
+            if entry not in needed and records.key_of_entry(entry) in written:
+                entries[entry] = None
+    for entry in stored_entries(before, sorted(keys)):
+        entries.setdefault(entry, None)
+
+
+def stored_entries(before: lmdb.Transaction, keys: Sequence[bytes]) -> list[bytes]:
+    """Return the entries of the expiry index that stored records have. The read transaction has to
+    give buffers: a record may be large, and only its head is looked at.
+    """
+    with before.cursor() as cursor:
+        found = cast("list[tuple[memoryview, memoryview]]", cursor.getmulti(keys))
+        heads = [bytes(record[: records.HEADER_WITH_EXPIRY_BYTES]) for _, record in found]
+        return records.expiry_keys_of([bytes(key) for key, _ in found], heads)
+
+
+def _put_sorted(txn: lmdb.Transaction, database: Any, rows: dict[bytes, bytes | None]) -> None:
+    """Apply the rows in key order. Those after the last key are appended, which fills pages: where
+    only some rows fit on one, LMDB else leaves a third of it or half empty.
+    """
+    if not rows:
+        return
+    keys = sorted(rows)
+    with txn.cursor(database) as cursor:
+        if None in rows.values():
+            for key in keys:
+                if rows[key] is None and cursor.set_key(key):
+                    cursor.delete()
+        items = [(key, value) for key in keys if (value := rows[key]) is not None]
+        end = bisect_right(items, bytes(cursor.key()), key=_key_of) if cursor.last() else 0
+        cursor.putmulti(items[:end])
+        cursor.putmulti(items[end:], append=True)
+
+
+def receive(connection: socket.socket) -> Any:
+    """Return the next frame; None at the end of the stream."""
+    head = _receive_exactly(connection, LENGTH.size)
+    if head is None:
+        return None
+    body = _receive_exactly(connection, LENGTH.unpack(head)[0])
+    return None if body is None else marshal.loads(body)
+
+
+def _receive_exactly(connection: socket.socket, size: int) -> bytearray | None:
+    buffer = bytearray(size)
+    view, filled = memoryview(buffer), 0
+    while filled < size:
+        received = connection.recv_into(view[filled:])
+        if not received:
+            return None
+        filled += received
+    return buffer
+
+
+def main() -> None:
+    """Run one writer until its node ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's; the node decides when to stop
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    protect_streams()
+    only_for_owner()
+    keep_freed(KEPT_BYTES)
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    settings = receive(connection)
+    if settings is None:
+        return
+    config = StoreConfig(**{**settings, "directory": Path(settings["directory"])})
+    WriterLoop(connection, config).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""What an address is: one rule for settings, for requests and for the client's ``connect``."""
+
+from __future__ import annotations
+
+import re
+
+from koinon_proto.contract.errors import ConfigurationError
+
+_ADDRESS = re.compile(
+    r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}(?:%[A-Za-z0-9._-]{1,15})?\]):([0-9]{1,5})"
+)
+
+
+def is_address(address: str) -> bool:
+    """Whether this is ``host:port``: a name, an IPv4 address or a bracketed IPv6 address, and a
+    port from 1 to 65535 in ASCII digits.
+    """
+    match = _ADDRESS.fullmatch(address)
+    return match is not None and 1 <= int(match[1]) <= 65_535
+
+
+def check_address(field: str, address: str) -> None:
+    """Check a setting.
+
+    Raises:
+        ConfigurationError: it is not an address; ``field`` names the setting.
+    """
+    if not is_address(address):
+        raise ConfigurationError(
+            reason=f"{field} {address!r}: must be host:port, an IPv6 host in brackets, "
+            "the port from 1 to 65535"
+        )

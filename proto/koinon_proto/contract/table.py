@@ -1,0 +1,284 @@
+"""The partition table as every process holds it: immutable, versioned, mergeable.
+
+A table says which node leads each partition, at which epoch. The higher ``table_version`` wins
+within one ``cluster_id``; tables of different clusters never mix. Every node entry and every row
+carries the version at which it last changed, so any holder can say what changed since a version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from functools import cached_property
+from hashlib import sha256
+from typing import NewType
+
+from koinon_proto.contract.errors import WrongClusterError
+
+NodeId = NewType("NodeId", str)
+"""A node's name, chosen by its operator and unique in the cluster."""
+NodeNumber = NewType("NodeNumber", int)
+"""A node's number in table rows: given at first registration, from 1 up, never reused."""
+PartitionId = NewType("PartitionId", int)
+
+NO_NODE = NodeNumber(0)
+MAX_KEY_BYTES = 500
+MAX_TTL_MS = 100 * 366 * 24 * 3600 * 1000
+"""A hundred years: more is a mistake in the unit."""
+MAX_BATCH_ROWS = 100_000
+MAX_BATCH_BYTES = 16 * 1024 * 1024
+MAX_MESSAGE_BYTES = MAX_BATCH_BYTES + 4 * 1024 * 1024
+"""The gRPC message bound: a full batch and what the columns beside it need."""
+
+SEQUENCE_COUNTER_BITS = 40
+
+
+def first_sequence(primary_epoch: int) -> int:
+    """Return the sequence that precedes the first record written in ``primary_epoch``."""
+    return primary_epoch << SEQUENCE_COUNTER_BITS
+
+
+class NodeStatus(IntEnum):
+    """A member's standing; numbers are those of the wire."""
+
+    FENCED = 1
+    ACTIVE = 2
+    DRAINING = 3
+    LEFT = 4
+
+
+class PartitionStatus(IntEnum):
+    """Whether a partition is served; numbers are those of the wire."""
+
+    ASSIGNED = 1
+    ONLINE = 2
+    OFFLINE = 3
+
+
+class OfflineReason(IntEnum):
+    """Why a partition is offline; numbers are those of the wire."""
+
+    NONE = 0
+    NO_LIVE_REPLICA = 1
+    STORE_LOST = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClusterConfig:
+    """What is chosen at bootstrap and replicated with the table; only ``replication_factor`` and
+    ``min_in_sync`` can be changed later, by an operator.
+    """
+
+    cluster_id: str
+    partitioner: str
+    partition_count: int
+    replication_factor: int
+    min_in_sync: int
+    bootstrap_nodes: int
+    max_value_bytes: int
+    heartbeat_interval_ms: int = 200
+    session_timeout_ms: int = 1500
+    lease_ms: int = 1000
+    check_quorum_ms: int = 400
+    replica_timeout_ms: int = 1000
+    rereplicate_after_ms: int = 600_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MoveSettings:
+    """How replicas move. ``bytes_per_second`` bounds what each node receives as a new replica
+    (0: no limit), ``moves_per_node`` the moves at once that a node gives to or takes from.
+    """
+
+    paused: bool = False
+    bytes_per_second: int = 0
+    moves_per_node: int = 64
+
+
+DEFAULT_WEIGHT = 100
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeInfo:
+    """One storage node as the table knows it. ``weight`` is its share of partitions, relative to
+    the others'. ``registration_digest`` is of the registration that made ``node_epoch``
+    (``registration_digest``): the id itself only the node and the coordinators know; empty where a
+    build before did not say it.
+    """
+
+    number: NodeNumber
+    node_id: NodeId
+    address: str
+    rack: str
+    node_epoch: int
+    status: NodeStatus
+    store_id: str
+    changed_at: int
+    weight: int = DEFAULT_WEIGHT
+    registration_digest: bytes = b""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartitionRow:
+    """One partition's row. ``replicas`` is ordered, the first is the preferred primary; during a
+    move it holds the target's replicas first, then those that are to be removed.
+    ``wanted_primary``: the primary hands over to it as soon as it is in sync (``NO_NODE``: to
+    nobody).
+    """
+
+    partition_id: PartitionId
+    replicas: tuple[NodeNumber, ...]
+    in_sync: tuple[NodeNumber, ...]
+    primary: NodeNumber
+    primary_epoch: int
+    partition_epoch: int
+    adding: tuple[NodeNumber, ...] = ()
+    removing: tuple[NodeNumber, ...] = ()
+    status: PartitionStatus
+    offline_reason: OfflineReason = OfflineReason.NONE
+    changed_at: int
+    wanted_primary: NodeNumber = NO_NODE
+
+    @property
+    def target(self) -> tuple[NodeNumber, ...]:
+        """The replicas once the move under way is over; all of them where there is none."""
+        return tuple(n for n in self.replicas if n not in self.removing)
+
+    @property
+    def settled(self) -> tuple[NodeNumber, ...]:
+        """The replicas that were there before the move under way."""
+        return tuple(n for n in self.replicas if n not in self.adding)
+
+
+def registration_digest(registration_id: str) -> bytes:
+    """Return what the table shows of a registration's id; nothing of none."""
+    return sha256(registration_id.encode()).digest() if registration_id else b""
+
+
+def min_in_sync_of(cluster: ClusterConfig, row: PartitionRow) -> int:
+    """Return how many in-sync replicas a write to the row needs; ``in_sync`` never shrinks below.
+
+    The cluster's minimum, or half (rounded up) of the replicas that the row had before the move
+    under way or has after it, if that is less: a row that is only on its way to more replicas, or
+    back from there, is served meanwhile.
+    """
+    fewest = min(len(row.settled), len(row.target))
+    return max(1, min(cluster.min_in_sync, (fewest + 1) // 2))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ActiveLoad:
+    """A bulk load that is open (rows may be staged) or ``merging`` (it is committed). In each
+    partition loads are merged in the order of their commits: ``committed_at`` is the log index.
+    """
+
+    load_id: int
+    merging: bool
+    committed_at: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TableUpdate:
+    """A whole table (``base_version`` 0) or what changed since ``base_version``."""
+
+    cluster: ClusterConfig
+    base_version: int
+    table_version: int
+    nodes: tuple[NodeInfo, ...]
+    rows: tuple[PartitionRow, ...]
+    moves: MoveSettings = MoveSettings()
+    loads: tuple[ActiveLoad, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """The whole table at one version. ``rows`` is empty until the cluster is bootstrapped,
+    afterwards it has ``partition_count`` entries and ``rows[p].partition_id == p``.
+    """
+
+    cluster: ClusterConfig
+    table_version: int
+    nodes: Mapping[NodeNumber, NodeInfo]
+    rows: Sequence[PartitionRow]
+    moves: MoveSettings = MoveSettings()
+    loads: tuple[ActiveLoad, ...] = ()
+
+    @property
+    def bootstrapped(self) -> bool:
+        return bool(self.rows)
+
+    @cached_property
+    def by_id(self) -> Mapping[NodeId, NodeInfo]:
+        """The nodes by their names."""
+        return {node.node_id: node for node in self.nodes.values()}
+
+    def primary_of(self, partition_id: int) -> NodeInfo | None:
+        """Return the node that leads the partition, or None."""
+        return self.nodes.get(self.rows[partition_id].primary)
+
+    def since(self, version: int) -> TableUpdate:
+        """Return what changed since ``version``; the whole table for 0 or a version unknown here.
+
+        A version above this table's own gives an empty update that carries this table's version.
+        """
+        base = version if version > 0 else 0
+        return TableUpdate(
+            cluster=self.cluster,
+            base_version=base,
+            table_version=self.table_version,
+            nodes=tuple(n for n in self.nodes.values() if not base or n.changed_at > base),
+            rows=tuple(r for r in self.rows if not base or r.changed_at > base),
+            moves=self.moves,
+            loads=self.loads,
+        )
+
+
+def apply_update(table: Table | None, update: TableUpdate) -> Table | None:
+    """Return the table after ``update``; the old one unchanged if the update is not newer.
+
+    Updates may be late, doubled or out of order. One whose base is above what is held cannot be
+    applied and is ignored: the holder asks again by its own version.
+
+    Raises:
+        WrongClusterError: the update belongs to another cluster.
+    """
+    if table is None:
+        if update.base_version:
+            return None
+        return Table(
+            cluster=update.cluster,
+            table_version=update.table_version,
+            nodes={node.number: node for node in update.nodes},
+            rows=_ordered(update.rows),
+            moves=update.moves,
+            loads=update.loads,
+        )
+    if update.cluster.cluster_id != table.cluster.cluster_id:
+        raise WrongClusterError(
+            expected_cluster_id=table.cluster.cluster_id,
+            actual_cluster_id=update.cluster.cluster_id,
+        )
+    if update.table_version <= table.table_version or update.base_version > table.table_version:
+        return table
+    if not update.base_version or not table.rows:
+        rows = _ordered(update.rows)
+    else:
+        changed = list(table.rows)
+        for row in update.rows:
+            changed[row.partition_id] = row
+        rows = tuple(changed)
+    old_nodes = table.nodes if update.base_version else {}
+    return replace(
+        table,
+        cluster=update.cluster,
+        table_version=update.table_version,
+        nodes={**old_nodes, **{node.number: node for node in update.nodes}},
+        rows=rows,
+        moves=update.moves,
+        loads=update.loads,
+    )
+
+
+def _ordered(rows: Sequence[PartitionRow]) -> tuple[PartitionRow, ...]:
+    return tuple(sorted(rows, key=lambda row: row.partition_id))

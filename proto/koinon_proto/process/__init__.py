@@ -1,0 +1,1 @@
+"""What every process of ours needs: logs, clocks, memory, signals, private files."""

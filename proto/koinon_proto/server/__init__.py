@@ -1,0 +1,1 @@
+"""What every gRPC server of ours has: admission, guard, requests, metrics."""

@@ -1,0 +1,268 @@
+"""The guard in front of all services of a server: it admits calls, reads their messages, and has
+what cannot be read refused by name.
+
+It makes the handlers that a server registers (``aio_server``). Methods with one request are given
+to gRPC as if they took a stream of them, which is the same on the wire; that way the handler runs
+before the message is received, knows its peer, and asks for the message once ``admission`` lets it.
+An interceptor could do the same, and would cost each call some 10 µs more.
+gRPC says that a call is done once its answer has been written out, as far as the peer's flow
+control let it, or can no more be written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+
+from koinon_proto.contract.errors import InvalidArgumentError, KoinonError
+from koinon_proto.process import memory
+from koinon_proto.process.logs import LinesPerSecond
+from koinon_proto.server import admission, requests, rpc
+from koinon_proto.server.admission import Call, Lane, LaneLimits
+from koinon_proto.server.connections import close_connection
+
+log = logging.getLogger(__name__)
+
+EOF = grpc.aio.EOF
+_CONTROL = (
+    *("/koinon.v1.Membership/", "/koinon.v1.Raft/", "/koinon.v1.Replication/"),
+    *("/koinon.v1.Admin/", "/koinon.v1.TableService/WatchTable", "/grpc."),
+)
+"""What begins so is in the control's lane: members, operators, health checks."""
+_TICK_S, _BUSY_TICK_S = 0.5, 0.1
+_TRIM_ABOVE_BYTES = 64 << 20
+_QUIET_BYTES = 4 << 20
+_LINES_MAX = 5
+
+_malformed = LinesPerSecond(_LINES_MAX)
+Handle = Callable[[Any, Any], Awaitable[Any]]
+
+
+class Guard:
+    """Guards one server. ``reply_bytes`` is what an answer of a method counts as before it is
+    known, where that may be much; ``kept_bytes`` of freed memory are kept after a peak.
+    """
+
+    def __init__(
+        self,
+        data: LaneLimits,
+        control: LaneLimits,
+        reply_bytes: dict[str, int] | None = None,
+        kept_bytes: int = 0,
+    ) -> None:
+        self.data = Lane(data)
+        self.control = Lane(control)
+        self._reply_bytes = reply_bytes or {}
+        self._kept_bytes = kept_bytes
+        self._ticking: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Begin to look after calls that are stuck, on the running loop."""
+        self._tick()
+
+    def stop(self) -> None:
+        """End that."""
+        if self._ticking is not None:
+            self._ticking.cancel()
+
+    def guarded(self, path: str, handler: Any) -> Any:
+        """Return what to register in the handler's place; None for a method of the generated base,
+        which this server does not serve.
+        """
+        lane = self.control if path.startswith(_CONTROL) else self.data
+        handle = (
+            handler.unary_unary
+            or handler.unary_stream
+            or handler.stream_unary
+            or handler.stream_stream
+        )
+        if not (inspect.iscoroutinefunction(handle) or inspect.isasyncgenfunction(handle)):
+            return None
+        if not handler.request_streaming and not handler.response_streaming:
+            return grpc.stream_unary_rpc_method_handler(self._unary(path, handler, lane))
+        return grpc.stream_stream_rpc_method_handler(
+            self._stream(path, handler, lane), response_serializer=handler.response_serializer
+        )
+
+    def _unary(self, path: str, handler: Any, lane: Lane) -> Handle:
+        handle, serialize = handler.unary_unary, handler.response_serializer
+        parse = _parser(path, handler.request_deserializer)
+        reply_bytes = self._reply_bytes.get(path, admission.REPLY_BYTES)
+
+        async def guarded(_: Any, context: Any) -> bytes:
+            call = lane.call(context.peer(), reply_bytes)
+            context.add_done_callback(call.ended)
+            request = None
+            try:
+                request = parse(await _received(call, context), context)
+                admission.handling.set(call)
+                reply: bytes = serialize(await handle(request, context))
+            except KoinonError as error:
+                _count(path, error)
+                await rpc.abort(context, error)
+            except grpc.aio.AbortError as aborted:
+                request = None
+                raise _without_frames(aborted) from None
+            call.replied(len(reply))
+            return reply
+
+        return guarded
+
+    def _stream(self, path: str, handler: Any, lane: Lane) -> Handle:
+        parse = _parser(path, handler.request_deserializer)
+        handle = handler.stream_stream or handler.stream_unary or handler.unary_stream
+
+        async def guarded(_: Any, context: Any) -> None:
+            call = lane.call(context.peer())
+            context.add_done_callback(call.ended)
+            admission.handling.set(call)
+            guarded_context = _StreamContext(context, call, parse)
+            try:
+                if handler.request_streaming:
+                    given: Any = _messages(guarded_context)
+                else:
+                    given = await guarded_context.read()
+                    if given is EOF:
+                        raise InvalidArgumentError(field="request", reason="there is none")
+                answers = handle(given, guarded_context)
+                if not inspect.isasyncgen(answers):
+                    answers = _one(answers, handler.response_streaming)
+                async for answer in answers:
+                    await context.write(answer)
+            except grpc.aio.AbortError as aborted:
+                raise _without_frames(aborted) from None
+            except KoinonError as error:
+                _count(path, error)
+                await rpc.abort(context, error)
+
+        return guarded
+
+    def _tick(self) -> None:
+        """Look after calls that are stuck and memory that is free, now and again soon."""
+        lanes = (self.data, self.control)
+        tick_s = _BUSY_TICK_S if any(lane.waiting for lane in lanes) else _TICK_S
+        self._ticking = asyncio.get_running_loop().call_later(tick_s, self._tick)
+        for lane in lanes:
+            lane.cut_slow()
+            lane.forget_idle()
+            if (peer := lane.stuck_peer()) is not None:
+                log.warning("connection closed: takes no answers peer=%s", peer)
+                close_connection(peer)
+        held = sum(lane.all.reply_bytes + lane.all.request_bytes for lane in lanes)
+        large = sum(lane.large_bytes for lane in lanes)
+        if large > _TRIM_ABOVE_BYTES and held < _QUIET_BYTES:
+            for lane in lanes:
+                lane.large_bytes = 0
+            threading.Thread(target=memory.trim, args=(self._kept_bytes,), daemon=True).start()
+
+
+class _StreamContext:
+    """A stream's context whose first message has to be admitted like any other."""
+
+    def __init__(self, context: Any, call: Call, parse: Callable[[Any, Any], Any]) -> None:
+        self._context = context
+        self._call = call
+        self._parse = parse
+        self._is_first = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    async def read(self) -> Any:
+        """As grpc.aio's; raises InvalidArgumentError for a message that cannot be read."""
+        if self._is_first:
+            self._is_first = False
+            raw = await _received(self._call, self._context)
+            self._call.streams()
+        else:
+            raw = await self._context.read()
+        return EOF if raw is EOF else self._parse(raw, self._context)
+
+
+async def _received(call: Call, context: Any) -> Any:
+    """Return the call's first message, unread, or EOF.
+
+    Raises:
+        ResourceExhaustedError: too many calls wait.
+        UnavailableError: the message did not come in time.
+    """
+    if not call.admit():
+        await call.admitted()
+    call.task = asyncio.current_task()
+    try:
+        raw = await context.read()
+    except asyncio.CancelledError:
+        if not call.is_cut or call.task is None:
+            raise
+        call.task.uncancel()
+        raise admission.too_slow() from None
+    finally:
+        call.task = None
+    call.received(0 if raw is EOF else len(raw))
+    return raw
+
+
+async def _messages(context: _StreamContext) -> AsyncIterator[Any]:
+    while (message := await context.read()) is not EOF:
+        yield message
+
+
+async def _one(answer: Awaitable[Any], is_stream: bool) -> AsyncIterator[Any]:
+    """Await a handler that writes for itself, or answers once."""
+    reply = await answer
+    if not is_stream:
+        yield reply
+
+
+def _without_frames(aborted: grpc.aio.AbortError) -> grpc.aio.AbortError:
+    """Return the exception, without the frames that it came through. gRPC keeps it with the call,
+    and the frames have the call: all that they hold, requests of 20 MB too, would stay until the
+    next collection of garbage, which may be long after thousands of them.
+    """
+    aborted.__context__ = None
+    return aborted.with_traceback(None)
+
+
+def _parser(path: str, deserialize: Callable[[bytes], Any]) -> Callable[[Any, Any], Any]:
+    """Return what makes a request of a message's bytes.
+
+    It raises InvalidArgumentError for what is no such message, and logs it.
+    """
+
+    def parse(raw: Any, context: Any) -> Any:
+        if raw is EOF:
+            raise InvalidArgumentError(field="request", reason="there is none")
+        try:
+            return deserialize(raw)
+        except Exception as error:  # whatever a parser meets
+            raise _refused(path, context, str(error) or type(error).__name__) from None
+
+    return parse
+
+
+def _refused(path: str, context: Any, reason: str) -> InvalidArgumentError:
+    if _malformed.may_log():
+        log.warning(
+            "malformed request method=%s peer=%s reason=%s unlogged=%d",
+            path,
+            context.peer(),
+            reason,
+            _malformed.take_unlogged(),
+        )
+    return InvalidArgumentError(field="request", reason=f"cannot be read: {reason}")
+
+
+def _count(path: str, error: KoinonError) -> None:
+    """Count a request that no handler has seen."""
+    if path.startswith("/koinon."):
+        service, _, name = path.rpartition(".")[2].partition("/")
+        method = requests.methods.get((service, name))
+        if method is not None:
+            outcome = rpc.outcome_of(error)
+            method.outcomes[outcome] = method.outcomes.get(outcome, 0) + 1
