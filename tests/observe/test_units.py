@@ -10,10 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
 
-from koinon_coordinator.__main__ import app as coordinator
-from koinon_node.__main__ import serve as node
+import koinon_coordinator.__main__ as coordinator
+import koinon_node.__main__ as node
 from tests.observe.shipped import ROOT
 
 SYSTEMD = ROOT / "docs" / "systemd"
@@ -73,10 +72,7 @@ def test_command_of_unit_is_taken_by_the_server(
 ) -> None:
     program, subcommand, *arguments = command(unit, environment, server)
     assert (program, subcommand) == (PROGRAM, kind)
-    app = coordinator
-    if kind == "node":
-        app = typer.Typer()
-        app.command()(node)
-    with typer.main.get_command(app).make_context(kind, arguments) as context:
-        assert context.params["data"] == Path(settings(environment)["KOINON_DATA"])
-        assert context.params["metrics_listen"] == settings(environment)["KOINON_METRICS"]
+    parser = {"coordinator": coordinator.parser, "node": node.parser}[kind]()
+    flags = parser.parse_args(arguments)
+    assert flags.data == Path(settings(environment)["KOINON_DATA"])
+    assert flags.metrics_listen == settings(environment)["KOINON_METRICS"]
