@@ -69,7 +69,7 @@ _FATAL = (
     UnsupportedVersionError,
     InvalidArgumentError,
 )
-_BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.05, 1.0
+_BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.05, 0.2  # a node that waits asks as often as one that is in
 _REMOVED_RETRY_S = 30.0
 _FAREWELL_S_MAX = 1.0
 _FAREWELL_TIMEOUT_S = 0.5  # of one attempt

@@ -42,18 +42,21 @@ _READY_TIMEOUT_S = 0.5  # of a connection that is being made
 _HAND_TABLE_TIMEOUT_S = 5.0
 _PAUSE_MIN_S, _PAUSE_MAX_S = 0.05, 0.1
 
+_OPTIONS = tuple({**dict(CHANNEL_OPTIONS), "grpc.max_reconnect_backoff_ms": 200}.items())
+"""As often as heartbeats: a coordinator that starts is found soon, by the nodes started with it."""
+
 _READY = grpc.ChannelConnectivity.READY
 _REFUSED = grpc.ChannelConnectivity.TRANSIENT_FAILURE
 
 
 def connect(address: str) -> Any:
     """Open a channel for blocking calls."""
-    return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return grpc.insecure_channel(address, options=_OPTIONS)
 
 
 def connect_aio(address: str) -> Any:
     """Open a channel for the event loop."""
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return grpc.aio.insecure_channel(address, options=_OPTIONS)
 
 
 class Route:
