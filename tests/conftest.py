@@ -7,6 +7,7 @@ Tests that are marked ``long`` are run by ``make test-long``. KOINON_TESTS_UNTIL
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -24,6 +25,11 @@ LONGEST_FIRST = ("spark", "ingest", "demo", "simulation", "integration", "observ
 short ones, which any process that has nothing left to do can take over.
 """
 LEFT_OUT = "left out, for the time for long tests is over"
+
+# Tests start some hundreds of processes; without bytecode on disk, each would compile the whole
+# tree again, a third of what it takes to start a server.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A test's Spark job is over before what Java's second compiler makes of it pays: half of its CPU.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
