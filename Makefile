@@ -62,4 +62,4 @@ compose-clean: env  ## remove the images that these two have made
 	$(BIN)/python -m tests.compose clean
 
 clean:          ## remove the environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

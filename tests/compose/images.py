@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -128,7 +129,8 @@ def have_wheels(say: Say, *, spark: bool) -> None:
     if not is_stand_in(BASE):
         shutil.rmtree(BUILD_DIR, ignore_errors=True)
         return
-    made = _wheelhouse("wheels", ["server"], extra=["pip", "setuptools>=77"])
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    made = _wheelhouse("wheels", ["server"], extra=["pip", *project["build-system"]["requires"]])
     if spark:
         made = _wheelhouse("spark-wheels", ["spark"], extra=[], sources=["pyspark"]) or made
     how = "downloaded by this machine's pip" if made else "downloaded by an earlier run"
