@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from koinon_node.config import Limits, StoreConfig
-from koinon_node.core.write_decisions import PendingWrites
+from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.storage.store import DATA_DB, DATABASES, Store
 from koinon_node.storage.writer import Writer
 

@@ -22,8 +22,9 @@ from koinon_node.config import (
     NodeConfig,
 )
 from koinon_node.core.assignment import Adoption
+from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.core.recent_writes import Journal
-from koinon_node.core.write_decisions import PendingWrites, Primaries
+from koinon_node.core.write_decisions import Primaries
 from koinon_node.membership.agent import Agent
 from koinon_node.membership.coordinator_calls import LeaderCalls
 from koinon_node.primary.replicator import Replicator

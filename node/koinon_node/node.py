@@ -149,8 +149,8 @@ class Node:
         # Writes under way need the followers' streams, which would outlast the server's grace.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_REPLICATE_GRACE_S):
-                leading, disk = parts.replicator.leading, parts.writer.disk
-                while leading.flights and not disk.hangs:  # noqa: ASYNC110 (once, at the end)
+                pending, disk = parts.writer.pending, parts.writer.disk
+                while any(pending.sent()) and not disk.hangs:  # noqa: ASYNC110 (once, at the end)
                     await asyncio.sleep(0.01)
         parts.replication.close()
         await stopping

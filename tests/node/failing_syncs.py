@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from koinon_node.config import Limits, StoreConfig
-from koinon_node.core.write_decisions import PendingWrites
+from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.storage.store import DATA_DB, Store
 from koinon_node.storage.writer import Writer
 from koinon_proto.contract.errors import KoinonError

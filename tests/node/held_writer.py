@@ -17,10 +17,12 @@ import numpy as np
 
 from koinon_node.config import Limits, StoreConfig
 from koinon_node.core.assignment import Adoption, ServedPartitions
+from koinon_node.core.commit_group import GroupFrame, TicketFrame
 from koinon_node.core.lease import NO_LEASE, Lease
+from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.core.recent_writes import Journal
 from koinon_node.core.records import U32Array
-from koinon_node.core.write_decisions import PendingWrites, Primaries
+from koinon_node.core.write_decisions import Primaries
 from koinon_node.ports import RowChange
 from koinon_node.primary.replicator import Replicator
 from koinon_node.serving.batches import (
@@ -38,7 +40,7 @@ from koinon_node.storage.sizes import SizeEstimates
 from koinon_node.storage.store import DATA_DB, EXPIRY_DB, Store, open_databases
 from koinon_node.storage.writer import Answer as Answered
 from koinon_node.storage.writer import Writer
-from koinon_node.storage.writer_process import MERGES, GroupFrame, TicketFrame, stored_entries
+from koinon_node.storage.writer_process import MERGES, stored_entries
 from koinon_proto.contract.table import (
     NO_NODE,
     ActiveLoad,

@@ -299,5 +299,4 @@ async def acknowledged(follower: PlayedFollower, work: Awaitable[Any]) -> Any:
 
 def retried(bench: LoadsBench) -> bool:
     """Return whether the first look at the step is over."""
-    waiting = bench.replicator._waiting
-    return not any(not future.done() for some in waiting.values() for _, future in some)
+    return all(waiter.done() for group in bench.pending for _, waiter in group.waiting)

@@ -21,9 +21,9 @@ from koinon_node.core.assignment import ServedPartitions
 from koinon_node.core.copies import Copies, CopyState
 from koinon_node.core.epoch_history import Lineage, common_point
 from koinon_node.core.lease import Lease
+from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.core.recent_writes import Journal
 from koinon_node.core.records import EpochStart, PartitionEpochs, Record
-from koinon_node.core.write_decisions import PendingWrites
 from koinon_node.ports import PeerLostError
 from koinon_node.state import NodeState, WallClock
 from koinon_node.storage.store import DATA_DB, PARTITIONS_DB, Store

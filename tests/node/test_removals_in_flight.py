@@ -9,10 +9,13 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from koinon_node.core import records
-from koinon_node.core.write_decisions import PendingWrites
+from koinon_node.core.pending_writes import PendingWrites
+from koinon_proto.contract.errors import StorageFullError
+from tests.node.groups import add, claim, make_durable, numbers
 from tests.node.loads_bench import LoadsBench, with_loads
 from tests.node.played_follower import turn
 from tests.node.primary import answered, start
@@ -66,18 +69,18 @@ def test_read_that_finds_a_key_gone_waits_for_the_delete_that_is_not_answered(
 
 def in_flight(**written: bytes | None) -> PendingWrites:
     pending = PendingWrites()
-    pending.add({records.head_of(0) + key.encode(): record for key, record in written.items()})
+    add(pending, {records.head_of(0) + key.encode(): record for key, record in written.items()})
     pending.seal()
     return pending
 
 
 def test_removal_is_seen_by_who_finds_nothing_under_its_key_only() -> None:
     pending = in_flight(k=None)
-    assert pending.seen([K], []) == [1]
+    assert numbers(pending.seen([K], [])) == [1]
     assert pending.seen([K], [(K, b"before")]) == pending.seen([A], []) == []
-    pending.commit(1)
-    assert pending.seen([K], []) == [1]
-    pending.complete(1)
+    group = make_durable(pending)
+    assert pending.seen([K], []) == [group]
+    pending.complete(group)
     assert pending.seen([K], []) == []
 
 
@@ -94,27 +97,31 @@ def test_removal_is_seen_by_a_scan_over_its_key_only() -> None:
             (Z, [], False, []),  # nor begin before it
             (head, [], True, []),
         ):
-            assert pending.seen_in_scan(head, after, rows, more=more) == expected
-        assert pending.seen_in_scan(head + b"k", head, [], more=False) == [1]
+            assert numbers(pending.seen_in_scan(head, after, rows, more=more)) == expected
+        assert numbers(pending.seen_in_scan(head + b"k", head, [], more=False)) == [1]
         assert pending.seen_in_scan(head + b"l", head, [], more=False) == []
         other = records.head_of(1)
         assert pending.seen_in_scan(other, other, [], more=False) == []
         if not pending.incomplete([K]):
-            pending.commit(1)
+            make_durable(pending)
 
 
 def test_removal_that_was_refused_is_not_waited_for() -> None:
-    pending = in_flight(k=None)
-    head = records.head_of(0)
-    assert pending.seen_in_scan(head, head, [], more=False) == [1]
-    pending.replace(1, {A: b"1"})
+    pending, head = PendingWrites(), records.head_of(0)
+    add(pending, {K: None}, touched=np.array([0], np.uint32))
+    add(pending, {A: b"1"}, touched=np.array([1], np.uint32))
+    sealed = pending.seal()
+    assert pending.seen_in_scan(head, head, [], more=False) == [sealed]
+    refused = np.array([True, False])
+    pending.refuse_queued(refused, StorageFullError(node_id="n1", reason="handed over"), "n1")
     assert pending.seen_in_scan(head, head, [], more=False) == pending.seen([K], []) == []
+    assert sealed.records == {A: b"1"}
 
 
 def test_scan_that_finds_nothing_waits_for_the_merge_step_of_its_partition() -> None:
     pending = PendingWrites()
-    pending.claim(records.prefix_of(0))
-    pending.seal()
+    claim(pending, 0)
+    sealed = pending.seal()
     head, other = records.head_of(0), records.head_of(1)
-    assert pending.seen_in_scan(head, head, [], more=False) == [1]
+    assert pending.seen_in_scan(head, head, [], more=False) == [sealed]
     assert pending.seen_in_scan(other, other, [], more=False) == []

@@ -12,15 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from koinon_node.core import records
+from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.core.write_decisions import (
     Effects,
-    PendingWrites,
     Primaries,
     WriteRows,
     decide_expiry,
     decide_write,
 )
 from koinon_proto.contract.table import first_sequence
+from tests.node.groups import add, claim, make_durable, numbers
 
 KEYS = [records.prefix_of(p) + name for p in (0, 1) for name in (b"a", b"b")]
 
@@ -34,7 +35,7 @@ class Bench:
     )
     pending: PendingWrites = field(default_factory=PendingWrites)
     store: dict[bytes, bytes] = field(default_factory=dict)
-    sealed: list[tuple[int, dict[bytes, bytes | None]]] = field(default_factory=list)
+    sealed: list[dict[bytes, bytes | None]] = field(default_factory=list)
     open_records: dict[bytes, bytes | None] = field(default_factory=dict)
     now_ms: int = 1000
 
@@ -61,23 +62,30 @@ class Bench:
             conditions=conditions or {},
             expires_at_ms=expires_at_ms,
         )
-        effects = decide_write(rows, self.primaries, self.pending, self.stored, self.now_ms)
+        return self.take(decide_write(rows, self.primaries, self.pending, self.stored, self.now_ms))
+
+    def expire(self, keys: Sequence[bytes]) -> Effects:
+        return self.take(
+            decide_expiry(keys, self.primaries, self.pending, self.stored, self.now_ms)
+        )
+
+    def take(self, effects: Effects) -> Effects:
+        add(self.pending, effects.records)
         self.open_records.update(effects.records)
         return effects
 
     def seal(self) -> None:
-        self.sealed.append((self.pending.seal(), self.open_records))
+        self.pending.seal()
+        self.sealed.append(self.open_records)
         self.open_records = {}
 
     def commit_oldest(self) -> None:
-        group, changes = self.sealed.pop(0)
-        for key, record in changes.items():
+        for key, record in self.sealed.pop(0).items():
             if record is None:
                 self.store.pop(key, None)
             else:
                 self.store[key] = record
-        self.pending.commit(group)
-        self.pending.complete(group)
+        self.pending.complete(make_durable(self.pending))
 
 
 def test_sequences_rise_by_one_within_each_partition() -> None:
@@ -143,7 +151,7 @@ def test_expiry_of_a_record_that_was_rewritten_is_left_alone() -> None:
     bench = Bench()
     bench.write([KEYS[0]], expires_at_ms=[500])
     bench.write([KEYS[0]])
-    effects = decide_expiry([KEYS[0]], bench.primaries, bench.pending, bench.stored, 1000)
+    effects = bench.expire([KEYS[0]])
     assert not effects.records
 
 
@@ -156,17 +164,19 @@ def test_claim_makes_reads_and_decisions_of_the_partition_wait_for_its_group() -
     pending = PendingWrites()
     assert not pending.claimed
     pending.seal()
-    pending.claim(P0)
+    claim(pending, 0)
     unknown = P0 + b"nobody writes it"
-    for go_on in (pending.seal, lambda: pending.commit(2), lambda: None):
+    pending.complete(make_durable(pending))
+    for go_on in (pending.seal, lambda: make_durable(pending), lambda: None):
         assert pending.claimed
-        assert pending.claiming({P0}) == pending.claiming({P0, P1}) == [2]
+        assert numbers(pending.claiming({P0})) == numbers(pending.claiming({P0, P1})) == [2]
         assert pending.claiming({P1}) == []
-        assert pending.overlapping([unknown]) == [2]
-        assert pending.seen([unknown], []) == [2]
+        assert numbers(pending.overlapping([unknown])) == [2]
+        assert numbers(pending.seen([unknown], [])) == [2]
         assert pending.overlapping([P1 + b"k"]) == pending.seen([P1 + b"k"], []) == []
         go_on()
-    pending.complete(2)
+    (group,) = pending.durable()
+    pending.complete(group)
     assert not pending.claimed
     assert pending.claiming({P0}) == pending.overlapping([unknown]) == []
     assert pending.seen([unknown], []) == []
@@ -174,15 +184,15 @@ def test_claim_makes_reads_and_decisions_of_the_partition_wait_for_its_group() -
 
 def test_claims_of_two_groups_end_one_by_one() -> None:
     pending = PendingWrites()
-    pending.claim(P0)
-    pending.claim(P1)
+    claim(pending, 0)
+    claim(pending, 1)
     first = pending.seal()
-    pending.claim(P1)
+    claim(pending, 1)
     second = pending.seal()
     assert pending.claiming({P0}) == [first]
-    assert sorted(pending.claiming({P1})) == [first, second]
+    assert pending.claiming({P1}) == [first, second]
     for group in (first, second):
-        pending.commit(group)
+        assert make_durable(pending) is group
     pending.complete(second)
     assert pending.claiming({P0, P1}) == [first]
     pending.complete(first)
@@ -191,9 +201,9 @@ def test_claims_of_two_groups_end_one_by_one() -> None:
 
 def test_claim_and_records_of_a_partition_are_both_waited_for() -> None:
     pending = PendingWrites()
-    pending.claim(P0)
+    claim(pending, 0)
     first = pending.seal()
-    pending.add({P0 + b"k": b"r"})
+    add(pending, {P0 + b"k": b"r"})
     second = pending.seal()
     assert set(pending.overlapping([P0 + b"k"])) == {first, second}
     assert set(pending.overlapping([P0 + b"other"])) == {first}
@@ -201,12 +211,12 @@ def test_claim_and_records_of_a_partition_are_both_waited_for() -> None:
 
 def test_partition_led_anew_forgets_claims_of_committed_groups_only() -> None:
     pending = PendingWrites()
-    pending.claim(P0)
-    pending.claim(P1)
+    claim(pending, 0)
+    claim(pending, 1)
     committed = pending.seal()
-    pending.claim(P0)
+    claim(pending, 0)
     queued = pending.seal()
-    pending.commit(committed)
+    make_durable(pending)
     pending.forget({P0})
     assert pending.claiming({P0}) == [queued]
     assert pending.claiming({P1}) == [committed]
@@ -247,10 +257,7 @@ def test_decisions_equal_a_plain_model_whatever_is_in_flight(
         elif name == "later":
             bench.now_ms += 300
         elif name == "expire":
-            effects = decide_expiry(
-                KEYS, bench.primaries, bench.pending, bench.stored, bench.now_ms
-            )
-            bench.open_records.update(effects.records)
+            bench.expire(KEYS)
             for key in KEYS:
                 model.current(key, bench.now_ms)
     bench.seal()

@@ -22,7 +22,7 @@ import pytest
 from koinon_node.config import Limits, StoreConfig
 from koinon_node.core import records
 from koinon_node.core.chunk_keys import chunk_key
-from koinon_node.core.write_decisions import PendingWrites
+from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.storage import directory as files
 from koinon_node.storage import writer_process
 from koinon_node.storage.store import DATA_DB, PARTITIONS_DB, Store
@@ -65,11 +65,12 @@ def test_writer_last_write_of_a_key_wins_within_and_across_groups(tmp_path: Path
 
 def test_writer_group_done_returns_when_the_group_is_durable(tmp_path: Path) -> None:
     async def use(writer: Writer, store: Store) -> None:
+        group = writer.pending.open
         future = put(writer, b"\0\0k", b"v")
-        await asyncio.wait_for(writer.group_done(1), WAIT_S)
+        await asyncio.wait_for(writer.group_done(group), WAIT_S)
         assert future.done()
         assert store.get(b"\0\0k") == b"v"
-        await writer.group_done(1)  # long gone
+        await writer.group_done(group)  # long gone
 
     with_writer(config_of(tmp_path), use)
 
@@ -470,7 +471,8 @@ def test_ticket_that_builds_on_a_group_of_which_some_was_refused_is_refused(
         )
         mask = np.zeros(65_536, np.bool_)
         mask[0] = True
-        writer.refuse_queued(mask, StorageFullError(node_id="n1", reason="handed over"))
+        refusal = StorageFullError(node_id="n1", reason="handed over")
+        writer.pending.refuse_queued(mask, refusal, "n1")
         builds_on_it = put(writer, b"\0\0b", b"v", after=group)
         other = put(writer, b"\0\1c", b"v")
         for ticket in (refused, builds_on_it):
@@ -491,7 +493,7 @@ def test_writer_of_a_killed_node_keeps_what_was_acknowledged(
         import asyncio, sys
         from pathlib import Path
         from koinon_node.config import Limits, StoreConfig
-        from koinon_node.core.write_decisions import PendingWrites
+        from koinon_node.core.pending_writes import PendingWrites
         from koinon_node.storage.store import DATA_DB, Store
         from koinon_node.storage.writer import Writer
 
@@ -643,7 +645,7 @@ def test_writer_stopped_when_its_node_is_killed_is_gone_before_the_directory_ope
         import asyncio, sys
         from pathlib import Path
         from koinon_node.config import Limits, StoreConfig
-        from koinon_node.core.write_decisions import PendingWrites
+        from koinon_node.core.pending_writes import PendingWrites
         from koinon_node.storage.store import Store
         from koinon_node.storage.writer import Writer
 

@@ -16,11 +16,12 @@ from pathlib import Path
 from unittest.mock import patch
 
 from koinon_node.config import StoreConfig
+from koinon_node.core.commit_group import GroupFrame
 from koinon_node.storage import directory
 from koinon_node.storage.directory import read_identity
 from koinon_node.storage.store import DATA_DB, Store, open_databases
 from koinon_node.storage.writer import Answer
-from koinon_node.storage.writer_process import GroupFrame, WriterLoop
+from koinon_node.storage.writer_process import WriterLoop
 from koinon_proto.contract.errors import KoinonError
 from tests.simulation.loop import Process, VirtualLoop
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from koinon_node.core.commit_group import GroupState
 from koinon_proto.contract.table import NodeNumber, PartitionRow, Table, min_in_sync_of
 from tests.simulation.checkers import ViolationError
 
@@ -140,15 +141,16 @@ class HalfDeaths:
         for node in self._nodes():
             assert node.life is not None
             leading, now = node.life.replicator.leading, node.life.state.now()
-            for flight in leading.flights.values():
-                if now - flight.sent_at <= HARM_S:
+            for group in leading.pending.sent():
+                if now - group.sent_at <= HARM_S:
                     break
-                missing = leading.missing(flight.touched, flight.lasts)
-                for place in np.flatnonzero(missing.any(axis=0) | (not flight.committed)).tolist():
-                    row = table.rows[int(flight.touched[place])]
+                missing = leading.missing(group.touched, group.lasts)
+                is_out = group.state is GroupState.OUT
+                for place in np.flatnonzero(missing.any(axis=0) | is_out).tolist():
+                    row = table.rows[int(group.touched[place])]
                     led = leading.epochs[row.partition_id] == row.primary_epoch
                     if led and len(row.in_sync) > min_in_sync_of(table.cluster, row):
-                        raise ViolationError(f"a write waits at {node.name}: {row} {flight}")
+                        raise ViolationError(f"a write waits at {node.name}: {row} {group}")
 
 
 def _spares(table: Table, row: PartitionRow, number: NodeNumber) -> bool:

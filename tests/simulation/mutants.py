@@ -27,11 +27,11 @@ from koinon_node.backup.catch_up import Puller
 from koinon_node.bulk_load import staging
 from koinon_node.core import chunk_keys, replica_sync, replica_tracker
 from koinon_node.core.copies import CopyState
+from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.core.proposals import Proposals, Why
 from koinon_node.core.records import NO_SEQUENCE, PartitionEpochs
 from koinon_node.core.replica_sync import Following, Step
 from koinon_node.core.replica_tracker import Leading
-from koinon_node.core.write_decisions import PendingWrites
 from koinon_node.serving.expiry import Reclaimer
 from koinon_node.state import NodeState
 from koinon_node.storage import merge_steps

@@ -15,9 +15,10 @@ from koinon_node.bulk_load.bulk_paths import Bulk, Prepared
 from koinon_node.bulk_load.merger import Loads
 from koinon_node.core import records
 from koinon_node.core.assignment import Adoption
+from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.core.recent_writes import Journal
 from koinon_node.core.records import U32Array
-from koinon_node.core.write_decisions import PendingWrites, Primaries
+from koinon_node.core.write_decisions import Primaries
 from koinon_node.ports import FollowerEnd, PeerLostError
 from koinon_node.primary.replicator import Replicator
 from koinon_node.serving.batches import Durability, ReadAnswer, WriteAnswer, WriteBatch

@@ -23,13 +23,14 @@ import numpy as np
 
 from koinon_node.config import Limits
 from koinon_node.core import records
+from koinon_node.core.commit_group import Writes
 from koinon_node.core.copies import Copies, CopyState
 from koinon_node.core.recent_writes import Journal
 from koinon_node.core.records import PartitionEpochs, U32Array, U64Array
 from koinon_node.core.replica_sync import ROW_OVERHEAD_BYTES
 from koinon_node.storage.store import DATA_DB, EXPIRY_DB, PARTITIONS_DB
 from koinon_node.storage.writer import Writer, columns
-from koinon_node.storage.writer_process import MERGES, Writes
+from koinon_node.storage.writer_process import MERGES
 from koinon_proto.contract.errors import KoinonError, ResourceExhaustedError, UnknownFateError
 from koinon_proto.v1.replication_pb2 import MergeStep
 
@@ -172,7 +173,7 @@ class Applier:
         """
         partitions = np.zeros(len(self.busy), np.bool_)
         partitions[partition_ids] = True
-        if not self._writer.is_queued(partitions):
+        if not self._writer.pending.is_queued(partitions):
             return False
         await self._writer.barrier()
         return True

@@ -20,8 +20,9 @@ import numpy as np
 from koinon_node.bulk_load import staging
 from koinon_node.config import Limits
 from koinon_node.core import chunk_keys, records
+from koinon_node.core.commit_group import CommitGroup
+from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.core.records import U32Array
-from koinon_node.core.write_decisions import PendingWrites
 from koinon_node.primary.replicator import Replicator
 from koinon_node.serving.batches import WriteBatch
 from koinon_node.serving.engine import Engine
@@ -291,7 +292,7 @@ class Bulk:
         self, page: ColumnsPage, bytes_max: int, answer: ColumnsAnswer, expired: Expired
     ) -> list[int]:
         view = self._state.served
-        incomplete: set[int] = set()
+        incomplete: set[CommitGroup] = set()
         visited: list[int] = []
         size, dead, at, after_key = 0, 0, 0, page.after_key
         looked = read = 0  # since others could run

@@ -26,9 +26,10 @@ from koinon_node.bulk_load import staging
 from koinon_node.bulk_load.staging import Manifest
 from koinon_node.core import records
 from koinon_node.core.assignment import ServedPartitions
+from koinon_node.core.commit_group import Ticket
 from koinon_node.core.write_decisions import Primaries
 from koinon_node.ports import LoadCalls
-from koinon_node.primary.replicator import Replicator, Ticket
+from koinon_node.primary.replicator import Replicator
 from koinon_node.serving.batches import WriteBatch
 from koinon_node.serving.engine import Engine
 from koinon_node.state import NodeState, WallClock

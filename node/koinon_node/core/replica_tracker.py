@@ -20,14 +20,15 @@ slot, which its node keeps while this process lives. Pure: the driver passes mes
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
 import numpy as np
 
+from koinon_node.core.commit_group import CommitGroup
 from koinon_node.core.copies import Copies
 from koinon_node.core.epoch_history import Lineage, common_point
+from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.core.records import (
     NO_SEQUENCE,
     BoolArray,
@@ -59,21 +60,6 @@ _MASKS = (
     "positioned",
 )
 _STEP_S_MAX = 0.25  # of silence, from one look to the next: a pause of this process is not theirs
-
-
-@dataclass(slots=True)
-class Flight:
-    """A commit group that is not complete. A partition may be in the columns more than once; then
-    its last entry is its last sequence.
-    """
-
-    group: int
-    touched: U32Array
-    lasts: U64Array
-    sent_at: float
-    committed: bool = False
-    committed_at: float = 0.0  # when it was durable here; followers are late from then
-    stuck: bool = False  # looked at in ticks only
 
 
 class Answer(Enum):
@@ -123,14 +109,14 @@ class Leading:
     durable_from: F64Array  # when what the follower made durable last was sent
     durable_in_s: F64Array  # and how long it took, there and back
 
-    def __init__(self, copies: Copies, primaries: Primaries) -> None:
+    def __init__(self, copies: Copies, primaries: Primaries, pending: PendingWrites) -> None:
         self.copies = copies
         self.primaries = primaries
+        self.pending = pending
         self.table: Table | None = None
         self.me = NO_NODE
         self.slots: dict[NodeNumber, int] = {}
         self.numbers: list[NodeNumber] = []
-        self.flights: dict[int, Flight] = {}
         self.any_required = False
         self.any_replicated = False
         self._looked_at = 0.0
@@ -393,11 +379,13 @@ class Leading:
 
     # --- groups ----------------------------------------------------------------------------
 
-    def send(self, flight: Flight) -> U64Array:
-        """The group is on its way; return what was streamed of each entry's partition before."""
-        self.flights[flight.group] = flight
-        previous = self.streamed[flight.touched]
-        self.streamed[flight.touched] = flight.lasts
+    def send(self, group: CommitGroup, touched: U32Array, lasts: U64Array) -> U64Array:
+        """The group is on its way, and followers have to hold this of it; return what was streamed
+        of each entry's partition before.
+        """
+        group.touched, group.lasts = touched, lasts
+        previous = self.streamed[touched]
+        self.streamed[touched] = lasts
         return previous
 
     def missing(self, touched: U32Array, lasts: U64Array) -> BoolArray:
@@ -409,21 +397,20 @@ class Leading:
         """Return whether all who have to hold these."""
         return not self.any_required or not self.missing(touched, lasts).any()
 
-    def take_complete(self, *, stuck_too: bool = False) -> list[Flight]:
-        """Return (once) the flights that are complete. Those that have been stuck for long are
-        looked at only if asked for, and count partition by partition.
+    def now_complete(self, *, stuck_too: bool = False) -> list[CommitGroup]:
+        """Return the durable groups that are complete, for the caller to say so. Those that have
+        been stuck for long are looked at only if asked for, and count partition by partition.
         """
         found = []
-        for flight in list(self.flights.values()):
-            if not flight.committed or (flight.stuck and not stuck_too):
+        for group in self.pending.durable():
+            if group.stuck and not stuck_too:
                 continue
-            if self.covers(flight.touched, flight.lasts):
-                found.append(flight)
-                del self.flights[flight.group]
-                self._complete(flight.touched, flight.lasts)
-            elif flight.stuck:
-                there = ~self.missing(flight.touched, flight.lasts).any(axis=0)
-                self._complete(flight.touched[there], flight.lasts[there])
+            if self.covers(group.touched, group.lasts):
+                found.append(group)
+                self._complete(group.touched, group.lasts)
+            elif group.stuck:
+                there = ~self.missing(group.touched, group.lasts).any(axis=0)
+                self._complete(group.touched[there], group.lasts[there])
         return found
 
     def _complete(self, touched: U32Array, lasts: U64Array) -> None:
@@ -460,13 +447,13 @@ class Leading:
         late: BoolArray = (self.leaving | self.departing[:, None]) & self.required & (not spare)
         silent = self.silence_s > timeout_s
         late[silent] |= self.in_sync[silent] & self.led
-        for flight in self.flights.values():
-            if not flight.committed or now - flight.committed_at <= timeout_s:
+        for group in self.pending.durable():
+            if now - group.committed_at <= timeout_s:
                 break
-            missing = self.missing(flight.touched, flight.lasts)
-            flight.stuck = bool(missing.any())
+            missing = self.missing(group.touched, group.lasts)
+            group.stuck = bool(missing.any())
             for slot in np.flatnonzero(missing.any(axis=1)).tolist():
-                late[slot, flight.touched[missing[slot]]] = True
+                late[slot, group.touched[missing[slot]]] = True
         taking = np.flatnonzero(self.led & ~self.ready & (now - self.adopted_at > timeout_s))
         if len(taking):
             starts = self.epochs[taking] << np.uint64(40)

@@ -15,13 +15,13 @@ Pure: the driver brings stored records and the time, and carries the effects to 
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
 import numpy as np
 
+from koinon_node.core.commit_group import CommitGroup
+from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.core.records import (
     BoolArray,
     Record,
@@ -68,185 +68,9 @@ class Effects:
     touched: U32Array = field(default_factory=lambda: np.zeros(0, np.uint32))
     absent: list[int] = field(default_factory=list)  # deletes that found no record
     failed: dict[int, ConditionFailedError] = field(default_factory=dict)
-    observed_group: int = 0  # the oldest uncommitted group that was looked at; 0: none
-    observed: dict[int, set[int]] = field(default_factory=dict)
+    observed_group: int = 0  # the oldest that was looked at and is not durable here; 0: none
+    observed: dict[CommitGroup, set[int]] = field(default_factory=dict)
     """Groups in flight that were looked at, with the partitions that they were for."""
-
-
-class PendingWrites:
-    """The records of the groups that are not complete yet, oldest group first.
-
-    A group is filled until it is sealed, is committed here in order, and is complete when all
-    replicas that have to hold it do: of two groups that write one partition the older first, others
-    in any order. A condition looks at what is not committed here and else at the store; a read does
-    not see what is not complete. Within a group the last record of a key wins.
-
-    A group that merges what a bulk load staged in a partition *claims* it: what it writes there is
-    known to the store alone. Until it is complete, reads of the partition wait for it, and nothing
-    is decided upon what the partition holds; rows that are written without looking go on, in later
-    groups.
-
-    A record of None is a removal that leaves nothing in the store. A read sees it as it sees any
-    other: by finding what the group leaves of the key, here nothing.
-    """
-
-    def __init__(self) -> None:
-        self._claims: dict[int, set[bytes]] = {}
-        self._removed: dict[int, list[bytes]] = {}  # of closed groups, sorted; made when asked for
-        self._uncommitted: dict[int, dict[bytes, bytes | None]] = {1: {}}
-        self._committed: dict[int, dict[bytes, bytes | None]] = {}
-        self._open = 1
-
-    @property
-    def open_group(self) -> int:
-        return self._open
-
-    def add(self, records: Mapping[bytes, bytes | None]) -> None:
-        self._uncommitted[self._open].update(records)
-
-    def claim(self, prefix: bytes) -> None:
-        """The open group merges what was staged in the partition of this prefix."""
-        self._claims.setdefault(self._open, set()).add(prefix)
-
-    def unclaim(self, group: int, prefixes: Collection[bytes]) -> None:
-        """What the group has merged in these partitions is complete, though the group is not."""
-        if group in self._claims:
-            self._claims[group].difference_update(prefixes)
-
-    @property
-    def claimed(self) -> bool:
-        """Whether any group claims a partition."""
-        return bool(self._claims)
-
-    def claiming(self, prefixes: Collection[bytes]) -> list[int]:
-        """Return the groups that claim one of these partitions."""
-        return [g for g, claimed in self._claims.items() if not claimed.isdisjoint(prefixes)]
-
-    def seal(self) -> int:
-        """Close the open group, open the next, and return the number of the closed one."""
-        sealed = self._open
-        self._open += 1
-        self._uncommitted[self._open] = {}
-        return sealed
-
-    def records_of(self, group: int) -> Mapping[bytes, bytes | None]:
-        """Return the records of a group that is not committed."""
-        return self._uncommitted[group]
-
-    def replace(self, group: int, records: dict[bytes, bytes | None]) -> None:
-        """Some of the group's writes were refused; these are left."""
-        self._uncommitted[group] = records
-        self._removed.pop(group, None)
-
-    def commit(self, group: int) -> None:
-        """The group is durable here (or has failed): the store says what it left."""
-        self._committed[group] = self._uncommitted.pop(group)
-
-    def complete(self, group: int) -> None:
-        """The committed group is durable wherever it has to be."""
-        del self._committed[group]
-        self._claims.pop(group, None)
-        self._removed.pop(group, None)
-
-    def forget(self, prefixes: Collection[bytes]) -> None:
-        """What committed groups hold of these partitions counts no more: they are led anew."""
-        for group, records in self._committed.items():
-            kept = {k: r for k, r in records.items() if k[:2] not in prefixes}
-            self._committed[group] = kept
-            self._removed.pop(group, None)
-        for group, claimed in self._claims.items():
-            if group in self._committed:
-                claimed.difference_update(prefixes)
-
-    def overlapping(self, keys: Collection[bytes]) -> list[int]:
-        """Return the groups that write one of ``keys``, newest first; those that claim its
-        partition are among them.
-        """
-        return [
-            *_overlapping(self._uncommitted, keys),
-            *_overlapping(self._committed, keys),
-            *self._claiming(keys),
-        ]
-
-    def _claiming(self, keys: Collection[bytes]) -> list[int]:
-        return self.claiming({key[:2] for key in keys}) if self._claims else []
-
-    def incomplete(self, keys: Collection[bytes]) -> list[int]:
-        """Return the groups that are in the store, not complete, and write one of ``keys``."""
-        return _overlapping(self._committed, keys) if self._committed else []
-
-    def seen(self, keys: Collection[bytes], rows: Sequence[tuple[bytes, bytes]]) -> list[int]:
-        """Return the groups, not complete, of which a read of ``keys`` from the store may have seen
-        something; ``rows`` are the (key, record) that it found. One that is being committed is in
-        the store a moment before its answer comes: it may have been seen where a key has what it
-        leaves there.
-        """
-        return [*self._seen(keys, rows), *self._claiming(keys)]
-
-    def seen_in_scan(
-        self, head: bytes, after: bytes, rows: Sequence[tuple[bytes, bytes]], *, more: bool
-    ) -> list[int]:
-        """As ``seen``, of a read of all data keys that begin with ``head`` and follow ``after``, up
-        to the last of ``rows`` if there are ``more``, else to the end.
-        """
-        if more and not rows:
-            return []  # it looked at nothing
-        keys = [key for key, _ in rows]
-        last = keys[-1] if more else None
-        for group in self:
-            if group != self._open:
-                removed = self._removed_by(group)
-                for key in islice(removed, bisect_left(removed, max(head, after)), None):
-                    if not key.startswith(head) or (last is not None and key > last):
-                        break
-                    keys.append(key)
-        claiming = self.claiming((head[:2],)) if self._claims else []
-        return [*self._seen(keys, rows), *claiming]
-
-    def _removed_by(self, group: int) -> list[bytes]:
-        removed = self._removed.get(group)
-        if removed is None:
-            records = self._committed.get(group) or self._uncommitted.get(group) or {}
-            gone = (key for key, record in records.items() if record is None)
-            removed = self._removed[group] = sorted(gone) if None in records.values() else []
-        return removed
-
-    def _seen(self, keys: Collection[bytes], rows: Sequence[tuple[bytes, bytes]]) -> list[int]:
-        sealed = [
-            (group, records)
-            for group, records in self._uncommitted.items()
-            if group != self._open and records and not records.keys().isdisjoint(keys)
-        ]
-        if not sealed:
-            return self.incomplete(keys)
-        found = dict(rows)
-        committing = [
-            group
-            for group, records in sealed
-            if any(key in records and records[key] == found.get(key) for key in keys)
-        ]
-        return [*committing, *self.incomplete(keys)]
-
-    def find(self, key: bytes) -> tuple[int, bytes | None]:
-        """Return (group, record) of the newest uncommitted write of ``key``; group 0 if none."""
-        for group, records in reversed(self._uncommitted.items()):
-            if key in records:
-                return group, records[key]
-        return 0, None
-
-    def __iter__(self) -> Iterator[int]:
-        yield from self._committed
-        yield from self._uncommitted
-
-
-def _overlapping(
-    groups: dict[int, dict[bytes, bytes | None]], keys: Collection[bytes]
-) -> list[int]:
-    return [
-        group
-        for group, records in reversed(groups.items())
-        if records and not records.keys().isdisjoint(keys)
-    ]
 
 
 class Primaries:
@@ -324,7 +148,9 @@ def _used_up(partition_id: int) -> PartitionOfflineError:
 def decide_write(
     rows: WriteRows, primaries: Primaries, pending: PendingWrites, stored: Stored, now_ms: int
 ) -> Effects:
-    """Sequence the rows and return what they do. Adds the records to ``pending``."""
+    """Sequence the rows and return what they do; the caller has a ticket with that join the open
+    group, without a pause.
+    """
     if rows.deletes or rows.conditions:
         effects = _Decision(rows, primaries, pending, stored, now_ms).run()
     else:
@@ -338,7 +164,6 @@ def decide_write(
         if rows.expires_at_ms is not None:
             pairs = zip(rows.expires_at_ms, rows.keys, strict=True)
             effects.expiry_keys = [expiry_key(at, key) for at, key in pairs if at]
-    pending.add(effects.records)
     return effects
 
 
@@ -349,15 +174,13 @@ def decide_expiry(
     stored: Stored,
     now_ms: int,
 ) -> Effects:
-    """Sequence the removal of those of ``keys`` whose current record has expired."""
+    """As ``decide_write``: the removal of those of ``keys`` whose current record has expired."""
     partition_ids = np.array([int.from_bytes(key[:2], "big") for key in keys], np.uint32)
     rows = WriteRows(partition_ids=partition_ids, keys=keys, values=())
     decision = _Decision(rows, primaries, pending, stored, now_ms)
     for row in range(len(keys)):
         decision.current(row)
-    effects = decision.finish()
-    pending.add(effects.records)
-    return effects
+    return decision.finish()
 
 
 class _Decision:
@@ -434,10 +257,10 @@ class _Decision:
             for incomplete in self._pending.incomplete((key,)):
                 effects.observed.setdefault(incomplete, set()).add(partition_id)
             group, data = self._pending.find(key)
-            if group:
+            if group is not None:
                 effects.observed.setdefault(group, set()).add(partition_id)
-                observed = effects.observed_group
-                effects.observed_group = min(observed, group) if observed else group
+                oldest = effects.observed_group or group.number
+                effects.observed_group = min(oldest, group.number)
                 return data
         return self._stored.get(key)
 

@@ -8,15 +8,16 @@ the columns of ``leading``, and is forgotten there with its stream.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 
 from koinon_node.config import Limits
 from koinon_node.core import records
+from koinon_node.core.commit_group import CommitGroup
 from koinon_node.core.copies import Copies
 from koinon_node.core.recent_writes import Journal
-from koinon_node.core.records import BoolArray, EpochStart, U32Array, U64Array
+from koinon_node.core.records import BoolArray, EpochStart, U64Array
 from koinon_node.core.replica_tracker import Answer, Asked, Leading, Opening
 from koinon_node.ports import PeerLostError, PrimaryEnd
 from koinon_node.primary.sender import Batches, FollowerStream, GroupRows, Lag
@@ -70,37 +71,28 @@ class Followers:
 
     # --- to them ---------------------------------------------------------------------------
 
-    def stream(
-        self,
-        group: int,
-        touched: U32Array,
-        previous: U64Array,
-        lasts: U64Array,
-        pending: Mapping[bytes, bytes | None],
-        merges: Mapping[int, bytes],
-        now: float,
-    ) -> U32Array:
-        """Send the group to whoever has its partitions open; return those that it was sent of.
-        ``touched`` has each partition once, ``pending`` are the group's records, ``merges`` its
-        merge steps by partition.
+    def stream(self, group: CommitGroup, previous: U64Array) -> None:
+        """Send the group, which has each partition once, to whoever has its partitions open.
+        ``previous``: what was streamed of these before.
         """
+        pending, touched, lasts, merges = group.records, group.touched, group.lasts, group.merges()
         keys = [key for key, record in pending.items() if record is not None]
         rows = [record for record in pending.values() if record is not None]
         partition_ids = records.partitions_of_data_keys(keys)
         self._journal.append(partition_ids, records.sequences_of(rows), keys)
-        for p in merges:  # which keys they write is not known here
+        for p in merges.keys() & set(touched.tolist()):  # which keys they write is not known here
             self._journal.reset(p, int(lasts[touched == p][0]))
         spilled = np.zeros(len(touched), np.bool_)
         leading = self._leading
         epochs = leading.epochs[touched]
-        of_group = (group, touched, epochs, previous, lasts, keys, rows, partition_ids, merges, now)
-        batches = Batches(GroupRows(*of_group))
+        of_group = (group.number, touched, epochs, previous, lasts, keys, rows, partition_ids)
+        batches = Batches(GroupRows(*of_group, merges, group.sent_at))
         for follower in list(self._streams.values()):
             mask = leading.opened[follower.slot, touched]
             if mask.any():
                 spilled |= mask
                 follower.send_batch(batches, mask)
-        return touched[spilled] if spilled.any() else _NO_PARTITIONS
+        group.spilled = touched[spilled]
 
     def probe(self, group: int, now: float) -> None:
         """Have each follower that was sent nothing of the group, or later, make something durable:

@@ -16,20 +16,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from koinon_node.config import Limits
 from koinon_node.core import records
 from koinon_node.core.assignment import Adoption
+from koinon_node.core.commit_group import CommitGroup, GroupState, Ticket, Writes, end
 from koinon_node.core.copies import Copies, Copy, CopyState
+from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.core.proposals import Proposal, Proposals
 from koinon_node.core.recent_writes import Journal
 from koinon_node.core.records import PartitionEpochs, U32Array, U64Array
-from koinon_node.core.replica_tracker import Flight, Leading
-from koinon_node.core.write_decisions import Effects, PendingWrites, Primaries
+from koinon_node.core.replica_tracker import Leading
+from koinon_node.core.write_decisions import Effects, Primaries
 from koinon_node.ports import CoordinatorCalls, PrimaryEnd, RowChange
 from koinon_node.primary.follower_streams import Followers
 from koinon_node.primary.page_reader import Pages
@@ -39,7 +40,7 @@ from koinon_node.storage.disk_watch import DiskWatch
 from koinon_node.storage.sizes import SizeEstimates
 from koinon_node.storage.store import DATA_DB, EXPIRY_DB, PARTITIONS_DB, Store
 from koinon_node.storage.writer import Writer, columns
-from koinon_node.storage.writer_process import MERGES, Writes
+from koinon_node.storage.writer_process import MERGES
 from koinon_proto.contract.errors import (
     KoinonError,
     NotEnoughReplicasError,
@@ -55,33 +56,6 @@ log = logging.getLogger(__name__)
 _TICK_S = 0.05
 _TICKS_APART_S = 0.005  # what happens meanwhile is looked at together
 _HANDING_OVER_S = 0.01  # between two looks at how far it is
-
-
-class Ticket:
-    """What was queued for one decision. ``lasts`` are its partitions' last sequences."""
-
-    __slots__ = ("durable", "group", "lasts", "merge", "observed", "spilled", "touched")
-
-    def __init__(
-        self,
-        group: int,
-        touched: U32Array,
-        lasts: U64Array,
-        observed: Mapping[int, Collection[int]],
-    ) -> None:
-        self.group = group
-        self.touched = touched
-        self.lasts = lasts
-        self.observed = observed
-        self.durable: asyncio.Future[None]
-        self.merge = b""  # the step, if it is one
-        self.spilled = False  # a follower may have what could not be stored here
-
-    def is_in(self, waiters: Collection[asyncio.Future[None]]) -> bool:
-        """Return whether it is one of those that wait so. One whose size seals its own group waits
-        for nothing yet when the group is sent.
-        """
-        return hasattr(self, "durable") and self.durable in waiters
 
 
 class Replicator:
@@ -113,7 +87,7 @@ class Replicator:
         self._limits = limits
         self._clock = clock
         self._on_ready = on_ready
-        self.leading = Leading(copies, primaries)
+        self.leading = Leading(copies, primaries, pending)
         self._proposals = Proposals(self.leading, state, writer.disk)
         self._pages = Pages(self.leading, store, writer, copies, journal, limits, self._fill_gap)
         self._kick = asyncio.Event()
@@ -121,13 +95,8 @@ class Replicator:
             sizes, copies, journal, self.leading, limits, clock, self.advance, self._kick.set
         )
         self._disk_watch = DiskWatch(writer, state.node_id, self._followers.probe)
-        self._tickets: defaultdict[int, list[Ticket]] = defaultdict(list)
-        self._spills: dict[int, U32Array] = {}  # group -> partitions that followers have of it
-        self._waiting: defaultdict[int, list[tuple[U32Array, asyncio.Future[None]]]]
-        self._waiting = defaultdict(list)
         self._adopting = asyncio.Lock()
         self._call: asyncio.Task[None] | None = None
-        self._lost = ""
         self._node_epoch = 0
         self.completion_seconds = Histogram()  # from when a group was handed over
         writer.listener = self
@@ -156,8 +125,18 @@ class Replicator:
         if not writes and not effects.observed:
             return None
         rows = len(effects.records) + len(effects.expiry_keys) + len(dropped_expiry_keys)
-        ticket = Ticket(self._pending.open_group, touched, lasts, effects.observed)
-        self._queue(ticket, writes, rows, size, after_group=effects.observed_group)
+        ticket = Ticket(
+            durable=asyncio.get_running_loop().create_future(),
+            writes=writes,
+            after=effects.observed_group,
+            chained=self._chained(touched),
+            touched=touched,
+            sequenced=True,
+            lasts=lasts,
+            records=effects.records,
+            observed=effects.observed,
+        )
+        self._writer.queue(ticket, rows, size)
         return ticket
 
     def submit_merge(self, partition_id: int, step: bytes, rows: int, size: int) -> Ticket:
@@ -174,27 +153,21 @@ class Replicator:
             (MERGES, [step], [b""]),
             (PARTITIONS_DB, records.progress_keys(touched), progress),
         )
-        ticket = Ticket(self._pending.open_group, touched, lasts, {})
-        ticket.merge = step
-        self._pending.claim(records.prefix_of(partition_id))
-        self._queue(ticket, writes, rows, size)
+        ticket = Ticket(
+            durable=asyncio.get_running_loop().create_future(),
+            writes=writes,
+            chained=self._chained(touched),
+            touched=touched,
+            sequenced=True,
+            lasts=lasts,
+            merge=step,
+        )
+        self._writer.queue(ticket, rows, size)
         return ticket
 
-    def _queue(
-        self, ticket: Ticket, writes: Writes, rows: int, size: int, *, after_group: int = 0
-    ) -> None:
-        touched = ticket.touched
-        if len(touched):
-            self._tickets[ticket.group].append(ticket)
-        ticket.durable = self._writer.submit(
-            writes,
-            rows,
-            size,
-            after_group=after_group,
-            chained=self.leading.any_replicated and bool(self._primaries.replicated[touched].any()),
-            held=True,
-            touched=touched,
-        )
+    def _chained(self, touched: U32Array) -> bool:
+        """Return whether a gap in these partitions would show: a follower has to hold the same."""
+        return self.leading.any_replicated and bool(self._primaries.replicated[touched].any())
 
     def submit_purge(
         self, partition_ids: U32Array, keys: Sequence[bytes], entries: Sequence[bytes]
@@ -231,17 +204,19 @@ class Replicator:
             ) from error
         if not all_in_sync:
             return
-        if not ticket.observed and ticket.group not in self.leading.flights:
+        group = ticket.group
+        assert group is not None  # what was refused on the spot has raised
+        if not ticket.observed and group.state is GroupState.COMPLETE:
             return
         try:
             async with asyncio.timeout(self._limits.write_timeout_ms / 1000):
-                await self._reached(ticket.group, ticket.touched)
-                for group, observed in ticket.observed.items():
-                    await self._reached(group, np.array(list(observed), np.uint32))
+                await self._reached(group, ticket.touched)
+                for other, observed in ticket.observed.items():
+                    await self._reached(other, np.array(list(observed), np.uint32))
         except TimeoutError:
             raise UnknownFateError(reason="not every in-sync replica has it in time") from None
 
-    async def group_done(self, group: int, partition_ids: U32Array) -> None:
+    async def group_done(self, group: CommitGroup, partition_ids: U32Array) -> None:
         """Wait until what the group in flight writes in these partitions is complete.
 
         Raises:
@@ -250,14 +225,14 @@ class Replicator:
         await self._writer.group_done(group)
         await self._reached(group, partition_ids)
 
-    async def _reached(self, group: int, partition_ids: U32Array) -> None:
-        """Wait until the committed group's part in these partitions is complete."""
-        if group not in self.leading.flights or not len(partition_ids):
+    async def _reached(self, group: CommitGroup, partition_ids: U32Array) -> None:
+        """Wait until the durable group's part in these partitions is complete."""
+        if group.state is GroupState.COMPLETE or not len(group.touched) or not len(partition_ids):
             return
-        if self._lost:
-            raise UnknownFateError(reason=self._lost)
+        if self._pending.lost:
+            raise UnknownFateError(reason=self._pending.lost)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[group].append((partition_ids, future))
+        group.waiting.append((partition_ids, future))
         await future
 
     def is_merging(self, partition_id: int) -> bool:
@@ -265,11 +240,10 @@ class Replicator:
         for other partitions.)
         """
         for group in self._pending.claiming({records.prefix_of(partition_id)}):
-            flight = self.leading.flights.get(group)
-            if flight is None or not flight.committed:
-                return True
-            mine = flight.touched == partition_id
-            if not self.leading.covers(flight.touched[mine], flight.lasts[mine]):
+            mine = group.touched == partition_id
+            if group.state is not GroupState.DURABLE or not self.leading.covers(
+                group.touched[mine], group.lasts[mine]
+            ):
                 return True
         return False
 
@@ -284,80 +258,53 @@ class Replicator:
 
     # --- groups: called by the writer ------------------------------------------------------
 
-    def on_sealed(self, group: int, refused: Collection[asyncio.Future[None]]) -> None:
+    def on_handed_over(self, group: CommitGroup) -> None:
         """The group is on its way to the disk: send it to followers as well. Of what was refused
         they are sent the sequences alone, whose gaps would stay open until the next write.
         """
-        tickets = self._tickets.get(group)
-        if not tickets:
-            return
         leading = self.leading
-        touched = np.concatenate([ticket.touched for ticket in tickets])
-        lasts = np.concatenate([ticket.lasts for ticket in tickets])
+        touched, lasts = group.sequences()
+        if not len(touched):
+            return
         if self._state.any_stopped and leading.broken[touched].any():
             kept = ~leading.broken[touched]  # what was queued of the others was refused
             touched, lasts = touched[kept], lasts[kept]
-        now = self._clock()
         if not leading.any_replicated or not self._primaries.replicated[touched].any():
-            leading.send(Flight(group, touched, lasts, now))
+            leading.send(group, touched, lasts)
             return
         touched, lasts = _each_once(touched, lasts)
-        previous = leading.send(Flight(group, touched, lasts, now))
-        kept = set(touched.tolist())
-        merges = {
-            int(ticket.touched[0]): ticket.merge
-            for ticket in tickets
-            if ticket.merge and not ticket.is_in(refused) and int(ticket.touched[0]) in kept
-        }
-        spilled = self._followers.stream(
-            group, touched, previous, lasts, self._pending.records_of(group), merges, now
-        )
-        if len(spilled):
-            self._spills[group] = spilled
+        previous = leading.send(group, touched, lasts)
+        self._followers.stream(group, previous)
 
-    def on_committed(self, group: int, failed: Sequence[U32Array], *, whole: bool) -> None:
-        """The group is durable here, but for tickets that touched ``failed``."""
-        self._pending.commit(group)
-        tickets = self._tickets.pop(group, [])
-        spilled = self._spills.pop(group, None)
-        flight = self.leading.flights.get(group)
-        if flight is None:
+    def on_durable(self, group: CommitGroup, unstored: Sequence[Ticket], *, whole: bool) -> None:
+        """The group is durable here, but for tickets that found no room."""
+        if not len(group.touched):
             self._pending.complete(group)
-            self._writer.release(group)
             return
         if whole:
-            self._copies.complete_through[flight.touched] = flight.lasts
+            self._copies.complete_through[group.touched] = group.lasts
         else:
-            self._on_failed(flight, tickets, failed, spilled)
-        flight.committed, flight.committed_at = True, self._clock()
+            self._on_failed(group, unstored)
         self.advance()
 
-    def _on_failed(
-        self,
-        flight: Flight,
-        tickets: list[Ticket],
-        failed: Sequence[U32Array],
-        spilled: U32Array | None,
-    ) -> None:
+    def _on_failed(self, group: CommitGroup, unstored: Sequence[Ticket]) -> None:
         """Rule 8: what a follower may have and this node could not store is handed over."""
-        for p, copy in self._store.read_copies(np.unique(flight.touched).tolist()).items():
+        for p, copy in self._store.read_copies(np.unique(group.touched).tolist()).items():
             self._copies.complete_through[p] = copy.complete_through
-        if spilled is None or not failed:
+        failed = [ticket.touched for ticket in unstored]
+        if not len(group.spilled) or not failed:
             return
-        broken = np.intersect1d(np.concatenate(failed), spilled)
-        for ticket in tickets:
-            ticket.spilled = bool(np.isin(ticket.touched, broken).any())
+        broken = np.intersect1d(np.concatenate(failed), group.spilled)
+        for ticket in group.tickets:
+            ticket.spilled = ticket.sequenced and bool(np.isin(ticket.touched, broken).any())
         fresh = [p for p in broken.tolist() if not self.leading.broken[p]]
         if not fresh:
             return
         log.error("own commit failed after it was sent: hands over partitions=%d", len(fresh))
         self._proposals.break_off(fresh)
-        self._writer.refuse_queued(
-            self._broken_everywhere(),
-            StorageFullError(
-                node_id=self._state.node_id, reason="a write before this one found no room"
-            ),
-        )
+        node_id = self._state.node_id
+        refusal = StorageFullError(node_id=node_id, reason="a write before this one found no room")
+        self._pending.refuse_queued(self._broken_everywhere(), refusal, node_id)
         self._kick.set()
 
     async def _fill_gap(self, p: int) -> None:
@@ -378,50 +325,34 @@ class Replicator:
         mask[: len(self.leading.broken)] = self.leading.broken
         return mask
 
-    def on_lost(self, reason: str) -> None:
-        """Nothing is answered any more: whatever waits ends as unknown."""
-        self._lost = reason
-        waiting, self._waiting = self._waiting, defaultdict(list)
-        for _, future in (one for some in waiting.values() for one in some):
-            if not future.done():
-                future.set_exception(UnknownFateError(reason=reason))
-
     def advance(self, *, stuck_too: bool = False) -> None:
         """Take the consequences of what has become complete, and of who is ready."""
-        for flight in self.leading.take_complete(stuck_too=stuck_too):
-            self.completion_seconds.observe(max(0.0, self._clock() - flight.sent_at))
-            self._pending.complete(flight.group)
-            self._writer.release(flight.group)
-            for _, future in self._waiting.pop(flight.group, ()):
-                if not future.done():
-                    future.set_result(None)
+        for group in self.leading.now_complete(stuck_too=stuck_too):
+            self.completion_seconds.observe(max(0.0, self._clock() - group.sent_at))
+            self._pending.complete(group)
         if stuck_too:
-            self._tell_parts()
+            for group in self._pending.durable():
+                if group.stuck:
+                    self._tell_parts(group)
         if self._proposals.hand_overs:
             self._kick.set()
         self._tell_ready()
 
-    def _tell_parts(self) -> None:
+    def _tell_parts(self, group: CommitGroup) -> None:
         """Tell those who wait for partitions of a group that is stuck for others of its; what it
         has merged in these waits for the others no more.
         """
-        if self._pending.claimed:
-            for stuck in self.leading.flights.values():
-                if stuck.stuck and stuck.committed:
-                    there = ~self.leading.missing(stuck.touched, stuck.lasts).any(axis=0)
-                    prefixes = set(map(records.prefix_of, stuck.touched[there].tolist()))
-                    self._pending.unclaim(stuck.group, prefixes)
-        for group, waiting in self._waiting.items():
-            flight = self.leading.flights.get(group)
-            if flight is None or not flight.stuck:
-                continue
-            for part, future in waiting:
-                mine = np.isin(flight.touched, part)
-                if not future.done() and self.leading.covers(
-                    flight.touched[mine], flight.lasts[mine]
-                ):
-                    future.set_result(None)
-            waiting[:] = [one for one in waiting if not one[1].done()]
+        there = group.touched[~self.leading.missing(group.touched, group.lasts).any(axis=0)]
+        if group.claims:
+            group.claims.difference_update(map(records.prefix_of, there.tolist()))
+        waiting = []
+        for part, waiter in group.waiting:
+            mine = np.isin(group.touched, part)
+            if self.leading.covers(group.touched[mine], group.lasts[mine]):
+                end(waiter)
+            elif not waiter.done():
+                waiting.append((part, waiter))
+        group.waiting = waiting
 
     def _tell_ready(self) -> None:
         ready = self.leading.take_ready()

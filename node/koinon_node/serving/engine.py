@@ -24,9 +24,11 @@ import numpy as np
 from koinon_node.config import Limits
 from koinon_node.core import records, write_decisions
 from koinon_node.core.assignment import ServedPartitions
+from koinon_node.core.commit_group import CommitGroup, Ticket
+from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.core.records import Record, U32Array
-from koinon_node.core.write_decisions import PendingWrites, Primaries, WriteRows
-from koinon_node.primary.replicator import Replicator, Ticket
+from koinon_node.core.write_decisions import Primaries, WriteRows
+from koinon_node.primary.replicator import Replicator
 from koinon_node.serving.batches import (
     Durability,
     ReadAnswer,
@@ -168,7 +170,7 @@ class Engine:
         if self._writer.pending_rows:
             wanted = data_keys if len(data_keys) == 1 else set(data_keys)
             await self._complete(self._pending.overlapping(wanted), data_keys)
-        incomplete: set[int] = set()
+        incomplete: set[CommitGroup] = set()
         start, size, step = 0, 0, _FIRST_READ_ROWS
         with Expired(self._clock) as expired:
             while start < len(data_keys):
@@ -187,7 +189,7 @@ class Engine:
             if expired:
                 await self.remove_expired(expired, view)
 
-    async def _complete(self, groups: Collection[int], data_keys: Sequence[bytes]) -> None:
+    async def _complete(self, groups: Collection[CommitGroup], data_keys: Sequence[bytes]) -> None:
         """Wait until what these groups write in the keys' partitions is complete."""
         if groups:
             partition_ids = np.unique(records.partitions_of_data_keys(data_keys))
@@ -212,7 +214,7 @@ class Engine:
         answer: ReadAnswer,
         want_versions: bool,
         expired: Expired,
-        incomplete: set[int],
+        incomplete: set[CommitGroup],
     ) -> int:
         """Read some rows, append them to ``answer``, and return the bytes of their records.
         ``incomplete`` gets the groups that have to be complete before they may be shown.
@@ -276,7 +278,7 @@ class Engine:
         answer: ScanAnswer,
         expired: Expired,
     ) -> list[int]:
-        incomplete: set[int] = set()
+        incomplete: set[CommitGroup] = set()
         visited: list[int] = []
         size, rows_seen, after_key = 0, 0, page.after_key
         for index, partition_id in enumerate(page.partition_ids):

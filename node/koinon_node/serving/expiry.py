@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from koinon_node.core import records, write_decisions
-from koinon_node.core.write_decisions import PendingWrites, Primaries
+from koinon_node.core.pending_writes import PendingWrites
+from koinon_node.core.write_decisions import Primaries
 from koinon_node.primary.replicator import Replicator
 from koinon_node.state import NodeState, WallClock
 from koinon_node.storage.store import Store

@@ -65,4 +65,4 @@ class DiskWatch:
         given_up = np.zeros(_PARTITIONS_MAX, np.bool_)
         given_up[partition_ids] = True
         reason = f"the disk of node {self._node_id} does not answer"
-        self._writer.give_up(given_up, UnavailableError(reason=reason))
+        self._writer.pending.give_up(given_up, UnavailableError(reason=reason), self._node_id)

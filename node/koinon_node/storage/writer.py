@@ -17,9 +17,10 @@ batches of 1,000 rows (16 B keys, 100 B values) of writes in flight, and 12 of r
 (Putting on the loop and committing on a thread is not to be had: LMDB's write lock belongs to the
 thread that took it. The mixed reads of the fourth line are from a run with 2 batches in flight.)
 
-Invariant: groups are applied and answered in order. Every queue is bounded: what does not fit is
-refused before it is sequenced. What a group holds of the bounds as a primary's writes (``held``) it
-holds until the listener releases it, which may be long after it was committed here.
+Invariant: groups are applied and answered in order (core/commit_group.py has their life). Every
+queue is bounded: what does not fit is refused before it is sequenced. What a group holds of the
+bounds as a primary's writes it holds until it is complete, which may be long after it was committed
+here.
 """
 
 from __future__ import annotations
@@ -32,25 +33,25 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Protocol
 
 from koinon_node.config import Limits
-from koinon_node.core.disk_health import OwnDisk
-from koinon_node.core.records import BoolArray, U32Array
-from koinon_node.core.write_decisions import PendingWrites
-from koinon_node.storage.store import DATA_DB, META_DB, Store
-from koinon_node.storage.writer_process import (
-    CHAINED,
-    LENGTH,
-    LOOSE,
+from koinon_node.core.commit_group import (
+    QUEUED,
+    CommitGroup,
     GroupFrame,
-    TicketFrame,
+    GroupState,
+    Ticket,
     Writes,
 )
+from koinon_node.core.disk_health import OwnDisk
+from koinon_node.core.pending_writes import PendingWrites
+from koinon_node.core.records import U32Array
+from koinon_node.storage.store import META_DB, Store
+from koinon_node.storage.writer_process import LENGTH
 from koinon_proto.contract.errors import (
-    KoinonError,
     ResourceExhaustedError,
     StorageFullError,
     UnknownFateError,
@@ -87,51 +88,16 @@ class WriterChannel(Protocol):
 class GroupListener(Protocol):
     """Who decides when a group is complete; by default it is when it is committed here."""
 
-    def on_sealed(self, group: int, refused: Collection[asyncio.Future[None]]) -> None:
-        """The group has been handed over to be committed; nothing is added to it any more. Of the
-        tickets with these futures nothing is applied here: it must not be elsewhere.
+    def on_handed_over(self, group: CommitGroup) -> None:
+        """The group is on its way to the disk. Of its tickets that were refused nothing is stored
+        here: it must not be elsewhere.
         """
 
-    def on_committed(self, group: int, failed: Sequence[U32Array], *, whole: bool) -> None:
-        """The group is durable here, but for the tickets that found no room; ``failed`` are the
-        partitions that such tickets had ``touched``. ``whole``: no ticket is missing, nor one that
-        was refused before the group was handed over. Waiters are told right after this.
+    def on_durable(self, group: CommitGroup, unstored: Sequence[Ticket], *, whole: bool) -> None:
+        """The group is durable here, but for the tickets ``unstored``, which found no room.
+        ``whole``: no ticket is missing, nor one that was refused before the group was handed over.
+        Who waits for tickets is told right after this.
         """
-
-    def on_lost(self, reason: str) -> None:
-        """What applies groups is gone: nothing will be answered any more."""
-
-
-@dataclass(slots=True)
-class _Ticket:
-    """What it is tied to is its own until it is answered; only its writes go when they are sent."""
-
-    after: int  # the oldest group that its decision looked at; 0: none
-    chained: bool
-    loose: bool  # nothing builds on it
-    writes: Writes
-    waiter: asyncio.Future[None]
-    sequenced: bool  # a primary's writes; their records are pending ones
-    touched: U32Array | None
-    failed: KoinonError | None = None  # it was refused before it was sent
-
-    def frame(self) -> TicketFrame:
-        """Return what is sent of it: of one that was refused, nothing that could be applied."""
-        if self.failed is not None:
-            return 0, 0, ()
-        ties = (CHAINED if self.chained else 0) | (LOOSE if self.loose else 0)
-        return self.after, ties, self.writes
-
-
-@dataclass(slots=True)
-class _Group:
-    tickets: list[_Ticket] = field(default_factory=list)
-    done: asyncio.Future[None] | None = None
-    rows: int = 0
-    size: int = 0
-    held_rows: int = 0
-    held_size: int = 0
-    urgent: bool = False
 
 
 class Writer:
@@ -148,23 +114,19 @@ class Writer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
-        self._pending = pending
+        self.pending = pending
         self._node_id = node_id
         self._limits = limits
         self._on_failure = on_failure
         self._channel = channel or ProcessChannel(store)
         self._clock = clock
         self.disk = OwnDisk()
-        self.listener: GroupListener = _Alone(self, pending)
-        self._groups: dict[int, _Group] = {pending.open_group: _Group()}
-        self._held: dict[int, tuple[int, int]] = {}  # of groups committed and not released
-        self._in_flight = 0
-        self._rows = self._size = 0  # queued, in flight, and held
+        self.listener: GroupListener = _Alone(pending)
+        self._in_flight = 0  # groups that are out
         self._promised_rows = self._promised_size = 0  # of batches that are being queued
         self._used_bytes = store.used_bytes()
         self._refused_full = 0  # since that was logged
         self._told_full_at = float("-inf")
-        self._refused_group = 0  # the last one of which a ticket was refused while it was queued
         self._kick_due = False
         self._failed = ""
         self._idle = asyncio.Event()
@@ -188,12 +150,12 @@ class Writer:
 
     @property
     def pending_rows(self) -> int:
-        return self._rows
+        return self.pending.rows
 
     @property
     def open_group(self) -> int:
         """The number of the group that the next ticket joins."""
-        return self._pending.open_group
+        return self.pending.open.number
 
     def check_room(self, rows: int, size: int, put_size: int) -> None:
         """Check that so many more rows and bytes may be queued, ``put_size`` of them to be stored.
@@ -207,7 +169,8 @@ class Writer:
         """
         if self._failed:
             raise UnknownFateError(reason=self._failed)
-        held_rows, held_size = self._rows + self._promised_rows, self._size + self._promised_size
+        held_rows = self.pending.rows + self._promised_rows
+        held_size = self.pending.size + self._promised_size
         if held_rows and held_rows + rows > self._limits.pending_rows:
             raise ResourceExhaustedError(
                 resource="rows waiting to be written", limit=self._limits.pending_rows
@@ -226,7 +189,7 @@ class Writer:
 
     def fits(self, put_size: int) -> bool:
         """Return whether so much more may be stored. What only removes may always try."""
-        held_size = self._size + self._promised_size
+        held_size = self.pending.size + self._promised_size
         limit = self._store.config.map_size_bytes
         return self._used_bytes + 2 * (held_size + put_size) <= limit
 
@@ -256,116 +219,47 @@ class Writer:
         urgent: bool = False,
         chained: bool = False,
         loose: bool = False,
-        held: bool = False,
         touched: U32Array | None = None,
     ) -> asyncio.Future[None]:
-        """Queue one ticket: all of it is applied or none. The future ends when it is durable here.
-
-        ``after_group``: it is refused if a ticket of that group or a later one was. ``chained``: it
-        is refused if a ticket before it in its group was that wrote the metadata of a partition
-        which this one writes too; so nothing of a partition is applied on top of a gap. ``loose``:
-        nothing builds on it: where it finds no room, nothing else is refused for that. ``held``:
-        a primary's sequenced writes; its rows and size count until its group is
-        released. ``touched``: see ``refuse_queued``.
-
-        The future's errors: StorageFullError (nothing was applied), UnknownFateError (the writer
-        is gone).
-        """
+        """Queue a ticket of the node's own work; see Ticket. The future ends as ``queue`` says."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        ticket = Ticket(
+            durable=future, writes=writes, after=after_group, chained=chained, loose=loose
+        )
+        if touched is not None:
+            ticket.touched = touched
+        self.queue(ticket, rows, size, urgent=urgent)
+        return future
+
+    def queue(self, ticket: Ticket, rows: int, size: int, *, urgent: bool = False) -> None:
+        """Have the ticket join the open group. Its future ends when it is durable here; its errors:
+        StorageFullError (nothing was applied), UnknownFateError (the writer is gone).
+        """
         if self._failed:
-            future.set_exception(UnknownFateError(reason=self._failed))
-            return future
-        if 0 < after_group <= self._refused_group:
-            future.set_exception(self._built_on_a_refused_one())
-            return future
-        group = self._groups[self._pending.open_group]
-        group.tickets.append(_Ticket(after_group, chained, loose, writes, future, held, touched))
-        group.rows += rows
-        group.size += size
-        if held:
-            group.held_rows += rows
-            group.held_size += size
-        group.urgent |= urgent
-        self._rows += rows
-        self._size += size
+            ticket.end(UnknownFateError(reason=self._failed))
+            return
+        if not self.pending.join(ticket, rows, size, self._node_id, urgent=urgent):
+            return
         self._idle.clear()
+        group = self.pending.open
         if group.rows >= self._limits.group_rows or group.size >= self._limits.group_bytes:
             self._seal()
         elif not self._kick_due and self._in_flight < _GROUPS_IN_FLIGHT:
             self._kick_due = True
             asyncio.get_running_loop().call_soon(self._kick)
-        return future
 
     def end_group(self) -> None:
         """Let what is queued from now on go into a later group than what is queued."""
-        if self._groups[self._pending.open_group].tickets:
+        if self.pending.open.tickets:
             self._seal()
 
     def begin(self, size: int) -> None:
         """End the open group if it would be too large with so much more: it goes to followers as
         one message. Called before what is to be written is decided, in the open group.
         """
-        group = self._groups[self._pending.open_group]
+        group = self.pending.open
         if group.tickets and group.size + size > self._limits.group_bytes:
             self._seal()
-
-    def release(self, group: int) -> None:
-        """Give back what the committed group held of the bounds."""
-        rows, size = self._held.pop(group)
-        self._rows -= rows
-        self._size -= size
-
-    def give_up(self, partitions: BoolArray, error: KoinonError) -> None:
-        """End at once what waits for these partitions, since the disk does not answer: what was
-        handed over is of unknown fate, what is only queued is refused, and so are reads that wait.
-        """
-        self.refuse_queued(partitions, error)
-        for place, group in enumerate(self._groups.values()):
-            for ticket in group.tickets:
-                if place < self._in_flight:
-                    ends = ticket.touched is not None and bool(partitions[ticket.touched].any())
-                    fate: KoinonError | None = UnknownFateError(reason=str(error)) if ends else None
-                else:
-                    fate = ticket.failed
-                if fate is not None and ticket.sequenced and not ticket.waiter.done():
-                    ticket.waiter.set_exception(fate)
-            if group.done is not None and not group.done.done():
-                group.done.set_exception(error)
-            group.done = None
-
-    def refuse_queued(self, partitions: BoolArray, error: KoinonError) -> None:
-        """Refuse what is queued, and not handed over yet, for any of these partitions, and what
-        was decided upon it. Nothing of that will be applied, here or elsewhere. A client's writes
-        end with the error; the node's own work ends as ``submit`` says, and tries again.
-        """
-        for place, (number, group) in enumerate(self._groups.items()):
-            if place < self._in_flight:
-                continue
-            for ticket in group.tickets:
-                touches = ticket.touched is not None and partitions[ticket.touched].any()
-                if touches or 0 < ticket.after <= self._refused_group:
-                    refusal = error if ticket.sequenced else self._built_on_a_refused_one()
-                    ticket.failed = ticket.failed or refusal
-                    self._refused_group = max(self._refused_group, number)
-            kept: dict[bytes, bytes | None] = {}
-            for ticket in group.tickets:
-                if ticket.sequenced and ticket.failed is None:
-                    for database, keys, values in ticket.writes:
-                        if database == DATA_DB:
-                            kept.update(zip(keys, values, strict=True))
-            self._pending.replace(number, kept)
-
-    def _built_on_a_refused_one(self) -> StorageFullError:
-        reason = "a write that this one builds on was refused"
-        return StorageFullError(node_id=self._node_id, reason=reason)
-
-    def is_queued(self, partitions: BoolArray) -> bool:
-        """Return whether a ticket that has ``touched`` any of these is not committed yet."""
-        return any(
-            ticket.touched is not None and bool(partitions[ticket.touched].any())
-            for group in self._groups.values()
-            for ticket in group.tickets
-        )
 
     async def barrier(self) -> None:
         """Wait until all that is queued now has been committed here, or refused."""
@@ -378,14 +272,16 @@ class Writer:
         encoded: list[bytes | None] = [value.encode() for value in values.values()]
         await self.submit(((META_DB, keys, encoded),), len(keys), 0, urgent=True)
 
-    async def group_done(self, group: int) -> None:
-        """Wait until the pending group is durable here (or has failed)."""
-        waiting = self._groups.get(group)
-        if waiting is None:
-            return
-        if waiting.done is None:
-            waiting.done = asyncio.get_running_loop().create_future()
-        await asyncio.shield(waiting.done)
+    async def group_done(self, group: CommitGroup) -> None:
+        """Wait until the group is durable here, or has failed.
+
+        Raises:
+            UnavailableError: the disk does not answer.
+        """
+        if group.state is GroupState.OUT or group.state in QUEUED:
+            if group.stored is None:
+                group.stored = asyncio.get_running_loop().create_future()
+            await asyncio.shield(group.stored)
 
     async def drain(self) -> None:
         """Wait until nothing is queued."""
@@ -406,64 +302,59 @@ class Writer:
 
     # --- inside --------------------------------------------------------------------------------
 
-    def _seal(self) -> int:
-        """Close the open group; it waits in ``_groups`` until it may be sent."""
-        sealed = self._pending.seal()
-        self._groups[self._pending.open_group] = _Group()
+    def _seal(self) -> None:
+        """Close the open group; it waits for its turn."""
+        if self._failed:
+            return
+        self.pending.seal()
         self._pump()
-        return sealed
 
     def _kick(self) -> None:
         self._kick_due = False
-        group = self._groups[self._pending.open_group]
-        if group.tickets and self._in_flight < _GROUPS_IN_FLIGHT and self._sealed_waiting() == 0:
+        pending = self.pending
+        if pending.open.tickets and self._in_flight < _GROUPS_IN_FLIGHT and not pending.sealed:
             self._seal()
         else:
             self._pump()
 
-    def _sealed_waiting(self) -> int:
-        return len(self._groups) - 1 - self._in_flight
-
     def _pump(self) -> None:
-        """Send sealed groups, oldest first, while the process may have more."""
-        while self._in_flight < _GROUPS_IN_FLIGHT and self._sealed_waiting() > 0:
-            number = next(n for i, n in enumerate(self._groups) if i == self._in_flight)
-            group = self._groups[number]
+        """Hand over sealed groups, oldest first, while the process may have more."""
+        while self._in_flight < _GROUPS_IN_FLIGHT and self.pending.sealed:
+            now = self._clock()
+            group = self.pending.hand_over(now)
             self._in_flight += 1
-            self.disk.handed_over(number, self._clock())
-            self._channel.send((number, group.urgent, [t.frame() for t in group.tickets]))
-            for ticket in group.tickets:
-                ticket.writes = ()
-            refused = {t.waiter for t in group.tickets if t.failed is not None}
-            self.listener.on_sealed(number, refused)
+            self.disk.handed_over(group.number, now)
+            self._channel.send(group.frame())
+            self.listener.on_handed_over(group)
+            for ticket in group.tickets:  # what is sent is sent
+                ticket.writes, ticket.records = (), {}
 
     def _on_answer(self, answer: Answer) -> None:
         number, failures, self._used_bytes = answer
-        group = self._groups.pop(number)
+        now = self._clock()
+        group = self.pending.made_durable(now)
+        assert group.number == number
         self._in_flight -= 1
         self.commit_rows.observe(group.rows)
         self.commit_bytes.observe(group.size)
-        self.commit_seconds.observe(self.disk.answered(number, self._clock()))
-        self._rows -= group.rows - group.held_rows
-        self._size -= group.size - group.held_size
-        self._held[number] = (group.held_rows, group.held_size)
-        full = list(failures.values())
-        missing = [i for i in failures if not group.tickets[i].loose]
-        failed = [group.tickets[index].touched for index in missing]
-        for index, ticket in enumerate(group.tickets):
-            if ticket.failed is not None:
-                failures.setdefault(index, str(ticket.failed))
-                missing.append(index)
-        self.listener.on_committed(
-            number, [touched for touched in failed if touched is not None], whole=not missing
-        )
-        self._tell(group, failures)
-        if full:
-            self._tell_full(len(full), full[0])
+        self.commit_seconds.observe(self.disk.answered(number, now))
+        whole = all(ticket.failed is None for ticket in group.tickets)
+        unstored: list[Ticket] = []
+        for index, reason in failures.items():
+            ticket = group.tickets[index]
+            ticket.failed = ticket.failed or StorageFullError(node_id=self._node_id, reason=reason)
+            if not ticket.loose:
+                unstored.append(ticket)
+        self.listener.on_durable(group, unstored, whole=whole and not unstored)
+        for ticket in group.tickets:
+            ticket.end(ticket.failed)
+        group.end_stored()
+        if failures:
+            self._tell_full(len(failures), next(iter(failures.values())))
         self._pump()
-        if self._groups[self._pending.open_group].tickets:
+        if self.pending.open.tickets:
             self._kick()
-        elif len(self._groups) == 1:
+        elif self.pending.idle:
             self._idle.set()
 
     def _tell_full(self, refused: int, reason: str) -> None:
@@ -474,31 +365,11 @@ class Writer:
             log.warning("store full: writes refused count=%d reason=%s", self._refused_full, reason)
             self._told_full_at, self._refused_full = now, 0
 
-    def _tell(self, group: _Group, failures: Mapping[int, str]) -> None:
-        """End the futures of a group's tickets."""
-        for index, ticket in enumerate(group.tickets):
-            if ticket.waiter.done():
-                continue
-            if index in failures:
-                ticket.waiter.set_exception(
-                    ticket.failed or StorageFullError(node_id=self._node_id, reason=failures[index])
-                )
-            else:
-                ticket.waiter.set_result(None)
-        if group.done is not None and not group.done.done():
-            group.done.set_result(None)
-
     def _on_lost(self) -> None:
         if self._failed:
             return
         self._failed = "the writer process ended"
-        for group in self._groups.values():
-            for ticket in group.tickets:
-                if not ticket.waiter.done():
-                    ticket.waiter.set_exception(UnknownFateError(reason=self._failed))
-            if group.done is not None and not group.done.done():
-                group.done.set_result(None)
-        self.listener.on_lost(self._failed)
+        self.pending.lose(self._failed)
         self._idle.set()
         self._on_failure(self._failed)
 
@@ -506,20 +377,14 @@ class Writer:
 class _Alone:
     """A writer's listener where nothing is replicated: what is committed here is complete."""
 
-    def __init__(self, writer: Writer, pending: PendingWrites) -> None:
-        self._writer = writer
+    def __init__(self, pending: PendingWrites) -> None:
         self._pending = pending
 
-    def on_sealed(self, group: int, refused: Collection[asyncio.Future[None]]) -> None:
+    def on_handed_over(self, group: CommitGroup) -> None:
         pass
 
-    def on_committed(self, group: int, failed: Sequence[U32Array], *, whole: bool) -> None:
-        self._pending.commit(group)
+    def on_durable(self, group: CommitGroup, unstored: Sequence[Ticket], *, whole: bool) -> None:
         self._pending.complete(group)
-        self._writer.release(group)
-
-    def on_lost(self, reason: str) -> None:
-        pass
 
 
 class ProcessChannel:

@@ -44,6 +44,7 @@ import lmdb
 
 from koinon_node.config import KEPT_BYTES, StoreConfig
 from koinon_node.core import records
+from koinon_node.core.commit_group import CHAINED, LOOSE, GroupFrame, TicketFrame, Writes
 from koinon_node.storage import directory as files
 from koinon_node.storage.store import (
     DATA_DB,
@@ -68,11 +69,6 @@ _NO_ROOM_NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_ROOM = tuple(map(os.strerror, _NO_ROOM_NUMBERS))
 _IO_ERROR = os.strerror(errno.EIO)
 _PROBE_BYTES_MIN = 1024 * 1024
-
-Writes = tuple[tuple[int, list[bytes], list[bytes | None]], ...]
-CHAINED, LOOSE = 1, 2  # bits: see Writer.submit
-TicketFrame = tuple[int, int, Writes]
-GroupFrame = tuple[int, bool, list[TicketFrame]]
 
 
 class WriterLoop:

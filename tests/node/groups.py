@@ -1,0 +1,61 @@
+"""Commit groups without a writer: the test takes them from state to state."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from koinon_node.core.commit_group import CommitGroup, Ticket
+from koinon_node.core.pending_writes import PendingWrites
+
+
+class Ending:
+    """A waiter that keeps how it ended; "" as long as it has not, "done" without an error."""
+
+    def __init__(self) -> None:
+        self.how: str | BaseException = ""
+
+    def done(self) -> bool:
+        return self.how != ""
+
+    def set_result(self, result: None, /) -> None:
+        assert not self.done()
+        self.how = "done"
+
+    def set_exception(self, exception: BaseException, /) -> None:
+        assert not self.done()
+        self.how = exception
+
+    def __await__(self) -> Generator[Any, None, None]:
+        raise AssertionError("nobody waits here")
+
+
+def join(pending: PendingWrites, ticket: Ticket, rows: int = 1, size: int = 1) -> Ticket:
+    pending.join(ticket, rows, size, "n1", urgent=False)
+    return ticket
+
+
+def add(pending: PendingWrites, records: Mapping[bytes, bytes | None], **facts: Any) -> Ticket:
+    """Have a primary's ticket with these records join the open group."""
+    ticket = Ticket(durable=Ending(), sequenced=True, records=records, **facts)
+    return join(pending, ticket, rows=len(records))
+
+
+def claim(pending: PendingWrites, partition_id: int) -> Ticket:
+    """Have a merge step of the partition join the open group."""
+    touched = np.array([partition_id], np.uint32)
+    ticket = Ticket(durable=Ending(), sequenced=True, touched=touched, merge=b"step")
+    return join(pending, ticket)
+
+
+def make_durable(pending: PendingWrites) -> CommitGroup:
+    """Hand the oldest group over, and let the disk answer."""
+    group = pending.hand_over(0.0)
+    assert pending.made_durable(0.0) is group
+    return group
+
+
+def numbers(groups: Iterable[CommitGroup]) -> list[int]:
+    return [group.number for group in groups]
