@@ -20,10 +20,9 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from koinon_node.config import Limits, StoreConfig
-from koinon_node.core.pending_writes import PendingWrites
+from koinon_node.config import StoreConfig
 from koinon_node.storage.store import DATA_DB, DATABASES, Store
-from koinon_node.storage.writer import Writer
+from tests.node.groups import lone_writer
 
 ROWS, BATCHES = 1000, 8
 RECORD = bytes(109)
@@ -112,7 +111,7 @@ async def run(kind: str, seconds: float) -> tuple[float, float, float]:
             await asyncio.sleep(0.2)  # the thread's last group
             store.close(clean=False)
             return result
-        writer = Writer(store, PendingWrites(), "bench", Limits(), print)
+        writer = lone_writer(store, print)
         await writer.start()
         values: list[bytes | None] = [RECORD] * ROWS
 

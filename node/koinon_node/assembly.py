@@ -22,11 +22,13 @@ from koinon_node.config import (
     NodeConfig,
 )
 from koinon_node.core.assignment import Adoption
+from koinon_node.core.disk_health import OwnDisk
 from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.core.recent_writes import Journal
 from koinon_node.core.write_decisions import Primaries
 from koinon_node.membership.agent import Agent
 from koinon_node.membership.coordinator_calls import LeaderCalls
+from koinon_node.primary.completion import Completion
 from koinon_node.primary.replicator import Replicator
 from koinon_node.replication_grpc import GrpcPeers, ReplicationService
 from koinon_node.serving.engine import Engine
@@ -69,7 +71,7 @@ class Parts:
         self, config: NodeConfig, limits: Limits, store: Store, state: NodeState, life: Lifetime
     ) -> None:
         clock = WallClock()
-        pending = PendingWrites()
+        pending, disk = PendingWrites(config.node_id), OwnDisk()
         copies = store.copies()
         primaries = Primaries(copies.complete_through, copies.purge_floors, limits.tombstone_ms)
         journal = Journal(copies.journal_floors())
@@ -78,7 +80,6 @@ class Parts:
         # What heartbeats tell of the node; the node's background work keeps both up to date.
         self.stats = membership_pb2.NodeStats()
         self.progress: Sequence[membership_pb2.ReplicaProgress] = ()
-        self.writer = Writer(store, pending, config.node_id, limits, life.on_writer_lost)
         self.sizes = SizeEstimates()
         self.peers = GrpcPeers()
         self.attendance = Attendance()
@@ -87,19 +88,20 @@ class Parts:
             config, store.identity(), seen, state, _Host(self, life), life.end_from_thread
         )
         self.leader_calls = LeaderCalls(config.node_id, self.agent)
-        self.replicator = Replicator(
+        self.completion = Completion(
             state,
             store,
-            self.writer,
             pending,
             primaries,
             copies,
             journal,
-            self.leader_calls,
-            limits,
+            disk,
             time.monotonic,
             self.agent.on_ready,
-            self.sizes,
+        )
+        self.writer = Writer(store, pending, self.completion, disk, limits, life.on_writer_lost)
+        self.replicator = Replicator(
+            self.completion, self.writer, store, journal, self.leader_calls, limits, self.sizes
         )
         self.engine = Engine(
             state, store, self.writer, pending, primaries, self.replicator, limits, clock

@@ -221,7 +221,7 @@ def _of_commits(parts: Parts) -> Iterator[Family]:
     yield distribution(
         "koinon_group_completion_seconds",
         "From a group's way to the writer process until it is durable on all required replicas.",
-        parts.replicator.completion_seconds,
+        parts.completion.seconds,
     )
 
 

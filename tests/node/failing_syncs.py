@@ -14,11 +14,10 @@ import struct
 import sys
 from pathlib import Path
 
-from koinon_node.config import Limits, StoreConfig
-from koinon_node.core.pending_writes import PendingWrites
+from koinon_node.config import StoreConfig
 from koinon_node.storage.store import DATA_DB, Store
-from koinon_node.storage.writer import Writer
 from koinon_proto.contract.errors import KoinonError
+from tests.node.groups import lone_writer
 
 _SET_NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER = 38, 22, 2
 _LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
@@ -54,7 +53,7 @@ async def main(directory: Path, durability: str) -> None:
     )
     fail_syncs()
     lost = asyncio.Event()
-    writer = Writer(store, PendingWrites(), "n1", Limits(), lambda reason: lost.set())
+    writer = lone_writer(store, lambda reason: lost.set())
     await writer.start()
     try:
         await writer.submit(((DATA_DB, [b"\0\0k"], [b"v"]),), 1, 10)

@@ -1,14 +1,18 @@
-"""Commit groups without a writer: the test takes them from state to state."""
+"""Commit groups without a writer, taken from state to state by the test; and without replicas."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from koinon_node.config import Limits
 from koinon_node.core.commit_group import CommitGroup, Ticket
+from koinon_node.core.disk_health import OwnDisk
 from koinon_node.core.pending_writes import PendingWrites
+from koinon_node.storage.store import Store
+from koinon_node.storage.writer import Writer, WriterChannel
 
 
 class Ending:
@@ -33,7 +37,7 @@ class Ending:
 
 
 def join(pending: PendingWrites, ticket: Ticket, rows: int = 1, size: int = 1) -> Ticket:
-    pending.join(ticket, rows, size, "n1", urgent=False)
+    pending.join(ticket, rows, size, urgent=False)
     return ticket
 
 
@@ -59,3 +63,28 @@ def make_durable(pending: PendingWrites) -> CommitGroup:
 
 def numbers(groups: Iterable[CommitGroup]) -> list[int]:
     return [group.number for group in groups]
+
+
+class _Alone:
+    """Where nothing is replicated, what is durable here is complete."""
+
+    def __init__(self, pending: PendingWrites) -> None:
+        self._pending = pending
+
+    def on_handed_over(self, group: CommitGroup) -> None:
+        pass
+
+    def on_durable(self, group: CommitGroup, unstored: Sequence[Ticket], *, whole: bool) -> None:
+        self._pending.complete(group)
+
+
+def lone_writer(
+    store: Store,
+    on_failure: Callable[[str], None],
+    limits: Limits | None = None,
+    channel: WriterChannel | None = None,
+) -> Writer:
+    """Return a writer that nothing is replicated from."""
+    pending = PendingWrites("n1")
+    flow = _Alone(pending)
+    return Writer(store, pending, flow, OwnDisk(), limits or Limits(), on_failure, channel)

@@ -18,12 +18,14 @@ import numpy as np
 from koinon_node.config import Limits, StoreConfig
 from koinon_node.core.assignment import Adoption, ServedPartitions
 from koinon_node.core.commit_group import GroupFrame, TicketFrame
+from koinon_node.core.disk_health import OwnDisk
 from koinon_node.core.lease import NO_LEASE, Lease
 from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.core.recent_writes import Journal
 from koinon_node.core.records import U32Array
 from koinon_node.core.write_decisions import Primaries
 from koinon_node.ports import RowChange
+from koinon_node.primary.completion import Completion
 from koinon_node.primary.replicator import Replicator
 from koinon_node.serving.batches import (
     Durability,
@@ -277,19 +279,10 @@ class Bench:
     def __init__(self, directory: Path, limits: Limits | None = None) -> None:
         self.limits = limits = limits or Limits()
         self.store = InterruptedStore(StoreConfig(directory=directory, map_size_bytes=16 * MIB))
-        self.pending = PendingWrites()
+        self.pending = PendingWrites("n1")
         self.channel = HeldChannel(self.store)
         self.lost: list[str] = []
         self.now = 0.0
-        self.writer = Writer(
-            self.store,
-            self.pending,
-            "n1",
-            limits,
-            self.lost.append,
-            self.channel,
-            lambda: self.now,
-        )
         self.clock = SetClock()
         self.state = NodeState("n1", now=lambda: self.now)
         self.copies = self.store.copies()
@@ -300,18 +293,35 @@ class Bench:
         self.coordinator = NoCoordinator()
         self.ready: list[Adoption] = []
         self.sizes = SizeEstimates()
-        self.replicator = Replicator(
+        disk = OwnDisk()
+        self.completion = Completion(
             self.state,
             self.store,
-            self.writer,
             self.pending,
             self.primaries,
             self.copies,
             self.journal,
-            self.coordinator,
-            limits,
+            disk,
             lambda: self.now,
             self.on_ready,
+        )
+        self.writer = Writer(
+            self.store,
+            self.pending,
+            self.completion,
+            disk,
+            limits,
+            self.lost.append,
+            self.channel,
+            lambda: self.now,
+        )
+        self.replicator = Replicator(
+            self.completion,
+            self.writer,
+            self.store,
+            self.journal,
+            self.coordinator,
+            limits,
             self.sizes,
         )
         self.engine = Engine(

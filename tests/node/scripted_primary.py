@@ -21,7 +21,6 @@ from koinon_node.core.assignment import ServedPartitions
 from koinon_node.core.copies import Copies, CopyState
 from koinon_node.core.epoch_history import Lineage, common_point
 from koinon_node.core.lease import Lease
-from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.core.recent_writes import Journal
 from koinon_node.core.records import EpochStart, PartitionEpochs, Record
 from koinon_node.ports import PeerLostError
@@ -44,6 +43,7 @@ from koinon_proto.contract.table import (
     first_sequence,
 )
 from koinon_proto.v1 import replication_pb2 as wire
+from tests.node.groups import lone_writer
 
 ME, P1, P2 = NodeNumber(1), NodeNumber(2), NodeNumber(3)
 PARTITIONS = 4
@@ -516,7 +516,7 @@ def follow(
     async def run() -> Answer:
         lost: list[str] = []
         store = Store(StoreConfig(directory=directory, **config))
-        writer = Writer(store, PendingWrites(), "n1", Limits(), lost.append)
+        writer = lone_writer(store, lost.append)
         await writer.start()
         rig = Rig(store, writer, store.copies(), peers)
         task = asyncio.create_task(rig.follower.run())

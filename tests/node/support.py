@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 import grpc
 
 from koinon_node.config import Limits, StoreConfig
-from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.storage.store import Store
 from koinon_node.storage.writer import Writer
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.partitioner import partitioner
 from koinon_proto.server.rpc import CHANNEL_OPTIONS, error_of
 from koinon_proto.v1 import kv_pb2_grpc, loads_pb2_grpc, table_pb2_grpc
+from tests.node.groups import lone_writer
 from tests.node.scripted_coordinator import ScriptedCoordinator, free_port
 
 PARTITIONS = 16
@@ -130,7 +130,7 @@ def with_writer(
     async def run() -> Answer:
         lost: list[str] = []
         store = Store(config)
-        writer = Writer(store, PendingWrites(), "n1", limits or Limits(), lost.append)
+        writer = lone_writer(store, lost.append, limits)
         await writer.start()
         try:
             return await use(writer, store)

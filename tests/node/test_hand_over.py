@@ -323,7 +323,7 @@ def test_gap_of_a_commit_that_was_sent_is_never_filled(tmp_path: Path) -> None:
         request = wire.ReadPageRequest(
             cluster_id="c", partition_id=0, primary_epoch=EPOCH, reach=START + 1
         )
-        filling = start(bench.replicator._fill_gap(0))
+        filling = start(bench.replicator._pages.fill_gap(0))
         asking = start(bench.replicator.read_page(request))
         await turn()
         bench.channel.failing = {0: "no room"}
@@ -393,3 +393,41 @@ def test_write_beyond_the_last_sequence_of_an_epoch_is_refused_and_takes_none(
         assert not (await bench.get(b"a", b"b")).missing
 
     with_rows(tmp_path, use, row_of(0))
+
+
+def test_write_that_builds_on_a_refused_group_is_not_sent_to_followers(tmp_path: Path) -> None:
+    """Refused on the spot, it is stored nowhere; its sequence is taken, and goes on alone."""
+
+    async def use(bench: Bench) -> None:
+        two = PlayedFollower(bench)
+        await two.join(0, 1)
+        bench.channel.held = True
+        failing = start(bench.put(b"k", value=b"lost here"))
+        await turn()
+        refused = start(bench.put(b"l"))
+        kept = start(bench.put(b"m", partition_id=1))
+        await turn()
+        bench.channel.failing = {0: "no room"}
+        bench.channel.held = False
+        bench.channel.commit_one()  # partition 0 is handed over, what is queued for it is refused
+        bench.channel.held = True
+        building = start(bench.put(b"m", value=b"newer", partition_id=1, if_version=START + 1))
+        other = start(bench.put(b"n", partition_id=1))
+        await turn()
+        with pytest.raises(StorageFullError):
+            await building
+        bench.channel.release()
+        for write, error in ((failing, UnknownFateError), (refused, StorageFullError)):
+            with pytest.raises(error):
+                await write
+        await turn()
+        await two.acknowledge()
+        for write in (kept, other):
+            assert await answered(write)
+            write.result()
+        sent = [record for batch in two.batches for record in batch.records]
+        assert not any(b"newer" in record for record in sent)
+        assert bench.store.read_copies([1])[1].complete_through == START + 3
+        assert two.batches[-1].last[-1] == START + 3
+
+    with_rows(tmp_path, use, TWO, row_of(1, (1, 2)))

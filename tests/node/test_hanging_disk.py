@@ -84,7 +84,7 @@ def test_own_work_behind_what_was_refused_is_told_to_try_again(tmp_path: Path) -
         behind = bench.writer.submit((), 1, 0, after_group=bench.writer.open_group)
         given_up = np.zeros(2, np.bool_)
         given_up[0] = True
-        bench.pending.give_up(given_up, UnavailableError(reason="the disk does not answer"), "n1")
+        bench.pending.give_up(given_up, UnavailableError(reason="the disk does not answer"))
         assert await unknown(flying)
         with pytest.raises(UnavailableError):
             await queued

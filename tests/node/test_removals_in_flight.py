@@ -68,7 +68,7 @@ def test_read_that_finds_a_key_gone_waits_for_the_delete_that_is_not_answered(
 
 
 def in_flight(**written: bytes | None) -> PendingWrites:
-    pending = PendingWrites()
+    pending = PendingWrites("n1")
     add(pending, {records.head_of(0) + key.encode(): record for key, record in written.items()})
     pending.seal()
     return pending
@@ -107,19 +107,19 @@ def test_removal_is_seen_by_a_scan_over_its_key_only() -> None:
 
 
 def test_removal_that_was_refused_is_not_waited_for() -> None:
-    pending, head = PendingWrites(), records.head_of(0)
+    pending, head = PendingWrites("n1"), records.head_of(0)
     add(pending, {K: None}, touched=np.array([0], np.uint32))
     add(pending, {A: b"1"}, touched=np.array([1], np.uint32))
     sealed = pending.seal()
     assert pending.seen_in_scan(head, head, [], more=False) == [sealed]
     refused = np.array([True, False])
-    pending.refuse_queued(refused, StorageFullError(node_id="n1", reason="handed over"), "n1")
+    pending.refuse_queued(refused, StorageFullError(node_id="n1", reason="handed over"))
     assert pending.seen_in_scan(head, head, [], more=False) == pending.seen([K], []) == []
     assert sealed.records == {A: b"1"}
 
 
 def test_scan_that_finds_nothing_waits_for_the_merge_step_of_its_partition() -> None:
-    pending = PendingWrites()
+    pending = PendingWrites("n1")
     claim(pending, 0)
     sealed = pending.seal()
     head, other = records.head_of(0), records.head_of(1)

@@ -33,7 +33,7 @@ class Bench:
     primaries: Primaries = field(
         default_factory=lambda: Primaries(np.zeros(2, np.uint64), np.zeros(2, np.uint64))
     )
-    pending: PendingWrites = field(default_factory=PendingWrites)
+    pending: PendingWrites = field(default_factory=lambda: PendingWrites("n1"))
     store: dict[bytes, bytes] = field(default_factory=dict)
     sealed: list[dict[bytes, bytes | None]] = field(default_factory=list)
     open_records: dict[bytes, bytes | None] = field(default_factory=dict)
@@ -161,7 +161,7 @@ P0, P1 = records.prefix_of(0), records.prefix_of(1)
 
 
 def test_claim_makes_reads_and_decisions_of_the_partition_wait_for_its_group() -> None:
-    pending = PendingWrites()
+    pending = PendingWrites("n1")
     assert not pending.claimed
     pending.seal()
     claim(pending, 0)
@@ -183,7 +183,7 @@ def test_claim_makes_reads_and_decisions_of_the_partition_wait_for_its_group() -
 
 
 def test_claims_of_two_groups_end_one_by_one() -> None:
-    pending = PendingWrites()
+    pending = PendingWrites("n1")
     claim(pending, 0)
     claim(pending, 1)
     first = pending.seal()
@@ -200,7 +200,7 @@ def test_claims_of_two_groups_end_one_by_one() -> None:
 
 
 def test_claim_and_records_of_a_partition_are_both_waited_for() -> None:
-    pending = PendingWrites()
+    pending = PendingWrites("n1")
     claim(pending, 0)
     first = pending.seal()
     add(pending, {P0 + b"k": b"r"})
@@ -210,7 +210,7 @@ def test_claim_and_records_of_a_partition_are_both_waited_for() -> None:
 
 
 def test_partition_led_anew_forgets_claims_of_committed_groups_only() -> None:
-    pending = PendingWrites()
+    pending = PendingWrites("n1")
     claim(pending, 0)
     claim(pending, 1)
     committed = pending.seal()

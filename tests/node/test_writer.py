@@ -22,7 +22,6 @@ import pytest
 from koinon_node.config import Limits, StoreConfig
 from koinon_node.core import records
 from koinon_node.core.chunk_keys import chunk_key
-from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.storage import directory as files
 from koinon_node.storage import writer_process
 from koinon_node.storage.store import DATA_DB, PARTITIONS_DB, Store
@@ -35,6 +34,7 @@ from koinon_proto.contract.errors import (
     UnknownFateError,
 )
 from koinon_proto.v1.replication_pb2 import MergeStep
+from tests.node.groups import lone_writer
 from tests.node.staged_chunks import LOAD, chunk_of, content, step_of
 from tests.node.support import WAIT_S, wait_for, with_writer
 
@@ -390,7 +390,7 @@ def test_merge_of_chunks_that_are_not_there_ends_the_process(tmp_path: Path) -> 
     async def run() -> None:
         lost: list[str] = []
         store = Store(config_of(tmp_path))
-        writer = Writer(store, PendingWrites(), "n1", Limits(), lost.append)
+        writer = lone_writer(store, lost.append)
         await writer.start()
         _, _, writes = merge_ticket(step_of((1, 0), rows=1))
         with pytest.raises(UnknownFateError):
@@ -407,7 +407,7 @@ def test_writer_process_killed_leaves_fates_unknown_and_tells_the_node(tmp_path:
     async def run() -> None:
         lost: list[str] = []
         store = Store(config_of(tmp_path))
-        writer = Writer(store, PendingWrites(), "n1", Limits(), lost.append)
+        writer = lone_writer(store, lost.append)
         await writer.start()
         await put(writer, b"\0\0k", b"v")
         os.kill(writer.process_id, signal.SIGSTOP)
@@ -432,7 +432,7 @@ def test_writer_that_does_not_end_when_asked_to_is_killed(
 
     async def run() -> None:
         store = Store(config_of(tmp_path))
-        writer = Writer(store, PendingWrites(), "n1", Limits(), lambda reason: None)
+        writer = lone_writer(store, lambda reason: None)
         await writer.start()
         await put(writer, b"\0\0k", b"v")
         os.kill(writer.process_id, signal.SIGSTOP)
@@ -472,7 +472,7 @@ def test_ticket_that_builds_on_a_group_of_which_some_was_refused_is_refused(
         mask = np.zeros(65_536, np.bool_)
         mask[0] = True
         refusal = StorageFullError(node_id="n1", reason="handed over")
-        writer.pending.refuse_queued(mask, refusal, "n1")
+        writer.pending.refuse_queued(mask, refusal)
         builds_on_it = put(writer, b"\0\0b", b"v", after=group)
         other = put(writer, b"\0\1c", b"v")
         for ticket in (refused, builds_on_it):
@@ -492,17 +492,16 @@ def test_writer_of_a_killed_node_keeps_what_was_acknowledged(
         """
         import asyncio, sys
         from pathlib import Path
-        from koinon_node.config import Limits, StoreConfig
-        from koinon_node.core.pending_writes import PendingWrites
+        from koinon_node.config import StoreConfig
         from koinon_node.storage.store import DATA_DB, Store
-        from koinon_node.storage.writer import Writer
+        from tests.node.groups import lone_writer
 
         async def main():
             config = StoreConfig(
                 directory=Path(sys.argv[1]), map_size_bytes=64 << 20, durability=sys.argv[2]
             )
             store = Store(config)
-            writer = Writer(store, PendingWrites(), "n1", Limits(), print)
+            writer = lone_writer(store, print)
             await writer.start()
 
             async def work(worker):
@@ -557,9 +556,7 @@ def test_writer_process_is_given_the_settings_of_the_store(tmp_path: Path) -> No
 
     async def run() -> None:
         store = Store(config_of(tmp_path, sync_interval_ms=77))
-        writer = Writer(
-            store, PendingWrites(), "n1", Limits(), lambda reason: None, Recorder(store)
-        )
+        writer = lone_writer(store, lambda reason: None, channel=Recorder(store))
         await writer.start()
         store.close(clean=await writer.stop())
         assert StoreConfig(**{**sent[0], "directory": Path(sent[0]["directory"])}) == store.config
@@ -620,7 +617,7 @@ def test_directory_of_a_dead_node_stays_locked_until_its_writer_is_gone(tmp_path
 
     async def run() -> None:
         store = Store(config_of(tmp_path))
-        writer = Writer(store, PendingWrites(), "n1", Limits(), lambda reason: None)
+        writer = lone_writer(store, lambda reason: None)
         await writer.start()
         await put(writer, b"\0\0k", b"v")
         os.kill(writer.process_id, signal.SIGSTOP)
@@ -644,14 +641,13 @@ def test_writer_stopped_when_its_node_is_killed_is_gone_before_the_directory_ope
         """
         import asyncio, sys
         from pathlib import Path
-        from koinon_node.config import Limits, StoreConfig
-        from koinon_node.core.pending_writes import PendingWrites
+        from koinon_node.config import StoreConfig
         from koinon_node.storage.store import Store
-        from koinon_node.storage.writer import Writer
+        from tests.node.groups import lone_writer
 
         async def main():
             store = Store(StoreConfig(directory=Path(sys.argv[1]), map_size_bytes=64 << 20))
-            writer = Writer(store, PendingWrites(), "n1", Limits(), print)
+            writer = lone_writer(store, print)
             await writer.start()
             await writer.put_meta({b"node_epoch": "1"})
             print(writer.process_id, flush=True)

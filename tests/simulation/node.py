@@ -15,11 +15,13 @@ from koinon_node.bulk_load.bulk_paths import Bulk, Prepared
 from koinon_node.bulk_load.merger import Loads
 from koinon_node.core import records
 from koinon_node.core.assignment import Adoption
+from koinon_node.core.disk_health import OwnDisk
 from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.core.recent_writes import Journal
 from koinon_node.core.records import U32Array
 from koinon_node.core.write_decisions import Primaries
 from koinon_node.ports import FollowerEnd, PeerLostError
+from koinon_node.primary.completion import Completion
 from koinon_node.primary.replicator import Replicator
 from koinon_node.serving.batches import Durability, ReadAnswer, WriteAnswer, WriteBatch
 from koinon_node.serving.engine import Engine
@@ -103,14 +105,10 @@ class Life:
     async def _run(self) -> None:
         node, simulation, limits = self.node, self.node.simulation, self.node.simulation.limits
         state, store, now = self.state, self.store, self.state.now
-        pending, copies = PendingWrites(), store.copies()
+        pending, copies, disk = PendingWrites(node.name), store.copies(), OwnDisk()
         wall = VirtualWallClock(simulation.loop, node.offset_ms)
         primaries = Primaries(copies.complete_through, copies.purge_floors, limits.tombstone_ms)
         journal = Journal(copies.journal_floors(), simulation.scenario.journal_rows)
-        self._writer = writer = Writer(
-            store, pending, node.name, limits, self._on_writer_lost, self._channel, now
-        )
-        await writer.start()
         self.agent = agent = SimulatedAgent(
             node.name,
             node.rack,
@@ -121,19 +119,15 @@ class Life:
             [member.name for member in simulation.group.members],
             simulation.rng,
         )
+        completion = Completion(
+            state, store, pending, primaries, copies, journal, disk, now, agent.on_ready
+        )
+        self._writer = writer = Writer(
+            store, pending, completion, disk, limits, self._on_writer_lost, self._channel, now
+        )
+        await writer.start()
         self.replicator = Replicator(
-            state,
-            store,
-            writer,
-            pending,
-            primaries,
-            copies,
-            journal,
-            agent,
-            limits,
-            now,
-            agent.on_ready,
-            SizeEstimates(),
+            completion, writer, store, journal, agent, limits, SizeEstimates()
         )
         self.engine = Engine(
             state, store, writer, pending, primaries, self.replicator, limits, wall

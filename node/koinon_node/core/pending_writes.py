@@ -31,7 +31,8 @@ from koinon_proto.contract.errors import KoinonError, StorageFullError, UnknownF
 class PendingWrites:
     """All groups that are not complete. Only here do groups change their states."""
 
-    def __init__(self) -> None:
+    def __init__(self, node_id: str) -> None:
+        self.node_id = node_id  # named in refusals
         self.open = CommitGroup(1)
         self._ahead = deque((self.open,))  # not durable here, oldest first; the open one is last
         self._durable: dict[
@@ -45,12 +46,12 @@ class PendingWrites:
 
     # --- a group's life --------------------------------------------------------------------
 
-    def join(self, ticket: Ticket, rows: int, size: int, node_id: str, *, urgent: bool) -> bool:
+    def join(self, ticket: Ticket, rows: int, size: int, *, urgent: bool) -> bool:
         """Add the ticket to the open group. False: it is refused, since what it builds on was. Its
         sequences are given, though, so that a primary's ticket is in the group all the same.
         """
         if refused := 0 < ticket.after <= self._refused_group:
-            ticket.failed = _built_on_a_refused_one(node_id)
+            ticket.failed = self._built_on_a_refused_one()
             ticket.end(ticket.failed)
             if not ticket.sequenced or not len(ticket.touched):
                 return False
@@ -126,7 +127,7 @@ class PendingWrites:
 
     # --- what cuts it short ----------------------------------------------------------------
 
-    def refuse_queued(self, partitions: BoolArray, error: KoinonError, node_id: str) -> None:
+    def refuse_queued(self, partitions: BoolArray, error: KoinonError) -> None:
         """Refuse what is queued, and not handed over yet, for any of these partitions, and what
         was decided upon it. Nothing of that will be stored, here or elsewhere. A client's writes
         end with the error; the node's own work as what builds on a refused ticket, and tries again.
@@ -137,7 +138,7 @@ class PendingWrites:
                 continue
             for ticket in group.tickets:
                 if ticket.touches(partitions) or 0 < ticket.after <= self._refused_group:
-                    refusal = error if ticket.sequenced else _built_on_a_refused_one(node_id)
+                    refusal = error if ticket.sequenced else self._built_on_a_refused_one()
                     ticket.failed = ticket.failed or refusal
                     self._refused_group = max(self._refused_group, group.number)
             group.removed = None
@@ -146,11 +147,11 @@ class PendingWrites:
                 if ticket.failed is None:
                     group.records.update(ticket.records)
 
-    def give_up(self, partitions: BoolArray, error: KoinonError, node_id: str) -> None:
+    def give_up(self, partitions: BoolArray, error: KoinonError) -> None:
         """End at once what waits for these partitions, since the disk does not answer: what was
         handed over is of unknown fate, what is only queued is refused, and so are reads that wait.
         """
-        self.refuse_queued(partitions, error, node_id)
+        self.refuse_queued(partitions, error)
         for group in self._ahead:
             for ticket in group.tickets:
                 fate: KoinonError | None = ticket.failed
@@ -167,6 +168,10 @@ class PendingWrites:
             group.records = {k: r for k, r in group.records.items() if k[:2] not in prefixes}
             group.removed = None
             group.claims.difference_update(prefixes)
+
+    def _built_on_a_refused_one(self) -> StorageFullError:
+        reason = "a write that this one builds on was refused"
+        return StorageFullError(node_id=self.node_id, reason=reason)
 
     # --- what is under way -----------------------------------------------------------------
 
@@ -295,7 +300,3 @@ def _overlapping(groups: Iterable[CommitGroup], keys: Collection[bytes]) -> list
     return [
         group for group in groups if group.records and not group.records.keys().isdisjoint(keys)
     ]
-
-
-def _built_on_a_refused_one(node_id: str) -> StorageFullError:
-    return StorageFullError(node_id=node_id, reason="a write that this one builds on was refused")

@@ -1,26 +1,23 @@
-"""The followers of this primary: their streams, what they ask, and what is sent to them.
+"""What followers say to this primary: who they are, what they open, and what they have.
 
 A follower dials, says who it is, and opens partitions; what is streamed to it after the answer to
-an opening is all that comes after the point that the answer names. What it says of itself goes to
-the columns of ``leading``, and is forgotten there with its stream.
+an opening is all that comes after the point that the answer names (streams.py). What it says of
+itself goes to the columns of ``leading``, and is forgotten there with its stream; what follows from
+that for groups is completion.py's.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 import numpy as np
 
 from koinon_node.config import Limits
-from koinon_node.core import records
-from koinon_node.core.commit_group import CommitGroup
-from koinon_node.core.copies import Copies
-from koinon_node.core.recent_writes import Journal
-from koinon_node.core.records import BoolArray, EpochStart, U64Array
-from koinon_node.core.replica_tracker import Answer, Asked, Leading, Opening
+from koinon_node.core.records import BoolArray, EpochStart
+from koinon_node.core.replica_tracker import Answer, Asked, Opening
 from koinon_node.ports import PeerLostError, PrimaryEnd
-from koinon_node.primary.sender import Batches, FollowerStream, GroupRows, Lag
+from koinon_node.primary.completion import Completion
+from koinon_node.primary.sender import FollowerStream
 from koinon_node.storage.sizes import SizeEstimates
 from koinon_proto.contract import convert
 from koinon_proto.contract.errors import (
@@ -38,96 +35,27 @@ from koinon_proto.v1 import replication_pb2
 log = logging.getLogger(__name__)
 
 PROTOCOL_VERSION = 1
-_NO_PARTITIONS = np.zeros(0, np.uint32)
 
 
 class Followers:
-    """All methods belong to the event loop's thread. ``advance`` is called when a follower has said
-    that it holds more, ``kick`` when something may be worth a proposal.
-    """
+    """All methods belong to the event loop's thread."""
 
-    def __init__(
-        self,
-        sizes: SizeEstimates,
-        copies: Copies,
-        journal: Journal,
-        leading: Leading,
-        limits: Limits,
-        clock: Callable[[], float],
-        advance: Callable[[], None],
-        kick: Callable[[], None],
-    ) -> None:
+    def __init__(self, completion: Completion, sizes: SizeEstimates, limits: Limits) -> None:
+        self._completion = completion
+        self._leading = completion.leading
+        self._streams = completion.streams
         self._sizes = sizes
-        self._copies = copies
-        self._journal = journal
-        self._leading = leading
         self._limits = limits
-        self._clock = clock
-        self._advance = advance
-        self._kick = kick
-        self._streams: dict[NodeNumber, FollowerStream] = {}
         # The epochs of nodes that named their registration: no other stream is theirs any more.
         self._proven: dict[NodeNumber, int] = {}
 
     # --- to them ---------------------------------------------------------------------------
 
-    def stream(self, group: CommitGroup, previous: U64Array) -> None:
-        """Send the group, which has each partition once, to whoever has its partitions open.
-        ``previous``: what was streamed of these before.
-        """
-        pending, touched, lasts, merges = group.records, group.touched, group.lasts, group.merges()
-        keys = [key for key, record in pending.items() if record is not None]
-        rows = [record for record in pending.values() if record is not None]
-        partition_ids = records.partitions_of_data_keys(keys)
-        self._journal.append(partition_ids, records.sequences_of(rows), keys)
-        for p in merges.keys() & set(touched.tolist()):  # which keys they write is not known here
-            self._journal.reset(p, int(lasts[touched == p][0]))
-        spilled = np.zeros(len(touched), np.bool_)
-        leading = self._leading
-        epochs = leading.epochs[touched]
-        of_group = (group.number, touched, epochs, previous, lasts, keys, rows, partition_ids)
-        batches = Batches(GroupRows(*of_group, merges, group.sent_at))
-        for follower in list(self._streams.values()):
-            mask = leading.opened[follower.slot, touched]
-            if mask.any():
-                spilled |= mask
-                follower.send_batch(batches, mask)
-        group.spilled = touched[spilled]
-
-    def probe(self, group: int, now: float) -> None:
-        """Have each follower that was sent nothing of the group, or later, make something durable:
-        where one of its copies stands already. The group is the newest that was handed over.
-        """
-        leading = self._leading
-        for follower in list(self._streams.values()):
-            positioned = np.flatnonzero(leading.positioned[follower.slot])[:1].astype(np.uint32)
-            if follower.last_number >= group or not len(positioned):
-                continue
-            stands, epochs = leading.streamed[positioned], leading.epochs[positioned]
-            rows = GroupRows(
-                group, positioned, epochs, stands, stands, [], [], _NO_PARTITIONS, {}, now
-            )
-            follower.send_batch(Batches(rows), np.ones(1, np.bool_))
-
-    def lags(self, now: float) -> list[Lag]:
-        """Return how far behind each is, in the order of their numbers."""
-        return [follower.lag(now) for _, follower in sorted(self._streams.items())]
-
-    def announce_floors(self) -> None:
-        """Tell followers of purge floors that have risen."""
-        leading = self._leading
-        for follower in self._streams.values():
-            floors = self._copies.purge_floors[: len(follower.announced)]
-            risen = leading.positioned[follower.slot] & (floors > follower.announced)
-            if risen.any():
-                partition_ids = np.flatnonzero(risen).astype(np.uint32)
-                follower.send_floors(partition_ids, floors[partition_ids])
-
     def on_table(self, table: Table, opened: BoolArray) -> None:
         """Close what the newer table ended: partitions of streams, or whole ones. ``opened``: what
         was open before it.
         """
-        for follower in list(self._streams.values()):
+        for follower in list(self._streams.by_number.values()):
             info = table.nodes.get(follower.number)
             if info is not None and info.node_epoch > follower.node_epoch:
                 follower.stream.close(_fenced(info.node_id, follower.node_epoch, info.node_epoch))
@@ -152,8 +80,8 @@ class Followers:
         except PeerLostError as error:
             log.info("follower lost node=%d reason=%s", follower.number, error)
         finally:
-            if self._streams.get(follower.number) is follower:
-                del self._streams[follower.number]
+            if self._streams.by_number.get(follower.number) is follower:
+                del self._streams.by_number[follower.number]
                 self._leading.lose_follower(follower.slot)
 
     def _admit(self, request: replication_pb2.FollowRequest, stream: PrimaryEnd) -> FollowerStream:
@@ -193,11 +121,11 @@ class Followers:
         if not self._is_theirs(info, hello.registration_id):
             raise _fenced(info.node_id, hello.node_epoch, info.node_epoch)
         slot = leading.slot_of(number)
-        before = self._streams.get(number)
+        before = self._streams.by_number.get(number)
         if before is not None:
             before.stream.close()
             leading.lose_follower(slot)
-        follower = self._streams[number] = FollowerStream(
+        follower = self._streams.by_number[number] = FollowerStream(
             stream,
             number,
             hello.node_epoch,
@@ -222,16 +150,16 @@ class Followers:
         return True
 
     def _handle(self, follower: FollowerStream, request: replication_pb2.FollowRequest) -> None:
-        if self._streams.get(follower.number) is not follower:
+        if self._streams.by_number.get(follower.number) is not follower:
             raise PeerLostError(reason="the node has opened another stream")
         kind = request.WhichOneof("kind")
         leading, slot = self._leading, follower.slot
         if kind == "ack":
-            now = self._clock()
+            now = self._completion.clock()
             for touched, lasts, sent_at in follower.acknowledged(request.ack.number):
                 leading.acknowledge(slot, touched, lasts)
                 leading.made_durable(slot, touched, sent_at, now)
-            self._advance()
+            self._completion.advance()
         elif kind == "positions":
             positions = request.positions
             rows = len(positions.partition_ids)
@@ -243,15 +171,15 @@ class Followers:
                 np.array(positions.primary_epochs, np.uint64),
                 np.array(positions.sequences, np.uint64),
             )
-            self._advance()
-            self._kick()
+            self._completion.advance()
+            self._completion.kick.set()
         elif kind == "open":
             self._open(follower, request.open)
         elif kind == "close":
             partition_ids = np.array(request.close.partition_ids, np.uint32)
             if request.close.leaves:
                 leading.depart(slot)
-                self._kick()
+                self._completion.kick.set()
             else:
                 leading.close(slot, partition_ids)
         else:
@@ -278,13 +206,13 @@ class Followers:
             answer.take_snapshot = opening.answer is Answer.TAKE_SNAPSHOT
             answer.common_point, answer.stream_from = opening.common_point, opening.stream_from
             answer.records, answer.bytes = self._sizes.of(asked.partition_id)
-            for entry in self._copies.epochs_of(asked.partition_id).history:
+            for entry in self._leading.copies.epochs_of(asked.partition_id).history:
                 answer.history.add(
                     primary_epoch=entry.primary_epoch, previous_sequence=entry.previous_sequence
                 )
             follower.announced[asked.partition_id] = 0
         follower.send(replication_pb2.FollowResponse(opened=answers))
-        self._kick()
+        self._completion.kick.set()
 
     def _not_opened(self, asked: Asked, opening: Opening) -> KoinonError:
         table = self._leading.table

@@ -8,15 +8,14 @@ waited for if the follower's stream begins after it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import numpy as np
 
 from koinon_node.backup.catch_up import crc_of
 from koinon_node.config import Limits
 from koinon_node.core import records
-from koinon_node.core.copies import Copies
 from koinon_node.core.recent_writes import Journal
 from koinon_node.core.replica_tracker import Leading
-from koinon_node.storage.store import Range, Store
+from koinon_node.storage.store import PARTITIONS_DB, Range, Store
 from koinon_node.storage.writer import Writer
 from koinon_proto.contract.errors import (
     InvalidArgumentError,
@@ -32,25 +31,20 @@ _JOURNAL_KEYS_MAX = 1_000  # read by key; a pass over more of them is a scan
 
 
 class Pages:
-    """Stateless, but for what the columns of ``leading`` say, and a count. ``fill_gap`` makes a
-    copy reach what was decided last, where writes that failed have left their sequences unused.
-    """
+    """Stateless, but for what the columns of ``leading`` say, and a count."""
 
     def __init__(
         self,
         leading: Leading,
         store: Store,
         writer: Writer,
-        copies: Copies,
         journal: Journal,
         limits: Limits,
-        fill_gap: Callable[[int], Awaitable[None]],
     ) -> None:
         self._leading = leading
         self._store = store
         self._writer = writer
-        self._fill_gap = fill_gap
-        self._copies = copies
+        self._copies = leading.copies
         self._journal = journal
         self._limits = limits
         self.bytes_served = 0
@@ -73,7 +67,7 @@ class Pages:
             await self._writer.barrier()
             self._check(request.cluster_id, p, request.primary_epoch)
             if int(self._copies.complete_through[p]) < request.reach:
-                await self._fill_gap(p)
+                await self.fill_gap(p)
                 self._check(request.cluster_id, p, request.primary_epoch)
             if int(self._copies.complete_through[p]) < request.reach:
                 raise UnavailableError(reason=f"partition {p} does not reach {request.reach} here")
@@ -85,6 +79,25 @@ class Pages:
                 p, request.after_key, after_sequence, self._limits.page_rows, bytes_max
             )
         return self._message(page)
+
+    async def fill_gap(self, p: int) -> None:
+        """Make durable that the copy reaches what was decided last, as the next write would: one
+        that found no room before it was sent to anybody has left its sequence unused. Nothing is
+        written on top of one that was sent and failed: that refuses what is queued (rule 8).
+
+        Raises:
+            StorageFullError: there is no room for that either, or the partition is handed over.
+        """
+        if self._leading.broken[p]:
+            return
+        ids, primaries = np.array([p], np.uint32), self._leading.primaries
+        lasts, floors = primaries.last_sequences[ids], primaries.purge_floors[ids]
+        keys = records.progress_keys(ids)
+        progress: list[bytes | None] = list(records.encode_progress(lasts, floors))
+        await self._writer.submit(
+            ((PARTITIONS_DB, keys, progress),), 0, 0, chained=True, loose=True, touched=ids
+        )
+        self._copies.complete_through[p] = self._store.read_copies([p])[p].complete_through
 
     def _by_journal(
         self, p: int, request: replication_pb2.ReadPageRequest, bytes_max: int

@@ -1,12 +1,13 @@
-"""The primary's side of replication: carries groups to followers, and says when one is complete.
+"""A primary's writes and what is decided about its replicas, in time.
 
-A group is streamed when it is handed over to be committed here, so that followers commit beside
-this node. It is complete when it is durable here and on every required follower (core/leading.py);
-until then its records are pending: reads of its keys wait, and its rows count against the bounds.
-What needs no follower is complete as soon as it is committed here.
+A put's way through a node goes forward only:
 
-Groups complete in any order, but for two that write one partition: a partition that has lost its
-followers does not hold up the others.
+    service > engine        decides: sequences, conditions (core/replica.py)
+            > Replicator    makes a ticket of that, and waits for its fate
+            > Writer        has it join the open group; seals and hands over
+            > the disk, and followers' streams
+            > Completion    hears of both, and completes the group
+            > answers       of the tickets that wait here
 
 All methods belong to the event loop's thread.
 """
@@ -16,26 +17,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from koinon_node.config import Limits
 from koinon_node.core import records
 from koinon_node.core.assignment import Adoption
-from koinon_node.core.commit_group import CommitGroup, GroupState, Ticket, Writes, end
-from koinon_node.core.copies import Copies, Copy, CopyState
-from koinon_node.core.pending_writes import PendingWrites
-from koinon_node.core.proposals import Proposal, Proposals
+from koinon_node.core.commit_group import CommitGroup, GroupState, Ticket, Writes
+from koinon_node.core.copies import Copy, CopyState
+from koinon_node.core.proposals import Proposal
 from koinon_node.core.recent_writes import Journal
-from koinon_node.core.records import PartitionEpochs, U32Array, U64Array
-from koinon_node.core.replica_tracker import Leading
-from koinon_node.core.write_decisions import Effects, Primaries
+from koinon_node.core.records import PartitionEpochs, U32Array
+from koinon_node.core.write_decisions import Effects
 from koinon_node.ports import CoordinatorCalls, PrimaryEnd, RowChange
+from koinon_node.primary.completion import Completion
 from koinon_node.primary.follower_streams import Followers
 from koinon_node.primary.page_reader import Pages
 from koinon_node.primary.sender import Lag
-from koinon_node.state import NodeState
 from koinon_node.storage.disk_watch import DiskWatch
 from koinon_node.storage.sizes import SizeEstimates
 from koinon_node.storage.store import DATA_DB, EXPIRY_DB, PARTITIONS_DB, Store
@@ -48,7 +47,6 @@ from koinon_proto.contract.errors import (
     UnknownFateError,
 )
 from koinon_proto.contract.table import NodeNumber, Table, first_sequence
-from koinon_proto.process.measures import Histogram
 from koinon_proto.v1 import replication_pb2
 
 log = logging.getLogger(__name__)
@@ -59,47 +57,38 @@ _HANDING_OVER_S = 0.01  # between two looks at how far it is
 
 
 class Replicator:
-    """``on_ready`` is told which adopted partitions may be served, as they become so."""
+    """What the engine queues, what the table says, and what is proposed."""
 
     def __init__(
         self,
-        state: NodeState,
-        store: Store,
+        completion: Completion,
         writer: Writer,
-        pending: PendingWrites,
-        primaries: Primaries,
-        copies: Copies,
+        store: Store,
         journal: Journal,
         coordinator: CoordinatorCalls,
         limits: Limits,
-        clock: Callable[[], float],
-        on_ready: Callable[[Sequence[Adoption]], None],
         sizes: SizeEstimates,
     ) -> None:
-        self._state = state
-        self._store = store
+        self._completion = completion
+        self._state = completion.state
+        self._clock = completion.clock
+        self._kick = completion.kick
+        self._proposals = completion.proposals
+        self.leading = completion.leading
+        self._primaries = self.leading.primaries
+        self._copies = self.leading.copies
+        self._pending = writer.pending
         self._writer = writer
-        self._pending = pending
-        self._primaries = primaries
-        self._copies = copies
+        self._store = store
         self._journal = journal
         self._coordinator = coordinator
         self._limits = limits
-        self._clock = clock
-        self._on_ready = on_ready
-        self.leading = Leading(copies, primaries, pending)
-        self._proposals = Proposals(self.leading, state, writer.disk)
-        self._pages = Pages(self.leading, store, writer, copies, journal, limits, self._fill_gap)
-        self._kick = asyncio.Event()
-        self._followers = Followers(
-            sizes, copies, journal, self.leading, limits, clock, self.advance, self._kick.set
-        )
-        self._disk_watch = DiskWatch(writer, state.node_id, self._followers.probe)
+        self._pages = Pages(self.leading, store, writer, journal, limits)
+        self._followers = Followers(completion, sizes, limits)
+        self._disk_watch = DiskWatch(writer, self._state.node_id)
         self._adopting = asyncio.Lock()
         self._call: asyncio.Task[None] | None = None
         self._node_epoch = 0
-        self.completion_seconds = Histogram()  # from when a group was handed over
-        writer.listener = self
 
     # --- writes ----------------------------------------------------------------------------
 
@@ -256,109 +245,6 @@ class Replicator:
             min_in_sync=int(leading.minima[partition_id]),
         )
 
-    # --- groups: called by the writer ------------------------------------------------------
-
-    def on_handed_over(self, group: CommitGroup) -> None:
-        """The group is on its way to the disk: send it to followers as well. Of what was refused
-        they are sent the sequences alone, whose gaps would stay open until the next write.
-        """
-        leading = self.leading
-        touched, lasts = group.sequences()
-        if not len(touched):
-            return
-        if self._state.any_stopped and leading.broken[touched].any():
-            kept = ~leading.broken[touched]  # what was queued of the others was refused
-            touched, lasts = touched[kept], lasts[kept]
-        if not leading.any_replicated or not self._primaries.replicated[touched].any():
-            leading.send(group, touched, lasts)
-            return
-        touched, lasts = _each_once(touched, lasts)
-        previous = leading.send(group, touched, lasts)
-        self._followers.stream(group, previous)
-
-    def on_durable(self, group: CommitGroup, unstored: Sequence[Ticket], *, whole: bool) -> None:
-        """The group is durable here, but for tickets that found no room."""
-        if not len(group.touched):
-            self._pending.complete(group)
-            return
-        if whole:
-            self._copies.complete_through[group.touched] = group.lasts
-        else:
-            self._on_failed(group, unstored)
-        self.advance()
-
-    def _on_failed(self, group: CommitGroup, unstored: Sequence[Ticket]) -> None:
-        """Rule 8: what a follower may have and this node could not store is handed over."""
-        for p, copy in self._store.read_copies(np.unique(group.touched).tolist()).items():
-            self._copies.complete_through[p] = copy.complete_through
-        failed = [ticket.touched for ticket in unstored]
-        if not len(group.spilled) or not failed:
-            return
-        broken = np.intersect1d(np.concatenate(failed), group.spilled)
-        for ticket in group.tickets:
-            ticket.spilled = ticket.sequenced and bool(np.isin(ticket.touched, broken).any())
-        fresh = [p for p in broken.tolist() if not self.leading.broken[p]]
-        if not fresh:
-            return
-        log.error("own commit failed after it was sent: hands over partitions=%d", len(fresh))
-        self._proposals.break_off(fresh)
-        node_id = self._state.node_id
-        refusal = StorageFullError(node_id=node_id, reason="a write before this one found no room")
-        self._pending.refuse_queued(self._broken_everywhere(), refusal, node_id)
-        self._kick.set()
-
-    async def _fill_gap(self, p: int) -> None:
-        """Make durable that the copy reaches what was decided last, as the next write would: one
-        that found no room before it was sent to anybody has left its sequence unused. Nothing is
-        written on top of one that was sent and failed: that refuses what is queued (rule 8).
-
-        Raises:
-            StorageFullError: there is no room for that either, or the partition is handed over.
-        """
-        if self.leading.broken[p]:
-            return
-        await self.submit_purge(np.array([p], np.uint32), (), ())
-        self._copies.complete_through[p] = self._store.read_copies([p])[p].complete_through
-
-    def _broken_everywhere(self) -> records.BoolArray:
-        mask = np.zeros(len(self._copies.complete_through), np.bool_)
-        mask[: len(self.leading.broken)] = self.leading.broken
-        return mask
-
-    def advance(self, *, stuck_too: bool = False) -> None:
-        """Take the consequences of what has become complete, and of who is ready."""
-        for group in self.leading.now_complete(stuck_too=stuck_too):
-            self.completion_seconds.observe(max(0.0, self._clock() - group.sent_at))
-            self._pending.complete(group)
-        if stuck_too:
-            for group in self._pending.durable():
-                if group.stuck:
-                    self._tell_parts(group)
-        if self._proposals.hand_overs:
-            self._kick.set()
-        self._tell_ready()
-
-    def _tell_parts(self, group: CommitGroup) -> None:
-        """Tell those who wait for partitions of a group that is stuck for others of its; what it
-        has merged in these waits for the others no more.
-        """
-        there = group.touched[~self.leading.missing(group.touched, group.lasts).any(axis=0)]
-        if group.claims:
-            group.claims.difference_update(map(records.prefix_of, there.tolist()))
-        waiting = []
-        for part, waiter in group.waiting:
-            mine = np.isin(group.touched, part)
-            if self.leading.covers(group.touched[mine], group.lasts[mine]):
-                end(waiter)
-            elif not waiter.done():
-                waiting.append((part, waiter))
-        group.waiting = waiting
-
-    def _tell_ready(self) -> None:
-        ready = self.leading.take_ready()
-        if ready:
-            self._on_ready([Adoption(p, int(self.leading.epochs[p])) for p in ready])
-
     # --- the table, and taking over --------------------------------------------------------
 
     def on_table(self, table: Table, number: NodeNumber, node_epoch: int) -> None:
@@ -376,7 +262,7 @@ class Replicator:
             self._journal.reset(p, int(self._primaries.last_sequences[p]))
         self._proposals.on_rows(changed, lost)
         self._followers.on_table(table, opened)
-        self.advance(stuck_too=bool(lost or changed))
+        self._completion.advance(stuck_too=bool(lost or changed))
         self._kick.set()
 
     async def adopt(self, adoptions: Iterable[Adoption]) -> None:
@@ -403,7 +289,7 @@ class Replicator:
             for p, epochs in entries.items():
                 self._adopted(p, epochs, copies[p])
             self._pending.forget({records.prefix_of(p) for p in entries})
-        self.advance(stuck_too=True)
+        self._completion.advance(stuck_too=True)
         self._kick.set()
 
     async def _persist(self, entries: dict[int, PartitionEpochs], copies: dict[int, Copy]) -> None:
@@ -449,7 +335,7 @@ class Replicator:
 
     def follower_lags(self) -> list[Lag]:
         """Return how far behind each follower is that has a stream from here."""
-        return self._followers.lags(self._clock())
+        return self._completion.streams.lags(self._clock())
 
     async def read_page(
         self, request: replication_pb2.ReadPageRequest
@@ -493,20 +379,21 @@ class Replicator:
     def tick(self) -> None:
         """Do what is due now; ``run`` calls it."""
         table = self.leading.table
-        self._disk_watch.look(self._clock(), table)
+        if self._disk_watch.look(self._clock(), table):
+            self._completion.streams.probe(self._writer.disk.oldest, self._clock())
         if table is None or not table.rows:
             return
         if self._call is not None and self._call.done():
             self._call.result()
             self._call = None
-        self.advance(stuck_too=True)
+        self._completion.advance(stuck_too=True)
         wanted = self._proposals.decide(self._clock(), table.cluster.replica_timeout_ms / 1000)
         self._disk_watch.give_up(self._proposals.take_given_up())
-        self.advance()
+        self._completion.advance()
         if wanted and self._call is None and self._node_epoch:
             self._proposals.sent(wanted)
             self._call = asyncio.create_task(self._propose(wanted))
-        self._followers.announce_floors()
+        self._completion.streams.announce_floors()
 
     async def _propose(self, proposals: list[Proposal]) -> None:
         changes = [RowChange(**proposal._asdict()) for proposal in proposals]
@@ -524,13 +411,5 @@ class Replicator:
             others = [q for q in proposals if q.partition_id not in rejected]
             self._proposals.answered(refused, self._clock())
             self._proposals.unknown(others, self._clock())
-        self.advance(stuck_too=True)
+        self._completion.advance(stuck_too=True)
         self._kick.set()
-
-
-def _each_once(touched: U32Array, lasts: U64Array) -> tuple[U32Array, U64Array]:
-    """Return each partition once, with its last entry."""
-    order = np.argsort(touched, kind="stable")
-    ordered = touched[order]
-    ends = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True))
-    return ordered[ends], lasts[order][ends]

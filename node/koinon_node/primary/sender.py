@@ -1,4 +1,4 @@
-"""A primary's end of one follower's stream, and the batches that go over such streams.
+"""A primary's ends of its followers' streams, and the batches that go over them.
 
 A batch is built once for all followers that get the same rows of a group. Its number is the commit
 group's: it rises, with gaps, over one stream.
@@ -14,7 +14,16 @@ from typing import NamedTuple
 import numpy as np
 
 from koinon_node.backup.catch_up import crc_of
-from koinon_node.core.records import BoolArray, U32Array, U64Array
+from koinon_node.core.commit_group import CommitGroup
+from koinon_node.core.recent_writes import Journal
+from koinon_node.core.records import (
+    BoolArray,
+    U32Array,
+    U64Array,
+    partitions_of_data_keys,
+    sequences_of,
+)
+from koinon_node.core.replica_tracker import Leading
 from koinon_node.ports import PeerLostError, PrimaryEnd
 from koinon_proto.contract import convert
 from koinon_proto.contract.errors import KoinonError, ResourceExhaustedError
@@ -22,6 +31,7 @@ from koinon_proto.contract.table import NodeNumber
 from koinon_proto.v1 import replication_pb2
 
 _ROW_OVERHEAD_BYTES = 16
+_NO_PARTITIONS = np.zeros(0, np.uint32)
 
 
 class GroupRows(NamedTuple):
@@ -174,3 +184,64 @@ class FollowerStream:
             partition_ids=partition_ids.tolist(), sequences=floors.tolist()
         )
         self.send(replication_pb2.FollowResponse(floors=message))
+
+
+class FollowerStreams:
+    """The streams of all followers, and what is sent over them."""
+
+    def __init__(self, leading: Leading, journal: Journal) -> None:
+        self._leading = leading
+        self._journal = journal
+        self.by_number: dict[NodeNumber, FollowerStream] = {}  # followers.py puts them here
+
+    def stream(self, group: CommitGroup, previous: U64Array) -> None:
+        """Send the group, which has each partition once, to whoever has its partitions open.
+        ``previous``: what was streamed of these before.
+        """
+        pending, touched, lasts, merges = group.records, group.touched, group.lasts, group.merges()
+        keys = [key for key, record in pending.items() if record is not None]
+        rows = [record for record in pending.values() if record is not None]
+        partition_ids = partitions_of_data_keys(keys)
+        self._journal.append(partition_ids, sequences_of(rows), keys)
+        for p in merges.keys() & set(touched.tolist()):  # which keys they write is not known here
+            self._journal.reset(p, int(lasts[touched == p][0]))
+        spilled = np.zeros(len(touched), np.bool_)
+        leading = self._leading
+        epochs = leading.epochs[touched]
+        of_group = (group.number, touched, epochs, previous, lasts, keys, rows, partition_ids)
+        batches = Batches(GroupRows(*of_group, merges, group.sent_at))
+        for follower in list(self.by_number.values()):
+            mask = leading.opened[follower.slot, touched]
+            if mask.any():
+                spilled |= mask
+                follower.send_batch(batches, mask)
+        group.spilled = touched[spilled]
+
+    def probe(self, group: int, now: float) -> None:
+        """Have each follower that was sent nothing of the group, or later, make something durable:
+        where one of its copies stands already. The group is the newest that was handed over.
+        """
+        leading = self._leading
+        for follower in list(self.by_number.values()):
+            positioned = np.flatnonzero(leading.positioned[follower.slot])[:1].astype(np.uint32)
+            if follower.last_number >= group or not len(positioned):
+                continue
+            stands, epochs = leading.streamed[positioned], leading.epochs[positioned]
+            rows = GroupRows(
+                group, positioned, epochs, stands, stands, [], [], _NO_PARTITIONS, {}, now
+            )
+            follower.send_batch(Batches(rows), np.ones(1, np.bool_))
+
+    def lags(self, now: float) -> list[Lag]:
+        """Return how far behind each is, in the order of their numbers."""
+        return [follower.lag(now) for _, follower in sorted(self.by_number.items())]
+
+    def announce_floors(self) -> None:
+        """Tell followers of purge floors that have risen."""
+        leading = self._leading
+        for follower in self.by_number.values():
+            floors = self._leading.copies.purge_floors[: len(follower.announced)]
+            risen = leading.positioned[follower.slot] & (floors > follower.announced)
+            if risen.any():
+                partition_ids = np.flatnonzero(risen).astype(np.uint32)
+                follower.send_floors(partition_ids, floors[partition_ids])

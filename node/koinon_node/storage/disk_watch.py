@@ -2,13 +2,13 @@
 
 A disk counts as hanging when a commit has been out for a session. What follows from that is decided
 in core/proposals.py (what this node leads) and by the follower (what it holds for others). Before,
-followers are asked to show that their disks do better: see ``Followers.probe``.
+followers are asked to show that their disks do better: see ``FollowerStreams.probe``.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -26,26 +26,30 @@ _PARTITIONS_MAX = 1 << 16  # as a record's key has room for
 
 
 class DiskWatch:
-    """All methods belong to the event loop's thread. ``probe`` takes a group and the time."""
+    """All methods belong to the event loop's thread."""
 
-    def __init__(self, writer: Writer, node_id: str, probe: Callable[[int, float], None]) -> None:
+    def __init__(self, writer: Writer, node_id: str) -> None:
         self._writer = writer
         self._node_id = node_id
-        self._probe = probe
         self._hung_s = 0.0  # as long as was told last; 0: it answers, by what was told
         self._tell_at = 0.0
 
-    def look(self, now: float, table: Table | None) -> None:
-        """See for how long the disk has not answered."""
+    def look(self, now: float, table: Table | None) -> bool:
+        """See for how long the disk has not answered. Return whether followers should be asked to
+        show that theirs do.
+        """
         disk = self._writer.disk
         timeout_s = HANGS_S_MIN
         if table is not None:
             timeout_s = max(timeout_s, table.cluster.session_timeout_ms / 1000)
         disk.look(now, timeout_s)
-        if disk.out_s > _PROBE_SHARE * timeout_s:
-            self._probe(disk.oldest, now)
-        if table is None:
-            return  # nothing is led, and how long a session is, nobody knows
+        if table is not None:  # else nothing is led, and how long a session is, nobody knows
+            self._tell(now)
+        return disk.out_s > _PROBE_SHARE * timeout_s
+
+    def _tell(self, now: float) -> None:
+        """Log that the disk hangs, and that it answers again."""
+        disk = self._writer.disk
         if disk.hangs and (not self._hung_s or now >= self._tell_at):
             self._hung_s, self._tell_at = disk.out_s, now + _TELL_EVERY_S
             log.warning(
@@ -65,4 +69,4 @@ class DiskWatch:
         given_up = np.zeros(_PARTITIONS_MAX, np.bool_)
         given_up[partition_ids] = True
         reason = f"the disk of node {self._node_id} does not answer"
-        self._writer.pending.give_up(given_up, UnavailableError(reason=reason), self._node_id)
+        self._writer.pending.give_up(given_up, UnavailableError(reason=reason))

@@ -85,8 +85,8 @@ class WriterChannel(Protocol):
         """Have the other side end, whatever it does: it does not answer."""
 
 
-class GroupListener(Protocol):
-    """Who decides when a group is complete; by default it is when it is committed here."""
+class GroupFlow(Protocol):
+    """Where groups go from here: to followers, and to their completion (completion.py)."""
 
     def on_handed_over(self, group: CommitGroup) -> None:
         """The group is on its way to the disk. Of its tickets that were refused nothing is stored
@@ -107,7 +107,8 @@ class Writer:
         self,
         store: Store,
         pending: PendingWrites,
-        node_id: str,
+        flow: GroupFlow,
+        disk: OwnDisk,
         limits: Limits,
         on_failure: Callable[[str], None],
         channel: WriterChannel | None = None,
@@ -115,13 +116,12 @@ class Writer:
     ) -> None:
         self._store = store
         self.pending = pending
-        self._node_id = node_id
+        self._flow = flow
         self._limits = limits
         self._on_failure = on_failure
         self._channel = channel or ProcessChannel(store)
         self._clock = clock
-        self.disk = OwnDisk()
-        self.listener: GroupListener = _Alone(pending)
+        self.disk = disk
         self._in_flight = 0  # groups that are out
         self._promised_rows = self._promised_size = 0  # of batches that are being queued
         self._used_bytes = store.used_bytes()
@@ -185,7 +185,7 @@ class Writer:
                 f"the store holds {self._used_bytes} of {limit} bytes, {put_size} more do not fit"
             )
             self._tell_full(1, reason)
-            raise StorageFullError(node_id=self._node_id, reason=reason)
+            raise StorageFullError(node_id=self.pending.node_id, reason=reason)
 
     def fits(self, put_size: int) -> bool:
         """Return whether so much more may be stored. What only removes may always try."""
@@ -238,7 +238,7 @@ class Writer:
         if self._failed:
             ticket.end(UnknownFateError(reason=self._failed))
             return
-        if not self.pending.join(ticket, rows, size, self._node_id, urgent=urgent):
+        if not self.pending.join(ticket, rows, size, urgent=urgent):
             return
         self._idle.clear()
         group = self.pending.open
@@ -325,7 +325,7 @@ class Writer:
             self._in_flight += 1
             self.disk.handed_over(group.number, now)
             self._channel.send(group.frame())
-            self.listener.on_handed_over(group)
+            self._flow.on_handed_over(group)
             for ticket in group.tickets:  # what is sent is sent
                 ticket.writes, ticket.records = (), {}
 
@@ -342,10 +342,12 @@ class Writer:
         unstored: list[Ticket] = []
         for index, reason in failures.items():
             ticket = group.tickets[index]
-            ticket.failed = ticket.failed or StorageFullError(node_id=self._node_id, reason=reason)
+            ticket.failed = ticket.failed or StorageFullError(
+                node_id=self.pending.node_id, reason=reason
+            )
             if not ticket.loose:
                 unstored.append(ticket)
-        self.listener.on_durable(group, unstored, whole=whole and not unstored)
+        self._flow.on_durable(group, unstored, whole=whole and not unstored)
         for ticket in group.tickets:
             ticket.end(ticket.failed)
         group.end_stored()
@@ -372,19 +374,6 @@ class Writer:
         self.pending.lose(self._failed)
         self._idle.set()
         self._on_failure(self._failed)
-
-
-class _Alone:
-    """A writer's listener where nothing is replicated: what is committed here is complete."""
-
-    def __init__(self, pending: PendingWrites) -> None:
-        self._pending = pending
-
-    def on_handed_over(self, group: CommitGroup) -> None:
-        pass
-
-    def on_durable(self, group: CommitGroup, unstored: Sequence[Ticket], *, whole: bool) -> None:
-        self._pending.complete(group)
 
 
 class ProcessChannel:
