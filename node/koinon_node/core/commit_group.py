@@ -1,18 +1,18 @@
-r"""A commit group: what one transaction and one message to each follower carry, as one object.
+"""A commit group: what one transaction and one message to each follower carry, as one object.
 
 All that is queued while a commit is under way makes the next group. It is this object from the
 first ticket to the last answer; its number names it only where it leaves this process: towards the
 writer's process, and on followers' streams.
 
-    tickets join         commit             streams                 completion
-    service > engine > [OPEN] > [SEALED] > [OUT] ------> the disk ------> [DURABLE] > [COMPLETE]
-                                              \--------> followers ---------/
-                                                         (acknowledge, before or after the disk)
+    OPEN ---------> SEALED ---------> OUT ---------------> DURABLE ---------> COMPLETE
+          seal            hand over    |  the disk answers          held by all
+                                       '--> followers commit it too, and acknowledge it
 
-    A put with three copies: its ticket joins group 8 (OPEN) while 7 is out. The disk answers for 7;
-    8 is SEALED and handed over (OUT): its frame goes to the disk, its batch to both followers. One
-    follower acknowledges it, then the disk answers (DURABLE: the put is in the store, and a read
-    that finds it there waits), then the other follower acknowledges it: COMPLETE, the put answers.
+A put with three copies: its ticket joins group 8 (OPEN) while 7 is out. The disk answers for 7; 8
+is SEALED and handed over (OUT): its frame goes to the disk, its batch to both followers. One of
+them acknowledges it, then the disk answers (DURABLE: the put is in the store, and a read that finds
+it there waits), then the other follower acknowledges it: COMPLETE, and the put is answered. (With
+``durability="primary"`` it is answered when the group is DURABLE.)
 
 A group goes forward only (``NEXT``). What cuts it short, or its tickets:
 
@@ -40,9 +40,10 @@ Rules of order:
 - Groups are sealed, handed over and made durable in the order of their numbers, and completed in
   any order. (Those that write one partition complete in order all the same: a follower acknowledges
   in order.)
-- What is DURABLE is in the store: reads and conditions find it there. (A log before the store would
-  part the two: durable when the log is synced, in the store when that is applied. It stands between
-  OUT and COMPLETE, and only ``PendingWrites.made_durable`` would have to change.)
+- What is DURABLE is in the store: reads and conditions find it there, and what is not they find in
+  ``records``. (A write-ahead log would part the two. Its place is between SEALED and COMPLETE: the
+  log is what a group is handed over to, DURABLE is when that has been synced, and a state after it
+  is when the store has caught up.)
 - Tickets learn their fate after the group has taken its: first ``spilled`` and what is refused for
   it, then answers.
 
