@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +18,9 @@ from koinon_proto.contract.errors import (
     UnavailableError,
     UnknownFateError,
 )
+from koinon_proto.contract.table import first_sequence
 from tests.node.groups import Ending, add, join, make_durable
+from tests.node.held_writer import EPOCH, Bench, settle, with_engine
 
 P0, P1 = np.array([0], np.uint32), np.array([1], np.uint32)
 HANDED_OVER = np.array([True, False])  # partition 0 is
@@ -166,3 +171,27 @@ def test_error_that_comes_twice_is_told_once() -> None:
     ticket.end(None)
     assert isinstance(ticket.durable, Ending)
     assert ticket.durable.how is first
+
+
+def test_groups_that_looked_at_one_another_do_not_keep_each_other(tmp_path: Path) -> None:
+    """Each write is decided upon the one before it, which is on its way, and never ends that."""
+
+    async def use(bench: Bench) -> None:
+        bench.channel.held = True
+        version = first_sequence(EPOCH)
+        before = asyncio.create_task(bench.put(b"k"))
+        await settle(before)
+        for _ in range(20):
+            version += 1
+            after = asyncio.create_task(bench.put(b"k", if_version=version))
+            await settle(after)
+            bench.channel.commit_one()
+            await before
+            before = after
+        gc.collect()
+        alive = [one for one in gc.get_objects() if type(one) is CommitGroup]
+        assert len(alive) <= len(list(bench.pending)) + 1  # and the one that the last looked at
+        bench.channel.release()
+        await before
+
+    with_engine(tmp_path, use)

@@ -170,7 +170,7 @@ class CommitGroup:
     number: int  # rises by one a group; what followers and the writer's process call it
     state: GroupState = GroupState.OPEN
     tickets: list[Ticket] = field(default_factory=list)
-    """In the order of their decisions: of one key the last wins."""
+    """In the order of their decisions: of one key the last wins. None once they are answered."""
     urgent: bool = False  # synced now, whatever the durability of records is
     rows: int = 0  # of all tickets, and their bytes: what is queued and out counts
     size: int = 0
@@ -227,6 +227,15 @@ class CommitGroup:
     def frame(self) -> GroupFrame:
         """Return what the disk gets."""
         return self.number, self.urgent, [ticket.frame() for ticket in self.tickets]
+
+    def answer(self) -> None:
+        """Tell who waits for its tickets, and for it to be durable here. The tickets are forgotten
+        with that: they have the groups that they looked at, those have their tickets, and so on.
+        """
+        tickets, self.tickets = self.tickets, []
+        for ticket in tickets:
+            ticket.end(ticket.failed)
+        self.end_stored()
 
     def end_stored(self, error: KoinonError | None = None) -> None:
         """Tell who waits for it to be durable here."""

@@ -2,7 +2,7 @@
 
 A put's way through a node goes forward only:
 
-    service > engine        decides: sequences, conditions (core/replica.py)
+    service > engine        decides: sequences, conditions (core/write_decisions.py)
             > Replicator    makes a ticket of that, and waits for its fate
             > Writer        has it join the open group; seals and hands over
             > the disk, and followers' streams

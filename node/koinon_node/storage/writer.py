@@ -348,9 +348,7 @@ class Writer:
             if not ticket.loose:
                 unstored.append(ticket)
         self._flow.on_durable(group, unstored, whole=whole and not unstored)
-        for ticket in group.tickets:
-            ticket.end(ticket.failed)
-        group.end_stored()
+        group.answer()
         if failures:
             self._tell_full(len(failures), next(iter(failures.values())))
         self._pump()
