@@ -28,11 +28,13 @@ from koinon_node.core.records import (
     U32Array,
     U64Array,
     decode_record,
+    encode_progress,
     encode_record,
     encode_records,
     encode_tombstone,
     expiry_key,
     partition_of_data_key,
+    progress_keys,
 )
 from koinon_proto.contract.errors import ConditionFailedError, PartitionOfflineError
 from koinon_proto.contract.table import SEQUENCE_COUNTER_BITS, first_sequence
@@ -84,6 +86,11 @@ class Primaries:
         self.purge_floors = purge_floors  # shared with what else is known of the copies
         self.replicated = np.zeros(len(complete_through), np.bool_)
         self.tombstone_ms = tombstone_ms
+
+    def progress(self, partition_ids: U32Array) -> tuple[list[bytes], list[bytes | None]]:
+        """Return the rows of metadata that say how far these are written, as keys and values."""
+        lasts, floors = self.last_sequences[partition_ids], self.purge_floors[partition_ids]
+        return progress_keys(partition_ids), list(encode_progress(lasts, floors))
 
     def nearly_used_up(self, size: int) -> BoolArray:
         """Return which of the first ``size`` partitions have few sequences left in their epoch."""

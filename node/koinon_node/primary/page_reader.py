@@ -90,13 +90,9 @@ class Pages:
         """
         if self._leading.broken[p]:
             return
-        ids, primaries = np.array([p], np.uint32), self._leading.primaries
-        lasts, floors = primaries.last_sequences[ids], primaries.purge_floors[ids]
-        keys = records.progress_keys(ids)
-        progress: list[bytes | None] = list(records.encode_progress(lasts, floors))
-        await self._writer.submit(
-            ((PARTITIONS_DB, keys, progress),), 0, 0, chained=True, loose=True, touched=ids
-        )
+        ids = np.array([p], np.uint32)
+        progress = (PARTITIONS_DB, *self._leading.primaries.progress(ids))
+        await self._writer.submit((progress,), 0, 0, chained=True, loose=True, touched=ids)
         self._copies.complete_through[p] = self._store.read_copies([p])[p].complete_through
 
     def _by_journal(

@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -98,14 +99,10 @@ class Replicator:
         """Queue what the decision changes; None if it changes nothing and looked at nothing."""
         writes: Writes = ()
         touched = effects.touched if effects.records else effects.touched[:0]
-        lasts = self._primaries.last_sequences[touched]
         if effects.records:
-            progress: list[bytes | None] = list(
-                records.encode_progress(lasts, self._primaries.purge_floors[touched])
-            )
             writes = (
                 (DATA_DB, list(effects.records), list(effects.records.values())),
-                (PARTITIONS_DB, records.progress_keys(touched), progress),
+                (PARTITIONS_DB, *self._primaries.progress(touched)),
             )
         if effects.expiry_keys:
             writes += ((EXPIRY_DB, *columns(effects.expiry_keys, b"")),)
@@ -114,19 +111,15 @@ class Replicator:
         if not writes and not effects.observed:
             return None
         rows = len(effects.records) + len(effects.expiry_keys) + len(dropped_expiry_keys)
-        ticket = Ticket(
-            durable=asyncio.get_running_loop().create_future(),
-            writes=writes,
+        return self._queue(
+            writes,
+            touched,
+            rows,
+            size,
             after=effects.observed_group,
-            chained=self._chained(touched),
-            touched=touched,
-            sequenced=True,
-            lasts=lasts,
             records=effects.records,
             observed=effects.observed,
         )
-        self._writer.queue(ticket, rows, size)
-        return ticket
 
     def submit_merge(self, partition_id: int, step: bytes, rows: int, size: int) -> Ticket:
         """Queue a merge step (MergeStep, serialized), whose sequence is the partition's last. The
@@ -134,29 +127,30 @@ class Replicator:
         followers apply a step after all rows.
         """
         touched = np.array([partition_id], np.uint32)
-        lasts = self._primaries.last_sequences[touched]
-        progress: list[bytes | None] = list(
-            records.encode_progress(lasts, self._primaries.purge_floors[touched])
-        )
         writes: Writes = (
             (MERGES, [step], [b""]),
-            (PARTITIONS_DB, records.progress_keys(touched), progress),
+            (PARTITIONS_DB, *self._primaries.progress(touched)),
         )
+        return self._queue(writes, touched, rows, size, merge=step)
+
+    def _queue(
+        self, writes: Writes, touched: U32Array, rows: int, size: int, **facts: Any
+    ) -> Ticket:
+        """Queue what a primary writes in these partitions, whose last sequences it has."""
+        primaries = self._primaries
+        # Where no follower has to hold the same, nobody misses what a gap leaves out.
+        chained = self.leading.any_replicated and bool(primaries.replicated[touched].any())
         ticket = Ticket(
             durable=asyncio.get_running_loop().create_future(),
             writes=writes,
-            chained=self._chained(touched),
+            chained=chained,
             touched=touched,
             sequenced=True,
-            lasts=lasts,
-            merge=step,
+            lasts=primaries.last_sequences[touched],
+            **facts,
         )
         self._writer.queue(ticket, rows, size)
         return ticket
-
-    def _chained(self, touched: U32Array) -> bool:
-        """Return whether a gap in these partitions would show: a follower has to hold the same."""
-        return self.leading.any_replicated and bool(self._primaries.replicated[touched].any())
 
     def submit_purge(
         self, partition_ids: U32Array, keys: Sequence[bytes], entries: Sequence[bytes]
@@ -164,13 +158,10 @@ class Replicator:
         """Queue the removal of tombstones and their index entries, with the purge floors as they
         are now. Nothing of it is sequenced or streamed: followers purge by themselves.
         """
-        lasts = self._primaries.last_sequences[partition_ids]
-        floors = self._primaries.purge_floors[partition_ids]
-        progress: list[bytes | None] = list(records.encode_progress(lasts, floors))
         writes: Writes = (
             (DATA_DB, *columns(keys, None)),
             (EXPIRY_DB, *columns(entries, None)),
-            (PARTITIONS_DB, records.progress_keys(partition_ids), progress),
+            (PARTITIONS_DB, *self._primaries.progress(partition_ids)),
         )
         return self._writer.submit(
             writes, len(keys), 0, chained=True, loose=True, touched=partition_ids
