@@ -15,7 +15,7 @@ from koinon.ingest.survey import HeavyKey, Survey
 
 PIPED = """
 import typer
-from koinon.cli import output, session
+from koinon.cli.console import output, session
 try:
     session.guarded({body}, debug=False, as_json=False)
 except typer.Exit as ended:

@@ -130,7 +130,9 @@ def test_json_is_the_same_value_and_printable() -> None:
     assert json.loads(text) == {"rack": HOSTILE, "name": "žluť"}
 
 
-WRITE_RAW = "from koinon.cli import data; data._write_raw(b'a\\x1b]52;\\x00\\xff\\n')"
+WRITE_RAW = (
+    "from koinon.cli.data import key_value; key_value._write_raw(b'a\\x1b]52;\\x00\\xff\\n')"
+)
 
 
 def test_raw_value_is_exact_in_a_pipe() -> None:
