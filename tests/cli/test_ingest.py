@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from koinon.cli.app import app
 from koinon.local import LocalCluster
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -62,9 +64,11 @@ def users(tmp_path: Path) -> Path:
 def test_wrong_usage_ends_with_2_before_spark_is_started(
     users: Path, arguments: tuple[str, ...], told: str
 ) -> None:
+    """In this process; what is missing is looked for in processes of their own."""
     given = [argument.format(users=users) for argument in arguments]
-    ended = run("ingest", *given, KOINON_COORDINATORS=NOWHERE, COLUMNS="200")
-    assert ended.returncode == 2, ended.stderr
+    environment = {"KOINON_COORDINATORS": NOWHERE, "COLUMNS": "200"}
+    ended = CliRunner().invoke(app, ["ingest", *given], env=environment)
+    assert ended.exit_code == 2, ended.output
     assert told in ended.stderr
     assert "Traceback" not in ended.stderr
 
