@@ -22,7 +22,7 @@ from koinon import aio
 from koinon.local import LocalCluster
 from koinon_proto.partitioner import partitioner
 from tests.checkers.linearizability import check
-from tests.checkers.load import RecordedLoad
+from tests.checkers.load import FULL_PAUSE_S, RecordedLoad
 
 PROBE_TIMEOUT_MS = 15_000
 BEFORE_KILL_S = 1.0
@@ -123,7 +123,7 @@ def measure(runs: int) -> Report:
     report = Report()
     with LocalCluster(nodes=3, coordinators=3) as cluster:
         wait_in_sync(cluster)
-        with RecordedLoad(cluster.client) as load:
+        with RecordedLoad(cluster.client, pause_s=FULL_PAUSE_S) as load:
             asyncio.run(all_runs(cluster, runs, report))
         with cluster.client() as client:
             report.lost = len(load.lost(client))

@@ -19,18 +19,33 @@ from koinon_proto.contract.errors import KoinonError
 from .history import History, Kind
 
 KEYS = 300
-PAUSE_S = 0.002
+POLL_S = 0.002
+PAUSE_S = 0.01
+FULL_PAUSE_S = 0.002
 TIMEOUT_MS = 15_000
 
 
 class RecordedLoad:
-    """Runs inside its ``with`` block. ``connect`` makes one client a thread."""
+    """Runs inside its ``with`` block. ``connect`` makes one client a thread. All keys begin with
+    ``prefix``; none of them may be there before. After each two operations a thread pauses: so
+    that a few hundred are done a second, and the machine is left to what the test does, or for
+    ``FULL_PAUSE_S``.
+    """
 
-    def __init__(self, connect: Callable[..., Client], *, threads: int = 4) -> None:
+    def __init__(
+        self,
+        connect: Callable[..., Client],
+        *,
+        prefix: bytes = b"",
+        threads: int = 4,
+        pause_s: float = PAUSE_S,
+    ) -> None:
         self.history = History()
         self.acknowledged: dict[bytes, bytes] = {}
         self.errors: list[KoinonError] = []
         self._connect = connect
+        self._prefix = prefix
+        self._pause_s = pause_s
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._run, args=(n,)) for n in range(threads)]
 
@@ -52,7 +67,7 @@ class RecordedLoad:
         deadline = time.monotonic() + timeout_s
         while len(self.acknowledged) < target:
             assert time.monotonic() < deadline, f"fewer than {writes} writes in {timeout_s} s"
-            time.sleep(PAUSE_S)
+            time.sleep(POLL_S)
 
     def lost(self, client: Client) -> list[bytes]:
         """Return the keys whose acknowledged value is not there."""
@@ -64,9 +79,9 @@ class RecordedLoad:
         choice = random.Random(number)
         count = 0
         with self._connect(timeout_ms=TIMEOUT_MS) as client:
-            while not self._stop.wait(PAUSE_S):
+            while not self._stop.wait(self._pause_s):
                 count += 1
-                key = b"load/%d" % choice.randrange(KEYS)
+                key = self._prefix + b"load/%d" % choice.randrange(KEYS)
                 action = choice.random()
                 if action < 0.4:
                     self._put(client, number, key, b"%d/%d" % (number, count))
@@ -74,7 +89,7 @@ class RecordedLoad:
                     self._delete(client, number, key)
                 else:
                     self._get(client, number, key)
-                once = b"once/%d/%d" % (number, count)
+                once = self._prefix + b"once/%d/%d" % (number, count)
                 try:
                     client.put(once, b"value of " + once)
                     self.acknowledged[once] = b"value of " + once

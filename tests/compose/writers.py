@@ -23,7 +23,7 @@ from koinon_proto.contract.errors import KoinonError
 from koinon_proto.contract.table import PartitionStatus
 from tests.checkers.history import NEVER, Kind
 from tests.checkers.linearizability import check
-from tests.checkers.load import RecordedLoad
+from tests.checkers.load import FULL_PAUSE_S, RecordedLoad
 
 COORDINATORS = os.environ["KOINON_COORDINATORS"]
 THREADS = 3
@@ -39,7 +39,7 @@ class Writers:
     """The load, and what has been told of it already."""
 
     def __init__(self) -> None:
-        self._load = RecordedLoad(connect, threads=THREADS)
+        self._load = RecordedLoad(connect, threads=THREADS, pause_s=FULL_PAUSE_S)
         self._admin = Admin(COORDINATORS, timeout_ms=STATUS_TIMEOUT_MS)
         self._acknowledged = 0
         self._errors = 0

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from koinon.local import LocalCluster
-from koinon.operate.admin import ClusterStatus
+from koinon.operate.admin import Admin, ClusterStatus
 from koinon.operate.health import problems
 
 TIMEOUT_S = 60.0
@@ -34,6 +34,15 @@ def is_well(status: ClusterStatus) -> bool:
 def wait_well(cluster: LocalCluster) -> None:
     cluster.wait_ready(TIMEOUT_S)
     cluster.wait_for(is_well, timeout_s=TIMEOUT_S, what="nothing is wrong")
+
+
+def restore_primaries(cluster: LocalCluster, admin: Admin) -> None:
+    """As ``koinon admin primaries``; return when it is done."""
+    deadline = time.monotonic() + 30.0
+    while admin.restore_primaries():
+        assert time.monotonic() < deadline, "primaries do not return"
+        time.sleep(0.1)
+    wait_well(cluster)
 
 
 def restart(cluster: LocalCluster, name: str, *, down_s: float = 0.0) -> Restart:

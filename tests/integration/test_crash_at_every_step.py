@@ -47,10 +47,10 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture
 def start(make_cluster: ClusterFactory) -> Callable[..., LocalCluster]:
-    def started(nodes: int, factor: int) -> LocalCluster:
+    def started(nodes: int, factor: int, victim: str) -> LocalCluster:
         cluster = make_cluster(
             nodes=nodes,
-            coordinators=3,
+            coordinators=3 if victim == "leader" else 1,
             replication_factor=factor,
             coordinator_flags=["--partitions", str(PARTITIONS)],
         )
@@ -144,7 +144,7 @@ def test_move_ends_by_itself_whoever_dies_after_whichever_step(
     start: Callable[..., LocalCluster], factor: int, victim: str
 ) -> None:
     """With 3 replicas the bystander is a replica that stays, and leads some of the partitions."""
-    cluster = start(nodes=factor, factor=factor)
+    cluster = start(nodes=factor, factor=factor, victim=victim)
     old, new = "n1", cluster.add_node()
     cluster.wait_ready()
     with (
@@ -215,7 +215,7 @@ def test_failover_ends_by_itself_whoever_dies_after_whichever_step(
     """The deposed primary is frozen instead of killed, and wakes up at the steps that are taken
     without it: it is killed at those that it takes itself.
     """
-    cluster = start(nodes=3, factor=3)
+    cluster = start(nodes=3, factor=3, victim=victim)
     with (
         Admin(cluster.coordinators, timeout_ms=20_000) as admin,
         RecordedLoad(cluster.client) as load,

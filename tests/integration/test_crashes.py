@@ -17,7 +17,7 @@ import pytest
 from koinon.client import Client
 from koinon.driver.channels import OPTIONS
 from koinon.local import LocalCluster
-from koinon.operate.admin import ClusterStatus
+from koinon.operate.admin import Admin, ClusterStatus
 from koinon_proto.contract import errors
 from koinon_proto.contract.table import NO_NODE, NodeStatus, PartitionStatus, Table
 from koinon_proto.partitioner import partitioner
@@ -31,6 +31,7 @@ from tests.integration.copies import (
     number_of,
     table_of,
 )
+from tests.integration.rolling import restore_primaries
 from tests.integration.workload import Workload
 
 RIDE_TIMEOUT_S = 30.0
@@ -40,7 +41,7 @@ SILENT_S = 5.0
 
 @pytest.fixture(autouse=True)
 def whole(cluster: LocalCluster) -> Iterator[None]:
-    """Every test leaves the shared cluster whole."""
+    """Every test leaves the shared cluster whole, each partition with the primary that it had."""
     yield
     for name in cluster.names:
         cluster.resume(name)
@@ -48,6 +49,8 @@ def whole(cluster: LocalCluster) -> Iterator[None]:
             cluster.restart(name)
     cluster.wait_ready()
     wait_settled(cluster)
+    with Admin(cluster.coordinators) as admin:
+        restore_primaries(cluster, admin)
 
 
 def wait_settled(cluster: LocalCluster) -> ClusterStatus:
@@ -182,28 +185,35 @@ def test_node_killed_under_load_rides_through_its_restart(
     assert_copies_are_identical(wait_settled(cluster))
 
 
-def test_node_with_the_only_replicas_is_waited_for(make_cluster: ClusterFactory) -> None:
-    with make_cluster(nodes=2, coordinators=1, replication_factor=1) as cluster:
-        mine = partitions_of(table_of(cluster.status()), "n2")
-        with Workload(cluster, "one-replica") as load:
-            load.wait_for_progress()
-            cluster.kill("n2")
-            wait_for_fence(cluster, "n2", mine)
-            cluster.restart("n2")
-            cluster.wait_ready()
-            load.wait_for_progress()
-        assert load.refused == {}
-        with cluster.client() as client:
-            load.check(client)
+@pytest.fixture(scope="module")
+def lone_copies() -> Iterator[LocalCluster]:
+    """Two nodes, each with the only copies of what it leads."""
+    with LocalCluster(nodes=2, coordinators=1, replication_factor=1) as cluster:
+        yield cluster
 
 
+def test_node_with_the_only_replicas_is_waited_for(lone_copies: LocalCluster) -> None:
+    mine = partitions_of(table_of(lone_copies.wait_ready()), "n2")
+    with Workload(lone_copies, "one-replica") as load:
+        load.wait_for_progress()
+        lone_copies.kill("n2")
+        wait_for_fence(lone_copies, "n2", mine)
+        lone_copies.restart("n2")
+        lone_copies.wait_ready()
+        load.wait_for_progress()
+    assert load.refused == {}
+    with lone_copies.client() as client:
+        load.check(client)
+
+
+@pytest.mark.parametrize("rounds", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_everything_killed_at_once_has_every_acknowledged_write_afterwards(
-    cluster: LocalCluster,
+    cluster: LocalCluster, rounds: int
 ) -> None:
     random_source = random.Random(7)
     before = cluster.wait_ready()
-    for round_number in range(3):
-        with Workload(cluster, f"everything-{round_number}") as load:
+    for number in range(rounds):
+        with Workload(cluster, f"everything-{rounds}-{number}") as load:
             load.wait_for_progress(random_source.randrange(50, 2000))
             for name in random_source.sample(cluster.names, len(cluster.names)):
                 cluster.kill(name)
@@ -232,20 +242,18 @@ def test_frozen_node_resumed_serves_nothing_under_its_old_lease(
 
 
 def test_frozen_node_with_the_only_replicas_serves_only_in_new_epochs(
-    make_cluster: ClusterFactory,
+    lone_copies: LocalCluster,
 ) -> None:
-    with (
-        make_cluster(nodes=2, coordinators=1, replication_factor=1) as cluster,
-        cluster.client() as client,
-    ):
+    lone_copies.wait_ready()
+    with lone_copies.client() as client:
         before = partitions_of(client.table(), "n2")
-        with frozen(cluster, client, "n2") as (keys, calls):
+        with frozen(lone_copies, client, "n2") as (keys, calls):
             with pytest.raises(errors.UnavailableError):
                 client.get(keys[0], timeout_ms=500)
-            cluster.resume("n2")
+            lone_copies.resume("n2")
             refusal = _refusal(calls[0])
         assert isinstance(refusal, errors.LeaseExpiredError | errors.PartitionOfflineError)
-        rows = table_of(cluster.wait_ready()).rows
+        rows = table_of(lone_copies.wait_ready()).rows
         assert all(rows[partition].primary_epoch > epoch for partition, epoch in before.items())
         assert client.get_many(keys) == [b"old"] * len(keys)
 

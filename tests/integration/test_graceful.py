@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from koinon.operate.admin import Admin
 from tests.checkers.steady import SteadyLoad
 from tests.conftest import ClusterFactory
 from tests.integration.loading import Load, readable, rows_of
-from tests.integration.rolling import STOP_S_MAX, restart, wait_well
+from tests.integration.rolling import STOP_S_MAX, restart, restore_primaries, wait_well
 from tests.integration.test_moves import REBALANCE, execute, held_by, joined, wait_moved
 from tests.node.scripted_coordinator import free_port
 
@@ -44,24 +45,10 @@ long_form = pytest.mark.skipif(
 
 
 def start(make_cluster: ClusterFactory, replicas: int) -> LocalCluster:
-    cluster = make_cluster(
-        nodes=3,
-        coordinators=3,
-        replication_factor=replicas,
-        coordinator_flags=[*PARTITIONS, *PATIENT],
-    )
+    cluster = make_cluster(replication_factor=replicas, coordinator_flags=[*PARTITIONS, *PATIENT])
     cluster.start()
     wait_well(cluster)
     return cluster
-
-
-def restore_primaries(cluster: LocalCluster, admin: Admin) -> None:
-    """As ``koinon admin primaries``; return when it is done."""
-    deadline = time.monotonic() + 30.0
-    while admin.restore_primaries():
-        assert time.monotonic() < deadline, "primaries do not return"
-        time.sleep(0.1)
-    wait_well(cluster)
 
 
 @long_form
@@ -80,10 +67,21 @@ def test_rolling_restart_fails_no_operation(make_cluster: ClusterFactory, replic
     load.judge()
 
 
-def test_load_goes_on_while_a_node_and_the_leader_are_stopped(
-    make_cluster: ClusterFactory,
-) -> None:
-    cluster = start(make_cluster, 3)
+@pytest.fixture(scope="module")
+def stoppable() -> Iterator[LocalCluster]:
+    with LocalCluster(replication_factor=3, coordinator_flags=[*PARTITIONS, *PATIENT]) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(stoppable: LocalCluster) -> LocalCluster:
+    """The same for all tests that leave its members as they are."""
+    stoppable.start()  # those that the last test has stopped
+    wait_well(stoppable)
+    return stoppable
+
+
+def test_load_goes_on_while_a_node_and_the_leader_are_stopped(cluster: LocalCluster) -> None:
     for number in range(ROUNDS):
         loading = Load(cluster, rows_of(f"load{number}", LOADED_ROWS))
         with SteadyLoad(cluster) as load, ThreadPoolExecutor() as pool:
@@ -121,9 +119,8 @@ def test_moves_go_on_after_a_source_and_a_target_were_stopped(
 
 
 def test_cluster_that_is_stopped_at_once_takes_no_longer_than_one_process(
-    make_cluster: ClusterFactory,
+    cluster: LocalCluster,
 ) -> None:
-    cluster = start(make_cluster, 3)
     cluster.stop(timeout_s=STOP_S_MAX)
     for name in cluster.names:
         log = cluster.log_path(name).read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import time
+from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -13,28 +14,24 @@ from koinon.local import LocalCluster
 from koinon.operate.admin import ClusterStatus
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.contract.table import NodeStatus
-from tests.conftest import ClusterFactory
 from tests.integration.standing import loop_stands_still
 from tests.raft.waiting import until_true
 
 KEYS = [b"key:%d" % number for number in range(64)]
 
 
-@pytest.fixture
-def cluster(make_cluster: ClusterFactory) -> LocalCluster:
-    made: LocalCluster = make_cluster(
-        nodes=3, coordinators=3, coordinator_flags=("--partitions", "64")
-    )
-    made.start()
-    made.wait_ready(60)
-    try:
-        with loop_stands_still(pid_of(made, "n1")):
-            pass
-    except OSError as error:
-        if error.errno != errno.EPERM:
-            raise
-        pytest.skip("this machine lets nobody trace a process")
-    return made
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    """Each test waits until whom it has stopped is back."""
+    with LocalCluster(coordinator_flags=("--partitions", "64")) as made:
+        try:
+            with loop_stands_still(pid_of(made, "n1")):
+                pass
+        except OSError as error:
+            if error.errno != errno.EPERM:
+                raise
+            pytest.skip("this machine lets nobody trace a process")
+        yield made
 
 
 def pid_of(cluster: LocalCluster, name: str) -> int:

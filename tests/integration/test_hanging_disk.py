@@ -14,26 +14,38 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from koinon.local import LocalCluster
-from koinon.operate.admin import ClusterStatus
+from koinon.operate.admin import Admin, ClusterStatus
 from koinon.operate.health import problems
 from koinon_proto.contract.table import NodeStatus
 from tests.checkers.linearizability import check
 from tests.checkers.load import RecordedLoad
-from tests.conftest import ClusterFactory
+from tests.integration.rolling import restore_primaries
 from tests.integration.test_full_disk import writer_of
 from tests.integration.test_leaving import led_by
 from tests.integration.test_moves import is_settled, number_of
 
 TIMEOUT_S = 30.0
+STREAM_ENDED = "stream to primary ended"
+
+
+@pytest.fixture(scope="module")
+def shaken() -> Iterator[LocalCluster]:
+    """One for all tests here: each leaves it without one node at most."""
+    flags = ["--partitions", "64", "--replication-factor", "3"]
+    with LocalCluster(coordinators=1, coordinator_flags=flags) as cluster:
+        yield cluster
 
 
 @pytest.fixture
-def cluster(make_cluster: ClusterFactory) -> LocalCluster:
-    flags = ["--partitions", "64", "--replication-factor", "3"]
-    cluster = make_cluster(nodes=3, coordinators=1, coordinator_flags=flags)
-    cluster.start()
-    cluster.wait_for(is_settled, timeout_s=TIMEOUT_S, what="every replica in sync")
-    return cluster
+def cluster(shaken: LocalCluster) -> LocalCluster:
+    """Three nodes, of which each leads and follows."""
+    if shaken.pid("n1") is None:
+        shaken.restart("n1")
+    shaken.wait_for(is_settled, timeout_s=TIMEOUT_S, what="every replica in sync")
+    with Admin(shaken.coordinators) as admin:
+        restore_primaries(shaken, admin)
+    assert all(led_by(shaken, name) > 10 for name in shaken.node_names)
+    return shaken
 
 
 def writers_of(cluster: LocalCluster, names: Sequence[str]) -> list[int]:
@@ -70,7 +82,7 @@ def judge(cluster: LocalCluster, load: RecordedLoad) -> None:
 
 
 def test_node_whose_disk_hangs_leads_nothing_until_it_answers(cluster: LocalCluster) -> None:
-    with RecordedLoad(cluster.client) as load:
+    with RecordedLoad(cluster.client, prefix=b"leads/") as load:
         load.wait_for_progress()
         with hanging(cluster, "n1"):
             cluster.wait_for(
@@ -87,7 +99,7 @@ def test_node_whose_disk_hangs_leads_nothing_until_it_answers(cluster: LocalClus
 
 
 def test_node_whose_disk_hangs_is_stopped_by_sigterm(cluster: LocalCluster) -> None:
-    with RecordedLoad(cluster.client) as load:
+    with RecordedLoad(cluster.client, prefix=b"stopped/") as load:
         load.wait_for_progress()
         with hanging(cluster, "n1"):
             cluster.terminate("n1", timeout_s=15.0)  # by force it would end after 25 s
@@ -107,7 +119,7 @@ def test_disks_that_hang_together_depose_nobody(cluster: LocalCluster) -> None:
     before = sets()
     with contextlib.ExitStack() as hung:
         hung.enter_context(hanging(cluster, *cluster.node_names))
-        with RecordedLoad(cluster.client) as load:
+        with RecordedLoad(cluster.client, prefix=b"together/") as load:
             cluster.wait_for(
                 lambda s: all(session.commit_out_ms > 3_000 for session in s.sessions),
                 timeout_s=TIMEOUT_S,
@@ -121,7 +133,9 @@ def test_disks_that_hang_together_depose_nobody(cluster: LocalCluster) -> None:
 
 def test_node_whose_writer_dies_is_replaced_at_once(cluster: LocalCluster) -> None:
     (writer,) = writers_of(cluster, ["n1"])
-    with RecordedLoad(cluster.client) as load:
+    log = cluster.log_path("n1")
+    ended_before = log.read_text().count(STREAM_ENDED)
+    with RecordedLoad(cluster.client, prefix=b"dies/") as load:
         load.wait_for_progress()
         os.kill(writer, signal.SIGKILL)
         died_at = time.monotonic()
@@ -129,8 +143,8 @@ def test_node_whose_writer_dies_is_replaced_at_once(cluster: LocalCluster) -> No
         assert time.monotonic() - died_at < 1.4  # it said so itself: a session lasts longer
         load.wait_for_progress()
     judge(cluster, load)
-    log = cluster.log_path("n1").read_text()
-    assert log.count("stream to primary ended") <= len(cluster.node_names)
+    ended = log.read_text().count(STREAM_ENDED) - ended_before
+    assert ended <= len(cluster.node_names)
 
 
 def is_fenced(status: ClusterStatus, name: str) -> bool:

@@ -20,7 +20,7 @@ def led_by(cluster: LocalCluster, name: str) -> int:
     return sum(row.primary == number for row in status.table.rows)
 
 
-@pytest.mark.parametrize("partitions", [64, 1024])
+@pytest.mark.parametrize("partitions", [64, pytest.param(1024, marks=pytest.mark.long)])
 def test_nodes_stopped_in_turn_under_load_fail_no_operation(
     make_cluster: ClusterFactory, partitions: int
 ) -> None:

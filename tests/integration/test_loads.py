@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import os
 import random
 import threading
@@ -35,20 +37,29 @@ ROUNDS = int(os.environ.get("KOINON_LOAD_ROUNDS", "1"))
 pytestmark = pytest.mark.timeout(300 * ROUNDS)
 
 
-@pytest.fixture
-def start(make_cluster: ClusterFactory) -> Callable[..., LocalCluster]:
-    def started(nodes: int, factor: int) -> LocalCluster:
-        cluster = make_cluster(
-            nodes=nodes,
-            coordinators=3,
-            replication_factor=factor,
-            coordinator_flags=["--partitions", str(PARTITIONS)],
-        )
-        cluster.start()
-        cluster.wait_ready()
-        return cluster
+FEW_PARTITIONS = ["--partitions", str(PARTITIONS)]
 
-    return started
+
+@pytest.fixture(scope="module")
+def whole_with() -> Iterator[Callable[[int], LocalCluster]]:
+    """Returns the cluster with that replication factor, whole, whatever the last test has done."""
+    with contextlib.ExitStack() as running:
+
+        @functools.cache
+        def with_factor(factor: int) -> LocalCluster:
+            return running.enter_context(
+                LocalCluster(replication_factor=factor, coordinator_flags=FEW_PARTITIONS)
+            )
+
+        def whole(factor: int) -> LocalCluster:
+            cluster = with_factor(factor)
+            for name in cluster.names:
+                if cluster.pid(name) is None:
+                    cluster.restart(name)
+            settle(cluster)
+            return cluster
+
+        yield whole
 
 
 def settle(cluster: LocalCluster) -> None:
@@ -61,9 +72,7 @@ def settle(cluster: LocalCluster) -> None:
 @pytest.fixture(scope="module")
 def small() -> Iterator[LocalCluster]:
     """One cluster for the tests that break nothing."""
-    with LocalCluster(
-        nodes=3, coordinators=1, coordinator_flags=["--partitions", str(PARTITIONS)]
-    ) as cluster:
+    with LocalCluster(coordinators=1, coordinator_flags=FEW_PARTITIONS) as cluster:
         yield cluster
 
 
@@ -221,17 +230,25 @@ def judge(client: Client, load: Load, committed: bool) -> None:
     assert readable(client, load.rows) == (len(load.rows) if done else 0)
 
 
-@pytest.mark.parametrize("stage", ["staging", "preparing", "merging"])
-@pytest.mark.parametrize("victim", ["n1", "leader"])
-@pytest.mark.parametrize("factor", [pytest.param(1, marks=pytest.mark.long), 3])
+SHORT = [(3, "n1", "staging"), (3, "leader", "preparing"), (3, "n1", "merging")]
+"""Each victim and each stage."""
+
+
+@pytest.mark.parametrize(
+    ("factor", "victim", "stage"),
+    [
+        pytest.param(*case, marks=() if case in SHORT else pytest.mark.long)
+        for case in itertools.product((1, 3), ("n1", "leader"), ("staging", "preparing", "merging"))
+    ],
+)
 def test_load_ends_whole_or_without_a_trace_whoever_is_killed(
-    start: Callable[..., LocalCluster], factor: int, victim: str, stage: str
+    whole_with: Callable[[int], LocalCluster], factor: int, victim: str, stage: str
 ) -> None:
-    cluster = start(3, factor)
+    cluster = whole_with(factor)
     rng = random.Random(f"{factor} {victim} {stage}")
     with cluster.client(timeout_ms=60_000) as client:
         for number in range(ROUNDS):
-            load = Load(cluster, rows_of(f"round{number}", ROWS))
+            load = Load(cluster, rows_of(f"{victim}-{stage}-{number}", ROWS))
             killer = Killer(cluster, victim, rng)
             if stage == "staging":
                 killer.strike(0.8)
@@ -252,8 +269,10 @@ def test_load_ends_whole_or_without_a_trace_whoever_is_killed(
         assert_copies_are_identical(cluster.status())
 
 
-def test_load_goes_on_while_its_partitions_move(start: Callable[..., LocalCluster]) -> None:
-    cluster = start(3, 2)
+def test_load_goes_on_while_its_partitions_move(make_cluster: ClusterFactory) -> None:
+    cluster = make_cluster(replication_factor=2, coordinator_flags=FEW_PARTITIONS)
+    cluster.start()
+    cluster.wait_ready()
     admin = Admin(cluster.coordinators)
     with cluster.client() as client, Workload(cluster, "workload") as workload:
         client.put_many(rows_of("ballast", 20_000)).raise_for_errors()

@@ -20,11 +20,12 @@ import pytest
 from koinon.client import Client
 from koinon.driver.channels import OPTIONS
 from koinon.local import LocalCluster
-from koinon.operate.admin import ClusterStatus
+from koinon.operate.admin import Admin, ClusterStatus
 from koinon_proto.contract import convert, errors
 from koinon_proto.server import rpc
 from koinon_proto.v1 import kv_pb2, kv_pb2_grpc
 from tests.integration.copies import is_settled, table_of
+from tests.integration.rolling import restore_primaries
 from tests.integration.workload import Workload
 
 CONNECTIONS = 3_000
@@ -39,6 +40,14 @@ FLOOD_BATCHES = 12
 FLOOD_ROWS = 60_000
 REFUSED_WITHIN_S = 10.0
 SETTLE_TIMEOUT_S = 120.0
+
+
+@pytest.fixture(autouse=True)
+def primaries_return(cluster: LocalCluster) -> Iterator[None]:
+    """Every test leaves the shared cluster as it was."""
+    yield
+    with Admin(cluster.coordinators) as admin:
+        restore_primaries(cluster, admin)
 
 
 @contextmanager
