@@ -1,4 +1,5 @@
-"""Clusters of real processes for the tests that need one; the order of tests, and the long ones.
+"""Clusters of real processes for the tests that need one; which process of a run takes which tests
+first, and the long tests.
 
 Tests that are marked ``long`` are run by ``make test-long``. KOINON_TESTS_UNTIL (seconds since
 1970) says when no more of them are begun: the others are skipped, and named at the end.
@@ -6,11 +7,13 @@ Tests that are marked ``long`` are run by ``make test-long``. KOINON_TESTS_UNTIL
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,13 +38,40 @@ sys.dont_write_bytecode = False
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[LocalCluster]:
-    """One cluster of 3 coordinators and 3 nodes for all tests of this process. Tests leave every
-    member running, and use keys of their own.
+class SharedCluster:
+    """One cluster of 3 coordinators and 3 nodes for all tests of this process that ask for it. It
+    runs from the first of them to the end of the last module that has any: idle, it takes a fifth
+    of a core.
     """
-    with LocalCluster() as running:
-        yield running
+
+    def __init__(self) -> None:
+        self._running: LocalCluster | None = None
+        self.modules: set[Path] = set()
+        """Those with a test that asks for it."""
+
+    def running(self) -> LocalCluster:
+        if self._running is None:
+            self._running = LocalCluster().__enter__()
+        return self._running
+
+    def close(self) -> None:
+        if self._running is not None:
+            self._running.close()
+            self._running = None
+
+
+SHARED = SharedCluster()
+
+
+@pytest.fixture
+def shared_cluster() -> LocalCluster:
+    return SHARED.running()
+
+
+@pytest.fixture
+def cluster(shared_cluster: LocalCluster) -> LocalCluster:
+    """The shared cluster. Tests leave every member running, and use keys of their own."""
+    return shared_cluster
 
 
 @pytest.fixture
@@ -65,10 +95,45 @@ def make_cluster() -> Iterator[ClusterFactory]:
         one.close()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the folders with the longest tests first; the order within a folder stays."""
+@pytest.hookimpl(trylast=True)  # after those that leave out what is not run
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the folders with the longest tests first; the order within a folder stays. The shared
+    cluster is for one process of the run, with all tests that use it, before its others.
+
+    Each process is given one piece of the list, of as many tests as another's, and takes over from
+    the end of another's when it has none left. So each piece ends with short tests.
+    """
+    SHARED.modules = {i.path for i in items if "shared_cluster" in getattr(i, "fixturenames", ())}
     places = {name: place for place, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: places.get(item.path.parent.name, len(places)))
+    modules: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        modules.setdefault(item.path, []).append(item)
+    processes = getattr(config, "workerinput", {}).get("workercount", 1)
+    pieces: list[list[pytest.Item]] = [[] for _ in range(processes)]
+    turn = itertools.cycle(reversed(pieces))
+    short: list[pytest.Item] = []
+    for path in filter(SHARED.modules.__contains__, modules):
+        pieces[0] += modules[path]
+    for path, tests in modules.items():
+        if path not in SHARED.modules:
+            (next(turn) if path.parent.name in places else short).extend(tests)
+    begins = 0
+    for number, piece in enumerate(pieces):
+        room = len(items) * (number + 1) // processes - sum(map(len, pieces[: number + 1]))
+        piece += short[begins : begins + max(room, 0)]
+        begins += max(room, 0)
+    items[:] = itertools.chain(*pieces)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    if nextitem is None or nextitem.path not in SHARED.modules:
+        SHARED.close()
+
+
+def pytest_sessionfinish() -> None:
+    SHARED.close()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -36,12 +36,6 @@ ABANDONED, PATIENT = "10s", "5m"  # a load that nobody touches: of jobs that end
 pytestmark = pytest.mark.timeout(420 * ROUNDS)
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(nodes=3, coordinators=3, replication_factor=3) as running:
-        yield running
-
-
 @pytest.fixture
 def client(cluster: LocalCluster) -> Iterator[Client]:
     with cluster.client(timeout_ms=60_000) as connected:
