@@ -59,6 +59,7 @@ def test_parquet_rows_become_json_that_any_client_reads(
     assert json.loads(found[b"ingest/p/7"]) == {"name": "ingest/p/7", "number": 7}
 
 
+@pytest.mark.long  # tests/ingest tries what is kept apart without the command
 def test_bad_rows_are_kept_apart_and_the_others_loaded(
     cluster: LocalCluster, client: Client, tmp_path: Path
 ) -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from .simulation import run_seed
 
-SEEDS_PER_CHUNK = 100
-CHUNKS = 11
-SHORT_CHUNKS = 3  # the others are long tests
+SEEDS_PER_CHUNK = 25
+CHUNKS = 44
+SHORT_CHUNKS = 6  # the others are long tests
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ class Mutant:
 MUTANTS: list[Mutant] = []
 
 SHOWN_BY = {
+    "waits-only-for-followers-that-are-connected": 3,
     "hands-over-without-draining": 7,
     "serves-without-a-lease": 6,
     "reads-what-is-not-complete": 13,
