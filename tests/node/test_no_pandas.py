@@ -13,14 +13,15 @@ pytest.importorskip("pandas", reason="pandas is not installed: nothing could imp
 _SCRIPT = """
 import sys
 from pathlib import Path
-from koinon_node import merging, staging
+from koinon_node.bulk_load import staging
 from koinon_node.config import StoreConfig
+from koinon_node.storage import merge_steps
 from koinon_node.storage.store import Store
-from koinon_proto import columns
+from koinon_proto.contract import columns
 from tests.node.staged_chunks import LOAD, Partition, chunk_of, manifest_of
 
 lots = [[(b"a", b"1"), (b"c", b"3")], [(b"a", b"2"), (b"d", b"")]]
-assert merging.first_out_of_order(columns.gather(list(map(chunk_of, lots)))) is None
+assert merge_steps.first_out_of_order(columns.gather(list(map(chunk_of, lots)))) is None
 with Store(StoreConfig(directory=Path(sys.argv[1]))) as store:
     partition = Partition(store)
     for attempt, rows in enumerate(lots, 1):

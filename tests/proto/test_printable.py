@@ -80,7 +80,7 @@ WAYS_OUT = {
 @pytest.mark.parametrize("way", WAYS_OUT)
 def test_no_way_out_of_a_server_is_left_unescaped(way: str) -> None:
     program = (
-        "import sys; from koinon_proto import logs, printable; printable.protect_streams();"
+        "import sys; from koinon_proto.process import logs, printable; printable.protect_streams();"
         f"{'logs.configure_logging();' if way == 'log' else ''}"
         "hostile = 'x\\x1b]52;c;ZXZpbA==\\x07\\x9b2J\\u202e'; " + WAYS_OUT[way]
     )
