@@ -56,6 +56,7 @@ class SharedCluster:
 
     def close(self) -> None:
         if self._running is not None:
+            self._running.stop(timeout_s=0.0)
             self._running.close()
             self._running = None
 
@@ -92,6 +93,8 @@ def make_cluster() -> Iterator[ClusterFactory]:
 
     yield make
     for one in made:
+        if any(one.pid(name) is not None for name in one.names):
+            one.stop(timeout_s=0.0)  # how they end is another test's subject
         one.close()
 
 
