@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from koinon.core.batching import Kind, Single
+from koinon.core.batching import Kind, PendingOperation
 from koinon.core.row_chunks import Chunk
 from koinon.driver.engine import Engine
 from koinon.driver.scans import Pages
@@ -229,7 +229,7 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    async def _run(self, single: Single) -> Any:
+    async def _run(self, single: PendingOperation) -> Any:
         future = asyncio.get_running_loop().create_future()
         self._engine.submit(single, lambda ended: _resolve(future, ended))
         try:
@@ -239,7 +239,7 @@ class AsyncClient:
             raise
 
 
-def _resolve(future: asyncio.Future[Any], ended: Single) -> None:
+def _resolve(future: asyncio.Future[Any], ended: PendingOperation) -> None:
     if future.done():
         return
     if ended.error is not None:

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from koinon.aio import as_columns
-from koinon.core.batching import Kind, Single
+from koinon.core.batching import Kind, PendingOperation
 from koinon.core.row_chunks import Chunk
 from koinon.driver.engine import Engine, closed_error
 from koinon.driver.scans import Pages
@@ -72,7 +72,7 @@ class Client:
     def __init__(self, addresses: Sequence[str], options: ClientOptions) -> None:
         self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
-        self._submissions: deque[tuple[Single, _Waiter]] = deque()
+        self._submissions: deque[tuple[PendingOperation, _Waiter]] = deque()
         self._wake_due = False
         self._thread = threading.Thread(target=self._serve, name="koinon-client", daemon=True)
         self._thread.start()
@@ -351,7 +351,7 @@ class Client:
             future.cancel()  # in case it was this thread that was interrupted
             raise
 
-    def _run_single(self, single: Single) -> Any:
+    def _run_single(self, single: PendingOperation) -> Any:
         self._check_process()
         waiter = _Waiter(single)
         self._submissions.append((single, waiter))
@@ -399,12 +399,12 @@ class _Waiter:
 
     __slots__ = ("error", "lock")
 
-    def __init__(self, single: Single) -> None:
+    def __init__(self, single: PendingOperation) -> None:
         self.lock = threading.Lock()
         self.lock.acquire()
         self.error: KoinonError | None = None
 
-    def end(self, single: Single) -> None:
+    def end(self, single: PendingOperation) -> None:
         self.error = single.error
         self.lock.release()
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
-from koinon_node.backup.drop import Drops
+from koinon_node.backup.drop import CopyDropper
 from koinon_node.backup.follower import Follower
 from koinon_node.bulk_load.bulk_paths import Bulk
 from koinon_node.bulk_load.merger import Loads
@@ -22,9 +22,9 @@ from koinon_node.config import (
     NodeConfig,
 )
 from koinon_node.core.assignment import Adoption
-from koinon_node.core.disk_health import OwnDisk
+from koinon_node.core.disk_health import DiskHealth
 from koinon_node.core.pending_writes import PendingWrites
-from koinon_node.core.recent_writes import Journal
+from koinon_node.core.recent_writes import RecentWrites
 from koinon_node.core.write_decisions import Primaries
 from koinon_node.membership.agent import Agent
 from koinon_node.membership.coordinator_calls import LeaderCalls
@@ -32,7 +32,7 @@ from koinon_node.primary.completion import Completion
 from koinon_node.primary.replicator import Replicator
 from koinon_node.replication_grpc import GrpcPeers, ReplicationService
 from koinon_node.serving.engine import Engine
-from koinon_node.serving.graceful_drain import Attendance
+from koinon_node.serving.graceful_drain import GracefulDrain
 from koinon_node.serving.row_metrics import RowCounts
 from koinon_node.state import NodeState, WallClock
 from koinon_node.storage.checksums import Checksums
@@ -71,10 +71,10 @@ class Parts:
         self, config: NodeConfig, limits: Limits, store: Store, state: NodeState, life: Lifetime
     ) -> None:
         clock = WallClock()
-        pending, disk = PendingWrites(config.node_id), OwnDisk()
+        pending, disk = PendingWrites(config.node_id), DiskHealth()
         copies = store.copies()
         primaries = Primaries(copies.complete_through, copies.purge_floors, limits.tombstone_ms)
-        journal = Journal(copies.journal_floors())
+        journal = RecentWrites(copies.journal_floors())
         self.state = state
         self.store = store
         # What heartbeats tell of the node; the node's background work keeps both up to date.
@@ -82,7 +82,7 @@ class Parts:
         self.progress: Sequence[membership_pb2.ReplicaProgress] = ()
         self.sizes = SizeEstimates()
         self.peers = GrpcPeers()
-        self.attendance = Attendance()
+        self.attendance = GracefulDrain()
         seen = {p: epochs.primary_epoch for p, epochs in store.seen_epochs.items()}
         self.agent = Agent(
             config, store.identity(), seen, state, _Host(self, life), life.end_from_thread
@@ -132,7 +132,7 @@ class Parts:
             random.Random(),
             clock,
         )
-        self.drops = Drops(state, store, self.follower.applier, copies)
+        self.drops = CopyDropper(state, store, self.follower.applier, copies)
         self.replication = ReplicationService(self.replicator, state, Checksums(store), self.sizes)
 
 

@@ -12,7 +12,7 @@ import pytest
 from koinon.core.operations import WriteReply
 from koinon.core.retry import NotSentError
 from koinon.driver.node_link import Link
-from koinon_node.serving.graceful_drain import Attendance
+from koinon_node.serving.graceful_drain import GracefulDrain
 from koinon_proto.v1 import kv_pb2, kv_pb2_grpc
 
 CALLERS = 30
@@ -24,7 +24,7 @@ class Server(kv_pb2_grpc.KeyValueServicer):
     """Answers every write, as long as gRPC lets it."""
 
     def __init__(self) -> None:
-        self.attendance = Attendance()
+        self.attendance = GracefulDrain()
 
     async def BatchWrite(self, request: Any, context: Any) -> Any:  # noqa: N802
         await asyncio.sleep(WORK_S)

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from koinon.core.batching import Kind, Lane, Parked, Single, settle_singles
+from koinon.core.batching import Deferred, Kind, NodeQueue, PendingOperation, settle_singles
 from koinon.core.operations import ReadReply, WriteReply
 from koinon.core.retry import NotSentError, RetryPolicy
 from koinon.core.routing import Router
@@ -18,8 +18,8 @@ UNKNOWN = errors.UnknownFateError(reason="cut")
 LEASE = errors.LeaseExpiredError(node_id="n1")
 
 
-def single(kind: Kind = Kind.GET, partition_id: int = 0, **options: object) -> Single:
-    return Single(
+def single(kind: Kind = Kind.GET, partition_id: int = 0, **options: object) -> PendingOperation:
+    return PendingOperation(
         kind,
         b"key",
         partition_id,
@@ -29,11 +29,13 @@ def single(kind: Kind = Kind.GET, partition_id: int = 0, **options: object) -> S
     )
 
 
-def lane(rows_max: int = 4, bytes_max: int = 1_000) -> Lane:
-    return Lane("host1:1", write=True, rows_max=rows_max, bytes_max=bytes_max)
+def lane(rows_max: int = 4, bytes_max: int = 1_000) -> NodeQueue:
+    return NodeQueue("host1:1", write=True, rows_max=rows_max, bytes_max=bytes_max)
 
 
-def settle(batch: list[Single], outcome: ReadReply | WriteReply | KoinonError) -> Parked | None:
+def settle(
+    batch: list[PendingOperation], outcome: ReadReply | WriteReply | KoinonError
+) -> Deferred | None:
     router = Router()
     router.on_update(update())
     return settle_singles(

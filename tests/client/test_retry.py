@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koinon.core.retry import (
-    Again,
     NotSentError,
+    RetryAfter,
     RetryPolicy,
     decide,
     final_error,
@@ -32,7 +32,7 @@ NOT_SENT = NotSentError(reason="no connection")
 CONDITION = errors.ConditionFailedError(expected_version=1, current_version=2)
 
 
-def decided(error: KoinonError, *, idempotent: bool = False, attempt: int = 0) -> Again | None:
+def decided(error: KoinonError, *, idempotent: bool = False, attempt: int = 0) -> RetryAfter | None:
     return decide(
         error, attempt=attempt, idempotent=idempotent, policy=RetryPolicy(), random=Random(1)
     )

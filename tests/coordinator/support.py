@@ -206,7 +206,7 @@ class GroupOfOne:
         return None if self.contact_age_s is None else self.clock() - self.contact_age_s
 
 
-class Term:
+class LeaderContext:
     """A leadership that runs, with a clock to turn."""
 
     def __init__(
@@ -317,14 +317,14 @@ async def settled() -> None:
 
 
 def run_term(
-    test: Callable[[Term], Awaitable[None]],
+    test: Callable[[LeaderContext], Awaitable[None]],
     bootstrap: BootstrapConfig = BOOTSTRAP,
     state: ClusterState | None = None,
-) -> Term:
+) -> LeaderContext:
     """Run the test beside the leadership's own tasks (its ticks stand still with the clock)."""
 
-    async def whole() -> Term:
-        term = Term(bootstrap, state)
+    async def whole() -> LeaderContext:
+        term = LeaderContext(bootstrap, state)
         running = asyncio.ensure_future(term.leadership.run())
         await until(lambda: term.leadership.is_open)
         try:
@@ -343,7 +343,7 @@ async def until(condition: Callable[[], bool], limit_s: float = 5.0) -> None:
             await asyncio.sleep(0.001)
 
 
-def hold_proposals(term: Term) -> tuple[asyncio.Event, asyncio.Event]:
+def hold_proposals(term: LeaderContext) -> tuple[asyncio.Event, asyncio.Event]:
     """Hold what is proposed from now on; return what says that there is some, and the gate."""
     proposed, gate, propose = asyncio.Event(), asyncio.Event(), term.group.propose
 

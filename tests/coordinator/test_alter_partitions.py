@@ -28,12 +28,12 @@ from koinon_proto.v1 import membership_pb2
 
 from .fake_node import Caller, FakeNode, wait_for
 from .states import change_of, row_of
-from .support import Term, bootstrapped, fence, hold_proposals, run_term, until
+from .support import LeaderContext, bootstrapped, fence, hold_proposals, run_term, until
 from .test_service import online, with_coordinator
 
 
 async def alter(
-    term: Term, *changes: object, node_id: str = "n1", epoch: int = 1, cluster_id: str = ""
+    term: LeaderContext, *changes: object, node_id: str = "n1", epoch: int = 1, cluster_id: str = ""
 ) -> tuple[int, ...]:
     return await term.leadership.alter_partitions(
         cluster_id=cluster_id,
@@ -44,7 +44,7 @@ async def alter(
 
 
 def test_nothing_is_handed_over_to_a_node_whose_disk_hangs() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         row = row_of(term.replicated.state)
         await term.heartbeat("n2", stats=membership_pb2.NodeStats(commit_out_ms=2_000))
         assert await term.propose(0, to=2) == (0,)
@@ -56,7 +56,7 @@ def test_nothing_is_handed_over_to_a_node_whose_disk_hangs() -> None:
 
 
 def test_alter_shrinks_widens_and_hands_over_in_one_command_each() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         state = term.replicated.state
         assert await term.propose(0, 1, 2) == ()
         assert row_of(state).in_sync == (1, 2)
@@ -72,7 +72,7 @@ def test_alter_shrinks_widens_and_hands_over_in_one_command_each() -> None:
 
 
 def test_alter_stale_rows_are_named_and_the_others_are_changed() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         state = term.replicated.state
         stale = change_of(row_of(state, 1), 1, 2, skew=(0, -1))
         foreign = change_of(row_of(state, 2), 1, 2)
@@ -86,7 +86,7 @@ def test_alter_stale_rows_are_named_and_the_others_are_changed() -> None:
 
 
 def test_alter_of_a_node_that_is_unknown_fenced_or_elsewhere_is_refused_typed() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         state = term.replicated.state
         change = change_of(row_of(state), 1, 2)
         for wrong, error in (
@@ -108,7 +108,7 @@ def test_alter_of_a_node_that_is_unknown_fenced_or_elsewhere_is_refused_typed() 
 
 
 def test_alter_of_a_node_that_is_fenced_meanwhile_is_told_to_register() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         proposed, gate = hold_proposals(term)
         call = asyncio.ensure_future(term.propose(0, 1, 2))
         await proposed.wait()
@@ -121,7 +121,7 @@ def test_alter_of_a_node_that_is_fenced_meanwhile_is_told_to_register() -> None:
 
 
 def test_alter_many_are_under_way_at_once_and_none_waits_for_another() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         waiting, propose = [], term.group.propose
 
         async def hold(command: bytes) -> object:
@@ -152,7 +152,7 @@ SETS = ((1, 2), (2, 3), (3, 1))
     ],
 )
 def test_alter_that_was_never_appended_says_so(refusal: KoinonError) -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         term.group.fate = lambda _: refusal
         with pytest.raises(type(refusal)):
             await term.propose(0, 1, 2)
@@ -162,7 +162,7 @@ def test_alter_that_was_never_appended_says_so(refusal: KoinonError) -> None:
 
 
 def test_alter_of_unknown_fate_stays_unknown() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         term.group.fate = lambda c: "lost" if isinstance(c, AlterPartitions) else None
         with pytest.raises(UnknownFateError):
             await term.propose(0, 1, 2)
@@ -172,7 +172,7 @@ def test_alter_of_unknown_fate_stays_unknown() -> None:
 
 def test_alter_while_the_term_ends_is_of_unknown_fate_and_refused_afterwards() -> None:
     async def whole() -> None:
-        term = Term(state=bootstrapped([(1, 2, 3)]))
+        term = LeaderContext(state=bootstrapped([(1, 2, 3)]))
         running = asyncio.ensure_future(term.leadership.run())
         await until(lambda: term.leadership.is_open)
         proposed, _ = hold_proposals(term)
@@ -188,7 +188,7 @@ def test_alter_while_the_term_ends_is_of_unknown_fate_and_refused_afterwards() -
 
 
 def test_alter_caller_who_gives_up_leaves_the_proposal_going() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         proposed, gate = hold_proposals(term)
         call = asyncio.ensure_future(term.propose(0, 1, 2))
         await proposed.wait()

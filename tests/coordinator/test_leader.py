@@ -27,16 +27,16 @@ from koinon_proto.contract.errors import (
 )
 from koinon_proto.contract.table import NodeNumber, NodeStatus, PartitionStatus
 
-from .support import Term, hold_proposals, request, run_term, until
+from .support import LeaderContext, hold_proposals, request, run_term, until
 
 
-def online(term: Term) -> int:
+def online(term: LeaderContext) -> int:
     rows = term.replicated.state.image().rows
     return sum(row.status is PartitionStatus.ONLINE for row in rows)
 
 
 def test_leader_fresh_group_creates_the_cluster_once() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         config = term.replicated.state.config
         assert config is not None
         assert len(config.cluster_id) == 32
@@ -48,7 +48,7 @@ def test_leader_fresh_group_creates_the_cluster_once() -> None:
 def test_leader_other_flags_than_the_replicated_are_warned_of_and_ignored(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         before = term.replicated.state.config
         term.bootstrap = BootstrapConfig(partition_count=16)
         later = asyncio.ensure_future(term.begin(2).run())
@@ -62,7 +62,7 @@ def test_leader_other_flags_than_the_replicated_are_warned_of_and_ignored(
 
 
 def test_leader_node_from_registration_to_online_partitions() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         registered = await term.register()
         assert (registered.node_number, registered.node_epoch) == (1, 1)
         await until(lambda: term.replicated.state.bootstrapped)
@@ -79,7 +79,7 @@ def test_leader_node_from_registration_to_online_partitions() -> None:
 
 
 def test_leader_bootstrap_waits_for_the_minimum_of_nodes() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         await term.register("n1")
         await term.pass_time(0.3)
         assert not term.replicated.state.bootstrapped
@@ -91,7 +91,7 @@ def test_leader_bootstrap_waits_for_the_minimum_of_nodes() -> None:
 
 
 def test_leader_confirmation_is_committed_before_the_first_acknowledgement() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         await term.register()
         term.group.fate = lambda c: (
             ResourceExhaustedError(resource="queue", limit=1)
@@ -112,7 +112,7 @@ def test_leader_confirmation_is_committed_before_the_first_acknowledgement() -> 
 
 
 def test_leader_cut_off_from_its_quorum_acknowledges_nothing_and_fences_nobody() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         await term.register()
         await term.heartbeat()
         for age in (0.5, None):
@@ -128,7 +128,7 @@ def test_leader_cut_off_from_its_quorum_acknowledges_nothing_and_fences_nobody()
 
 
 def test_leader_silent_node_is_fenced_by_one_command_and_comes_back() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         await term.register()
         answer = await term.heartbeat()
         await term.heartbeat(answer=answer)
@@ -150,7 +150,7 @@ def test_leader_silent_node_is_fenced_by_one_command_and_comes_back() -> None:
 
 
 def test_leader_fence_that_was_never_appended_is_proposed_again() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         await term.register()
         term.group.fate = lambda c: (
             ResourceExhaustedError(resource="queue", limit=1) if isinstance(c, FenceNode) else None
@@ -165,7 +165,7 @@ def test_leader_fence_that_was_never_appended_is_proposed_again() -> None:
 
 
 def test_leader_never_acknowledges_while_a_fence_is_under_way() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         await term.register()
         await term.heartbeat()
         term.group.fate = lambda c: "lost" if isinstance(c, FenceNode) else None
@@ -188,7 +188,7 @@ def test_leader_never_acknowledges_while_a_fence_is_under_way() -> None:
 
 
 def test_leader_paused_for_long_fences_nobody() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         await term.register()
         await term.heartbeat()
         term.clock.now += 10.0
@@ -200,7 +200,7 @@ def test_leader_paused_for_long_fences_nobody() -> None:
 
 
 def test_leader_registration_with_an_unknown_fate_is_retried_to_the_same_epoch() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         term.group.fate = lambda c: "lost" if isinstance(c, RegisterNode) else None
         with pytest.raises(NotLeaderError):
             await term.register()
@@ -216,7 +216,7 @@ def test_leader_registration_with_an_unknown_fate_is_retried_to_the_same_epoch()
 
 
 def test_leader_caller_of_a_registration_gives_up_the_session_is_opened_all_the_same() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         proposed, gate = hold_proposals(term)
         call = asyncio.ensure_future(term.register())
         await proposed.wait()
@@ -231,7 +231,7 @@ def test_leader_caller_of_a_registration_gives_up_the_session_is_opened_all_the_
 
 def test_leader_term_ends_while_a_registration_waits_the_node_is_sent_on() -> None:
     async def whole() -> None:
-        term = Term()
+        term = LeaderContext()
         running = asyncio.ensure_future(term.leadership.run())
         await until(lambda: term.leadership.is_open)
         proposed, _ = hold_proposals(term)
@@ -256,7 +256,7 @@ def test_leader_term_ends_while_a_registration_waits_the_node_is_sent_on() -> No
 def test_leader_registration_that_was_never_appended_can_be_tried_again(
     refusal: KoinonError,
 ) -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         await term.register()
         await term.heartbeat()
         term.clock.now += 1.2
@@ -272,7 +272,7 @@ def test_leader_registration_that_was_never_appended_can_be_tried_again(
 def test_leader_never_acknowledges_the_old_epoch_while_a_new_one_is_under_way() -> None:
     """Else the old process would hold a lease beside the new one."""
 
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         await term.register()
         await term.heartbeat()
         term.clock.now += 1.2
@@ -288,7 +288,7 @@ def test_leader_never_acknowledges_the_old_epoch_while_a_new_one_is_under_way() 
 
 
 def test_leader_refuses_another_cluster_by_both_ids() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         asked: Registration = request("n1")
         with pytest.raises(WrongClusterError) as refused:
             await term.leadership.register(asked, "elsewhere")
@@ -298,7 +298,7 @@ def test_leader_refuses_another_cluster_by_both_ids() -> None:
 
 
 def test_leave_beside_a_registration_does_not_end_the_new_session() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         await term.register()
         await until(lambda: term.replicated.state.bootstrapped)
         await term.heartbeat()
@@ -319,7 +319,7 @@ def test_leave_beside_a_registration_does_not_end_the_new_session() -> None:
 
 @pytest.mark.parametrize("stranger", ["", "made up"])
 def test_who_does_not_know_a_nodes_registration_does_not_speak_for_it(stranger: str) -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         await term.register(registration="its own")
         await until(lambda: term.replicated.state.bootstrapped)
         await term.heartbeat(registration_id="its own")
@@ -339,7 +339,7 @@ def test_who_does_not_know_a_nodes_registration_does_not_speak_for_it(stranger: 
 
 
 def test_node_of_a_build_that_names_no_registration_speaks_for_itself() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         await term.register(registration="its own")
         await until(lambda: term.replicated.state.bootstrapped)
         await term.heartbeat()

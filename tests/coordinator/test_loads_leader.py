@@ -21,40 +21,40 @@ from koinon_proto.contract.errors import (
 )
 
 from .load_states import ABORTED, DONE, MERGING, OPEN, commit_load, small_state
-from .support import Term, hold_proposals, run_term, settled, until
+from .support import LeaderContext, hold_proposals, run_term, settled, until
 
 APPEND = int(LoadMode.APPEND)
 TIMEOUT_MS = 10_000
 
 
-def with_term(test: Callable[[Term], Awaitable[None]]) -> Term:
+def with_term(test: Callable[[LeaderContext], Awaitable[None]]) -> LeaderContext:
     return run_term(test, state=small_state())
 
 
-async def opened(term: Term, job_id: str = "job", timeout_ms: int = TIMEOUT_MS) -> int:
+async def opened(term: LeaderContext, job_id: str = "job", timeout_ms: int = TIMEOUT_MS) -> int:
     wish = LoadWish(job_id=job_id, mode=APPEND, timeout_ms=timeout_ms)
     outcome = await term.leadership.loading.open(wish, "")
     assert outcome.state is OPEN
     return outcome.load_id
 
 
-async def touch(term: Term, load_id: int, **staged: int) -> LoadState:
+async def touch(term: LeaderContext, load_id: int, **staged: int) -> LoadState:
     given: dict[str, Any] = {"attempt": 0, "rows": 0, "size_bytes": 0, **staged}
     return await term.leadership.loading.touch(load_id, "", **given)
 
 
-async def pass_time(term: Term, seconds: float) -> None:
+async def pass_time(term: LeaderContext, seconds: float) -> None:
     """The nodes stay alive, and the leader ticks."""
     await term.live(seconds, "n1", "n2", "n3")
 
 
-def state_of(term: Term, load_id: int) -> LoadState:
+def state_of(term: LeaderContext, load_id: int) -> LoadState:
     load = term.replicated.state.loads.get(load_id)
     assert load is not None
     return load.state
 
 
-async def next_term(term: Term) -> asyncio.Task[None]:
+async def next_term(term: LeaderContext) -> asyncio.Task[None]:
     """Another leader, over the same state."""
     running = asyncio.ensure_future(term.begin(2).run())
     await until(lambda: term.leadership.is_open)
@@ -62,7 +62,7 @@ async def next_term(term: Term) -> asyncio.Task[None]:
 
 
 def test_leader_takes_a_load_through_its_life() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         loading = term.leadership.loading
         load_id = await opened(term)
         assert await touch(term, load_id, attempt=7, rows=60, size_bytes=900) is OPEN
@@ -82,7 +82,7 @@ def test_leader_takes_a_load_through_its_life() -> None:
 
 
 def test_leader_repeated_calls_propose_nothing() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         loading = term.leadership.loading
         load_id = await opened(term)
         assert await opened(term) == load_id
@@ -97,7 +97,7 @@ def test_leader_repeated_calls_propose_nothing() -> None:
 
 
 def test_leader_two_calls_at_once_for_one_job_open_one_load() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         proposed, gate = hold_proposals(term)
         calls = [asyncio.ensure_future(opened(term)) for _ in range(2)]
         await proposed.wait()
@@ -110,7 +110,7 @@ def test_leader_two_calls_at_once_for_one_job_open_one_load() -> None:
 
 
 def test_leader_commit_that_an_abort_overtakes_is_refused_as_closed() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         loading = term.leadership.loading
         load_id = await opened(term)
         proposed, gate = hold_proposals(term)
@@ -129,7 +129,7 @@ def test_leader_commit_that_an_abort_overtakes_is_refused_as_closed() -> None:
 def test_leader_aborts_a_load_that_nobody_touches_and_says_why(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         left, kept = await opened(term, "left"), await opened(term, "kept")
         for _ in range(4):
             await pass_time(term, 2.0)
@@ -149,7 +149,7 @@ def test_leader_aborts_a_load_that_nobody_touches_and_says_why(
 
 
 def test_leader_opening_a_known_job_again_is_a_sign_of_life() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         load_id = await opened(term)
         await pass_time(term, 8.0)
         await opened(term)
@@ -160,7 +160,7 @@ def test_leader_opening_a_known_job_again_is_a_sign_of_life() -> None:
 
 
 def test_leader_committed_load_is_never_aborted_however_long_it_takes() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         load_id = await opened(term)
         await term.leadership.loading.commit(commit_load(load_id), "")
         await pass_time(term, 30.0)
@@ -170,7 +170,7 @@ def test_leader_committed_load_is_never_aborted_however_long_it_takes() -> None:
 
 
 def test_new_leader_gives_an_open_load_its_full_time_again() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         load_id = await opened(term)
         await touch(term, load_id, attempt=7, rows=60)
         await pass_time(term, 8.0)
@@ -187,7 +187,7 @@ def test_new_leader_gives_an_open_load_its_full_time_again() -> None:
 
 
 def test_leader_abort_that_was_not_appended_is_proposed_again() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         load_id = await opened(term)
         full = ResourceExhaustedError(resource="proposals", limit=1)
         refused: list[AbortLoad] = []
@@ -207,7 +207,7 @@ def test_leader_abort_that_was_not_appended_is_proposed_again() -> None:
 
 
 def test_leader_abort_of_unknown_fate_is_not_proposed_again() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         await opened(term)
         propose = term.group.propose
 
@@ -222,7 +222,7 @@ def test_leader_abort_of_unknown_fate_is_not_proposed_again() -> None:
 
 
 def test_leader_shows_what_is_staged_and_for_how_long_a_load_was_left() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         load_id = await opened(term)
         await touch(term, load_id, attempt=7, rows=60, size_bytes=900)
         await touch(term, load_id, attempt=8, rows=5, size_bytes=100)
@@ -238,7 +238,7 @@ def test_leader_shows_what_is_staged_and_for_how_long_a_load_was_left() -> None:
 
 
 def test_leader_waits_for_what_was_committed_before_it_calls_a_load_unknown() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         asked: list[int] = []
 
         async def behind() -> int:
@@ -272,7 +272,7 @@ def test_leader_waits_for_what_was_committed_before_it_calls_a_load_unknown() ->
 
 
 def test_leader_refuses_a_caller_of_another_cluster() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         loading, load_id = term.leadership.loading, await opened(term)
         wish = LoadWish(job_id="j", mode=APPEND)
         for call in (
@@ -292,7 +292,7 @@ def test_leader_refuses_a_caller_of_another_cluster() -> None:
 
 
 def test_leader_open_of_unknown_fate_says_so_and_its_repetition_finds_the_load() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         term.group.fate = lambda c: "lost" if isinstance(c, OpenLoad) else None
         with pytest.raises(UnknownFateError):
             await opened(term)

@@ -16,7 +16,7 @@ from koinon_coordinator.metrics import RowCounts, bytes_remaining, count_rows
 from koinon_proto.contract.table import NodeNumber, PartitionId, PartitionStatus
 
 from .states import alter, applied, moving
-from .support import Term, bootstrapped, fence, run_term
+from .support import LeaderContext, bootstrapped, fence, run_term
 
 THREE = [(1, 2, 3)] * 4
 
@@ -106,7 +106,7 @@ def test_pace_falls_when_nothing_comes() -> None:
 
 
 def test_fences_are_counted_and_received_bytes_paced() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         await term.register("n1")
         await term.heartbeat("n1")
         assert term.leadership.members.fences == 0

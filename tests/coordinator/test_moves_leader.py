@@ -43,8 +43,8 @@ from koinon_proto.contract.table import NO_NODE, NodeNumber, NodeStatus, Partiti
 from .states import force, record_of, row_of
 from .support import (
     TIMING,
+    LeaderContext,
     T,
-    Term,
     bootstrapped,
     fence,
     hold_proposals,
@@ -66,13 +66,13 @@ def with_newcomer(replicas: Sequence[tuple[int, ...]] = THREE) -> ClusterState:
     return state
 
 
-async def execute(term: Term, wish: PlanWish) -> str:
+async def execute(term: LeaderContext, wish: PlanWish) -> str:
     planned = await term.leadership.operations.plan(wish)
     await term.leadership.operations.execute(wish, planned.plan.plan_id)
     return planned.plan.plan_id
 
 
-async def carry_out(term: Term, *node_ids: str) -> None:
+async def carry_out(term: LeaderContext, *node_ids: str) -> None:
     """What the nodes do: copy, widen, hand over, take over, until no moves are left. Every node
     that is named lives.
     """
@@ -93,11 +93,11 @@ async def carry_out(term: Term, *node_ids: str) -> None:
     raise AssertionError(dict(term.replicated.state.moves))
 
 
-def rows(term: Term) -> tuple[PartitionRow, ...]:
+def rows(term: LeaderContext) -> tuple[PartitionRow, ...]:
     return term.replicated.state.image().rows
 
 
-def counts(term: Term) -> dict[int, int]:
+def counts(term: LeaderContext) -> dict[int, int]:
     numbers = [n for row in rows(term) for n in row.replicas]
     return {int(n): numbers.count(n) for n in sorted(set(numbers))}
 
@@ -106,7 +106,7 @@ def counts(term: Term) -> dict[int, int]:
 
 
 def test_rebalance_onto_a_new_node_is_planned_shown_and_carried_out() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         planned = await term.leadership.operations.plan(REBALANCE)
         assert await term.leadership.operations.plan(REBALANCE) == planned
         assert (len(planned.plan.moves), term.group.proposed) == (3, [])
@@ -123,7 +123,7 @@ def test_rebalance_onto_a_new_node_is_planned_shown_and_carried_out() -> None:
 
 
 def test_plan_that_does_not_fit_any_more_is_refused_by_both_ids() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         operations = term.leadership.operations
         old = (await operations.plan(REBALANCE)).plan.plan_id
         term.replicated.state.apply(register("n5"))
@@ -139,7 +139,7 @@ def test_plan_that_does_not_fit_any_more_is_refused_by_both_ids() -> None:
 
 
 def test_plan_whose_rows_change_while_it_is_proposed_is_refused_as_stale() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         operations = term.leadership.operations
         plan_id = (await operations.plan(REBALANCE)).plan.plan_id
         proposed, gate = hold_proposals(term)
@@ -168,7 +168,7 @@ def test_plan_is_made_beside_the_loop_and_anew_if_the_state_changes_meanwhile(
         assert may_end.wait(5), "nothing else ran meanwhile"
         return planned(task)
 
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         state, operations = term.replicated.state, term.leadership.operations
         plan_id = plan(state, REBALANCE).plan.plan_id
         del term.leadership._term.computed
@@ -191,7 +191,7 @@ def test_plan_is_made_beside_the_loop_and_anew_if_the_state_changes_meanwhile(
 
 
 def test_drain_marks_the_node_first_empties_it_and_lets_it_leave() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         operations = term.leadership.operations
         with pytest.raises(MembershipChangeError, match="n1 is still a replica of 4 partitions"):
             await operations.set_node_status("n1", NodeStatus.LEFT)
@@ -209,7 +209,7 @@ def test_drain_marks_the_node_first_empties_it_and_lets_it_leave() -> None:
 
 
 def test_drain_that_cannot_move_anything_is_refused_and_leaves_the_node_as_it_is() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         wish = PlanWish(kind=PlanKind.DRAIN, node_id="n1")
         planned = await term.leadership.operations.plan(wish)
         assert planned.plan.refusals
@@ -221,7 +221,7 @@ def test_drain_that_cannot_move_anything_is_refused_and_leaves_the_node_as_it_is
 
 
 def test_replace_gives_every_place_of_a_node_to_another_and_the_old_one_gets_no_more() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         await execute(term, PlanWish(kind=PlanKind.REPLACE, node_id="n2", with_node_id="n4"))
         await carry_out(term, "n1", "n2", "n3", "n4")
         assert [row.replicas for row in rows(term)] == [
@@ -236,7 +236,7 @@ def test_replace_gives_every_place_of_a_node_to_another_and_the_old_one_gets_no_
 def test_replication_factor_is_set_first_and_rows_follow(
     before: list[tuple[int, ...]], factor: int
 ) -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         wish = PlanWish(kind=PlanKind.REPLICATION_FACTOR, replication_factor=factor)
         await execute(term, wish)
         kinds = [type(c) for c in term.group.proposed]
@@ -254,7 +254,7 @@ def test_replication_factor_is_set_first_and_rows_follow(
 
 
 def test_moves_are_reported_with_progress_and_what_they_wait_for() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         operations = term.leadership.operations
         await operations.set_moves(moves_per_node=1)
         plan_id = await execute(term, REBALANCE)
@@ -278,7 +278,7 @@ def test_moves_are_reported_with_progress_and_what_they_wait_for() -> None:
     run_term(test, state=with_newcomer())
 
 
-async def beat(term: Term, node_id: str, *progress: Progress) -> None:
+async def beat(term: LeaderContext, node_id: str, *progress: Progress) -> None:
     await term.leadership.heartbeat(
         cluster_id="",
         node_id=node_id,
@@ -290,7 +290,7 @@ async def beat(term: Term, node_id: str, *progress: Progress) -> None:
 
 
 def test_moves_progress_of_a_node_that_is_fenced_is_forgotten() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         mover = term.leadership.mover
         copying = Progress(partition_id=P0, stage=Stage.SNAPSHOT, bytes=3, bytes_total=10)
         for node_id in ("n3", "n4"):
@@ -305,7 +305,7 @@ def test_moves_progress_of_a_node_that_is_fenced_is_forgotten() -> None:
 
 
 def test_moves_paused_stand_still_and_go_on_when_resumed() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         operations = term.leadership.operations
         assert (await operations.set_moves(paused=True)).paused
         await execute(term, REBALANCE)
@@ -321,7 +321,7 @@ def test_moves_paused_stand_still_and_go_on_when_resumed() -> None:
 
 
 def test_moves_cancelled_are_dropped_or_turned_back_and_counted() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         operations = term.leadership.operations
         assert await operations.cancel([]) == (0, 0)
         await operations.set_moves(moves_per_node=1)
@@ -335,7 +335,7 @@ def test_moves_cancelled_are_dropped_or_turned_back_and_counted() -> None:
 
 
 def test_moves_have_one_proposal_under_way_at_most() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         under_way, most, propose = 0, 0, term.group.propose
 
         async def count(command: bytes) -> object:
@@ -360,7 +360,7 @@ def test_moves_have_one_proposal_under_way_at_most() -> None:
 
 
 def test_moves_whose_command_was_never_appended_go_on_later() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         refused = 0
 
         def fate(command: object) -> ResourceExhaustedError | None:
@@ -381,7 +381,7 @@ def test_moves_whose_command_was_never_appended_go_on_later() -> None:
 def test_moves_command_that_is_refused_is_not_proposed_again_in_the_same_state(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         apply = term.replicated.apply
 
         def swallow(index: int, command: bytes) -> object:
@@ -411,7 +411,7 @@ def test_moves_survive_a_defect_of_the_planner(
         failures.append(1)
         raise ConfigurationError(reason="x") if len(failures) > 2 else ValueError("defect")
 
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         with monkeypatch.context() as patch:
             patch.setattr("koinon_coordinator.leader.mover.next_step", fails)
             await execute(term, REBALANCE)
@@ -423,7 +423,7 @@ def test_moves_survive_a_defect_of_the_planner(
 
 
 def test_moves_go_on_under_the_next_leader() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         await term.leadership.operations.set_moves(paused=True)
         await execute(term, REBALANCE)
         old = term.leadership
@@ -442,7 +442,7 @@ def test_moves_go_on_under_the_next_leader() -> None:
 
 
 def test_operators_request_of_unknown_fate_says_so() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         term.group.fate = lambda _: "lost"
         with pytest.raises(UnknownFateError):
             await term.leadership.operations.set_moves(moves_per_node=2)
@@ -454,7 +454,7 @@ def test_operators_request_of_unknown_fate_says_so() -> None:
 
 
 def test_move_to_a_node_that_stays_away_is_turned_back_after_half_a_minute() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         await execute(term, REBALANCE)
         await settled()
         await term.live(25, "n1", "n2", "n3")  # n4 is fenced after 1.5 s
@@ -478,7 +478,7 @@ def away(rereplicate_after_ms: int, replicas: Sequence[tuple[int, ...]] = THREE)
 def test_node_that_stays_away_is_replaced_and_finds_nothing_of_its_own_left(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         others = ("n1", "n2", "n4")
         await term.live(6, *others)
         assert term.count(AcceptPlan) == 0
@@ -498,7 +498,7 @@ def test_node_that_stays_away_is_replaced_and_finds_nothing_of_its_own_left(
 
 @pytest.mark.parametrize("after_ms", [0, 600_000])
 def test_node_that_is_not_away_for_long_enough_keeps_its_replicas(after_ms: int) -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         await term.live(20, "n1", "n2", "n4")
         assert term.count(AcceptPlan) == 0
 
@@ -506,7 +506,7 @@ def test_node_that_is_not_away_for_long_enough_keeps_its_replicas(after_ms: int)
 
 
 def test_node_that_comes_back_before_its_moves_have_begun_keeps_its_replicas() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         await term.leadership.operations.set_moves(moves_per_node=1)
         await term.live(8, "n1", "n2", "n4")
         queued = [m for m in term.replicated.state.moves.values() if not m.running]
@@ -521,7 +521,7 @@ def test_node_that_comes_back_before_its_moves_have_begun_keeps_its_replicas() -
 
 
 def test_node_that_comes_back_while_its_replacement_is_planned_keeps_its_replicas() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         begun, gate = asyncio.Event(), asyncio.Event()
 
         async def held(work: Callable[[], T]) -> T:
@@ -542,7 +542,7 @@ def test_node_that_comes_back_while_its_replacement_is_planned_keeps_its_replica
 def test_lost_node_without_anyone_to_replace_it_is_tried_again_when_a_node_comes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         await term.live(15, "n1", "n2")
         assert term.count(AcceptPlan) == 0
         assert sum("re-replication refused" in r.message for r in caplog.records) == 1
@@ -556,7 +556,7 @@ def test_lost_node_without_anyone_to_replace_it_is_tried_again_when_a_node_comes
 
 
 def test_leader_that_has_just_begun_counts_from_its_beginning() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         await term.live(4, "n1", "n2", "n4")
         assert term.count(AcceptPlan) == 0
         await term.live(3, "n1", "n2", "n4")
@@ -571,7 +571,7 @@ def test_leader_that_has_just_begun_counts_from_its_beginning() -> None:
 
 
 def test_restore_primaries_asks_for_those_that_can_lead() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         operations = term.leadership.operations
         assert await operations.restore_primaries() == 0
         await term.propose(0, to=2)
@@ -584,7 +584,7 @@ def test_restore_primaries_asks_for_those_that_can_lead() -> None:
 def test_force_primary_elects_by_name_and_is_logged_as_what_it_is(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         state = term.replicated.state
         await term.propose(0, 1, 2)
         fence(state, 1)
@@ -607,7 +607,7 @@ def test_force_primary_elects_by_name_and_is_logged_as_what_it_is(
 
 
 def test_force_primary_that_another_operator_was_quicker_with_is_refused() -> None:
-    async def test(term: Term) -> None:
+    async def test(term: LeaderContext) -> None:
         state = term.replicated.state
         await term.propose(0, 1, 2)
         for number in (1, 2):

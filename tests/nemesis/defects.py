@@ -10,7 +10,7 @@ from typing import Any
 
 from koinon_node.core import records
 from koinon_node.core.lease import Lease
-from koinon_node.primary.page_reader import Pages
+from koinon_node.primary.page_reader import PageReader
 from koinon_node.storage.store import Range
 from tests.simulation.mutants import MUTANTS, Mutant, replace_method
 
@@ -45,13 +45,13 @@ def _forget_deletes_in_catch_up() -> None:
     """
 
     def make(message: Any) -> Any:
-        def without_tombstones(self: Pages, page: Range) -> Any:
+        def without_tombstones(self: PageReader, page: Range) -> Any:
             rows = [row for row in page.rows if not records.decode_record(row[1]).tombstone]
             return message(self, page._replace(rows=rows))
 
         return without_tombstones
 
-    replace_method(Pages, "_message", make)
+    replace_method(PageReader, "_message", make)
 
 
 _add("holds-its-lease-too-long", _holds_its_lease_too_long)

@@ -9,7 +9,7 @@ import numpy as np
 
 from koinon_node.config import Limits
 from koinon_node.core.commit_group import CommitGroup, Ticket
-from koinon_node.core.disk_health import OwnDisk
+from koinon_node.core.disk_health import DiskHealth
 from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.storage.store import Store
 from koinon_node.storage.writer import Writer, WriterChannel
@@ -87,4 +87,4 @@ def lone_writer(
     """Return a writer that nothing is replicated from."""
     pending = PendingWrites("n1")
     flow = _Alone(pending)
-    return Writer(store, pending, flow, OwnDisk(), limits or Limits(), on_failure, channel)
+    return Writer(store, pending, flow, DiskHealth(), limits or Limits(), on_failure, channel)

@@ -18,10 +18,10 @@ import numpy as np
 from koinon_node.config import Limits, StoreConfig
 from koinon_node.core.assignment import Adoption, ServedPartitions
 from koinon_node.core.commit_group import GroupFrame, TicketFrame
-from koinon_node.core.disk_health import OwnDisk
+from koinon_node.core.disk_health import DiskHealth
 from koinon_node.core.lease import NO_LEASE, Lease
 from koinon_node.core.pending_writes import PendingWrites
-from koinon_node.core.recent_writes import Journal
+from koinon_node.core.recent_writes import RecentWrites
 from koinon_node.core.records import U32Array
 from koinon_node.core.write_decisions import Primaries
 from koinon_node.ports import RowChange
@@ -289,11 +289,11 @@ class Bench:
         self.primaries = Primaries(
             self.copies.complete_through, self.copies.purge_floors, limits.tombstone_ms
         )
-        self.journal = Journal(self.copies.journal_floors())
+        self.journal = RecentWrites(self.copies.journal_floors())
         self.coordinator = NoCoordinator()
         self.ready: list[Adoption] = []
         self.sizes = SizeEstimates()
-        disk = OwnDisk()
+        disk = DiskHealth()
         self.completion = Completion(
             self.state,
             self.store,

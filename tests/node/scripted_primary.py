@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from koinon_node.backup.catch_up import crc_of
-from koinon_node.backup.drop import Drops
+from koinon_node.backup.drop import CopyDropper
 from koinon_node.backup.follower import Follower
 from koinon_node.config import Limits, StoreConfig
 from koinon_node.core import records
@@ -21,7 +21,7 @@ from koinon_node.core.assignment import ServedPartitions
 from koinon_node.core.copies import Copies, CopyState
 from koinon_node.core.epoch_history import Lineage, common_point
 from koinon_node.core.lease import Lease
-from koinon_node.core.recent_writes import Journal
+from koinon_node.core.recent_writes import RecentWrites
 from koinon_node.core.records import EpochStart, PartitionEpochs, Record
 from koinon_node.ports import PeerLostError
 from koinon_node.state import NodeState, WallClock
@@ -418,7 +418,7 @@ class Rig:
         self.now = 100.0
         self.state = NodeState("n1", lambda: self.now)
         self.state.lease = Lease(node_epoch=1, until_s=1e9)
-        self.journal = Journal(copies.journal_floors())
+        self.journal = RecentWrites(copies.journal_floors())
         self.wall = WallClock()
         self.follower = Follower(
             self.state,
@@ -432,7 +432,7 @@ class Rig:
             random.Random(7),
             self.wall,
         )
-        self.drops = Drops(self.state, store, self.follower.applier, copies)
+        self.drops = CopyDropper(self.state, store, self.follower.applier, copies)
 
     def publish(self, table: Table, node_epoch: int = 1) -> None:
         """What the agent's thread does before the loop hears of it."""

@@ -15,9 +15,9 @@ from koinon_node.core.replica_sync import (
     BadMessageError,
     Fate,
     Followed,
-    Following,
     Opened,
     Rank,
+    ReplicaSync,
     Sent,
     Stage,
     Step,
@@ -37,7 +37,7 @@ def never_seen(_: int) -> int:
     return 0
 
 
-def opened(following: Following, answer: Opened, step: Step) -> Followed:
+def opened(following: ReplicaSync, answer: Opened, step: Step) -> Followed:
     """Open partition 0 and take the answer."""
     following.want({0: Want(5, 5, Rank.IN_SYNC)})
     following.open(following.partitions[0], Sent(0, CopyState.USABLE), 0.0)
@@ -145,7 +145,7 @@ def test_first_step_common_point_above_what_is_held_is_refused() -> None:
 
 
 def test_batch_fates_by_stage() -> None:
-    following = Following()
+    following = ReplicaSync()
     assert following.fate_of(0, 5, E5, E5 + 1)[0] is Fate.IGNORE
     following.want({0: Want(5, 5, Rank.IN_SYNC)})
     assert following.fate_of(0, 5, E5, E5 + 1)[0] is Fate.IGNORE
@@ -164,7 +164,7 @@ def test_batch_fates_by_stage() -> None:
 
 @pytest.mark.parametrize("previous", [E5 + 1, E5 + 3])
 def test_batch_that_does_not_follow_the_one_before_is_a_gap(previous: int) -> None:
-    following = Following()
+    following = ReplicaSync()
     followed = opened(following, Opened(stream_from=E5 + 2), Step.JOIN)
     followed.take(Step.POSITION)
     assert following.fate_of(0, 5, previous, previous + 1)[0] is Fate.GAP
@@ -172,13 +172,13 @@ def test_batch_that_does_not_follow_the_one_before_is_a_gap(previous: int) -> No
 
 
 def test_first_batch_of_an_epoch_follows_what_came_before_the_epoch() -> None:
-    following = Following()
+    following = ReplicaSync()
     opened(following, Opened(stream_from=77), Step.JOIN)
     assert following.fate_of(0, 5, E5, E5 + 1)[0] is Fate.KEEP_BACK
 
 
 def test_kept_back_too_much_is_dropped_and_no_position_follows() -> None:
-    following = Following()
+    following = ReplicaSync()
     followed = opened(following, Opened(stream_from=E5), Step.JOIN)
     for number in range(6):
         if following.fate_of(0, 5, E5 + number, E5 + number + 1)[0] is Fate.KEEP_BACK:
@@ -190,7 +190,7 @@ def test_kept_back_too_much_is_dropped_and_no_position_follows() -> None:
 
 
 def test_position_waits_for_what_was_pulled() -> None:
-    following = Following()
+    following = ReplicaSync()
     followed = opened(following, Opened(stream_from=E5), Step.PULL)
     followed.pulled(E5 + 3, 1, 10)
     followed.take(Step.JOIN)
@@ -203,7 +203,7 @@ def test_position_waits_for_what_was_pulled() -> None:
 
 
 def test_partition_is_not_opened_again_before_it_was_answered() -> None:
-    following = Following()
+    following = ReplicaSync()
     following.want({0: Want(5, 5, Rank.IN_SYNC)})
     following.open(following.partitions[0], Sent(0, CopyState.USABLE), 0.0)
     ended, changed = following.want({0: Want(6, 6, Rank.IN_SYNC)})
@@ -215,7 +215,7 @@ def test_partition_is_not_opened_again_before_it_was_answered() -> None:
 
 
 def test_row_that_changes_only_who_is_in_sync_ends_nothing() -> None:
-    following = Following()
+    following = ReplicaSync()
     followed = opened(following, Opened(stream_from=E5), Step.JOIN)
     assert following.want({0: Want(5, 6, Rank.SETTLED)}) == ([], [])
     assert followed.stage is Stage.JOINING

@@ -13,7 +13,7 @@ import pytest
 from koinon_node.config import Limits
 from koinon_node.core import proposals
 from koinon_node.core.assignment import Adoption
-from koinon_node.core.disk_health import OwnDisk
+from koinon_node.core.disk_health import DiskHealth
 from koinon_proto.contract.errors import StorageFullError, UnavailableError, UnknownFateError
 from koinon_proto.contract.table import NO_NODE
 from koinon_proto.v1 import replication_pb2 as wire
@@ -357,7 +357,7 @@ def test_primary_puts_out_a_follower_that_says_that_it_leaves(tmp_path: Path) ->
 
 
 def test_pause_of_the_process_is_not_its_disk() -> None:
-    disk = OwnDisk()
+    disk = DiskHealth()
     disk.handed_over(1, 0.0)
     for now in (0.1, 0.2, 9.0):
         disk.look(now, 1.5)
@@ -371,7 +371,7 @@ def test_pause_of_the_process_is_not_its_disk() -> None:
 
 
 def test_disk_tells_the_median_of_its_last_minute() -> None:
-    disk = OwnDisk()
+    disk = DiskHealth()
     for group, took_s in enumerate((0.1, 0.2, 5.0), 1):
         disk.handed_over(group, 10.0 * group)
         disk.answered(group, 10.0 * group + took_s)

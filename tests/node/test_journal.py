@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from koinon_node.core.recent_writes import Journal
+from koinon_node.core.recent_writes import RecentWrites
 
 
-def append(journal: Journal, *rows: tuple[int, int, bytes]) -> None:
+def append(journal: RecentWrites, *rows: tuple[int, int, bytes]) -> None:
     journal.append(
         np.array([row[0] for row in rows], np.uint32),
         np.array([row[1] for row in rows], np.uint64),
@@ -18,7 +18,7 @@ def append(journal: Journal, *rows: tuple[int, int, bytes]) -> None:
 
 
 def test_journal_knows_nothing_of_before_it_began() -> None:
-    journal = Journal(np.array([7, 0], np.uint64))
+    journal = RecentWrites(np.array([7, 0], np.uint64))
     append(journal, (0, 8, b"a"), (1, 1, b"b"), (0, 9, b"c"), (0, 10, b"a"))
     assert journal.since(0, 6) is None
     assert journal.since(0, 7) == [b"a", b"c"]
@@ -27,7 +27,7 @@ def test_journal_knows_nothing_of_before_it_began() -> None:
 
 
 def test_journal_reset_forgets_what_was_entered() -> None:
-    journal = Journal(np.zeros(2, np.uint64))
+    journal = RecentWrites(np.zeros(2, np.uint64))
     append(journal, (0, 50, b"other lineage"), (1, 3, b"b"))
     journal.reset(0, 20)
     append(journal, (0, 21, b"a"))
@@ -39,7 +39,7 @@ def test_journal_reset_forgets_what_was_entered() -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 2), max_size=9), max_size=12), st.integers(1, 7))
 def test_journal_answers_all_or_that_it_does_not_know(chunks: list[list[int]], size: int) -> None:
-    journal = Journal(np.zeros(3, np.uint64), size)
+    journal = RecentWrites(np.zeros(3, np.uint64), size)
     written: list[tuple[int, int, bytes]] = []
     for chunk in chunks:
         rows = [

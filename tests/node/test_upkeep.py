@@ -13,7 +13,7 @@ import pytest
 
 from koinon_node.core import records
 from koinon_node.storage import index_sweeper
-from koinon_node.storage.index_sweeper import Made
+from koinon_node.storage.index_sweeper import StepResult
 from koinon_proto.contract.errors import StorageFullError, UnknownFateError
 from koinon_proto.v1 import replication_pb2 as wire
 from tests.node.held_writer import Bench, row_of
@@ -24,15 +24,15 @@ from tests.node.scripted_primary import Rig, ScriptedPrimary, a_row, a_table, fo
 FULL = StorageFullError(node_id="n1", reason="no room")
 
 
-GOES_ON, IN_VAIN, ENDS = Made(True, True), Made(True, False), Made(False, False)
+GOES_ON, IN_VAIN, ENDS = StepResult(True, True), StepResult(True, False), StepResult(False, False)
 
 
-def steps_of(answers: list[Made | Exception]) -> tuple[list[int], list[float]]:
+def steps_of(answers: list[StepResult | Exception]) -> tuple[list[int], list[float]]:
     """Return how many entries each step looked at, that came to this, and the pauses after them."""
     sizes: list[int] = []
     pauses: list[float] = []
 
-    async def step(rows: int) -> Made:
+    async def step(rows: int) -> StepResult:
         if len(sizes) == len(answers):
             raise asyncio.CancelledError
         sizes.append(rows)
@@ -52,7 +52,7 @@ def steps_of(answers: list[Made | Exception]) -> tuple[list[int], list[float]]:
     return sizes, pauses
 
 
-def sizes_of(answers: list[Made | Exception]) -> list[int]:
+def sizes_of(answers: list[StepResult | Exception]) -> list[int]:
     return steps_of(answers)[0]
 
 
@@ -83,7 +83,9 @@ def test_steps_go_on_after_an_error() -> None:
     assert sizes_of([GOES_ON, UnknownFateError(reason="late"), GOES_ON]) == [4, 8, 4]
 
 
-async def many_steps(step: Callable[[int], Awaitable[Made]], done: Callable[[], bool]) -> None:
+async def many_steps(
+    step: Callable[[int], Awaitable[StepResult]], done: Callable[[], bool]
+) -> None:
     """Make steps until it is ``done``."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(index_sweeper, "_PAUSE_S", 0.0)

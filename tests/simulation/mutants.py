@@ -23,15 +23,15 @@ from koinon_coordinator.core.cluster import election, members, state
 from koinon_coordinator.core.cluster.commands import AlterPartitions
 from koinon_coordinator.leader import membership
 from koinon_node.backup import primary_stream
-from koinon_node.backup.catch_up import Puller
+from koinon_node.backup.catch_up import Fetcher
 from koinon_node.bulk_load import staging
 from koinon_node.core import chunk_keys, replica_sync, replica_tracker
 from koinon_node.core.copies import CopyState
 from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.core.proposals import Proposals, Why
 from koinon_node.core.records import NO_SEQUENCE, PartitionEpochs
-from koinon_node.core.replica_sync import Following, Step
-from koinon_node.core.replica_tracker import Leading
+from koinon_node.core.replica_sync import ReplicaSync, Step
+from koinon_node.core.replica_tracker import ReplicaTracker
 from koinon_node.serving.expiry import Reclaimer
 from koinon_node.state import NodeState
 from koinon_node.storage import merge_steps
@@ -84,18 +84,18 @@ def replace_method(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
 
 @mutant
 def acknowledges_without_its_followers() -> None:
-    replace_method(Leading, "covers", lambda _: lambda *_: True)
+    replace_method(ReplicaTracker, "covers", lambda _: lambda *_: True)
 
 
 @mutant
 def waits_only_for_followers_that_are_connected() -> None:
     def make(missing: Any) -> Any:
-        def connected(self: Leading, touched: Any, lasts: Any) -> Any:
+        def connected(self: ReplicaTracker, touched: Any, lasts: Any) -> Any:
             return missing(self, touched, lasts) & self.positioned[:, touched]
 
         return connected
 
-    replace_method(Leading, "missing", make)
+    replace_method(ReplicaTracker, "missing", make)
 
 
 @mutant
@@ -124,7 +124,7 @@ def hands_over_without_stopping() -> None:
 
 @mutant
 def hands_over_without_draining() -> None:
-    replace_method(Leading, "drained", lambda _: lambda *_: True)
+    replace_method(ReplicaTracker, "drained", lambda _: lambda *_: True)
 
 
 @mutant
@@ -169,7 +169,7 @@ def reads_what_is_not_complete() -> None:
 
 @mutant
 def purges_tombstones_that_followers_lack() -> None:
-    def bounds(self: Leading, partition_ids: Any) -> Any:
+    def bounds(self: ReplicaTracker, partition_ids: Any) -> Any:
         return np.full(len(partition_ids), NO_SEQUENCE, np.uint64)
 
     def make(purge: Any) -> Any:
@@ -182,7 +182,7 @@ def purges_tombstones_that_followers_lack() -> None:
 
         return forgetful
 
-    replace_method(Leading, "purge_bounds", lambda _: bounds)
+    replace_method(ReplicaTracker, "purge_bounds", lambda _: bounds)
     replace_method(Reclaimer, "_purge", make)
 
 
@@ -196,10 +196,10 @@ def leads_on_with_a_disk_that_hangs() -> None:
 
 @mutant
 def gives_up_what_it_leads_for_a_disk_that_all_share() -> None:
-    def anybody(self: Leading, sent_at: float, within_s: float) -> Any:
+    def anybody(self: ReplicaTracker, sent_at: float, within_s: float) -> Any:
         return np.ones(len(self.live), np.bool_)
 
-    replace_method(Leading, "durable_since", lambda _: anybody)
+    replace_method(ReplicaTracker, "durable_since", lambda _: anybody)
     replace_method(membership.Members, "_hanging", lambda _: lambda _: frozenset())
 
 
@@ -208,19 +208,19 @@ def gives_up_what_it_leads_for_a_disk_that_is_hardly_faster() -> None:
     def make(durable_since: Any) -> Any:
         return lambda self, sent_at, within_s: durable_since(self, sent_at, np.inf)
 
-    replace_method(Leading, "durable_since", make)
+    replace_method(ReplicaTracker, "durable_since", make)
     replace_method(membership.Members, "_hanging", lambda _: lambda _: frozenset())
 
 
 @mutant
 def waits_for_followers_that_it_does_not_hear() -> None:
     def make(_: Any) -> Any:
-        def late(self: Leading, now: float, timeout_s: float, *, spare: bool = False) -> Any:
+        def late(self: ReplicaTracker, now: float, timeout_s: float, *, spare: bool = False) -> Any:
             return (self.leaving | self.departing[:, None]) & self.required
 
         return late
 
-    replace_method(Leading, "late", make)
+    replace_method(ReplicaTracker, "late", make)
 
 
 # --- the follower -----------------------------------------------------------------------------
@@ -254,7 +254,7 @@ def ignores_its_own_tail() -> None:
 @mutant
 def counts_a_pass_before_its_end() -> None:
     def make(push: Any) -> Any:
-        async def counted(self: Puller, page: Any, through: int, state: CopyState) -> None:
+        async def counted(self: Fetcher, page: Any, through: int, state: CopyState) -> None:
             if state is CopyState.DIRTY_TAIL:
                 through, state = page.bound, CopyState.USABLE
                 history = self._followed.opened.history
@@ -264,7 +264,7 @@ def counts_a_pass_before_its_end() -> None:
 
         return counted
 
-    replace_method(Puller, "_push_page", make)
+    replace_method(Fetcher, "_push_page", make)
 
 
 @mutant
@@ -272,12 +272,12 @@ def snapshot_keeps_what_the_primary_lacks() -> None:
     async def nothing(*_: Any) -> None:
         pass
 
-    replace_method(Puller, "_clear_range", lambda _: nothing)
+    replace_method(Fetcher, "_clear_range", lambda _: nothing)
 
 
 @mutant
 def drops_batches_that_come_too_early() -> None:
-    replace_method(Following, "keep_back", lambda _: lambda *_: None)
+    replace_method(ReplicaSync, "keep_back", lambda _: lambda *_: None)
 
 
 @mutant

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from koinon_node.backup.drop import Drops
+from koinon_node.backup.drop import CopyDropper
 from koinon_node.backup.follower import Follower
 from koinon_node.bulk_load.bulk_paths import Bulk, Prepared
 from koinon_node.bulk_load.merger import Loads
 from koinon_node.core import records
 from koinon_node.core.assignment import Adoption
-from koinon_node.core.disk_health import OwnDisk
+from koinon_node.core.disk_health import DiskHealth
 from koinon_node.core.pending_writes import PendingWrites
-from koinon_node.core.recent_writes import Journal
+from koinon_node.core.recent_writes import RecentWrites
 from koinon_node.core.records import U32Array
 from koinon_node.core.write_decisions import Primaries
 from koinon_node.ports import FollowerEnd, PeerLostError
@@ -105,10 +105,10 @@ class Life:
     async def _run(self) -> None:
         node, simulation, limits = self.node, self.node.simulation, self.node.simulation.limits
         state, store, now = self.state, self.store, self.state.now
-        pending, copies, disk = PendingWrites(node.name), store.copies(), OwnDisk()
+        pending, copies, disk = PendingWrites(node.name), store.copies(), DiskHealth()
         wall = VirtualWallClock(simulation.loop, node.offset_ms)
         primaries = Primaries(copies.complete_through, copies.purge_floors, limits.tombstone_ms)
-        journal = Journal(copies.journal_floors(), simulation.scenario.journal_rows)
+        journal = RecentWrites(copies.journal_floors(), simulation.scenario.journal_rows)
         self.agent = agent = SimulatedAgent(
             node.name,
             node.rack,
@@ -141,7 +141,7 @@ class Life:
         self.follower = Follower(
             state, store, writer, copies, journal, peers, limits, now, seeded, wall
         )
-        self.drops = Drops(state, store, self.follower.applier, copies)
+        self.drops = CopyDropper(state, store, self.follower.applier, copies)
         node.machine.services = {
             "read": self._read,
             "write": self._write,

@@ -17,8 +17,8 @@ from typing import Any
 from koinon.core.operations import ReadReply, WriteReply
 from koinon.core.retry import (
     AT_ONCE,
-    Again,
     NotSentError,
+    RetryAfter,
     RetryPolicy,
     decide,
     final_error,
@@ -37,7 +37,7 @@ class Kind(Enum):
     DELETE = "delete"
 
 
-class Single:
+class PendingOperation:
     """One get, put or delete, from its call to its end. ``on_done`` is called once, at the end,
     unless the operation was abandoned before. ``waiter`` and ``timer`` are the driver's; so is
     ``request``, the id that it was sent under, whose ``name`` is told of its error.
@@ -101,7 +101,7 @@ class Single:
         self.last_error: KoinonError | None = None
         self.result: Any = None
         self.error: KoinonError | None = None
-        self.on_done: Callable[[Single], None] | None = None
+        self.on_done: Callable[[PendingOperation], None] | None = None
         self.waiter: Any = None
         self.timer: Any = None
         self.request = request
@@ -143,7 +143,7 @@ class Single:
             self.on_done(self)
 
 
-class Lane:
+class NodeQueue:
     """The single reads for one node, or its single writes of one durability: a batch has one."""
 
     __slots__ = (
@@ -174,18 +174,18 @@ class Lane:
         self.rows_max = rows_max
         self.flush_due = False
         """The driver has scheduled a flush."""
-        self._queue: deque[Single] = deque()
+        self._queue: deque[PendingOperation] = deque()
         self._options = (rows_max, bytes_max)
 
     def __len__(self) -> int:
         return len(self._queue)
 
-    def add(self, single: Single) -> None:
+    def add(self, single: PendingOperation) -> None:
         self._queue.append(single)
 
-    def take(self) -> list[Single]:
+    def take(self) -> list[PendingOperation]:
         """Return the next batch, whose operations now count as sent; it may be empty."""
-        batch: list[Single] = []
+        batch: list[PendingOperation] = []
         queue, bytes_left = self._queue, self._options[1]
         while queue and len(batch) < self.rows_max:
             single = queue[0]
@@ -198,7 +198,7 @@ class Lane:
                 batch.append(single)
         return batch
 
-    def drain(self) -> list[Single]:
+    def drain(self) -> list[PendingOperation]:
         """Return all that is queued: the node cannot be reached, they go elsewhere."""
         waiting = [single for single in self._queue if not single.done]
         self._queue.clear()
@@ -212,26 +212,26 @@ class Lane:
             self.rows_max = min(self._options[0], self.rows_max + max(1, self.rows_max // 8))
 
 
-class Parked:
+class Deferred:
     """Operations that wait for news of the table, at the latest for ``again.delay_s``."""
 
     __slots__ = ("again", "revision", "singles")
 
-    def __init__(self, singles: list[Single], again: Again, revision: int) -> None:
+    def __init__(self, singles: list[PendingOperation], again: RetryAfter, revision: int) -> None:
         self.singles = singles
         self.again = again
         self.revision = revision
 
 
 def settle_singles(
-    batch: Sequence[Single],
+    batch: Sequence[PendingOperation],
     outcome: ReadReply | WriteReply | KoinonError,
     *,
     revision: int,
     router: Router,
     policy: RetryPolicy,
     random: Random,
-) -> Parked | None:
+) -> Deferred | None:
     """End what the outcome ends; return the operations that go again, if any."""
     refused: dict[int, KoinonError] = {}
     by_row: dict[int, KoinonError] = {}
@@ -248,7 +248,7 @@ def settle_singles(
         else:
             by_row = outcome.row_errors
             results = _write_results(batch, outcome)
-    again: list[Single] = []
+    again: list[PendingOperation] = []
     longest = AT_ONCE
     for row, single in enumerate(batch):
         error = whole or (refused.get(single.partition_id) if refused else None)
@@ -261,13 +261,19 @@ def settle_singles(
         retry = _retry(single, error, len(batch), policy, random)
         if retry is not None:
             again.append(single)
-            longest = Again(max(longest.delay_s, retry.delay_s), longest.refresh or retry.refresh)
-    return Parked(again, longest, revision) if again else None
+            longest = RetryAfter(
+                max(longest.delay_s, retry.delay_s), longest.refresh or retry.refresh
+            )
+    return Deferred(again, longest, revision) if again else None
 
 
 def _retry(
-    single: Single, error: KoinonError, batch_rows: int, policy: RetryPolicy, random: Random
-) -> Again | None:
+    single: PendingOperation,
+    error: KoinonError,
+    batch_rows: int,
+    policy: RetryPolicy,
+    random: Random,
+) -> RetryAfter | None:
     """Note the error; return when the operation goes again, or end it."""
     if single.done:
         return None
@@ -286,7 +292,7 @@ def _retry(
     return again
 
 
-def _read_results(batch: Sequence[Single], reply: ReadReply) -> Sequence[Any]:
+def _read_results(batch: Sequence[PendingOperation], reply: ReadReply) -> Sequence[Any]:
     results: list[Any] = list(reply.values)
     if reply.versions:
         for row, single in enumerate(batch):
@@ -302,7 +308,7 @@ def _read_results(batch: Sequence[Single], reply: ReadReply) -> Sequence[Any]:
     return results
 
 
-def _write_results(batch: Sequence[Single], reply: WriteReply) -> Sequence[Any]:
+def _write_results(batch: Sequence[PendingOperation], reply: WriteReply) -> Sequence[Any]:
     if all(single.kind is Kind.PUT for single in batch):
         return reply.versions
     absent = set(reply.absent)

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from koinon.core.retry import AT_ONCE, Again, RetryPolicy, decide, final_error
+from koinon.core.retry import AT_ONCE, RetryAfter, RetryPolicy, decide, final_error
 from koinon.core.routing import PartitionIds, Router, Routing, Rows
 from koinon.types import Durability, Entry
 from koinon_proto.contract.errors import KoinonError, ReplyTooLargeError, UnknownFateError
@@ -70,7 +70,7 @@ class Leftover:
     """Rows of a settled call that are to be routed again."""
 
     rows: Rows
-    again: Again
+    again: RetryAfter
     attempt: int
     revision: int
     """The routing under which they were refused."""
@@ -164,9 +164,9 @@ class RowsOperation(ABC, Generic[Reply]):
         if last is None:
             return None
         rows = np.sort(np.concatenate(retried))
-        return self._leftover(call, rows, Again(delay_s, refresh), last)
+        return self._leftover(call, rows, RetryAfter(delay_s, refresh), last)
 
-    def _decide(self, call: Call, error: KoinonError) -> Again | None:
+    def _decide(self, call: Call, error: KoinonError) -> RetryAfter | None:
         return decide(
             error,
             attempt=call.attempt,
@@ -176,7 +176,7 @@ class RowsOperation(ABC, Generic[Reply]):
         )
 
     @staticmethod
-    def _leftover(call: Call, rows: Rows, again: Again, error: KoinonError) -> Leftover:
+    def _leftover(call: Call, rows: Rows, again: RetryAfter, error: KoinonError) -> Leftover:
         return Leftover(
             rows=rows,
             again=again,

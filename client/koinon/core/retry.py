@@ -36,14 +36,14 @@ class NotSentError(UnavailableError):
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class RetryAfter:
     """Try again when the table has news, at the latest after ``delay_s``."""
 
     delay_s: float
     refresh: bool
 
 
-AT_ONCE = Again(delay_s=0.0, refresh=False)
+AT_ONCE = RetryAfter(delay_s=0.0, refresh=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ def decide(
     idempotent: bool,
     policy: RetryPolicy,
     random: Random,
-) -> Again | None:
+) -> RetryAfter | None:
     """Return when to try again; None: the error is final.
 
     ``idempotent`` says that an attempt of unknown fate may be repeated: true of reads, and of
@@ -90,7 +90,7 @@ def decide(
         return None
     lost = unknown or moved or isinstance(error, NotSentError)
     delay_s = policy.backoff_s(attempt, random, changing_hands=isinstance(error, _CHANGING_HANDS))
-    return Again(delay_s, refresh=error.stale_table or lost)
+    return RetryAfter(delay_s, refresh=error.stale_table or lost)
 
 
 def final_error(

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from koinon.core.retry import Again, RetryPolicy, decide, final_error
+from koinon.core.retry import RetryAfter, RetryPolicy, decide, final_error
 from koinon.core.routing import Router, Routing
 from koinon.types import Entry
 from koinon_proto.contract.errors import InternalError, KoinonError
@@ -91,7 +91,7 @@ class ScanProgress:
 
     def settle(
         self, call: ScanCall, outcome: ScanReply | KoinonError, router: Router
-    ) -> tuple[list[Entry], Again | None]:
+    ) -> tuple[list[Entry], RetryAfter | None]:
         """Take a page; return its records, and how long to wait where no progress was made.
 
         Raises:
@@ -118,7 +118,7 @@ class ScanProgress:
                 return [], max(again, key=lambda a: a.delay_s)
         return entries, None
 
-    def _again(self, error: KoinonError) -> Again:
+    def _again(self, error: KoinonError) -> RetryAfter:
         self.last_error = error
         again = decide(
             error,

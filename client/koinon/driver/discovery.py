@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from koinon.core.retry import Again, NotSentError, final_error
+from koinon.core.retry import NotSentError, RetryAfter, final_error
 from koinon.core.routing import PartitionIds, RefreshSchedule, Router
 from koinon.driver.node_link import Link
 from koinon.driver.request_ids import operation
@@ -50,7 +50,7 @@ class Discovery:
     def on_news(
         self,
         resume: Callable[[], None],
-        again: Again,
+        again: RetryAfter,
         revision: int,
         partition_ids: PartitionIds | Sequence[int],
     ) -> Cancel:

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from koinon.core import limits
-from koinon.core.batching import Kind, Lane, Parked, Single, settle_singles
+from koinon.core.batching import Deferred, Kind, NodeQueue, PendingOperation, settle_singles
 from koinon.core.operations import (
     Call,
     ReadReply,
@@ -23,7 +23,7 @@ from koinon.core.operations import (
     WriteRows,
     attempt_timeout_s,
 )
-from koinon.core.retry import Again, NotSentError, RetryPolicy
+from koinon.core.retry import NotSentError, RetryAfter, RetryPolicy
 from koinon.core.routing import PartitionIds, Router, Routing
 from koinon.core.row_chunks import Chunk, delete_chunks, put_chunks
 from koinon.driver import request_ids
@@ -63,8 +63,8 @@ class Engine:
         self._loop = asyncio.get_running_loop()
         self.now = self._loop.time
         self._links: dict[str, Link] = {}
-        self._lanes: dict[tuple[str, bool, Durability], Lane] = {}
-        self._live: set[Single] = set()
+        self._lanes: dict[tuple[str, bool, Durability], NodeQueue] = {}
+        self._live: set[PendingOperation] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._look_after: Cancel | None = None  # ends the wait for the next look at silent nodes
         self.discovery = Discovery(seeds, self.router, self.link)
@@ -141,7 +141,7 @@ class Engine:
         if_version: int | None = None,
         retry_unknown: bool | None = None,
         durability: Durability = "all_in_sync",
-    ) -> Single:
+    ) -> PendingOperation:
         """Check the arguments and return the operation, ready for ``submit``. From any thread."""
         routing = self.routing()
         limits.check_key(key)
@@ -154,7 +154,7 @@ class Engine:
             timeout_ms = self.options.timeout_ms
         else:
             limits.check_positive("timeout_ms", timeout_ms)
-        return Single(
+        return PendingOperation(
             kind,
             key,
             routing.partitioner.partition_of(key),
@@ -168,7 +168,7 @@ class Engine:
             request=request_ids.given(),
         )
 
-    def submit(self, single: Single, waiter: Callable[[Single], None]) -> None:
+    def submit(self, single: PendingOperation, waiter: Callable[[PendingOperation], None]) -> None:
         """Begin an operation; ``waiter`` is called with it, once, when it has ended.
 
         Raises:
@@ -186,19 +186,19 @@ class Engine:
         single.timer = self._loop.call_at(single.deadline, single.expire)
         self._enqueue(single)
 
-    def _ended(self, single: Single) -> None:
+    def _ended(self, single: PendingOperation) -> None:
         self._live.discard(single)
         single.timer.cancel()
         single.waiter(single)
 
-    def abandon(self, single: Single) -> None:
+    def abandon(self, single: PendingOperation) -> None:
         """The caller has gone. Unsent, the operation is dropped; sent, its batch goes on."""
         if not single.done:
             single.abandon()
             self._live.discard(single)
             single.timer.cancel()
 
-    def _enqueue(self, single: Single) -> None:
+    def _enqueue(self, single: PendingOperation) -> None:
         routing = self.routing()
         address = routing.owner_of[single.partition_id]
         if not address:
@@ -207,7 +207,7 @@ class Engine:
             return
         lane = self._lanes.get((address, single.write, single.durability))
         if lane is None:
-            lane = self._lanes[address, single.write, single.durability] = Lane(
+            lane = self._lanes[address, single.write, single.durability] = NodeQueue(
                 address,
                 write=single.write,
                 durability=single.durability,
@@ -217,13 +217,13 @@ class Engine:
         lane.add(single)
         self._flush_soon(lane)
 
-    def _flush_soon(self, lane: Lane) -> None:
+    def _flush_soon(self, lane: NodeQueue) -> None:
         """Send at the end of this turn of the loop, so that operations begun in it go along."""
         if not lane.flush_due and lane.in_flight < self.options.singles_in_flight:
             lane.flush_due = True
             self._loop.call_soon(self._flush, lane)
 
-    def _flush(self, lane: Lane) -> None:
+    def _flush(self, lane: NodeQueue) -> None:
         lane.flush_due = False
         link = self.link(lane.address)
         while len(lane) and lane.in_flight < self.options.singles_in_flight and not self.closed:
@@ -236,7 +236,7 @@ class Engine:
                 lane.in_flight += 1
                 self._spawn(self._exchange(lane, link, batch))
 
-    async def _flush_connected(self, lane: Lane, link: Link) -> None:
+    async def _flush_connected(self, lane: NodeQueue, link: Link) -> None:
         connected = await link.connect_soon()
         if connected:
             self._flush(lane)
@@ -244,7 +244,7 @@ class Engine:
         lane.flush_due = False
         self._settle(lane.drain(), link.not_sent(), self.router.revision)
 
-    async def _exchange(self, lane: Lane, link: Link, batch: list[Single]) -> None:
+    async def _exchange(self, lane: NodeQueue, link: Link, batch: list[PendingOperation]) -> None:
         routing = self.routing()
         request_ids.adopt(_named(batch))
         left_s = max([single.deadline for single in batch]) - self.now()
@@ -286,7 +286,7 @@ class Engine:
                 for single in lane.drain():
                     self._enqueue(single)
         if silent:
-            again, owned = Again(_SUSPECT_S, refresh=True), routing.owned_by(silent)
+            again, owned = RetryAfter(_SUSPECT_S, refresh=True), routing.owned_by(silent)
             with request_ids.operation(self._links[silent[0]].last_request):
                 self._look_after = self.discovery.on_news(
                     self._look, again, routing.revision, owned
@@ -296,7 +296,7 @@ class Engine:
 
     def _settle(
         self,
-        batch: Sequence[Single],
+        batch: Sequence[PendingOperation],
         outcome: ReadReply | WriteReply | KoinonError,
         revision: int,
     ) -> None:
@@ -317,7 +317,7 @@ class Engine:
                 [single.partition_id for single in parked.singles],
             )
 
-    def _resume(self, parked: Parked) -> None:
+    def _resume(self, parked: Deferred) -> None:
         """Send operations on their way again; where the partition has changed, back-off begins
         anew.
         """
@@ -396,7 +396,7 @@ class Engine:
 
     async def wait_for_news(
         self,
-        again: Again,
+        again: RetryAfter,
         revision: int,
         deadline: float,
         partition_ids: PartitionIds | Sequence[int],
@@ -487,7 +487,7 @@ async def all_of(work: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
             task.cancel()
 
 
-def _named(batch: Sequence[Single]) -> request_ids.RequestId:
+def _named(batch: Sequence[PendingOperation]) -> request_ids.RequestId:
     """Let all go under the id of the first that has one; return it."""
     request: request_ids.RequestId | None
     request = next((single.request for single in batch if single.request is not None), None)
@@ -498,7 +498,7 @@ def _named(batch: Sequence[Single]) -> request_ids.RequestId:
     return request
 
 
-def _single_reads(batch: Sequence[Single], routing: Routing) -> kv_pb2.BatchGetRequest:
+def _single_reads(batch: Sequence[PendingOperation], routing: Routing) -> kv_pb2.BatchGetRequest:
     return kv_pb2.BatchGetRequest(
         cluster_id=routing.table.cluster.cluster_id,
         table_version=routing.table.table_version,
@@ -508,7 +508,7 @@ def _single_reads(batch: Sequence[Single], routing: Routing) -> kv_pb2.BatchGetR
     )
 
 
-def _single_writes(batch: Sequence[Single], routing: Routing) -> kv_pb2.BatchWriteRequest:
+def _single_writes(batch: Sequence[PendingOperation], routing: Routing) -> kv_pb2.BatchWriteRequest:
     ttls = [single.ttl_ms or 0 for single in batch]
     return kv_pb2.BatchWriteRequest(
         cluster_id=routing.table.cluster.cluster_id,

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import grpc
 
-from koinon.core.retry import Again, RetryPolicy, decide
+from koinon.core.retry import RetryAfter, RetryPolicy, decide
 from koinon.core.routing import Router, Routing
 from koinon.driver.channels import Channels
 from koinon.driver.request_ids import operation
@@ -191,7 +191,7 @@ class Retries:
         if refresh and any(again.refresh for again in waits):
             self._cluster.refresh(revision)
 
-    def _again(self, error: KoinonError) -> Again:
+    def _again(self, error: KoinonError) -> RetryAfter:
         again = decide(
             error,
             attempt=self._attempt,

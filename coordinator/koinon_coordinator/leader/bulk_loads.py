@@ -34,7 +34,7 @@ from koinon_coordinator.core.decide.bulk_loads import (
     load_in,
     refusal,
 )
-from koinon_coordinator.leader.context import NEVER_APPENDED, Term
+from koinon_coordinator.leader.context import NEVER_APPENDED, LeaderContext
 from koinon_proto.contract.bulk_loads import LoadState
 from koinon_proto.contract.errors import UnknownFateError
 
@@ -59,7 +59,7 @@ class Loading:
     ResourceExhaustedError, UnavailableError (nothing was changed), UnknownFateError.
     """
 
-    def __init__(self, term: Term, *, pause_s: float) -> None:
+    def __init__(self, term: LeaderContext, *, pause_s: float) -> None:
         self._term = term
         self._pause_s = pause_s
         self._activity = Activity(term.began_at)

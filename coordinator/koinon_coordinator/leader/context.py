@@ -42,7 +42,7 @@ class Group(Protocol):
     def quorum_contact_at(self) -> float | None: ...
 
 
-class Term:
+class LeaderContext:
     """One term's leader, as its parts see it. ``is_open`` from the time that there is a cluster
     until the term ends.
     """

@@ -26,7 +26,7 @@ from koinon_coordinator.core.decide.decisions import Registration
 from koinon_coordinator.core.decide.move_scheduler import Progress
 from koinon_coordinator.core.decide.sessions import Sessions
 from koinon_coordinator.leader.bulk_loads import Loading
-from koinon_coordinator.leader.context import NEVER_APPENDED, Group, Term
+from koinon_coordinator.leader.context import NEVER_APPENDED, Group, LeaderContext
 from koinon_coordinator.leader.membership import HeartbeatAnswer, Members
 from koinon_coordinator.leader.mover import Mover
 from koinon_coordinator.leader.operations import Operations
@@ -59,7 +59,7 @@ class Leadership:
         Raises:
             ConfigurationError: ``timing`` contradicts the replicated times.
         """
-        self._term = Term(
+        self._term = LeaderContext(
             number=term,
             group=group,
             replicated=replicated,

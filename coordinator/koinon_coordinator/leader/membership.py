@@ -48,7 +48,7 @@ from koinon_coordinator.core.decide.decisions import (
 )
 from koinon_coordinator.core.decide.host_commands import HostCommands
 from koinon_coordinator.core.decide.sessions import Sessions, may_acknowledge
-from koinon_coordinator.leader.context import NEVER_APPENDED, Term
+from koinon_coordinator.leader.context import NEVER_APPENDED, LeaderContext
 from koinon_proto.contract.errors import (
     MembershipChangeError,
     NodeFencedError,
@@ -75,7 +75,7 @@ class HeartbeatAnswer:
 class Members:
     """The nodes, as one term's leader knows them: sessions, host commands, statistics."""
 
-    def __init__(self, term: Term, timing: TimingConfig) -> None:
+    def __init__(self, term: LeaderContext, timing: TimingConfig) -> None:
         self._term = term
         self._times = timing.session_times()
         self.stats: dict[NodeNumber, NodeStats] = {}

@@ -37,7 +37,7 @@ from koinon_coordinator.core.decide.move_scheduler import (
     received_since,
 )
 from koinon_coordinator.core.decide.operations import names
-from koinon_coordinator.leader.context import Term
+from koinon_coordinator.leader.context import LeaderContext
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.contract.table import NodeNumber, PartitionId
 
@@ -55,7 +55,7 @@ FAILURE_PAUSE_S = 5.0
 class Mover:
     """See the module's text. ``run`` in a task of the term."""
 
-    def __init__(self, term: Term, *, pause_s: float) -> None:
+    def __init__(self, term: LeaderContext, *, pause_s: float) -> None:
         self._term = term
         self._pause_s = pause_s
         self.batch_pause_s = BATCH_PAUSE_S

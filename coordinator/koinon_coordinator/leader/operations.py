@@ -41,7 +41,7 @@ from koinon_coordinator.core.decide.operations import (
     decide_status,
     refusal,
 )
-from koinon_coordinator.leader.context import Term
+from koinon_coordinator.leader.context import LeaderContext
 from koinon_coordinator.leader.mover import Mover
 from koinon_proto.contract.errors import MembershipChangeError, PlanStaleError
 from koinon_proto.contract.table import NO_NODE, MoveSettings, NodeNumber, NodeStatus
@@ -66,7 +66,7 @@ class Operations:
     propose also ResourceExhaustedError, UnavailableError (nothing was changed), UnknownFateError.
     """
 
-    def __init__(self, term: Term, mover: Mover) -> None:
+    def __init__(self, term: LeaderContext, mover: Mover) -> None:
         self._term = term
         self._mover = mover
         self._settings = asyncio.Lock()  # what is set is read first

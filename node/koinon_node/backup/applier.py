@@ -25,7 +25,7 @@ from koinon_node.config import Limits
 from koinon_node.core import records
 from koinon_node.core.commit_group import Writes
 from koinon_node.core.copies import Copies, CopyState
-from koinon_node.core.recent_writes import Journal
+from koinon_node.core.recent_writes import RecentWrites
 from koinon_node.core.records import PartitionEpochs, U32Array, U64Array
 from koinon_node.core.replica_sync import ROW_OVERHEAD_BYTES
 from koinon_node.storage.store import DATA_DB, EXPIRY_DB, PARTITIONS_DB
@@ -111,7 +111,9 @@ Done = Callable[[KoinonError | None], None]
 class Applier:
     """All methods belong to the event loop's thread."""
 
-    def __init__(self, writer: Writer, copies: Copies, journal: Journal, limits: Limits) -> None:
+    def __init__(
+        self, writer: Writer, copies: Copies, journal: RecentWrites, limits: Limits
+    ) -> None:
         self._writer = writer
         self._copies = copies
         self._journal = journal

@@ -26,7 +26,7 @@ import numpy as np
 from koinon_node.backup.applier import Applier, Change, one
 from koinon_node.core import epoch_history, records
 from koinon_node.core.copies import Copies, CopyState
-from koinon_node.core.recent_writes import Journal
+from koinon_node.core.recent_writes import RecentWrites
 from koinon_node.core.records import NO_SEQUENCE, PartitionEpochs
 from koinon_node.core.replica_sync import BadMessageError, Followed, Step, step_after_repair
 from koinon_node.ports import Peers
@@ -214,7 +214,7 @@ class Source:
         raise AssertionError("unreachable")
 
 
-class Puller:
+class Fetcher:
     """The work of one opening. ``guard`` raises once this node is not to follow the partition in
     this epoch any more; it is asked right before anything is written. ``leave`` waits for leave to
     ask for the next page, and counts and returns how large it may be; ``spend`` counts what came
@@ -229,7 +229,7 @@ class Puller:
         store: Store,
         applier: Applier,
         copies: Copies,
-        journal: Journal,
+        journal: RecentWrites,
         uncovered: set[int],
         *,
         guard: Callable[[], None],

@@ -32,7 +32,7 @@ _DUTY = 0.1  # of the time: nobody waits for it, and moves and clients go first
 _RETRY_S = 1.0
 
 
-class Drops:
+class CopyDropper:
     """Background work. All methods belong to the event loop's thread."""
 
     def __init__(self, state: NodeState, store: Store, applier: Applier, copies: Copies) -> None:

@@ -17,16 +17,16 @@ import numpy as np
 
 from koinon_node.backup.applier import Applier
 from koinon_node.backup.primary_stream import Link
-from koinon_node.backup.purge import FollowedPurge
-from koinon_node.backup.stream_context import Hub
+from koinon_node.backup.purge import BackupPurge
+from koinon_node.backup.stream_context import StreamContext
 from koinon_node.config import Limits
 from koinon_node.core import replica_sync as core
 from koinon_node.core.copies import Copies, CopyState
-from koinon_node.core.recent_writes import Journal
+from koinon_node.core.recent_writes import RecentWrites
 from koinon_node.core.replica_sync import Progress, Rank, Stage
 from koinon_node.ports import Peers
 from koinon_node.state import NodeState, WallClock
-from koinon_node.storage.index_sweeper import Upkeep
+from koinon_node.storage.index_sweeper import IndexSweeper
 from koinon_node.storage.store import Store
 from koinon_node.storage.writer import Writer
 from koinon_proto.contract.table import NodeNumber, Table
@@ -43,7 +43,7 @@ class Follower:
         store: Store,
         writer: Writer,
         copies: Copies,
-        journal: Journal,
+        journal: RecentWrites,
         peers: Peers,
         limits: Limits,
         clock: Callable[[], float],
@@ -52,7 +52,7 @@ class Follower:
     ) -> None:
         self.applier = Applier(writer, copies, journal, limits)
         dirty = np.flatnonzero(copies.states & np.uint8(CopyState.DIRTY_TAIL))
-        self._hub = Hub(
+        self._hub = StreamContext(
             state=state,
             store=store,
             applier=self.applier,
@@ -64,7 +64,7 @@ class Follower:
             random=random,
             uncovered=set(dirty.tolist()),
         )
-        self._purge = Upkeep(FollowedPurge(self._hub, writer, wall).look)
+        self._purge = IndexSweeper(BackupPurge(self._hub, writer, wall).look)
         self._group: asyncio.TaskGroup | None = None
         self._wanted = core.Wanted()
         self._disk = writer.disk

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from koinon_node.backup.applier import change_of
-from koinon_node.backup.catch_up import BatchRows, Puller, Source, checked_batch
-from koinon_node.backup.stream_context import Hub, SupersededError
+from koinon_node.backup.catch_up import BatchRows, Fetcher, Source, checked_batch
+from koinon_node.backup.stream_context import StreamContext, SupersededError
 from koinon_node.core import replica_sync as core
 from koinon_node.core.copies import NEEDS_SNAPSHOT, CopyState
 from koinon_node.core.records import EpochStart, PartitionEpochs
@@ -29,9 +29,9 @@ from koinon_node.core.replica_sync import (
     BadMessageError,
     Fate,
     Followed,
-    Following,
     Opened,
     Rank,
+    ReplicaSync,
     Sent,
     Stage,
     Step,
@@ -61,9 +61,9 @@ class _Received:
 class Link:
     """The stream to one primary, opened again and again until ``stop``."""
 
-    def __init__(self, hub: Hub, node: NodeInfo) -> None:
+    def __init__(self, hub: StreamContext, node: NodeInfo) -> None:
         self.node = node
-        self.following = Following()
+        self.following = ReplicaSync()
         self._hub = hub
         self._stream: FollowerEnd | None = None
         self._group: asyncio.TaskGroup | None = None
@@ -534,7 +534,7 @@ class Link:
                 raise SupersededError
 
         source = Source(hub.peers, self.node, hub.cluster_id, partition_id, epoch)
-        puller = Puller(
+        puller = Fetcher(
             followed,
             source,
             hub.store,
@@ -561,7 +561,7 @@ class Link:
         except KoinonError as error:
             self._give_up([followed], error)
 
-    async def _pull_stages(self, followed: Followed, puller: Puller) -> None:
+    async def _pull_stages(self, followed: Followed, puller: Fetcher) -> None:
         """Pull all that there is to be pulled. Of a catch-up, the last pages may not be durable."""
         hub, partition_id = self._hub, followed.partition_id
         epoch = followed.want.primary_epoch

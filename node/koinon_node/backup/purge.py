@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Sequence, Set
 import numpy as np
 
 from koinon_node.backup.applier import Change
-from koinon_node.backup.stream_context import Hub
+from koinon_node.backup.stream_context import StreamContext
 from koinon_node.core import records
 from koinon_node.core.replica_sync import Followed, Stage
 from koinon_node.state import WallClock
@@ -23,10 +23,10 @@ from koinon_node.storage.store import EXPIRY_DB
 from koinon_node.storage.writer import Writer, columns
 
 
-class FollowedPurge:
+class BackupPurge:
     """What is done here of the work on the index (upkeep.py)."""
 
-    def __init__(self, hub: Hub, writer: Writer, wall: WallClock) -> None:
+    def __init__(self, hub: StreamContext, writer: Writer, wall: WallClock) -> None:
         self._hub = hub
         self._writer = writer
         self._wall = wall

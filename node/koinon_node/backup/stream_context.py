@@ -13,7 +13,7 @@ from koinon_node.backup.applier import Applier
 from koinon_node.core import replica_sync as core
 from koinon_node.core.copies import Copies
 from koinon_node.core.pacing import TokenBucket, page_bytes
-from koinon_node.core.recent_writes import Journal
+from koinon_node.core.recent_writes import RecentWrites
 from koinon_node.core.replica_sync import Followed, Rank
 from koinon_node.ports import Peers
 from koinon_node.state import NodeState
@@ -33,14 +33,14 @@ class SupersededError(Exception):
 
 
 @dataclass(kw_only=True, eq=False)
-class Hub:
+class StreamContext:
     """What the streams to all primaries share."""
 
     state: NodeState
     store: Store
     applier: Applier
     copies: Copies
-    journal: Journal
+    journal: RecentWrites
     peers: Peers
     group_bytes: int
     clock: Callable[[], float]

@@ -17,7 +17,7 @@ _RECENT, _RECENT_S = 64, 60.0  # commits that tell how long one usually takes
 _NEVER = float("-inf")
 
 
-class OwnDisk:
+class DiskHealth:
     """``hangs``: the oldest group has been out for longer than the time-out of the newest look."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ _STEP_S_MAX = 0.5
 it, and gives it time to answer."""
 
 
-class LoopWatch:
+class LoopWatchdog:
     """Counts for how long the loop has answered nothing, in time in which this process ran."""
 
     def __init__(self, now: float) -> None:

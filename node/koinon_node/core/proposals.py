@@ -34,9 +34,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from koinon_node.core.disk_health import OwnDisk
+from koinon_node.core.disk_health import DiskHealth
 from koinon_node.core.records import BoolArray
-from koinon_node.core.replica_tracker import Leading
+from koinon_node.core.replica_tracker import ReplicaTracker
 from koinon_proto.contract.table import NO_NODE, NodeNumber, PartitionRow, PartitionStatus
 
 _AGAIN_S = 0.2  # between two proposals for one partition
@@ -93,7 +93,7 @@ class Masks(Protocol):
 class Proposals:
     """Decisions over the columns of ``leading``. The masks are kept here."""
 
-    def __init__(self, leading: Leading, masks: Masks, disk: OwnDisk) -> None:
+    def __init__(self, leading: ReplicaTracker, masks: Masks, disk: DiskHealth) -> None:
         self._leading = leading
         self._masks = masks
         self._disk = disk

@@ -18,7 +18,7 @@ _NOBODY = np.uint32(2**32 - 1)
 ROWS_MAX = 200_000
 
 
-class Journal:
+class RecentWrites:
     """``floors[p]``: what is not above it is not covered. At first: what each copy is complete
     through; above all sequences where a copy has a dirty tail (``Copies.journal_floors``).
     """

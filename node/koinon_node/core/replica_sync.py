@@ -346,7 +346,7 @@ class Fate(Enum):
     GAP = auto()
 
 
-class Following:
+class ReplicaSync:
     """All that is followed at one primary.
 
     ``unanswered``: opened on this stream, and the answer has not come. Answers carry no number, so

@@ -89,7 +89,7 @@ class Asked(NamedTuple):
     history: Sequence[EpochStart]
 
 
-class Leading:
+class ReplicaTracker:
     """The columns. ``stopped`` and ``too_few`` are what reads and writes look at (state.py)."""
 
     replicas: BoolArray

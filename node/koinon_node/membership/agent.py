@@ -37,7 +37,7 @@ import grpc
 from koinon_node.config import NodeConfig
 from koinon_node.core.assignment import Adoption, Assignment, HostCommand, ServedPartitions
 from koinon_node.core.lease import NO_LEASE, heartbeat_timeout_s
-from koinon_node.core.loop_watchdog import LoopWatch
+from koinon_node.core.loop_watchdog import LoopWatchdog
 from koinon_node.membership.coordinator_calls import Connect, Coordinators, Route, connect
 from koinon_node.membership.table_watch import TableWatch
 from koinon_node.state import NodeState
@@ -312,7 +312,7 @@ class Agent:
     def _heartbeat_until_fenced(self) -> None:
         """Heartbeat at the interval, and at once when something was carried out."""
         last_heard = self._now()
-        loop_watch = LoopWatch(last_heard)
+        loop_watch = LoopWatchdog(last_heard)
         while not self._stopping.is_set():
             sent_at = self._now()
             silent_s = loop_watch.silent_s(self._signs, sent_at)

@@ -26,12 +26,12 @@ from koinon_node.core import records
 from koinon_node.core.assignment import Adoption
 from koinon_node.core.commit_group import CommitGroup, Ticket, end
 from koinon_node.core.copies import Copies
-from koinon_node.core.disk_health import OwnDisk
+from koinon_node.core.disk_health import DiskHealth
 from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.core.proposals import Proposals
-from koinon_node.core.recent_writes import Journal
+from koinon_node.core.recent_writes import RecentWrites
 from koinon_node.core.records import U32Array, U64Array
-from koinon_node.core.replica_tracker import Leading
+from koinon_node.core.replica_tracker import ReplicaTracker
 from koinon_node.core.write_decisions import Primaries
 from koinon_node.primary.sender import FollowerStreams
 from koinon_node.state import NodeState
@@ -54,8 +54,8 @@ class Completion:
         pending: PendingWrites,
         primaries: Primaries,
         copies: Copies,
-        journal: Journal,
-        disk: OwnDisk,
+        journal: RecentWrites,
+        disk: DiskHealth,
         clock: Callable[[], float],
         on_ready: Callable[[Sequence[Adoption]], None],
     ) -> None:
@@ -66,7 +66,7 @@ class Completion:
         self._primaries = primaries
         self._copies = copies
         self._on_ready = on_ready
-        self.leading = Leading(copies, primaries, pending)
+        self.leading = ReplicaTracker(copies, primaries, pending)
         self.proposals = Proposals(self.leading, state, disk)
         self.streams = FollowerStreams(self.leading, journal)
         self.kick = asyncio.Event()

@@ -13,8 +13,8 @@ import numpy as np
 from koinon_node.backup.catch_up import crc_of
 from koinon_node.config import Limits
 from koinon_node.core import records
-from koinon_node.core.recent_writes import Journal
-from koinon_node.core.replica_tracker import Leading
+from koinon_node.core.recent_writes import RecentWrites
+from koinon_node.core.replica_tracker import ReplicaTracker
 from koinon_node.storage.store import PARTITIONS_DB, Range, Store
 from koinon_node.storage.writer import Writer
 from koinon_proto.contract.errors import (
@@ -30,15 +30,15 @@ READ_KEYS_MAX = 1_000
 _JOURNAL_KEYS_MAX = 1_000  # read by key; a pass over more of them is a scan
 
 
-class Pages:
+class PageReader:
     """Stateless, but for what the columns of ``leading`` say, and a count."""
 
     def __init__(
         self,
-        leading: Leading,
+        leading: ReplicaTracker,
         store: Store,
         writer: Writer,
-        journal: Journal,
+        journal: RecentWrites,
         limits: Limits,
     ) -> None:
         self._leading = leading

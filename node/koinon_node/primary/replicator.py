@@ -28,13 +28,13 @@ from koinon_node.core.assignment import Adoption
 from koinon_node.core.commit_group import CommitGroup, GroupState, Ticket, Writes
 from koinon_node.core.copies import Copy, CopyState
 from koinon_node.core.proposals import Proposal
-from koinon_node.core.recent_writes import Journal
+from koinon_node.core.recent_writes import RecentWrites
 from koinon_node.core.records import PartitionEpochs, U32Array
 from koinon_node.core.write_decisions import Effects
 from koinon_node.ports import CoordinatorCalls, PrimaryEnd, RowChange
 from koinon_node.primary.completion import Completion
 from koinon_node.primary.follower_streams import Followers
-from koinon_node.primary.page_reader import Pages
+from koinon_node.primary.page_reader import PageReader
 from koinon_node.primary.sender import Lag
 from koinon_node.storage.disk_watch import DiskWatch
 from koinon_node.storage.sizes import SizeEstimates
@@ -65,7 +65,7 @@ class Replicator:
         completion: Completion,
         writer: Writer,
         store: Store,
-        journal: Journal,
+        journal: RecentWrites,
         coordinator: CoordinatorCalls,
         limits: Limits,
         sizes: SizeEstimates,
@@ -84,7 +84,7 @@ class Replicator:
         self._journal = journal
         self._coordinator = coordinator
         self._limits = limits
-        self._pages = Pages(self.leading, store, writer, journal, limits)
+        self._pages = PageReader(self.leading, store, writer, journal, limits)
         self._followers = Followers(completion, sizes, limits)
         self._disk_watch = DiskWatch(writer, self._state.node_id)
         self._adopting = asyncio.Lock()

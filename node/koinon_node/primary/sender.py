@@ -15,7 +15,7 @@ import numpy as np
 
 from koinon_node.backup.catch_up import crc_of
 from koinon_node.core.commit_group import CommitGroup
-from koinon_node.core.recent_writes import Journal
+from koinon_node.core.recent_writes import RecentWrites
 from koinon_node.core.records import (
     BoolArray,
     U32Array,
@@ -23,7 +23,7 @@ from koinon_node.core.records import (
     partitions_of_data_keys,
     sequences_of,
 )
-from koinon_node.core.replica_tracker import Leading
+from koinon_node.core.replica_tracker import ReplicaTracker
 from koinon_node.ports import PeerLostError, PrimaryEnd
 from koinon_proto.contract import convert
 from koinon_proto.contract.errors import KoinonError, ResourceExhaustedError
@@ -189,7 +189,7 @@ class FollowerStream:
 class FollowerStreams:
     """The streams of all followers, and what is sent over them."""
 
-    def __init__(self, leading: Leading, journal: Journal) -> None:
+    def __init__(self, leading: ReplicaTracker, journal: RecentWrites) -> None:
         self._leading = leading
         self._journal = journal
         self.by_number: dict[NodeNumber, FollowerStream] = {}  # followers.py puts them here

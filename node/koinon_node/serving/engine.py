@@ -40,7 +40,7 @@ from koinon_node.serving.batches import (
 from koinon_node.serving.expiry import Reclaimer
 from koinon_node.serving.traffic import Traffic
 from koinon_node.state import Expired, NodeState, WallClock
-from koinon_node.storage.index_sweeper import Upkeep
+from koinon_node.storage.index_sweeper import IndexSweeper
 from koinon_node.storage.store import Store, values_of
 from koinon_node.storage.writer import Writer
 from koinon_proto.contract.errors import (
@@ -85,7 +85,7 @@ class Engine:
         self._limits = limits
         self._clock = clock
         reclaimer = Reclaimer(state, store, pending, primaries, replicator, clock)
-        self.reclaiming = Upkeep(reclaimer.look)
+        self.reclaiming = IndexSweeper(reclaimer.look)
         self.waits = np.zeros(len(primaries.epochs), np.int32)
         self.traffic = Traffic()
         self._reading_rows = 0

@@ -17,7 +17,7 @@ from koinon_proto.v1 import kv_pb2
 ATTENDING_MAX = 16_384
 
 
-class Attendance:
+class GracefulDrain:
     """Belongs to the event loop."""
 
     def __init__(self) -> None:

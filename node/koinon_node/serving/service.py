@@ -16,7 +16,7 @@ import numpy as np
 from koinon_node.core.records import U32Array
 from koinon_node.serving.batches import Durability, ReadAnswer, ScanPage, WriteAnswer, WriteBatch
 from koinon_node.serving.engine import Engine
-from koinon_node.serving.graceful_drain import Attendance
+from koinon_node.serving.graceful_drain import GracefulDrain
 from koinon_node.serving.row_metrics import RowCounts
 from koinon_node.state import NodeState, partitioner_of
 from koinon_proto.contract import convert
@@ -48,12 +48,12 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
         engine: Engine,
         state: NodeState,
         counts: RowCounts | None = None,
-        attendance: Attendance | None = None,
+        attendance: GracefulDrain | None = None,
     ) -> None:
         self._engine = engine
         self._state = state
         self._counts = counts or RowCounts()
-        self._attendance = attendance or Attendance()
+        self._attendance = attendance or GracefulDrain()
 
     def _cluster(self, request: Any) -> ClusterConfig:
         return cluster_of(self._state, request)

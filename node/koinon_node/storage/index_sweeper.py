@@ -33,7 +33,7 @@ from where to go on, b"" at the end, and what to wait for.
 """
 
 
-class Made(NamedTuple):
+class StepResult(NamedTuple):
     """What a step came to. True if there may be more now; ``worked``: there was something to do."""
 
     more: bool
@@ -43,7 +43,7 @@ class Made(NamedTuple):
         return self.more
 
 
-class Upkeep:
+class IndexSweeper:
     """Passes over the index, one after the other."""
 
     def __init__(self, look: Look) -> None:
@@ -54,7 +54,7 @@ class Upkeep:
         """Make steps until cancelled."""
         await in_steps(self.step)
 
-    async def step(self, rows_max: int) -> Made:
+    async def step(self, rows_max: int) -> StepResult:
         """Look at so many entries of the index.
 
         Raises:
@@ -78,11 +78,11 @@ class Upkeep:
             if error is not None and not isinstance(error, UnknownFateError):
                 raise error
             more &= error is None  # what has expired stays, unserved
-        return Made(more, bool(queued))
+        return StepResult(more, bool(queued))
 
 
 async def in_steps(
-    step: Callable[[int], Awaitable[Made]], *, rows: int = ROWS, rows_max: int = ROWS_MAX
+    step: Callable[[int], Awaitable[StepResult]], *, rows: int = ROWS, rows_max: int = ROWS_MAX
 ) -> None:
     """Make steps of so many entries until cancelled."""
     size, ceiling, found_room = rows, rows_max, 0

@@ -46,7 +46,7 @@ from koinon_node.core.commit_group import (
     Ticket,
     Writes,
 )
-from koinon_node.core.disk_health import OwnDisk
+from koinon_node.core.disk_health import DiskHealth
 from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.core.records import U32Array
 from koinon_node.storage.store import META_DB, Store
@@ -108,7 +108,7 @@ class Writer:
         store: Store,
         pending: PendingWrites,
         flow: GroupFlow,
-        disk: OwnDisk,
+        disk: DiskHealth,
         limits: Limits,
         on_failure: Callable[[str], None],
         channel: WriterChannel | None = None,

@@ -25,7 +25,7 @@ from koinon.operate.bulk_loads import (
 )
 from koinon.spark.cluster import Cluster
 from koinon.spark.options import WriteOptions
-from koinon.spark.writing.load_keepalive import Touching
+from koinon.spark.writing.load_keepalive import LoadKeepalive
 from koinon.spark.writing.planning import RowPlan
 from koinon.spark.writing.preparing import prepare
 from koinon_proto.contract.errors import (
@@ -138,7 +138,7 @@ class Commit:
             load_id = staged[0].load_id if staged else self._open_empty(loads)
             if not load_id:
                 return
-            with closing(Touching(self.job.options, load_id)):  # the tasks are over
+            with closing(LoadKeepalive(self.job.options, load_id)):  # the tasks are over
                 try:
                     self._prepare(load_id, staged)
                 except KoinonError as error:

@@ -21,7 +21,7 @@ TIMES_IN_TIMEOUT: Final = 4
 CALL_TIMEOUT_S: Final = 3.0
 
 
-class Touching:
+class LoadKeepalive:
     """A thread that touches a load, at once and then until this is closed, or the load is."""
 
     def __init__(

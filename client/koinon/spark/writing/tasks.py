@@ -31,7 +31,7 @@ from koinon.spark.encoding.values import ENCODERS, encode_column
 from koinon.spark.writing import memory
 from koinon.spark.writing.batching import Batcher
 from koinon.spark.writing.jobs import Job, TaskReport
-from koinon.spark.writing.load_keepalive import Touching
+from koinon.spark.writing.load_keepalive import LoadKeepalive
 from koinon.spark.writing.orders import orders_of
 from koinon.spark.writing.staging import Stager
 
@@ -192,7 +192,7 @@ class _Staging:
     ) -> None:
         self._cluster = cluster
         self.stager = stager
-        self._touching = Touching(
+        self._touching = LoadKeepalive(
             job.options,
             load_id,
             attempt=attempt,

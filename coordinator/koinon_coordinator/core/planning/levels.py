@@ -134,7 +134,7 @@ class Graph(Protocol):
         """Let the partition's unit go; counts follow."""
 
 
-def even_out(levels: Levels, graph: Graph) -> None:
+def flow_balance(levels: Levels, graph: Graph) -> None:
     """Apply paths until none helps a node that is over or under its share."""
     moved = True
     while moved and not levels.settled():

@@ -93,7 +93,7 @@ def plan_rebalance(layout: Layout) -> Plan:
         # Too many replicas: those on nodes that are down go before those that are live.
         takers = sum(nodes[i].takes for i in rows[p])
         work.open(p, down[: max(0, factor - takers)] if len(rows[p]) > factor else down, factor)
-    work.weigh()
+    work.compute_shares()
     work.settle(repair_racks=True)
     work.even_replicas(copies=True)
     work.even_leads(everywhere=True)
@@ -185,7 +185,7 @@ def plan_replication_factor(layout: Layout, factor: int) -> Plan:
             work.open(p, row, factor)
         elif len(row) > factor:
             work.open(p, others[: max(0, factor - len(takers))], factor)
-    work.weigh()
+    work.compute_shares()
     work.settle(repair_racks=False)
     work.even_replicas(copies=False)
     work.even_leads(everywhere=False)
@@ -206,7 +206,7 @@ def _plan_leave(layout: Layout, reasons: dict[NodeNumber, str]) -> Plan:
         if p not in layout.fixed:
             row = draft.rows[p]
             work.open(p, [i for i in row if i not in leaving], len(row))
-    work.weigh()
+    work.compute_shares()
     work.settle(repair_racks=False)
     work.even_replicas(copies=False)
     work.even_leads(everywhere=False)

@@ -9,7 +9,7 @@ from hashlib import blake2b
 
 from koinon_coordinator.core.planning.draft import Draft
 from koinon_coordinator.core.planning.graphs import LeadGraph, Ranking, ReplicaGraph
-from koinon_coordinator.core.planning.levels import Levels, even_out
+from koinon_coordinator.core.planning.levels import Levels, flow_balance
 from koinon_coordinator.core.planning.model import Layout, Plan, PlannedMove, Refusal, RefusalCode
 from koinon_coordinator.core.planning.shares import fair_shares, fair_shares_by_rack
 from koinon_proto.contract.table import NO_NODE, NodeNumber, PartitionId
@@ -17,7 +17,7 @@ from koinon_proto.contract.table import NO_NODE, NodeNumber, PartitionId
 
 class Work:
     """The steps that the plans are made of. Every row that may change is opened first; then
-    ``weigh`` fixes the shares, and the other steps follow.
+    ``compute_shares`` fixes the shares, and the other steps follow.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -60,7 +60,7 @@ class Work:
 
     # ------------------------------------------------------------------ shares
 
-    def weigh(self) -> None:
+    def compute_shares(self) -> None:
         """Fix each node's share of replicas; see ``fair_shares_by_rack``."""
         draft = self.draft
         lower = list(draft.count)
@@ -221,10 +221,10 @@ class Work:
         draft = self.draft
         changed = [p for p in draft.pinned if draft.changed(p)]
         free = ReplicaGraph(draft, self._levels, self._ranking, changed, copies=False)
-        even_out(self._levels, free)
+        flow_balance(self._levels, free)
         if copies:
             every = ReplicaGraph(draft, self._levels, self._ranking, draft.pinned, copies=True)
-            even_out(self._levels, every)
+            flow_balance(self._levels, every)
             self._take_back()
         for p in draft.pinned:
             if draft.changed(p):
@@ -253,9 +253,9 @@ class Work:
         draft = self.draft
         changed = {p for p in draft.pinned if draft.changed(p)}
         self._weigh_leads(draft.pinned if everywhere else changed, everywhere=everywhere)
-        even_out(self._leads, LeadGraph(draft, self._leads, changed, changed))
+        flow_balance(self._leads, LeadGraph(draft, self._leads, changed, changed))
         if everywhere:
-            even_out(self._leads, LeadGraph(draft, self._leads, draft.pinned, changed))
+            flow_balance(self._leads, LeadGraph(draft, self._leads, draft.pinned, changed))
 
     # ------------------------------------------------------------------ results
 
