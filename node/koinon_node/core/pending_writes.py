@@ -35,9 +35,8 @@ class PendingWrites:
         self.node_id = node_id  # named in refusals
         self.open = CommitGroup(1)
         self._ahead = deque((self.open,))  # not durable here, oldest first; the open one is last
-        self._durable: dict[
-            int, CommitGroup
-        ] = {}  # here, and not complete; by number, oldest first
+        # Durable here, and not complete: by number, oldest first.
+        self._durable: dict[int, CommitGroup] = {}
         self._claiming: list[CommitGroup] = []  # those that claim a partition, oldest first
         # What counts against the bounds, see CommitGroup.rows: changed where groups change.
         self.rows = self.size = 0
