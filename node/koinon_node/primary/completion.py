@@ -1,9 +1,9 @@
 """Takes groups from their hand-over to their completion, as disk and followers answer.
 
 A group is streamed when it is handed over to be committed here, so that followers commit beside
-this node. It is complete when it is durable here and on every required follower (core/leading.py);
-until then its records are pending: reads of its keys wait, and its rows count against the bounds.
-What needs no follower is complete as soon as it is committed here.
+this node. It is complete when it is durable here and on every required follower
+(core/replica_tracker.py); until then its records are pending: reads of its keys wait, and its rows
+count against the bounds. What needs no follower is complete as soon as it is committed here.
 
 Groups complete in any order, but for two that write one partition: a partition that has lost its
 followers does not hold up the others.
@@ -33,7 +33,7 @@ from koinon_node.core.recent_writes import RecentWrites
 from koinon_node.core.records import U32Array, U64Array
 from koinon_node.core.replica_tracker import ReplicaTracker
 from koinon_node.core.write_decisions import Primaries
-from koinon_node.primary.sender import FollowerStreams
+from koinon_node.primary.sender import Sender
 from koinon_node.state import NodeState
 from koinon_node.storage.store import Store
 from koinon_proto.contract.errors import StorageFullError
@@ -68,7 +68,7 @@ class Completion:
         self._on_ready = on_ready
         self.leading = ReplicaTracker(copies, primaries, pending)
         self.proposals = Proposals(self.leading, state, disk)
-        self.streams = FollowerStreams(self.leading, journal)
+        self.sender = Sender(self.leading, journal)
         self.kick = asyncio.Event()
         self.seconds = Histogram()  # from when a group was handed over
 
@@ -90,7 +90,7 @@ class Completion:
             return
         touched, lasts = _each_once(touched, lasts)
         previous = leading.send(group, touched, lasts)
-        self.streams.stream(group, previous)
+        self.sender.send(group, previous)
 
     def on_durable(self, group: CommitGroup, unstored: Sequence[Ticket], *, whole: bool) -> None:
         """The group is durable here, but for tickets that found no room."""

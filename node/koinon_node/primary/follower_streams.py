@@ -1,7 +1,7 @@
 """What followers say to this primary: who they are, what they open, and what they have.
 
 A follower dials, says who it is, and opens partitions; what is streamed to it after the answer to
-an opening is all that comes after the point that the answer names (streams.py). What it says of
+an opening is all that comes after the point that the answer names (sender.py). What it says of
 itself goes to the columns of ``leading``, and is forgotten there with its stream; what follows from
 that for groups is completion.py's.
 """
@@ -43,7 +43,7 @@ class Followers:
     def __init__(self, completion: Completion, sizes: SizeEstimates, limits: Limits) -> None:
         self._completion = completion
         self._leading = completion.leading
-        self._streams = completion.streams
+        self._sender = completion.sender
         self._sizes = sizes
         self._limits = limits
         # The epochs of nodes that named their registration: no other stream is theirs any more.
@@ -55,7 +55,7 @@ class Followers:
         """Close what the newer table ended: partitions of streams, or whole ones. ``opened``: what
         was open before it.
         """
-        for follower in list(self._streams.by_number.values()):
+        for follower in list(self._sender.streams.values()):
             info = table.nodes.get(follower.number)
             if info is not None and info.node_epoch > follower.node_epoch:
                 follower.stream.close(_fenced(info.node_id, follower.node_epoch, info.node_epoch))
@@ -80,8 +80,8 @@ class Followers:
         except PeerLostError as error:
             log.info("follower lost node=%d reason=%s", follower.number, error)
         finally:
-            if self._streams.by_number.get(follower.number) is follower:
-                del self._streams.by_number[follower.number]
+            if self._sender.streams.get(follower.number) is follower:
+                del self._sender.streams[follower.number]
                 self._leading.lose_follower(follower.slot)
 
     def _admit(self, request: replication_pb2.FollowRequest, stream: PrimaryEnd) -> FollowerStream:
@@ -121,11 +121,11 @@ class Followers:
         if not self._is_theirs(info, hello.registration_id):
             raise _fenced(info.node_id, hello.node_epoch, info.node_epoch)
         slot = leading.slot_of(number)
-        before = self._streams.by_number.get(number)
+        before = self._sender.streams.get(number)
         if before is not None:
             before.stream.close()
             leading.lose_follower(slot)
-        follower = self._streams.by_number[number] = FollowerStream(
+        follower = self._sender.streams[number] = FollowerStream(
             stream,
             number,
             hello.node_epoch,
@@ -150,7 +150,7 @@ class Followers:
         return True
 
     def _handle(self, follower: FollowerStream, request: replication_pb2.FollowRequest) -> None:
-        if self._streams.by_number.get(follower.number) is not follower:
+        if self._sender.streams.get(follower.number) is not follower:
             raise PeerLostError(reason="the node has opened another stream")
         kind = request.WhichOneof("kind")
         leading, slot = self._leading, follower.slot

@@ -326,7 +326,7 @@ class Replicator:
 
     def follower_lags(self) -> list[Lag]:
         """Return how far behind each follower is that has a stream from here."""
-        return self._completion.streams.lags(self._clock())
+        return self._completion.sender.lags(self._clock())
 
     async def read_page(
         self, request: replication_pb2.ReadPageRequest
@@ -371,7 +371,7 @@ class Replicator:
         """Do what is due now; ``run`` calls it."""
         table = self.leading.table
         if self._disk_watch.look(self._clock(), table):
-            self._completion.streams.probe(self._writer.disk.oldest, self._clock())
+            self._completion.sender.probe(self._writer.disk.oldest, self._clock())
         if table is None or not table.rows:
             return
         if self._call is not None and self._call.done():
@@ -384,7 +384,7 @@ class Replicator:
         if wanted and self._call is None and self._node_epoch:
             self._proposals.sent(wanted)
             self._call = asyncio.create_task(self._propose(wanted))
-        self._completion.streams.announce_floors()
+        self._completion.sender.announce_floors()
 
     async def _propose(self, proposals: list[Proposal]) -> None:
         changes = [RowChange(**proposal._asdict()) for proposal in proposals]

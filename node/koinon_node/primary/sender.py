@@ -186,15 +186,16 @@ class FollowerStream:
         self.send(replication_pb2.FollowResponse(floors=message))
 
 
-class FollowerStreams:
+class Sender:
     """The streams of all followers, and what is sent over them."""
 
     def __init__(self, leading: ReplicaTracker, journal: RecentWrites) -> None:
         self._leading = leading
         self._journal = journal
-        self.by_number: dict[NodeNumber, FollowerStream] = {}  # followers.py puts them here
+        # Of those that are connected: Followers puts them here, and takes them out.
+        self.streams: dict[NodeNumber, FollowerStream] = {}
 
-    def stream(self, group: CommitGroup, previous: U64Array) -> None:
+    def send(self, group: CommitGroup, previous: U64Array) -> None:
         """Send the group, which has each partition once, to whoever has its partitions open.
         ``previous``: what was streamed of these before.
         """
@@ -210,7 +211,7 @@ class FollowerStreams:
         epochs = leading.epochs[touched]
         of_group = (group.number, touched, epochs, previous, lasts, keys, rows, partition_ids)
         batches = Batches(GroupRows(*of_group, merges, group.sent_at))
-        for follower in list(self.by_number.values()):
+        for follower in list(self.streams.values()):
             mask = leading.opened[follower.slot, touched]
             if mask.any():
                 spilled |= mask
@@ -222,7 +223,7 @@ class FollowerStreams:
         where one of its copies stands already. The group is the newest that was handed over.
         """
         leading = self._leading
-        for follower in list(self.by_number.values()):
+        for follower in list(self.streams.values()):
             positioned = np.flatnonzero(leading.positioned[follower.slot])[:1].astype(np.uint32)
             if follower.last_number >= group or not len(positioned):
                 continue
@@ -234,12 +235,12 @@ class FollowerStreams:
 
     def lags(self, now: float) -> list[Lag]:
         """Return how far behind each is, in the order of their numbers."""
-        return [follower.lag(now) for _, follower in sorted(self.by_number.items())]
+        return [follower.lag(now) for _, follower in sorted(self.streams.items())]
 
     def announce_floors(self) -> None:
         """Tell followers of purge floors that have risen."""
         leading = self._leading
-        for follower in self.by_number.values():
+        for follower in self.streams.values():
             floors = self._leading.copies.purge_floors[: len(follower.announced)]
             risen = leading.positioned[follower.slot] & (floors > follower.announced)
             if risen.any():

@@ -2,7 +2,7 @@
 
 A disk counts as hanging when a commit has been out for a session. What follows from that is decided
 in core/proposals.py (what this node leads) and by the follower (what it holds for others). Before,
-followers are asked to show that their disks do better: see ``FollowerStreams.probe``.
+followers are asked to show that their disks do better: see ``Sender.probe``.
 """
 
 from __future__ import annotations
