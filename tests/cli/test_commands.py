@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +17,32 @@ from typer.testing import CliRunner
 from koinon.cli.app import app
 from koinon.local import LocalCluster
 from koinon.operate.health import problems
+from tests.cli.forked import Forked
 from tests.conftest import ClusterFactory
 
 Run = Callable[..., "subprocess.CompletedProcess[Any]"]
 
 
 @pytest.fixture
-def koinon(cluster: LocalCluster, tmp_path: Path) -> Run:
+def koinon(cluster: LocalCluster, tmp_path: Path, forked: Forked) -> Run:
     """Runs ``koinon ARGS`` against the shared cluster."""
 
-    def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[Any]:
-        environment = {
-            **os.environ,
-            "KOINON_COORDINATORS": cluster.coordinators,
-            "XDG_DATA_HOME": str(tmp_path),
-            **options.pop("environment", {}),
-        }
-        command = [sys.executable, "-m", "koinon.cli", *arguments]
-        options = {"capture_output": True, "text": True, "timeout": 60, **options}
-        return subprocess.run(command, env=environment, check=False, **options)
+    def run(
+        *arguments: str, text: bool = True, typed: str = "", environment: Mapping[str, str] = {}
+    ) -> subprocess.CompletedProcess[Any]:
+        ended: subprocess.CompletedProcess[Any] = forked.run(
+            arguments,
+            environment={
+                **os.environ,
+                "KOINON_COORDINATORS": cluster.coordinators,
+                "XDG_DATA_HOME": str(tmp_path),
+                **environment,
+            },
+            input_bytes=typed.encode(),
+        )
+        if text:
+            ended.stdout, ended.stderr = ended.stdout.decode(), ended.stderr.decode()
+        return ended
 
     return run
 
@@ -64,7 +71,7 @@ def test_put_binary_from_file_comes_back_exactly(koinon: Run, tmp_path: Path) ->
 
 
 def test_put_from_standard_input_and_hexadecimal_key(koinon: Run) -> None:
-    assert koinon("put", "--hex", "ff00", "--value-file", "-", input="x").returncode == 0
+    assert koinon("put", "--hex", "ff00", "--value-file", "-", typed="x").returncode == 0
     answer = json.loads(koinon("get", "--hex", "ff00", "--json").stdout)
     assert (answer["key"], answer["value"]) == ({"base64": "/wA="}, "x")
 

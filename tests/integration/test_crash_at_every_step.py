@@ -131,7 +131,7 @@ def wait_for_step(cluster: LocalCluster, step: str, old: str, new: str) -> None:
 @pytest.mark.parametrize(
     ("factor", "victim"),
     [
-        (3, "source"),
+        pytest.param(3, "source", marks=pytest.mark.long),  # short in test_moves
         pytest.param(3, "target", marks=pytest.mark.long),
         pytest.param(3, "bystander", marks=pytest.mark.long),
         pytest.param(3, "leader", marks=pytest.mark.long),

@@ -1,0 +1,109 @@
+"""Runs ``koinon`` in processes that have imported it already: it takes a second to import.
+
+    python -m tests.cli.forked REQUESTS ANSWERS     (two file descriptors)
+
+imports the command line, then forks for each request, and waits for the end. The forked process
+has the request's arguments, environment and files for its standard streams, runs the command as
+``python -m koinon.cli`` does, and ends as Python does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner
+
+ROOT = Path(__file__).parents[2]
+STREAMS = (("stdin", os.O_RDONLY), ("stdout", os.O_WRONLY), ("stderr", os.O_WRONLY))
+
+
+class Forked:
+    """The process that forks. Commands run one at a time."""
+
+    def __init__(self) -> None:
+        requests, self._requests = os.pipe()
+        self._answers, answers = os.pipe()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.cli.forked", str(requests), str(answers)],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(requests, answers),
+            cwd=ROOT,
+        )
+        os.close(requests)
+        os.close(answers)
+
+    def run(
+        self,
+        arguments: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        input_bytes: bytes = b"",
+        timeout_s: float = 60.0,
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Run ``koinon ARGUMENTS`` to its end."""
+        with tempfile.TemporaryDirectory() as scratch:
+            paths = {name: Path(scratch, name) for name, _ in STREAMS}
+            for path in paths.values():
+                path.write_bytes(b"")
+            paths["stdin"].write_bytes(input_bytes)
+            request = {
+                "arguments": list(arguments),
+                "environment": dict(environment),
+                "directory": str(Path.cwd()),
+                **{name: str(path) for name, path in paths.items()},
+            }
+            os.write(self._requests, json.dumps(request).encode() + b"\n")
+            ready, _, _ = select.select([self._answers], [], [], timeout_s)
+            if not ready:
+                self.close()
+                raise subprocess.TimeoutExpired(list(arguments), timeout_s)
+            code = int(os.read(self._answers, 100))
+            said = [paths[name].read_bytes() for name in ("stdout", "stderr")]
+        return subprocess.CompletedProcess(list(arguments), code, *said)
+
+    def close(self) -> None:
+        """End it, and the command that runs."""
+        self._process.kill()
+        self._process.wait()
+
+
+def main() -> None:
+    """Fork for each request until nobody can send one."""
+    requests, answers = map(int, sys.argv[1:])
+    from koinon.cli import main as koinon
+    from koinon.cli.app import app
+
+    CliRunner().invoke(app, ["get", "--hex", "1"])  # imports what reading arguments imports
+    with os.fdopen(requests) as lines:
+        while line := lines.readline():
+            pid = os.fork()
+            if pid == 0:
+                os.close(answers)
+                _become(json.loads(line))
+                koinon()
+                return
+            _, status = os.waitpid(pid, 0)
+            os.write(answers, b"%d" % os.waitstatus_to_exitcode(status))
+
+
+def _become(request: dict[str, Any]) -> None:
+    for number, (name, flags) in enumerate(STREAMS):
+        file = os.open(request[name], flags)
+        os.dup2(file, number)
+        os.close(file)
+    os.chdir(request["directory"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.argv = ["koinon", *request["arguments"]]
+
+
+if __name__ == "__main__":
+    main()
