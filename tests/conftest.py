@@ -100,33 +100,41 @@ def make_cluster() -> Iterator[ClusterFactory]:
 
 @pytest.hookimpl(trylast=True)  # after those that leave out what is not run
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the folders with the longest tests first; the order within a folder stays. The shared
-    cluster is for one process of the run, with all tests that use it, before its others.
+    """Deal the tests to the processes of the run. Each is given one piece of the list, of as many
+    tests as another's, and takes over from the end of another's when it has none left.
 
-    Each process is given one piece of the list, of as many tests as another's, and takes over from
-    the end of another's when it has none left. So each piece ends with short tests.
+    The first has all tests that use the session of Spark or the shared cluster, so that there is
+    one of each; the others have the folders with long tests, the longest first. Then come, for all,
+    the short tests, which are taken over most easily.
     """
-    SHARED.modules = {i.path for i in items if "shared_cluster" in getattr(i, "fixturenames", ())}
+    SHARED.modules = _modules_with("shared_cluster", items)
+    sharing = _modules_with("spark", items) | SHARED.modules
     places = {name: place for place, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: places.get(item.path.parent.name, len(places)))
+    items.sort(key=lambda item: item.path in SHARED.modules)  # one after the other
     modules: dict[Path, list[pytest.Item]] = {}
     for item in items:
         modules.setdefault(item.path, []).append(item)
     processes = getattr(config, "workerinput", {}).get("workercount", 1)
     pieces: list[list[pytest.Item]] = [[] for _ in range(processes)]
-    turn = itertools.cycle(reversed(pieces))
+    others = itertools.cycle(pieces[1:] or pieces)
     short: list[pytest.Item] = []
-    for path in filter(SHARED.modules.__contains__, modules):
-        pieces[0] += modules[path]
     for path, tests in modules.items():
-        if path not in SHARED.modules:
-            (next(turn) if path.parent.name in places else short).extend(tests)
+        if path in sharing:
+            pieces[0] += tests
+        else:
+            (next(others) if path.parent.name in places else short).extend(tests)
     begins = 0
     for number, piece in enumerate(pieces):
         room = len(items) * (number + 1) // processes - sum(map(len, pieces[: number + 1]))
         piece += short[begins : begins + max(room, 0)]
         begins += max(room, 0)
     items[:] = itertools.chain(*pieces)
+
+
+def _modules_with(fixture: str, items: list[pytest.Item]) -> set[Path]:
+    """Return those with a test that asks for the fixture."""
+    return {item.path for item in items if fixture in getattr(item, "fixturenames", ())}
 
 
 @pytest.hookimpl(trylast=True)
