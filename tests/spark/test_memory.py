@@ -27,7 +27,7 @@ def test_task_grows_by_its_buffers_however_much_it_writes() -> None:
 def test_task_faults_its_memory_in_once() -> None:
     program = """
         import resource
-        from koinon.spark import memory
+        from koinon.spark.writing import memory
 
         size = 32 << 20
 
