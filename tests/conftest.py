@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from koinon.client import Client
@@ -36,6 +37,11 @@ sys.dont_write_bytecode = False
 
 # A test's Spark job is over before what Java's second compiler makes of it pays: half of its CPU.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+
+# Of an example: the first one imports what it needs, and the machine may do much else.
+hypothesis.settings.register_profile("koinon", hypothesis.settings(), deadline=None)
+hypothesis.settings.load_profile("koinon")
 
 
 class SharedCluster:
