@@ -49,6 +49,9 @@ MUTANTS: list[Mutant] = []
 
 SHOWN_BY = {
     "waits-only-for-followers-that-are-connected": 3,
+    "ignores-its-own-tail": 21,
+    "drops-batches-that-come-too-early": 5,
+    "pages-leave-out-what-was-read-beyond-their-bound": 9,
     "hands-over-without-draining": 7,
     "serves-without-a-lease": 6,
     "reads-what-is-not-complete": 13,

@@ -129,10 +129,8 @@ VICTIMS = {
 }
 
 
-@pytest.mark.parametrize(
-    "victim",
-    ["driver", *(pytest.param(v, marks=pytest.mark.long) for v in VICTIMS if v != "driver")],
-)
+@pytest.mark.long  # test_cluster kills workers and a node; integration/test_loads leaves loads open
+@pytest.mark.parametrize("victim", list(VICTIMS))
 def test_job_ends_whole_or_without_a_trace_whoever_is_killed(
     cluster: LocalCluster, client: Client, victim: str, tmp_path: Path
 ) -> None:
