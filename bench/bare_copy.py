@@ -81,7 +81,7 @@ def _serve(directory: Path, connection: Connection) -> None:
     keep_freed(KEPT_BYTES)
     env = lmdb.open(str(directory), map_size=MAP_BYTES, readonly=True)
     server = grpc.server(ThreadPoolExecutor(2), options=COMMON_OPTIONS)
-    handler = grpc.unary_stream_rpc_method_handler(
+    handler: Any = grpc.unary_stream_rpc_method_handler(
         lambda _request, _context: _pages(env),
         response_serializer=replication_pb2.RecordPage.SerializeToString,
     )

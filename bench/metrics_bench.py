@@ -57,7 +57,7 @@ class Bench:
 
     def __init__(self, cluster: LocalCluster, channel: grpc.aio.Channel) -> None:
         self.cluster = cluster
-        self.stub: Any = kv_pb2_grpc.KeyValueStub(channel)  # type: ignore[no-untyped-call]
+        self.stub: Any = kv_pb2_grpc.KeyValueStub(channel)
 
     def urls(self) -> list[str]:
         """Where the processes serve metrics, if they do."""

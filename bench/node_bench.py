@@ -70,7 +70,7 @@ def wait_until_served(address: str) -> None:
     """Wait until the node serves a partition."""
     deadline = time.monotonic() + READY_TIMEOUT_S
     with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
-        stub = kv_pb2_grpc.KeyValueStub(channel)  # type: ignore[no-untyped-call]
+        stub = kv_pb2_grpc.KeyValueStub(channel)
         while True:
             try:
                 stub.Get(kv_pb2.GetRequest(key=b"ready?"), timeout=1)
@@ -128,7 +128,7 @@ async def measure(
         for batch in writes[:100]
     ]
     async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
-        stub = kv_pb2_grpc.KeyValueStub(channel)  # type: ignore[no-untyped-call]
+        stub = kv_pb2_grpc.KeyValueStub(channel)
         figures = {"put": await rate(stub.BatchWrite, writes, in_flight, seconds)}
         for batch in writes[:100]:
             await stub.BatchWrite(batch)

@@ -195,7 +195,7 @@ def _states(log: RestoredState) -> Iterator[tuple[int, ClusterState]]:
 
 def _table_of(address: str) -> Table:
     with grpc.insecure_channel(address, options=COMMON_OPTIONS) as channel:
-        stub = table_pb2_grpc.TableServiceStub(channel)  # type: ignore[no-untyped-call]
+        stub = table_pb2_grpc.TableServiceStub(channel)
         try:
             reply = stub.GetTable(table_pb2.GetTableRequest(), timeout=CALL_TIMEOUT_S)
         except grpc.RpcError as error:

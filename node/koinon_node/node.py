@@ -9,8 +9,6 @@ import os
 import time
 from typing import Any
 
-import grpc
-
 from koinon_node.assembly import Parts
 from koinon_node.bulk_load.service import BulkService
 from koinon_node.config import (
@@ -132,7 +130,7 @@ class Node:
             raise self._fatal
         log.info("node stopped node=%s", self._config.node_id)
 
-    async def _leave(self, parts: Parts, server: grpc.aio.Server, health: Any) -> None:
+    async def _leave(self, parts: Parts, server: GuardedServer, health: Any) -> None:
         """Hand over what others can lead, be put out of where others lead, see clients off; then
         answer what is under way and take nothing more.
         """
@@ -194,16 +192,11 @@ class Node:
         guard = Guard(DATA_LANE, CONTROL_LANE, REPLY_BYTES, KEPT_BYTES)
         server = GuardedServer(guard, NODE_SERVER_OPTIONS)
         traffic = TrafficService(parts.engine.traffic, parts.replicator, self.state)
-        for add, servicer in (
-            (
-                kv_pb2_grpc.add_KeyValueServicer_to_server,
-                KeyValueService(parts.engine, self.state, parts.rows, parts.attendance),
-            ),
-            (loads_pb2_grpc.add_BulkServicer_to_server, BulkService(parts.bulk, self.state)),
-            (table_pb2_grpc.add_TableServiceServicer_to_server, NodeTableService(self.state)),
-            (traffic_pb2_grpc.add_TrafficServicer_to_server, traffic),
-        ):
-            add(servicer, server)  # type: ignore[no-untyped-call]
+        service = KeyValueService(parts.engine, self.state, parts.rows, parts.attendance)
+        kv_pb2_grpc.add_KeyValueServicer_to_server(service, server)
+        loads_pb2_grpc.add_BulkServicer_to_server(BulkService(parts.bulk, self.state), server)
+        table_pb2_grpc.add_TableServiceServicer_to_server(NodeTableService(self.state), server)
+        traffic_pb2_grpc.add_TrafficServicer_to_server(traffic, server)
         parts.replication.add_to(server)
         health = await rpc.add_health_and_reflection(server, SERVICES)
         try:

@@ -40,6 +40,7 @@ from koinon_proto.server.admission import Places
 from koinon_proto.server.rpc import (
     CHANNEL_OPTIONS,
     SERVER_OPTIONS,
+    TakesServices,
     bounded,
     error_of,
     typed_errors,
@@ -196,7 +197,7 @@ class GrpcPeers:
 
     def follow(self, node: NodeInfo) -> FollowerEnd:
         """See seams.Peers."""
-        call = self._channel(node.address).stream_stream(
+        call: Any = self._channel(node.address).stream_stream(
             f"/{SERVICE}/Follow",
             request_serializer=None,  # ends serialise what they send
             response_deserializer=replication_pb2.FollowResponse.FromString,
@@ -232,7 +233,7 @@ class GrpcPeers:
         channel = self._channel(node.address)
         try:
             page: replication_pb2.RecordPage = await ask(
-                replication_pb2_grpc.ReplicationStub(channel)  # type: ignore[no-untyped-call]
+                replication_pb2_grpc.ReplicationStub(channel)
             )
             return page
         except grpc.RpcError as error:
@@ -359,12 +360,12 @@ class ReplicationService:
         self._serving: set[asyncio.Future[None]] = set()  # the loop holds tasks only weakly
         self._stopping = False
 
-    def add_to(self, server: grpc.aio.Server) -> None:
+    def add_to(self, server: TakesServices) -> None:
         """Register the service, as the generated code would but for Follow's answers: the streams'
         ends serialise them.
         """
         pb2 = replication_pb2
-        handlers = {
+        handlers: dict[str, Any] = {
             "Follow": grpc.stream_stream_rpc_method_handler(
                 self.Follow, request_deserializer=pb2.FollowRequest.FromString
             )

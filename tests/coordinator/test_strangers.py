@@ -30,7 +30,7 @@ def test_coordinators_that_strangers_talk_to_stay_up_and_keep_their_leader(tmp_p
     async def say(processes: Processes, member_id: str, group: str, address: str) -> None:
         """All of it, in the group's own name too."""
         async with grpc.aio.insecure_channel(processes.addresses[member_id]) as channel:
-            exchange = raft_pb2_grpc.RaftStub(channel).Exchange  # type: ignore[no-untyped-call]
+            exchange = raft_pb2_grpc.RaftStub(channel).Exchange
             for number, message in enumerate(STRANGERS_WORDS):
                 hello = RaftHello(
                     protocol_version=1,

@@ -118,7 +118,7 @@ class Campaign:
         for channel in self._channels.values():
             channel.close()
 
-    def _send(self, channel: grpc.Channel, method: Method, raws: list[bytes]) -> None:
+    def _send(self, channel: Any, method: Method, raws: list[bytes]) -> None:
         """Send one call; what comes back must be an answer or a typed error."""
         descriptor: Any = method.descriptor
         try:

@@ -45,7 +45,7 @@ def checksums(table: Table) -> dict[int, dict[NodeNumber, replication_pb2.CopyCh
         if not held:
             continue
         with grpc.insecure_channel(node.address, options=OPTIONS) as channel:
-            stub = replication_pb2_grpc.ReplicationStub(channel)  # type: ignore[no-untyped-call]
+            stub = replication_pb2_grpc.ReplicationStub(channel)
             request = replication_pb2.ChecksumsRequest(partition_ids=held)
             for copy in stub.Checksums(request, timeout=TIMEOUT_S).copies:
                 found.setdefault(copy.partition_id, {})[number] = copy

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -75,7 +76,7 @@ def test_many_large_calls_on_one_connection_are_bounded_and_their_memory_is_give
         nonlocal peak
         options = (("grpc.max_send_message_length", -1),)
         async with grpc.aio.insecure_channel(cluster.address("n1"), options=options) as channel:
-            write = channel.unary_unary("/koinon.v1.KeyValue/BatchWrite")
+            write: Any = channel.unary_unary("/koinon.v1.KeyValue/BatchWrite")
             calls = [asyncio.ensure_future(refused(write(body, timeout=60))) for _ in range(40)]
             while not all(call.done() for call in calls):
                 peak = max(peak, resident_mib(cluster))
@@ -137,7 +138,7 @@ def test_members_go_on_while_strangers_fill_the_places_of_the_control_calls(
         channels = [
             grpc.aio.insecure_channel(cluster.address("c1"), options=options) for _ in range(150)
         ]
-        calls = [
+        calls: list[Any] = [
             channel.stream_unary("/koinon.v1.Membership/Heartbeat")()  # no message ever comes
             for channel in channels
             for _ in range(3)

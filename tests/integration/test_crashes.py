@@ -109,7 +109,7 @@ def wait_for_leases_to_end(table: Table) -> None:
     keys = {table.rows[part.partition_of(k)].primary: k for k in [b"%d" % n for n in range(100)]}
     for number, node in table.nodes.items():
         with grpc.insecure_channel(node.address, OPTIONS) as channel:
-            get: Any = kv_pb2_grpc.KeyValueStub(channel).Get  # type: ignore[no-untyped-call]
+            get: Any = kv_pb2_grpc.KeyValueStub(channel).Get
             request = kv_pb2.GetRequest(key=keys[number])
             wait_until(
                 lambda get=get, request=request: isinstance(  # type: ignore[misc]
@@ -269,7 +269,7 @@ def frozen(
     keys = [b"frozen/%d" % n for n in range(60)]
     client.put_many([(key, b"old") for key in keys]).raise_for_errors()
     with grpc.insecure_channel(cluster.address(name), OPTIONS) as channel:
-        stub: Any = kv_pb2_grpc.KeyValueStub(channel)  # type: ignore[no-untyped-call]
+        stub: Any = kv_pb2_grpc.KeyValueStub(channel)
         owned = [key for key in keys if _serves(stub, key)]
         assert owned
         cluster.pause(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Any
 
 import grpc
 import pytest
@@ -31,7 +32,7 @@ def test_idle_streams_on_a_server_fence_nobody_and_refuse_nobody(
 
     async def hold_streams_open() -> None:
         async with grpc.aio.insecure_channel(target(cluster)) as channel:
-            call = channel.stream_unary(method)
+            call: Any = channel.stream_unary(method)
             streams = [call() for _ in range(STREAMS)]  # headers go out; no message ever does
             await asyncio.to_thread(write_for_a_while)
             assert not any(stream.done() for stream in streams[:100])

@@ -111,7 +111,7 @@ def test_flood_of_writes_is_refused_at_once_and_what_was_taken_is_written(
 ) -> None:
     requests = _flood_requests(client)
     channel = grpc.insecure_channel(cluster.address("n1"), OPTIONS)
-    stub: Any = kv_pb2_grpc.KeyValueStub(channel)  # type: ignore[no-untyped-call]
+    stub: Any = kv_pb2_grpc.KeyValueStub(channel)
     with stalled_disk(cluster, "n1"):
         calls = [stub.BatchWrite.future(request, timeout=60) for request in requests]
         began = time.monotonic()

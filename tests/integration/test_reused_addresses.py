@@ -46,7 +46,7 @@ class Coordinators:
             if process.poll() is not None:
                 continue
             with grpc.insecure_channel(self.addresses[name], OPTIONS) as channel:
-                stub = admin_pb2_grpc.AdminStub(channel)  # type: ignore[no-untyped-call]
+                stub = admin_pb2_grpc.AdminStub(channel)
                 try:
                     status = stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=1)
                 except grpc.RpcError:

@@ -28,7 +28,7 @@ def wait_for_table(
         address = addresses.split(",")[turn % len(addresses.split(","))]
         turn += 1
         with grpc.insecure_channel(address, options=OPTIONS) as channel:
-            stub: Any = table_pb2_grpc.TableServiceStub(channel)  # type: ignore[no-untyped-call]
+            stub: Any = table_pb2_grpc.TableServiceStub(channel)
             table: Table | None = None
             try:
                 left_s = deadline - time.monotonic()

@@ -100,9 +100,9 @@ class ScriptedCoordinator(
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._server = grpc.server(futures.ThreadPoolExecutor(16))
-        membership_pb2_grpc.add_MembershipServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
-        table_pb2_grpc.add_TableServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
-        loads_pb2_grpc.add_LoadsServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
+        membership_pb2_grpc.add_MembershipServicer_to_server(self, self._server)
+        table_pb2_grpc.add_TableServiceServicer_to_server(self, self._server)
+        loads_pb2_grpc.add_LoadsServicer_to_server(self, self._server)
         port = self._server.add_insecure_port("127.0.0.1:0")
         self.address = f"127.0.0.1:{port}"
 

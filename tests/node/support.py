@@ -78,9 +78,9 @@ class NodeProcess:
                 stderr=errors,
             )
         self.channel = grpc.insecure_channel(self.address, options=CHANNEL_OPTIONS)
-        self.kv: Any = kv_pb2_grpc.KeyValueStub(self.channel)  # type: ignore[no-untyped-call]
-        self.bulk: Any = loads_pb2_grpc.BulkStub(self.channel)  # type: ignore[no-untyped-call]
-        self.table: Any = table_pb2_grpc.TableServiceStub(self.channel)  # type: ignore[no-untyped-call]
+        self.kv: Any = kv_pb2_grpc.KeyValueStub(self.channel)
+        self.bulk: Any = loads_pb2_grpc.BulkStub(self.channel)
+        self.table: Any = table_pb2_grpc.TableServiceStub(self.channel)
 
     def errors(self) -> str:
         return self._errors.read_text()

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -99,7 +100,7 @@ def test_node_garbage_and_half_open_connections_leave_it_serving(tmp_path: Path)
                     connection.sendall(rng.randbytes(200))
             node.kv.Put(kv_pb2.PutRequest(key=b"k", value=b"v"), timeout=5)
             with grpc.insecure_channel(node.address) as fresh:
-                call = fresh.unary_unary("/koinon.v1.KeyValue/Put")
+                call: Any = fresh.unary_unary("/koinon.v1.KeyValue/Put")
                 with pytest.raises(grpc.RpcError):
                     call(b"\xff\xff not a message", timeout=5)
             assert node.kv.Get(kv_pb2.GetRequest(key=b"k"), timeout=5).value == b"v"

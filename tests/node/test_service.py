@@ -435,7 +435,7 @@ def test_unknown_durability_is_refused_before_anything_is_written(node: NodeProc
 
 
 def test_checksums_and_sizes_tell_what_is_held(node: NodeProcess) -> None:
-    stub: Any = replication_pb2_grpc.ReplicationStub(node.channel)  # type: ignore[no-untyped-call]
+    stub: Any = replication_pb2_grpc.ReplicationStub(node.channel)
     keys = keys_in(2, 30, "summed-")
     node.kv.BatchWrite(write_request(keys, [b"12345"] * 30))
     asked = replication_pb2.ChecksumsRequest(partition_ids=[2, NOT_OURS])

@@ -235,11 +235,11 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
 
 
 def stub_of(node: NodeProcess) -> traffic_pb2_grpc.TrafficStub:
-    return traffic_pb2_grpc.TrafficStub(node.channel)  # type: ignore[no-untyped-call]
+    return traffic_pb2_grpc.TrafficStub(node.channel)
 
 
 def put(node: NodeProcess, *keys: bytes) -> None:
-    stub = kv_pb2_grpc.KeyValueStub(node.channel)  # type: ignore[no-untyped-call]
+    stub = kv_pb2_grpc.KeyValueStub(node.channel)
     stub.BatchWrite(
         kv_pb2.BatchWriteRequest(
             table_version=1,

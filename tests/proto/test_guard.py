@@ -102,7 +102,7 @@ def held(guarding: Guard) -> tuple[int, ...]:
 
 
 def test_methods_of_each_kind_are_answered_and_leave_nothing() -> None:
-    async def test(guarding: Guard, sample: Sample, channel: grpc.aio.Channel) -> None:
+    async def test(guarding: Guard, sample: Sample, channel: Any) -> None:
         sent, got = kv_pb2.GetRequest(key=b"k").SerializeToString(), kv_pb2.GetResponse.FromString
         assert got(await channel.unary_unary(GET)(sent)).value == b"k"
         assert [got(m).value async for m in channel.unary_stream(WATCH)(sent)] == [b"k"]
@@ -128,7 +128,7 @@ def test_malformed_messages_are_refused_by_type_and_few_are_logged(
         table_pb2.GetTableRequest(cluster_id="abc").SerializeToString().replace(b"b", b"\xff")
     )
 
-    async def test(guarding: Guard, sample: Sample, channel: grpc.aio.Channel) -> None:
+    async def test(guarding: Guard, sample: Sample, channel: Any) -> None:
         parse = guard._parser("/koinon.v1.T/T", table_pb2.GetTableRequest.FromString)
         with pytest.raises(InvalidArgumentError):
             parse(wrong_text, _Peer())
@@ -165,7 +165,7 @@ class _Peer:
 def test_a_message_that_does_not_come_holds_up_its_own_connection_and_is_cut_off_for_others() -> (
     None
 ):
-    async def test(guarding: Guard, sample: Sample, channel: grpc.aio.Channel) -> None:
+    async def test(guarding: Guard, sample: Sample, channel: Any) -> None:
         idle = [channel.stream_unary(GET)() for _ in range(2)]
         await until(lambda: guarding.data.all.calls == 2)
         for call in idle:
@@ -174,7 +174,8 @@ def test_a_message_that_does_not_come_holds_up_its_own_connection_and_is_cut_off
         await until(lambda: guarding.data.waiting == 1)
         options = (*rpc.CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
         async with grpc.aio.insecure_channel(sample.address, options=options) as other:
-            await other.unary_unary(GET)(kv_pb2.GetRequest(key=b"k").SerializeToString())
+            get: Any = other.unary_unary(GET)
+            await get(kv_pb2.GetRequest(key=b"k").SerializeToString())
         refused = await asyncio.gather(*(refusal(call) for call in idle))
         assert all(isinstance(error, UnavailableError) for error in refused)
         more.cancel()
@@ -188,7 +189,7 @@ def test_answers_count_until_they_have_left_and_one_who_takes_none_is_closed(
 ) -> None:
     monkeypatch.setattr(admission, "_CONTENDED_LEAVE_S", 0.3)
 
-    async def test(guarding: Guard, sample: Sample, channel: grpc.aio.Channel) -> None:
+    async def test(guarding: Guard, sample: Sample, channel: Any) -> None:
         port = sample.address.rpartition(":")[2]
         reader, writer = await asyncio.open_connection("127.0.0.1", int(port))
         writer.write(_http2_calls(PAGE.encode(), 3))  # its window is 64 KiB, and it never opens it
@@ -206,7 +207,7 @@ def test_answers_count_until_they_have_left_and_one_who_takes_none_is_closed(
 
 @pytest.mark.parametrize("path", [b"/\xff\xfe", b"/koinon.v1.Sample/\xc3", b"\xff", b""])
 def test_a_path_that_is_no_text_is_answered_and_stops_nobody(path: bytes) -> None:
-    async def test(guarding: Guard, sample: Sample, channel: grpc.aio.Channel) -> None:
+    async def test(guarding: Guard, sample: Sample, channel: Any) -> None:
         reader, writer = await asyncio.open_connection(*sample.address.split(":"))
         writer.write(_http2_calls(path, 3))
         assert len(await reader.read(1)) == 1

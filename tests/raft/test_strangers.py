@@ -132,7 +132,7 @@ def test_stranger_is_refused_and_nothing_of_it_is_kept_or_dialled() -> None:
         transport.attach(endpoint)
         server = await served(transport, address)
         async with grpc.aio.insecure_channel(address) as channel:
-            exchange = raft_pb2_grpc.RaftStub(channel).Exchange  # type: ignore[no-untyped-call]
+            exchange = raft_pb2_grpc.RaftStub(channel).Exchange
             for name in sorted(endpoint.strangers):
                 reply = await exchange(iter([hello(name, "127.0.0.1:9")]))
                 assert reply.refusal in (
@@ -160,7 +160,7 @@ def test_streams_that_say_nothing_take_no_members_place(monkeypatch: pytest.Monk
         transport.attach(endpoint)
         server = await served(transport, address)
         async with grpc.aio.insecure_channel(address) as channel:
-            exchange = raft_pb2_grpc.RaftStub(channel).Exchange  # type: ignore[no-untyped-call]
+            exchange = raft_pb2_grpc.RaftStub(channel).Exchange
             silent = [exchange() for _ in range(4)]
             await until("they wait", lambda: len(transport._waiting) == 4)
             stream = exchange()

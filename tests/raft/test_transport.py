@@ -255,7 +255,7 @@ def test_transport_member_refused_by_another_group_goes_on(wire_kind: str) -> No
 
 async def exchange(address: str, *batches: RaftBatch) -> RaftExchangeReply:
     async with grpc.aio.insecure_channel(address) as channel:
-        stub = raft_pb2_grpc.RaftStub(channel)  # type: ignore[no-untyped-call]
+        stub = raft_pb2_grpc.RaftStub(channel)
         return await stub.Exchange(iter(batches))  # type: ignore[no-any-return]
 
 

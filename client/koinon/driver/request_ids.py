@@ -94,7 +94,7 @@ def metadata() -> Metadata:
     return (_current.get() or RequestId()).metadata()
 
 
-class _Adding(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]
+class _Adding(grpc.UnaryUnaryClientInterceptor):
     def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
         return continuation(details._replace(metadata=metadata()), request)
 

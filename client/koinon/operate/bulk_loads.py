@@ -270,7 +270,7 @@ class LoadsClient:
 
     def _stub(self, address: str, method: str) -> Any:
         channel = self._coordinators.channel(address)
-        return getattr(loads_pb2_grpc.LoadsStub(channel), method)  # type: ignore[no-untyped-call]
+        return getattr(loads_pb2_grpc.LoadsStub(channel), method)
 
 
 def _judged(failure: grpc.RpcError) -> KoinonError:
@@ -278,7 +278,7 @@ def _judged(failure: grpc.RpcError) -> KoinonError:
     error = rpc.error_of(failure)
     if error is not None:
         return error
-    if cast(Any, failure).code() is grpc.StatusCode.UNIMPLEMENTED:
+    if failure.code() is grpc.StatusCode.UNIMPLEMENTED:
         return UnsupportedVersionError(what="the coordinators' bulk loads", version=0, supported=1)
     return UnknownFateError(reason=why(failure))
 

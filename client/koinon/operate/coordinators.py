@@ -47,7 +47,7 @@ class Coordinators(Channels):
 
     def admin(self, address: str) -> Any:
         """Return the stub of a coordinator's Admin service."""
-        return admin_pb2_grpc.AdminStub(self.channel(address))  # type: ignore[no-untyped-call]
+        return admin_pb2_grpc.AdminStub(self.channel(address))
 
     def ask_all(self, deadline: float) -> dict[str, admin_pb2.ClusterStatus]:
         """Ask known members for their status until the leader has answered, or all have; return
@@ -59,7 +59,7 @@ class Coordinators(Channels):
             WrongClusterError: all that answer are another cluster's.
             UnavailableError: nobody answered.
         """
-        arrived: queue.Queue[tuple[str, grpc.Future]] = queue.Queue()
+        arrived: queue.Queue[tuple[str, grpc.Future[admin_pb2.ClusterStatus]]] = queue.Queue()
         asked: set[str] = set()
 
         def ask(address: str) -> None:

@@ -124,7 +124,7 @@ class Replicas(Channels):
 
     def _stub(self, table: Table, number: int) -> Any:
         channel = self.channel(table.nodes[NodeNumber(number)].address)
-        return replication_pb2_grpc.ReplicationStub(channel)  # type: ignore[no-untyped-call]
+        return replication_pb2_grpc.ReplicationStub(channel)
 
 
 def _averages(status: ClusterStatus, table: Table) -> dict[int, PartitionSize]:

@@ -126,7 +126,7 @@ class TrafficClient(Channels):
         }
 
     def _stub(self, node: NodeInfo) -> Any:
-        return traffic_pb2_grpc.TrafficStub(self.channel(node.address))  # type: ignore[no-untyped-call]
+        return traffic_pb2_grpc.TrafficStub(self.channel(node.address))
 
 
 def _runs(node: NodeInfo) -> bool:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 from random import Random
-from typing import Any, cast
+from typing import Any
 
 import grpc
 
@@ -107,7 +107,7 @@ class Cluster(Channels):
             cluster_id=routing.table.cluster.cluster_id if routing else "",
             known_version=self._router.table_version,
         )
-        stub = cast(Any, table_pb2_grpc.TableServiceStub)(self.channel(address))
+        stub = table_pb2_grpc.TableServiceStub(self.channel(address))
         reply = self._called(address, stub.GetTable, request, ASK_S)
         if isinstance(reply, KoinonError):
             return reply
@@ -128,7 +128,7 @@ class Cluster(Channels):
         """Call a method of a node's Bulk service; return the reply, or the error. Raises nothing
         of its own. A call that was not answered ends as UnknownFateError.
         """
-        stub = cast(Any, loads_pb2_grpc.BulkStub)(self.channel(address))
+        stub = loads_pb2_grpc.BulkStub(self.channel(address))
         return self._called(address, getattr(stub, method), request, CALL_S)
 
     @staticmethod
@@ -145,12 +145,11 @@ class Cluster(Channels):
 
 
 def _error_of(failure: grpc.RpcError, address: str) -> KoinonError:
-    call = cast(Any, failure)
-    if call.code() is grpc.StatusCode.UNIMPLEMENTED:
+    if failure.code() is grpc.StatusCode.UNIMPLEMENTED:
         return UnsupportedVersionError(
             what=f"{address}: bulk loads and reads", version=0, supported=1
         )
-    reason = f"{address}: {call.code().name.lower()}: {call.details()}"
+    reason = f"{address}: {failure.code().name.lower()}: {failure.details()}"
     return rpc.error_of(failure) or UnknownFateError(reason=reason)
 
 

@@ -147,7 +147,7 @@ class GrpcRaftTransport(raft_pb2_grpc.RaftServicer):
         self.counters: Counter[str] = Counter()
 
     def add_to_server(self, server: Any) -> None:
-        raft_pb2_grpc.add_RaftServicer_to_server(self, server)  # type: ignore[no-untyped-call]
+        raft_pb2_grpc.add_RaftServicer_to_server(self, server)
 
     # -- RaftTransport
 
@@ -440,7 +440,7 @@ class _PeerStream:
         hello_s = self._config.hello_interval_ms / 1000
         options = (*COMMON_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
         async with grpc.aio.insecure_channel(self.address, options=options) as channel:
-            stub = raft_pb2_grpc.RaftStub(channel)  # type: ignore[no-untyped-call]
+            stub = raft_pb2_grpc.RaftStub(channel)
             call = stub.Exchange()
             call.add_done_callback(lambda _: self._wake.set())
             hello_due_at, timer = loop.time(), None

@@ -4,7 +4,7 @@ elsewhere. ``admin_service.py`` has the operators' one, ``loads_service.py`` tha
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 from koinon_coordinator.coordinator import Coordinator
 from koinon_coordinator.core.decide.decisions import Registration
@@ -245,10 +245,8 @@ def _progress_from_proto(message: membership_pb2.ReplicaProgress) -> Progress:
 def add_services(coordinator: Coordinator, server: Any) -> None:
     """Mount all services of ``coordinator`` on a ``grpc.aio`` server."""
     updates = UpdateCache()
-    for add, service in (
-        (membership_pb2_grpc.add_MembershipServicer_to_server, MembershipService),
-        (table_pb2_grpc.add_TableServiceServicer_to_server, TableService),
-        (admin_pb2_grpc.add_AdminServicer_to_server, AdminService),
-        (loads_pb2_grpc.add_LoadsServicer_to_server, LoadsService),
-    ):
-        cast(Any, add)(cast(Any, service)(coordinator, updates), server)
+    members = MembershipService(coordinator, updates)
+    membership_pb2_grpc.add_MembershipServicer_to_server(members, server)
+    table_pb2_grpc.add_TableServiceServicer_to_server(TableService(coordinator, updates), server)
+    admin_pb2_grpc.add_AdminServicer_to_server(AdminService(coordinator, updates), server)
+    loads_pb2_grpc.add_LoadsServicer_to_server(LoadsService(coordinator, updates), server)

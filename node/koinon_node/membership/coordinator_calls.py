@@ -145,7 +145,7 @@ class Coordinators:
     def _stub(self, address: str) -> Any:
         if address not in self._channels:
             self._channels[address] = self._connect(address)
-        return membership_pb2_grpc.MembershipStub(self._channels[address])  # type: ignore[no-untyped-call]
+        return membership_pb2_grpc.MembershipStub(self._channels[address])
 
 
 class Member(Protocol):

@@ -110,7 +110,7 @@ class TableWatch:
         self._version = max(self._version, version)
         channel = self._connect(self._address)
         try:
-            stub: Any = table_pb2_grpc.TableServiceStub(channel)  # type: ignore[no-untyped-call]
+            stub: Any = table_pb2_grpc.TableServiceStub(channel)
             request = table_pb2.GetTableRequest(cluster_id=cluster_id, known_version=version)
             with self._lock:
                 if self._stopping:

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import grpc
-from grpc._cython import cygrpc
+from grpc._cython import cygrpc  # type: ignore[attr-defined]  # private, so without types
 
 from koinon_proto.server.guard import Guard
 
@@ -28,7 +28,7 @@ _HOOKS = ("_make_request_call_future", "_request_call")
 _AioServer: Any = cygrpc.AioServer
 
 
-class _Server(_AioServer):  # type: ignore[misc]  # grpc has no types
+class _Server(_AioServer):  # type: ignore[misc]  # its base has no type
     """Asks gRPC for calls of unknown methods, as its base does, but answers these at once."""
 
     def _make_request_call_future(self, method: bytes | None) -> Any:

@@ -12,8 +12,8 @@ import functools
 import logging
 import re
 import resource
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar, cast
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol, TypeVar, cast
 
 import grpc
 from google.protobuf.message import Message
@@ -183,6 +183,7 @@ def error_of(failure: grpc.RpcError) -> KoinonError | None:
     """Return the typed error that the other side answered with; None if it did not answer so
     (the call never arrived, was cut off, or timed out: whether it took effect is not known).
     """
+    # Blocking calls and grpc.aio give metadata of two types, which no one stub fits.
     metadata = cast(Any, failure).trailing_metadata() or ()
     for key, value in metadata:
         if key == convert.STATUS_DETAILS_KEY:
@@ -197,7 +198,17 @@ def raise_descriptor_limit() -> int:
     return hard
 
 
-async def add_health_and_reflection(server: grpc.aio.Server, services: tuple[str, ...]) -> Any:
+class TakesServices(Protocol):
+    """A server that services are added to: one of ``grpc.aio``, or a guarded one."""
+
+    def add_registered_method_handlers(
+        self, service: str, handlers: Mapping[str, Any], /
+    ) -> None: ...
+
+    def add_generic_rpc_handlers(self, handlers: Any, /) -> None: ...
+
+
+async def add_health_and_reflection(server: TakesServices, services: tuple[str, ...]) -> Any:
     """Add ``grpc.health.v1.Health`` (all serving) and server reflection; return the health
     servicer, whose ``set`` and ``enter_graceful_shutdown`` change what it says.
     """
