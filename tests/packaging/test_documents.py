@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.observe.shipped import anchors
+
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     path
@@ -20,12 +22,6 @@ PACKAGES = {
     "node": ROOT / "node/koinon_node",
     "proto": ROOT / "proto/koinon_proto",
 }
-
-
-def anchors(page: Path) -> set[str]:
-    """Return the names that a web view gives to the headings of a page."""
-    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
