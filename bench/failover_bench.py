@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field
 
 from koinon import aio
 from koinon.local import LocalCluster
+from koinon_proto.contract.table import Table
 from koinon_proto.partitioner import partitioner
 from tests.checkers.linearizability import check
 from tests.checkers.load import FULL_PAUSE_S, RecordedLoad
@@ -52,10 +53,8 @@ class Report:
     violations: list[str] = field(default_factory=list)
 
 
-def probe_keys(cluster: LocalCluster) -> list[bytes]:
+def probe_keys(table: Table) -> dict[int, bytes]:
     """Return one key of every partition."""
-    table = cluster.status().table
-    assert table is not None
     config = table.cluster
     partition_of = partitioner(config.partitioner, config.partition_count).partition_of
     found: dict[int, bytes] = {}
@@ -64,14 +63,14 @@ def probe_keys(cluster: LocalCluster) -> list[bytes]:
         key = b"probe/%d" % number
         found.setdefault(partition_of(key), key)
         number += 1
-    return list(found.values())
+    return found
 
 
 async def one_run(cluster: LocalCluster, client: aio.AsyncClient, victim: str) -> Run:
     """Kill the node; return when each partition took a write again."""
-    keys = probe_keys(cluster)
     table = cluster.status().table
     assert table is not None
+    keys = list(probe_keys(table).values())
     number = next(n.number for n in table.nodes.values() if n.node_id == victim)
     led = sum(row.primary == number for row in table.rows)
     await asyncio.to_thread(cluster.kill, victim)

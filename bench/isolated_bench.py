@@ -27,9 +27,8 @@ from dataclasses import asdict, dataclass
 
 from koinon import aio
 from koinon_proto.contract.errors import KoinonError
-from koinon_proto.contract.table import Table
-from koinon_proto.partitioner import partitioner
 
+from .failover_bench import probe_keys
 from .hosts import HostCluster, is_possible
 
 KINDS = ("cut", "kill", "kill-two", "stop")
@@ -49,19 +48,6 @@ class Run:
     median_led_s: float  # of those that the victims led
     worst_s: float
     failed: int
-
-
-def probe_keys(table: Table) -> dict[int, bytes]:
-    """Return one key of every partition."""
-    config = table.cluster
-    partition_of = partitioner(config.partitioner, config.partition_count).partition_of
-    found: dict[int, bytes] = {}
-    number = 0
-    while len(found) < config.partition_count:
-        key = b"probe/%d" % number
-        found.setdefault(partition_of(key), key)
-        number += 1
-    return found
 
 
 class Probes:
