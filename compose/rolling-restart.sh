@@ -1,11 +1,11 @@
 #!/bin/sh
-# Restart every coordinator and node, one after the other, while clients go on: each is stopped
-# (SIGTERM: it hands over first) and started, and the next one's turn comes once the cluster says that
-# all is well. Nodes come first, the coordinators' leader last.
+# Restart every coordinator and node, one after the other, while clients go on. Each is stopped (SIGTERM:
+# it hands over first) and started again. The next one follows once the cluster says that all is well.
+# Nodes come first, the coordinators' leader last.
 #
 #   ./rolling-restart.sh [--recreate] [OPTIONS OF docker compose, such as --file or --project-name]
 #
-# A container whose image or settings have changed is made anew; with --recreate every one is.
+# A container whose image or settings have changed is created anew; with --recreate every container is.
 set -eu
 cd "$(dirname "$0")"
 
@@ -38,7 +38,7 @@ status() {
     return 1
 }
 
-quietly() { # COMMAND...: what it says matters only if it fails
+quietly() { # COMMAND...: show its output only if it fails
     said=$("$@" 2>&1) || {
         echo "$said" >&2
         exit 1

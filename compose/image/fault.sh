@@ -1,6 +1,6 @@
 #!/bin/sh
-# Disturb the network of the container whose network this one shares; `fault clear` ends it all.
-# What is set goes with the container's network: a stopped container begins undisturbed.
+# Disturb the network of the container whose network this one shares; `fault clear` ends all faults.
+# Faults end with the container's network: a container that is started again has none.
 set -eu
 
 usage() {
@@ -19,7 +19,7 @@ interfaces() {
     ip -o link show | sed -E 's/^[0-9]+: ([^:@]+).*/\1/' | grep -vx lo
 }
 
-# Rules live in a chain of their own, so that Docker's (its name server among them) stay.
+# The rules are in a chain of their own, so that Docker's own rules (for its name server, too) stay.
 chain() {
     iptables -N FAULTS 2>/dev/null || return 0
     iptables -I INPUT -j FAULTS

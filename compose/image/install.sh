@@ -1,7 +1,7 @@
 #!/bin/sh
-# Used while the image is built: `install.sh needs EXTRA...` makes /opt/koinon, a virtual environment
-# with what Koinon and these extras need; `install.sh koinon SOURCE` puts Koinon's own files, for that
-# environment, under /opt/package.
+# Used while the image is built. `install.sh needs EXTRA...` makes /opt/koinon, a virtual environment with
+# the packages that Koinon and these extras need. `install.sh koinon SOURCE` puts Koinon's own files for
+# that environment under /opt/package.
 set -eu
 cd /build
 environment=/opt/koinon
@@ -21,7 +21,7 @@ if [ -z "$pip" ]; then
 fi
 [ -d "$environment" ] || python3 -m venv --without-pip "$environment"
 
-# pip runs out of its wheel: it is in none of the layers that become the image.
+# pip runs from its wheel, so it is in none of the layers of the image.
 pip_install() {
     "$environment/bin/python" "$pip/pip" install --no-compile "$@"
 }
@@ -33,7 +33,7 @@ case "$what" in
         cd "$environment"/lib/python3*/site-packages
         rm -rf pyarrow/tests pyarrow/include pyarrow/src
         find numpy pandas -type d -name tests -prune -exec rm -rf {} + 2>/dev/null || true
-        # What was taken away must not be missed: nodes load Arrow with their first bulk load only.
+        # Check that nothing needed was removed: nodes load Arrow only with their first bulk load.
         "$environment/bin/python" -c 'import grpc, lmdb, numpy, pyarrow.compute, pyarrow.csv'
         "$environment/bin/python" -c 'import pyarrow.dataset, pyarrow.json, pyarrow.parquet'
         ;;

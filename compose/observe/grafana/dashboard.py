@@ -81,7 +81,7 @@ HEALTH = [
         "Sessions",
         of_leader("koinon_sessions", "{{state}}"),
         query(f"koinon:cluster_nodes:view{{{C}}}", "{{status}}"),
-        about="Nodes that the leader hears or does not, and what the cluster takes them for.",
+        about="Nodes that the leader hears or does not hear, and their status in the table.",
         wide=6,
     )
     | {"gridPos": {"w": 6, "h": 8, "x": 0, "y": 0}},
@@ -114,7 +114,7 @@ TRAFFIC = [
         "Latency by method",
         *quantiles("koinon_request_duration_seconds", "method", f'{S}, service="KeyValue"'),
         unit="s",
-        about="On the server, of clients' calls; of a batch, the whole batch.",
+        about="Clients' calls, measured on the server. A batch counts as one call.",
         wide=12,
     ),
     graph(
@@ -151,7 +151,7 @@ STORAGE = [
 ]
 REPLICATION = [
     graph(
-        "Age of what is not acknowledged",
+        "Age of the oldest unacknowledged record",
         each("koinon_replication_lag_seconds", "{{follower}} of {{instance}}"),
         unit="s",
     ),
@@ -240,17 +240,17 @@ MOVES = [
 ]
 PARTITIONS = [
     graph(
-        "Writes: the hottest partition by the mean",
+        "Writes: hottest partition / mean",
         query(f"koinon:partition_write_skew:max_over_mean{{{C}}}", "max / mean"),
     ),
     graph(
         "Coefficients of variation",
         query(f"koinon:partition_keys:cv{{{C}}}", "keys"),
         query(f"koinon:partition_traffic:cv{{{C}}}", "traffic"),
-        about="Standard deviation by the mean, over all partitions.",
+        about="Standard deviation / mean, over all partitions.",
     ),
     graph(
-        "Nodes: the fullest by the emptiest",
+        "Nodes: fullest / emptiest",
         query(f"koinon:node_partitions:max_over_min{{{C}}}", "{{role}}"),
         about="By weight.",
     ),
@@ -293,7 +293,7 @@ ROWS = {
 
 
 def laid_out() -> list[Panel]:
-    """All panels at their places: from left to right, row by row."""
+    """Return all panels with their places: from left to right, row by row."""
     panels: list[Panel] = []
     y = 0
     for title, members in ROWS.items():
@@ -313,7 +313,7 @@ def laid_out() -> list[Panel]:
 
 
 def dashboard() -> Panel:
-    """The whole."""
+    """Return the whole dashboard."""
     return {
         "uid": "koinon",
         "title": "Koinon",
@@ -336,7 +336,7 @@ def dashboard() -> Panel:
 
 
 def main() -> int:
-    """Write the file, or compare it."""
+    """Write the file, or compare it with what it should be."""
     text = json.dumps(dashboard(), indent=1, ensure_ascii=False) + "\n"
     if "--check" in sys.argv[1:]:
         return int(not TARGET.exists() or TARGET.read_text() != text)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 SOURCE = {"type": "prometheus", "uid": "koinon-prometheus"}
-# What every query picks: the chosen cluster's series; of servers, those that are chosen.
+# Labels of every query: the chosen cluster, and the chosen servers.
 C = 'cluster=~"$cluster"'
 S = 'cluster=~"$cluster", instance=~"$instance"'
-# ... and, where anything that Prometheus scrapes may have a metric of that name, only the servers'.
+# For metrics that other programs export too: only those of Koinon's servers.
 OURS = 'job=~"koinon-.+"'
 
 Panel = dict[str, Any]
 
 
 def query(expr: str, legend: str = "", *, instant: bool = False, table: bool = False) -> Panel:
-    """One query of a panel."""
+    """Return one query of a panel."""
     return {
         "datasource": SOURCE,
         "expr": expr,
@@ -29,7 +29,7 @@ def query(expr: str, legend: str = "", *, instant: bool = False, table: bool = F
 def panel(
     kind: str, title: str, queries: list[Panel], *, wide: int, high: int, **more: Any
 ) -> Panel:
-    """A panel; where it is put is decided by ``laid_out``."""
+    """Return a panel; ``laid_out`` decides where it stands."""
     targets = [{"refId": chr(ord("A") + i), **one} for i, one in enumerate(queries)]
     made: Panel = {"type": kind, "title": title, "datasource": SOURCE, "targets": targets}
     return made | more | {"gridPos": {"w": wide, "h": high, "x": 0, "y": 0}}
@@ -84,7 +84,7 @@ def stat(title: str, one: Panel, *, bad_from: float | None = None, good: bool = 
 
 
 def table(title: str, one: Panel, *, hidden: tuple[str, ...], wide: int, unit: str) -> Panel:
-    """What an instant query answers, as a table; the greatest first."""
+    """Return the answer of an instant query as a table, the greatest values first."""
     return panel(
         "table",
         title,
@@ -100,7 +100,7 @@ def table(title: str, one: Panel, *, hidden: tuple[str, ...], wide: int, unit: s
 
 
 def quantiles(histogram: str, by: str = "", only: str = S) -> list[Panel]:
-    """Median and 99th percentile of a histogram, by a label."""
+    """Return median and 99th percentile of a histogram, by a label."""
     keys = f"le, {by}" if by else "le"
     legend = f" {{{{{by}}}}}" if by else ""
     return [
@@ -114,31 +114,31 @@ def quantiles(histogram: str, by: str = "", only: str = S) -> list[Panel]:
 
 
 def rates(counter: str, by: str, more: str = "") -> Panel:
-    """How fast a counter grows, by labels; the servers' sum."""
+    """Return how fast a counter grows, by labels, as the sum over servers."""
     legend = " ".join(f"{{{{{label.strip()}}}}}" for label in by.split(","))
     return query(f"sum by ({by}) (rate({counter}{{{S}{more}}}[$__rate_interval]))", legend)
 
 
 def mean(histogram: str) -> Panel:
-    """What a histogram's values are on average, by server."""
+    """Return the mean of a histogram's values, by server."""
     over = f"{{{S}}}[$__rate_interval]"
     return query(f"rate({histogram}_sum{over}) / rate({histogram}_count{over})", "{{instance}}")
 
 
 def each(expr: str, legend: str = "{{instance}}") -> Panel:
-    """A metric of the chosen servers as it is."""
+    """Return a metric of the chosen servers, unchanged."""
     return query(f"{expr}{{{S}}}", legend)
 
 
 def of_leader(metric: str, legend: str = "") -> Panel:
-    """What only the leader tells, or what counts of what all coordinators tell."""
+    """Return a metric as one coordinator exports it: the leader, if there is one."""
     return query(
         f"{metric}{{{C}}} and on (cluster, job, instance) koinon:coordinator:authority", legend
     )
 
 
 def variable(name: str, label: str, metric: str) -> Panel:
-    """A choice among the values of a label; all of them at first."""
+    """Return a choice among the values of a label; at first all are chosen."""
     return {
         "name": name,
         "label": label,
