@@ -1,1 +1,1 @@
-"""Benchmarks: figures of the machine at hand. No test depends on them."""
+"""Benchmarks: they print the figures of this machine. No test depends on them."""

@@ -1,8 +1,8 @@
-"""The benchmarks in turn: ``python -m bench``, or ``make bench``. Some seven minutes.
+"""Runs the benchmarks in turn: ``python -m bench``, or ``make bench``. It takes some seven minutes.
 
-With ``--long`` also those of moves, failover, stops and metrics, some 15 minutes more:
-``move_bench`` stores 1 GB three times and moves it (some 10 GB of disk, given back at the end),
-``failover_bench`` kills ten nodes.
+``--long`` adds the benchmarks of moves, failover, stops and metrics, some 15 minutes more.
+``move_bench`` stores 1 GB three times and moves it (it needs some 10 GB of disk, and frees them at
+the end). ``failover_bench`` kills ten nodes.
 """
 
 from __future__ import annotations

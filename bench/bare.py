@@ -1,4 +1,4 @@
-"""py-lmdb alone, in this process, without a server: what the cluster's figures are compared to."""
+"""py-lmdb alone, in this process, without a server: the base for the cluster's figures."""
 
 from __future__ import annotations
 

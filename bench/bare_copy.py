@@ -1,8 +1,8 @@
-"""The least that moving partitions costs: scan LMDB, send over loopback gRPC, append to LMDB.
+"""The least cost of moving partitions: scan LMDB, send over loopback gRPC, append to LMDB.
 
-Two processes, as with two nodes. Pages of 1 MiB of columns travel on one stream; the receiver puts
-them in key order with ``append`` and commits, with one fsync, every 16 MiB, as a node does; both
-keep freed memory as nodes do.
+There are two processes, as with two nodes. One sends pages of 1 MiB of columns on one stream. The
+other puts them in key order with ``append``, and commits every 16 MiB with one fsync, as a node
+does. Both keep freed memory as nodes do.
 """
 
 from __future__ import annotations

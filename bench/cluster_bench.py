@@ -1,9 +1,9 @@
-"""One client process on a cluster of one node and of three, beside the bare py-lmdb loop.
+"""One client process on a cluster of one node and of three, compared with bare py-lmdb.
 
     python -m bench.cluster_bench [--seconds 3] [--nodes 1 3] [--json]
 
 Every figure is rows (or operations) per second; "of bare" is the ratio to the same kind of
-operation on py-lmdb alone, measured in the same run just before.
+operation on py-lmdb alone, measured just before in the same run.
 """
 
 from __future__ import annotations

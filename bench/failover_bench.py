@@ -2,10 +2,11 @@
 
     python -m bench.failover_bench [--runs 10] [--json]
 
-Under a steady client load a node is killed; from that moment one write to every partition is under
-way until it succeeds. A run's figure is when the last partition took its write. Then the node is
-started again, and the next run waits until every replica is in sync. At the end every acknowledged
-write of the load is read back, and its history is checked for linearizability, key by key.
+A node is killed under a steady client load. From that moment on, one write to every partition is
+tried until it succeeds. A run's figure is the time until the last partition took its write. Then
+the node is started again, and the next run waits until every replica is in sync. At the end every
+acknowledged write of the load is read back, and its history is checked for linearizability, key by
+key.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ IN_SYNC_TIMEOUT_S = 60.0
 
 @dataclass(kw_only=True)
 class Run:
-    """One kill. Seconds from the kill to a success, over all partitions."""
+    """The figures of one kill: seconds from the kill to a successful write, over all partitions."""
 
     victim: str
     last_s: float
@@ -43,7 +44,7 @@ class Run:
 
 @dataclass(kw_only=True)
 class Report:
-    """All runs, and what became of the load's writes."""
+    """All runs, and the fate of the load's writes."""
 
     runs: list[Run] = field(default_factory=list)
     acknowledged: int = 0
@@ -67,7 +68,7 @@ def probe_keys(table: Table) -> dict[int, bytes]:
 
 
 async def one_run(cluster: LocalCluster, client: aio.AsyncClient, victim: str) -> Run:
-    """Kill the node; return when each partition took a write again."""
+    """Kill the node; return the times at which the partitions took a write again."""
     table = cluster.status().table
     assert table is not None
     keys = list(probe_keys(table).values())

@@ -1,12 +1,13 @@
-"""What clients notice when one process is stopped by SIGTERM and started again, under load.
+"""What clients notice when a process is stopped by SIGTERM and started again under load.
 
     python -m bench.graceful_bench [--rounds 3] [--replicas 3] [--only n1,c2,...]
 
-Three coordinators and three nodes. In each round every process is stopped and started in turn, the
-coordinators' leader among them, all being well in between. Printed for each kind of process and
-each phase (from SIGTERM to the end of the process; from its start until all is well; otherwise):
-how many operations were under way in it, how many failed, of how many the fate is not known, and
-the 99th percentile and the worst of their latencies. Each error is printed as it came.
+Three coordinators and three nodes. In each round every process is stopped and started in turn,
+including the coordinators' leader. Before the next one, the bench waits until all is well. There
+are three phases: from SIGTERM to the end of the process; from its start until all is well; the
+rest. For each kind of process and each phase it prints how many operations were under way, how many
+failed, how many are of unknown fate, and the 99th percentile and the worst of their latencies. It
+prints each error when it comes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ PRIMARIES_S_MAX = 30.0
 
 @dataclass(kw_only=True)
 class Figures:
-    """Of one phase, over all rounds. Latencies in seconds."""
+    """The figures of one phase, over all rounds. Latencies in seconds."""
 
     operations: int
     failed: int
@@ -65,7 +66,7 @@ def restore_primaries(cluster: LocalCluster, admin: Admin) -> None:
 def measure(
     rounds: int, replicas: int, partitions: int, only: Sequence[str], data: str | None
 ) -> tuple[dict[str, list[Done]], list[float], list[str]]:
-    """Return the operations by phase, how long stops took, and what was wrong."""
+    """Return the operations by phase, how long stops took, and the problems seen."""
     phases: defaultdict[str, list[Done]] = defaultdict(list)
     stops: list[float] = []
     with (

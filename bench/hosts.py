@@ -1,8 +1,10 @@
-"""A cluster whose processes each have a network namespace of their own, as containers have: what is
-sent to one that is cut off vanishes, and nobody is told. Needs root and iproute2.
+"""A cluster in which each process has a network namespace of its own, as containers have.
 
-Host side: a bridge, which the program's own clients use, and one link a process. ``cut`` takes the
-link down; ``kill`` ends the process and takes the link down too, as the end of a container does.
+Packets to a process that is cut off vanish without an error. Needs root and iproute2.
+
+On the host there are a bridge, which the program's own clients use, and one link per process.
+``cut`` takes the link down. ``kill`` ends the process and takes the link down too, as the end of a
+container does.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ POLL_S = 0.05
 
 
 def is_possible() -> bool:
-    """Whether this machine lets us make network namespaces."""
+    """Whether this machine allows network namespaces."""
     return os.geteuid() == 0 and shutil.which("ip") is not None
 
 
@@ -38,8 +40,8 @@ def _ip(*arguments: str, check: bool = True) -> None:
 
 
 def _accept(action: str, bridge: str) -> None:
-    """Insert (-I) or delete (-D) a rule that lets pass what goes over the bridge: a machine that
-    Docker runs on drops it otherwise.
+    """Insert (-I) or delete (-D) a rule that accepts traffic over the bridge. Where Docker runs,
+    the machine drops this traffic otherwise.
     """
     if shutil.which("iptables") is not None:
         rule = ["FORWARD", "-i", bridge, "-o", bridge, "-j", "ACCEPT"]
@@ -47,7 +49,9 @@ def _accept(action: str, bridge: str) -> None:
 
 
 class HostCluster:
-    """Coordinators ``c1, …`` and nodes ``n1, …``; a context. ``subnet`` is two numbers of 10/8."""
+    """Coordinators ``c1, …`` and nodes ``n1, …``; a context manager. ``subnet`` has the second and
+    third number of the addresses in 10/8.
+    """
 
     def __init__(self, *, nodes: int = 4, coordinators: int = 3, subnet: str = "213.7") -> None:
         self.coordinator_names = [f"c{n + 1}" for n in range(coordinators)]
@@ -188,14 +192,14 @@ class HostCluster:
             )
 
     def cut(self, name: str) -> None:
-        """Take the host off the network: what is sent to it, or by it, vanishes."""
+        """Take the host off the network: packets to it and from it vanish."""
         _ip("link", "set", f"{self._tag}{name}", "down")
 
     def connect(self, name: str) -> None:
         _ip("link", "set", f"{self._tag}{name}", "up")
 
     def kill(self, name: str) -> None:
-        """End process and host at once."""
+        """End the process and its host at once."""
         self._processes[name].kill()
         self.cut(name)
         self._processes[name].wait()

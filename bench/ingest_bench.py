@@ -4,13 +4,17 @@
                                  [--p99] [--json]
 
 Koinon: ``koinon ingest orders.parquet --key o_orderkey`` into a fresh cluster of three nodes, with
-staged and merged rows fsynced. Redis, if ``redis-server`` is there: the job that users write,
-pipelines of the cluster's client within ``foreachPartition``, into a cluster of three; and the best
-that could be made, Arrow batches as MSETs of 1,000, into one server; both with an append-only file
-that is synced every second. All load the same rows, keys as text and whole rows as JSON (for Redis
-made by Spark itself), or one column as the value. All run in one Spark, one after the other. Java
-compiles what runs often only while it runs: so each job but the slow pipelines is measured twice,
-and the first time, in a Spark that has seen a thousand rows, is shown beside the second.
+staged and merged rows fsynced.
+
+Redis, if ``redis-server`` is installed, has two jobs. One is the job that users write: pipelines of
+the cluster's client within ``foreachPartition``, into a cluster of three. The other is the fastest
+one that we could write: Arrow batches as MSETs of 1,000, into one server. Both servers have an
+append-only file that is synced every second.
+
+All jobs load the same rows: keys as text, and as values whole rows in JSON (for Redis made by Spark
+itself), or one column. All run in one Spark, one after the other. Java compiles code that runs
+often only while it runs. So each job but the slow pipelines is measured twice: first in a Spark
+that has seen a thousand rows, then again. Both figures are shown.
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ from koinon.local import LocalCluster
 from koinon.operate.bulk_loads import LoadsClient
 
 NODES = 3
-READS = 5  # of which the median is shown
+READS = 5  # the median of so many reads is shown
 RATES = ("staged_to_merged", "whole_job", "read_back", "count")
 NOWHERE = "127.0.0.1:1"
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -53,13 +57,13 @@ PHASES = {
 
 @dataclass(kw_only=True)
 class Report:
-    """What the second job showed: seconds by phase and the share of all cores that was busy in it;
-    rates in rows per second, those of Redis of whole jobs; latencies in milliseconds.
+    """The figures of the second job: seconds by phase, and the share of all cores that was busy in
+    it. Rates are in rows per second (for Redis of whole jobs), latencies in milliseconds.
     """
 
     rows: int
     replication_factor: int
-    encoding: str  # of whole rows
+    encoding: str  # how whole rows are encoded
     value: str | None  # the column that is the value instead
     bytes: int = 0
     steps: dict[str, float] = field(default_factory=dict)
@@ -69,7 +73,7 @@ class Report:
     whole_job: float = 0.0
     read_back: float = 0.0
     count: float = 0.0
-    first: dict[str, float] = field(default_factory=dict)  # the rates of the first time
+    first: dict[str, float] = field(default_factory=dict)  # the rates of the first job
     redis_pipelines: float = 0.0
     redis_arrow: float = 0.0
     redis_missing: str = ""
@@ -77,7 +81,7 @@ class Report:
     clients_beside: dict[str, Any] = field(default_factory=dict)
 
     def settings(self, coordinators: str) -> Settings:
-        """What is written how."""
+        """Return the settings of the write."""
         encoding = self.encoding if self.value is None else None
         return Settings(coordinators=coordinators, key=KEY, value=self.value, encoding=encoding)
 
@@ -87,7 +91,7 @@ class Report:
 
 
 class BusyCores:
-    """Which share of this machine's cores was busy, by phase."""
+    """Measures which share of this machine's cores was busy, by phase."""
 
     def __init__(self) -> None:
         self.share: dict[str, float] = {}
@@ -105,7 +109,7 @@ class BusyCores:
 
     @staticmethod
     def _times() -> tuple[float, float]:
-        """Ticks that all cores were busy, and all ticks."""
+        """Return the ticks in which cores were busy, and all ticks, summed over the cores."""
         try:
             first = Path("/proc/stat").read_text("ascii").splitlines()[0]
         except OSError:
@@ -115,7 +119,7 @@ class BusyCores:
 
 
 def tell(text: str) -> None:
-    """Say how far it has come."""
+    """Print the progress."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -133,7 +137,7 @@ def _parts(frame: Any, orders: Path) -> list[row_groups.Part] | None:
 
 
 def load(frame: Any, coordinators: str, report: Report, orders: Path | None = None) -> None:
-    """Load rows as ``koinon ingest`` does; note the figures. ``orders``: the file that they are, if
+    """Load rows as ``koinon ingest`` does; note the figures. ``orders`` is the file of the rows, if
     tasks may read it themselves.
     """
     settings = report.settings(coordinators)
@@ -154,7 +158,7 @@ def load(frame: Any, coordinators: str, report: Report, orders: Path | None = No
 
 
 def read_back(spark: Any, coordinators: str, report: Report, *, times: int = 1) -> None:
-    """Read everything into nothing, and count it; note the medians."""
+    """Read everything without keeping it, and count it; note the medians."""
     frame = spark.read.format("koinon").option("coordinators", coordinators).load()
     reads, counts = [], []
     for _ in range(times):
@@ -190,14 +194,14 @@ def measure_koinon(
 
 
 def measure_twice(spark: Any, frame: Any, report: Report, orders: Path, *, p99: bool) -> None:
-    """Measure in a Spark that has hardly worked yet, and then in one that has."""
+    """Measure in a Spark that has hardly worked yet, then again in the same one."""
     measure_koinon(spark, frame, report, orders)
     report.first = {name: getattr(report, name) for name in RATES}
     measure_koinon(spark, frame, report, orders, p99=p99, reads=READS)
 
 
 def measure_redis(frame: Any, report: Report) -> None:
-    """The two jobs of Redis."""
+    """Measure the two jobs of Redis."""
     report.redis_missing = ingest_redis.missing()
     if report.redis_missing:
         return
@@ -207,7 +211,7 @@ def measure_redis(frame: Any, report: Report) -> None:
     )
     for name, servers, job in (
         ("redis_arrow", 1, ingest_redis.load_by_arrow),
-        ("redis_arrow", 1, ingest_redis.load_by_arrow),  # the second time counts, as for Koinon
+        ("redis_arrow", 1, ingest_redis.load_by_arrow),  # the second job counts, as for Koinon
         ("redis_pipelines", NODES, ingest_redis.load_by_pipelines),
     ):
         with ingest_redis.RedisServers(servers) as redis:

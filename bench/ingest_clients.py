@@ -1,9 +1,9 @@
-"""Clients beside a load: single gets and puts, steadily, until standard input closes.
+"""Clients beside a load: steady single gets and puts, until standard input closes.
 
     python -m bench.ingest_clients COORDINATORS
 
-A process of its own. It writes its keys first, says ``ready``, and at the end prints one JSON
-object: how many gets and puts there were, and their p50, p99 and longest, in milliseconds.
+It runs as a process of its own. First it writes its keys and prints ``ready``. At the end it prints
+one JSON object: how many gets and puts there were, and their p50, p99 and longest, in milliseconds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TIMEOUT_MS = 30_000
 
 
 class Clients:
-    """The process, from outside: measures for the length of a ``with`` block."""
+    """Starts that process, which measures for the length of a ``with`` block."""
 
     def __init__(self, coordinators: str) -> None:
         self.report: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Loading Redis from Spark, as users do it and as well as it can be done, for comparison.
+"""Loads Redis from Spark for comparison: as users do it, and as fast as we could.
 
 Servers run in temporary directories on free ports, with an append-only file that is synced every
 second and without snapshots. A job takes a DataFrame of two binary columns, key and value.
@@ -28,11 +28,11 @@ MSETS_IN_FLIGHT = 4
 READY_S = 20.0
 STOP_S = 10.0
 POLL_S = 0.05
-AFTER_FAILOVER_MS = 60_000  # nobody is to be taken for dead because the machine is busy
+AFTER_FAILOVER_MS = 60_000  # so long that no server counts as dead because the machine is busy
 
 
 def missing() -> str:
-    """What the comparison lacks on this machine; '' if nothing."""
+    """Return what this machine lacks for the comparison; '' if it lacks nothing."""
     if shutil.which("redis-server") is None:
         return "redis-server is not installed (Debian's package redis-server)"
     try:
@@ -174,8 +174,8 @@ def load_by_pipelines(frame: Any, host: str, port: int) -> None:
 
 
 def load_by_arrow(frame: Any, host: str, port: int) -> None:
-    """The best that could be made: Arrow batches, from which MSETs of 1,000 rows go to one server,
-    several before the first answer is read.
+    """The fastest job that we could write: it turns Arrow batches into MSETs of 1,000 rows, and
+    sends several of them to one server before it reads the first answer.
     """
 
     def write(batches: Iterator[Any]) -> Iterator[Any]:
@@ -207,7 +207,7 @@ def load_by_arrow(frame: Any, host: str, port: int) -> None:
 
 
 def _packed(arguments: list[bytes]) -> list[bytes]:
-    """A command as the server reads it: each argument behind its length."""
+    """Return a command in the server's protocol: each argument behind its length."""
     parts = [b"*%d\r\n" % len(arguments)]
     for argument in arguments:
         parts += (b"$%d\r\n" % len(argument), argument, b"\r\n")

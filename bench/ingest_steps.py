@@ -1,6 +1,6 @@
-"""What a writing task's steps cost, one after the other, without a cluster.
+"""The cost of a writing task's steps, one after the other, without a cluster.
 
-Each measure does all that the one before it does, and one thing more; the rows end nowhere.
+Each measurement does what the one before it does, and one step more. The rows are dropped.
 """
 
 from __future__ import annotations

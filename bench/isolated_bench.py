@@ -1,12 +1,12 @@
-"""How long writes are away after a failure, with each process on a network of its own.
+"""How long writes fail after a failure, with each process on a network of its own.
 
     python -m bench.isolated_bench [--runs 3] [--only cut,kill,kill-two,stop]
 
 Three coordinators and four nodes with three replicas, each process in a network namespace, as in a
-container (``hosts.py``): packets to one that is gone vanish, so connections to it do not end. From
-the moment of the failure one write after the other is under way to every partition that two copies
-of are left; the figure of a partition is the longest that a write to it took. Printed are the
-median and the worst partition of each run, and of other clients' single operations the worst.
+container (``hosts.py``). Packets to a process that is gone vanish, so connections to it do not end.
+From the moment of the failure on, one write after the other goes to every partition that has two
+copies left. A partition's figure is the longest time that a write to it took. The bench prints the
+median and the worst partition of each run, and the slowest single operation of other clients.
 
     cut         a node is taken off the network
     kill        a node is killed, its host with it
@@ -40,18 +40,18 @@ PROBE_PAUSE_S = 0.25
 
 @dataclass(kw_only=True)
 class Run:
-    """One failure. Seconds without a write, over partitions."""
+    """The figures of one failure: seconds without a write, over partitions."""
 
     kind: str
     victims: list[str]
     partitions: int
-    median_led_s: float  # of those that the victims led
+    median_led_s: float  # over the partitions that the failed nodes led
     worst_s: float
     failed: int
 
 
 class Probes:
-    """Writes to partitions, one after the other each, and the longest that each took."""
+    """Writes to each partition, one write after the other; notes the longest time of each."""
 
     def __init__(self, client: aio.AsyncClient) -> None:
         self._client = client
@@ -73,7 +73,7 @@ class Probes:
 
 
 async def one_run(cluster: HostCluster, kind: str, index: int) -> Run:
-    """Let it happen; return what clients noticed."""
+    """Cause the failure; return what clients noticed."""
     names = cluster.node_names
     victims = [names[(index + n) % len(names)] for n in range(2 if kind == "kill-two" else 1)]
     table = cluster.status().table
@@ -103,7 +103,7 @@ async def one_run(cluster: HostCluster, kind: str, index: int) -> Run:
 
 
 def restore(cluster: HostCluster, run: Run) -> None:
-    """Bring everybody back, and give partitions back to who led them."""
+    """Bring all processes back, and give partitions back to the nodes that led them."""
     for victim in run.victims:
         if run.kind == "cut":
             cluster.connect(victim)

@@ -1,17 +1,18 @@
-"""What metrics cost: two clusters side by side, one that is scraped, one that counts no traffic.
+"""The cost of metrics: two clusters, one that is scraped, and one that counts no traffic.
 
     python -m bench.metrics_bench [--rounds 24] [--seconds 1] [--in-flight 8]
 
 Each cluster is a coordinator and a node with 1,024 partitions, as processes of their own. Rounds of
-batches of 1,000 rows (16 B keys, 100 B values) go to the one and to the other in turn, in an order
-that alternates. The one has its endpoints, and while a round goes to it, node and coordinator are
-scraped every second, the first time half a second after the round began. The other has no endpoint,
-and does not even count by partition what is always counted (``uncounted/``). Beside rows/s stand
-rows for each second of CPU of the node's processes, which says more where the machine does other
-things too; a ratio is the median over pairs of neighbouring rounds.
+batches of 1,000 rows (16 B keys, 100 B values) go to the two clusters in turn; their order
+alternates. The first has metrics endpoints. During its rounds node and coordinator are scraped
+every second, for the first time half a second after the round began. The second has no endpoint,
+and does not even count traffic by partition, which nodes always do (``uncounted/``).
 
-Then what one scrape of the node takes, in CPU too; and single gets, one at a time, while the node
-is scraped ten times a second and while it is not: what a scrape makes a request wait.
+The bench prints rows/s, and rows per second of CPU of the node's processes. The second figure says
+more if the machine does other work too. A ratio is the median over pairs of neighbouring rounds.
+Then it prints what one scrape of the node takes, also in CPU. At last it sends single gets, one at
+a time, while the node is scraped ten times a second and while it is not, to show how long a scrape
+makes a request wait.
 """
 
 from __future__ import annotations
@@ -46,26 +47,26 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Round:
-    """What a round brought: rows a second, and a second of the node's CPU."""
+    """The figures of a round: rows per second, and rows per second of the node's CPU."""
 
     rows_per_s: float
     rows_per_cpu_s: float
 
 
 class Bench:
-    """One of the two clusters, seen by one client."""
+    """One of the two clusters, with a client."""
 
     def __init__(self, cluster: LocalCluster, channel: grpc.aio.Channel) -> None:
         self.cluster = cluster
         self.stub: Any = kv_pb2_grpc.KeyValueStub(channel)
 
     def urls(self) -> list[str]:
-        """Where the processes serve metrics, if they do."""
+        """Return the addresses of the processes' metrics, if there are any."""
         found = (self.cluster.metrics_address(name) for name in self.cluster.names)
         return [f"http://{address}/metrics" for address in found if address]
 
     def cpu_s(self) -> float:
-        """What the node and its writer have used."""
+        """Return the CPU seconds that the node and its writer have used."""
         pid = self.cluster.pid("n1")
         assert pid is not None
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()
@@ -97,7 +98,7 @@ def scrape(url: str) -> tuple[int, float]:
 
 @contextlib.asynccontextmanager
 async def scraped(urls: list[str], every_s: float) -> AsyncIterator[None]:
-    """Scrape meanwhile, from half an interval after the beginning on."""
+    """Scrape during the block, for the first time half an interval after its beginning."""
 
     async def again_and_again() -> None:
         await asyncio.sleep(every_s / 2)
@@ -178,7 +179,7 @@ def _used(bench: Bench, work: Callable[[], None]) -> float:
 
 
 async def waits(bench: Bench) -> None:
-    """Print how long single gets take, scraped and not."""
+    """Print how long single gets take, with and without scrapes."""
     request = kv_pb2.GetRequest(key=b"nobody")
     for name, urls in (("not scraped", []), ("scraped 10/s", bench.urls()[-1:])):
         taken = []
@@ -196,7 +197,7 @@ async def waits(bench: Bench) -> None:
 
 @contextlib.contextmanager
 def _path(folder: Path | None) -> Iterator[None]:
-    """Let processes that are started now look for modules in the folder first."""
+    """Make processes that start in the block look for modules in the folder first."""
     before = os.environ.get("PYTHONPATH")
     if folder is not None:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), before]))

@@ -1,14 +1,16 @@
-"""A node joins a loaded cluster of three: how fast its share moves, and what clients feel of it.
+"""A node joins a loaded cluster of three: how fast its share moves, and what clients notice.
 
     python -m bench.move_bench [--megabytes 1024] [--value-bytes 1000] [--seconds 15] [--json]
 
 Three nodes are loaded, a fourth joins, and the rebalance is timed without client load. The bare
 loop (bare_copy.py) copies as many bytes three times: before there is a cluster, right before the
-rebalance, and right after it. The rebalance is compared with the mean of the last two, which find
-the machine as it does: a virtual machine's memory costs several times as much where it was never
-touched before, and a copy that is alone finds what its own input has just left. Then a fifth node
-joins, and the rebalance runs throttled to a quarter of its rate beside a steady client load, whose
-latencies before and during it are shown. Bytes are those of keys and values.
+rebalance, and right after it. The rebalance is compared with the mean of the last two, because they
+run under the same conditions. (A virtual machine's memory costs several times as much if it was
+never used before. A copy that runs alone gets the memory that its own input has just freed.)
+
+Then a fifth node joins, and the rebalance runs throttled to a quarter of its rate beside a steady
+client load. The bench shows the clients' latencies before and during it. Bytes are those of keys
+and values.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ REBALANCE = PlanRequest(kind=PlanKind.REBALANCE)
 LOAD_BATCH = 20_000  # rows; a commit's price is by the pages that it touches
 TASKS = 8
 PAUSE_S = 0.01
-POLL_S = 1.0  # an answer about hundreds of moves costs something
+POLL_S = 1.0  # an answer about hundreds of moves has a cost
 TIMEOUT_S = 900.0
 
 
@@ -62,12 +64,12 @@ class Report:
 
     @property
     def bare_rate(self) -> float:
-        """What the rebalance is compared with."""
+        """The rate that the rebalance is compared with."""
         return (self.bare_rates[1] + self.bare_rates[2]) / 2
 
 
 def tell(text: str) -> None:
-    """Say how far it has come."""
+    """Print the progress."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -91,7 +93,7 @@ def load(cluster: LocalCluster, rows: int, value_bytes: int) -> None:
 
 
 def bytes_by_partition(cluster: LocalCluster, rows: int, row_bytes: int) -> dict[int, int]:
-    """Return what each partition holds."""
+    """Return the bytes that each partition holds."""
     table = cluster.status().table
     assert table is not None
     known = partitioner(table.cluster.partitioner, table.cluster.partition_count)
@@ -111,7 +113,7 @@ def wait_moved(admin: Admin) -> None:
 
 
 def moved_bytes(plan: Plan, sizes: dict[int, int]) -> int:
-    """Return what the plan copies."""
+    """Return the bytes that the plan copies."""
     return sum(len(move.added) * sizes[move.partition_id] for move in plan.moves)
 
 
@@ -142,7 +144,7 @@ async def client_load(coordinators: str, rows: int, until: asyncio.Event) -> lis
 async def under_load(
     cluster: LocalCluster, admin: Admin, rows: int, seconds: float
 ) -> tuple[list[float], list[float], float]:
-    """Return latencies before and during a rebalance, and how long that took."""
+    """Return latencies before and during a rebalance, and how long the rebalance took."""
     stop = asyncio.Event()
     task = asyncio.ensure_future(client_load(cluster.coordinators, rows, stop))
     await asyncio.sleep(seconds)
@@ -199,7 +201,7 @@ def measure(megabytes: int, value_bytes: int, seconds: float) -> Report:
 
 
 def bare(rows: int, value_bytes: int) -> float:
-    """Return what the bare loop does now, in bytes per second."""
+    """Return the rate of the bare loop now, in bytes per second."""
     with tempfile.TemporaryDirectory(prefix="koinon-bench-") as scratch:
         rate = copy_rate(Path(scratch), rows, value_bytes)
     tell(f"bare loop: {rate / 1e6:,.0f} MB/s")
@@ -207,7 +209,7 @@ def bare(rows: int, value_bytes: int) -> float:
 
 
 def join(cluster: LocalCluster) -> None:
-    """Start one more node, and wait until it is there."""
+    """Start one more node, and wait until it is registered."""
     count = len(cluster.node_names) + 1
     cluster.add_node()
     cluster.wait_for(

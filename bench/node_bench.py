@@ -1,10 +1,10 @@
-"""One node, one client process: batches of 1,000 rows in flight, beside the bare py-lmdb loop.
+"""One node, one client process: batches of 1,000 rows in flight, compared with bare py-lmdb.
 
     python -m bench.node_bench [--seconds 4] [--in-flight 8]
 
 Starts one coordinator and one node as processes of their own in a temporary directory. Keys have
-16 bytes, values 100. Figures are rows/s; the ratio to a loop of sorted ``putmulti`` (``getmulti``)
-in this process, without any server, says how much of the machine the cluster's way leaves.
+16 bytes, values 100. Figures are rows/s. The ratio compares them with a loop of sorted ``putmulti``
+(``getmulti``) in this process, without any server: it shows the cost of the cluster.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def cluster(directory: Path) -> Iterator[str]:
-    """Run one coordinator and one node; give the node's address."""
+    """Run one coordinator and one node; yield the node's address."""
     coordinator, node = (f"127.0.0.1:{free_port()}" for _ in range(2))
     common = ["--log-level", "WARNING", "--data"]
     commands = (
@@ -99,7 +99,7 @@ def batches(count: int, seed: int) -> list[kv_pb2.BatchWriteRequest]:
 async def rate(
     call: Callable[[Any], Awaitable[Any]], requests: Sequence[Any], in_flight: int, seconds: float
 ) -> tuple[float, float, float]:
-    """Return (rows/s, median and worst latency in ms) with so many calls in flight."""
+    """Return (rows/s, median and worst latency in ms) with this many calls in flight."""
     latencies: list[float] = []
     started = time.perf_counter()
 

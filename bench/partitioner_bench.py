@@ -1,4 +1,4 @@
-"""Print how many keys a second one core hashes, in every form.
+"""Prints how many keys per second one core hashes, in every form of keys.
 
 python bench/partitioner_bench.py
 """

@@ -1,7 +1,7 @@
-"""How long the planner thinks, and what it plans: ``python -m bench.planner_bench [--json]``.
+"""How long the planner takes, and what it plans: ``python -m bench.planner_bench [--json]``.
 
-Each line is one plan: seconds, replicas copied, rows of which only the order changes, and the
-range of counts afterwards over the nodes that take replicas.
+Each line is one plan: seconds, replicas copied, rows in which only the order changes, and
+afterwards the least and the greatest count of the nodes that take replicas.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FACTOR = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One plan. ``replicas`` and ``primaries`` are the least and the most that a node has."""
+    """One plan. ``replicas`` and ``primaries``: the least and the greatest count of a node."""
 
     title: str
     seconds: float

@@ -1,12 +1,12 @@
-"""Whether the cluster keeps its leader and its nodes where the CPU is short.
+"""Whether the cluster keeps its leader and its nodes when CPU is short.
 
     python -m bench.starved_bench [--seconds 60] [--busy 8] [--stall-ms 0]
 
-Three coordinators and the nodes share the machine with busy loops, which never wait. Where the
-scheduler is kind to processes that wake up, that starves nobody: with ``--stall-ms`` each process
-is let run only now and then as well. Nothing fails in all that time: so every change of leader,
-every fence and every lease that is lost is one by mistake. Probes write and read a few keys
-meanwhile, to show what clients notice. Ends with 1 if a node was fenced, or if leaders changed more
+Three coordinators and the nodes share the machine with busy loops, which never wait. Some
+schedulers prefer processes that wake up; then busy loops starve no process. So with ``--stall-ms``
+each process may also run only now and then. Nothing really fails in all that time: every change of
+leader, every fence and every lost lease is a mistake. Probes write and read a few keys meanwhile,
+to show what clients notice. Exit code 1 means that a node was fenced, or that leaders changed more
 often than once a minute.
 """
 
@@ -36,9 +36,9 @@ from .failover_bench import wait_in_sync
 PROBES = 8
 PROBE_PAUSE_S = 0.05
 PROBE_TIMEOUT_MS = 60_000
-RUNS_S = (0.02, 0.2)  # for how long a process that is stalled now and then runs in between
-LOOP = "import sys; sys.stdin.readline()\nwhile True: pass"  # begins when it is told
-EVENTS = {  # what a log line tells, by the phrase that it begins with
+RUNS_S = (0.02, 0.2)  # how long a stalled process runs between two stalls
+LOOP = "import sys; sys.stdin.readline()\nwhile True: pass"  # begins when it gets a line
+EVENTS = {  # the event of a log line, by the phrase that the line begins with
     "leaders": re.compile(r"leader serves "),
     "campaigns": re.compile(r"role changed .*role=candidate"),
     "fences": re.compile(r"node fenced "),
@@ -63,14 +63,14 @@ class Report:
 
     @property
     def is_steady(self) -> bool:
-        """Whether this is what a cluster that is merely slow owes: no fence, few leaders."""
+        """Whether the cluster was steady although slow: no fence, few changes of leader."""
         minutes = max(1.0, self.seconds / 60)
         return not self.events["fences"] and self.events["leaders"] <= minutes
 
 
 @contextmanager
 def busy_loops(count: int) -> Iterator[Callable[[], None]]:
-    """Keep ``count`` processes that are busy once the function that is yielded is called."""
+    """Run ``count`` processes. They become busy once the yielded function is called."""
     command = [sys.executable, "-c", LOOP]
     loops = [subprocess.Popen(command, stdin=subprocess.PIPE, text=True) for _ in range(count)]
 
@@ -90,7 +90,7 @@ def busy_loops(count: int) -> Iterator[Callable[[], None]]:
 
 
 async def stall(cluster: LocalCluster, name: str, longest_s: float) -> None:
-    """Let the process run only now and then, until cancelled: a starved one's life, made here."""
+    """Let the process run only now and then, until cancelled, like a process without CPU."""
     if not longest_s:
         return
     try:
@@ -104,7 +104,7 @@ async def stall(cluster: LocalCluster, name: str, longest_s: float) -> None:
 
 
 def count_events(cluster: LocalCluster, begin: dict[str, int]) -> dict[str, int]:
-    """Count what the members' logs tell from these positions on."""
+    """Count the events in the members' logs from these positions on."""
     found: Counter[str] = Counter(dict.fromkeys(EVENTS, 0))
     for name in cluster.names:
         with cluster.log_path(name).open("rb") as log:
@@ -115,7 +115,7 @@ def count_events(cluster: LocalCluster, begin: dict[str, int]) -> dict[str, int]
 
 
 async def probe(client: aio.AsyncClient, key: bytes, until: float, seconds: list[float]) -> int:
-    """Write and read the key until then; note how long each took; return how many failed."""
+    """Write and read the key until then; note how long each took; count the failures."""
     failed = number = 0
     while time.monotonic() < until:
         began_at = time.monotonic()

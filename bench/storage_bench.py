@@ -1,10 +1,11 @@
-"""A writer on a thread against the writer process, each beside an event loop that serves reads.
+"""Compares a writer on a thread with the writer process, each beside a loop that serves reads.
 
     python -m bench.storage_bench [--seconds 3]
 
-py-lmdb takes and drops the GIL at every row; the loop of a node needs it all the time. Both writers
-get the same groups: 8 batches of 1,000 rows (16 B keys, 100 B values), one transaction, one fsync.
-The loop reads batches of 1,000 keys meanwhile. "stall" is the longest that a timer had to wait.
+py-lmdb takes and drops the GIL at every row, and the event loop of a node needs it all the time.
+Both writers get the same groups: 8 batches of 1,000 rows (16 B keys, 100 B values), one
+transaction, one fsync. Meanwhile the loop reads batches of 1,000 keys. "stall" is the longest delay
+of a timer.
 """
 
 from __future__ import annotations

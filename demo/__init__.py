@@ -1,1 +1,1 @@
-"""``python -m demo``: a cluster of processes, real data, and things that go wrong."""
+"""``python -m demo``: a cluster of processes, real data, and failures on purpose."""

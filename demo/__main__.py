@@ -1,4 +1,4 @@
-"""``python -m demo``: checks that all it needs is installed, then plays the programme."""
+"""``python -m demo``: checks that its requirements are installed, then runs all acts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The first acts of the demo: loading, reading, coordinators that come and go. One function each;
-each shows something, and checks what it shows.
+"""The first acts of the demo: loading, reading, a coordinator that dies and returns.
+
+Each act is one function. It shows something, and checks what it shows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The act of the demo about bulk loads: orders by Spark, while clients write, and back again."""
+"""The act about bulk loads: Spark loads orders while clients write, and reads them back."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def orders_come_and_go_back(play: Play) -> None:
 
 
 def _ingest(play: Play, source: Any, total: int) -> None:
-    """Load the orders, all or nothing, beside single writes."""
+    """Load the orders, all or nothing, while single writes go on."""
     stage, coordinators = play.stage, play.cluster.coordinators
     settings = Settings(coordinators=coordinators, key=KEY, key_encoding="binary", encoding="json")
     with (
@@ -81,7 +81,7 @@ def _ingest(play: Play, source: Any, total: int) -> None:
 
 
 def _in_words(outcome: Outcome) -> str:
-    """What the load's stages took, and its rate without Spark's start."""
+    """Return how long the load's stages took, and its rate without Spark's start, as text."""
     stages = (Phase.STAGING, Phase.PREPARING, Phase.MERGING)
     seconds = {phase: outcome.seconds.get(phase, 0.0) for phase in stages}
     parts = ", ".join(f"{phase.value} {duration_text(seconds[phase])}" for phase in stages)

@@ -1,4 +1,4 @@
-"""What works in the background of an act: the loader, the writer of single records, the watch."""
+"""Background work of the acts: the loader, the writer of single records, the leader watch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Row = tuple[bytes, bytes]
 def write_all(
     client: Client, rows: Sequence[Row], on_progress: Callable[[int], None]
 ) -> tuple[int, list[str]]:
-    """Write the rows in slabs; return how many were acknowledged, and every error."""
+    """Write the rows in large pieces; return how many were acknowledged, and every error."""
     done = 0
     errors: list[str] = []
     slabs = _slabs(rows)
@@ -49,8 +49,8 @@ def _slabs(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
 
 
 class SingleWriter:
-    """Writes one record after the other, and remembers what was acknowledged, and how long the
-    worst took. As a context manager it writes inside the block.
+    """Writes one record after the other. Remembers which were acknowledged, and the longest time
+    that one took. As a context manager it writes inside the block.
     """
 
     def __init__(self, client: Client, prefix: bytes, timeout_ms: int) -> None:
@@ -86,7 +86,7 @@ class SingleWriter:
 
 
 class LeaderWatch:
-    """Waits in the background until another coordinator than ``old`` leads."""
+    """Waits in the background until a coordinator other than ``old`` leads."""
 
     def __init__(self, coordinators: str, old: str, timeout_s: float) -> None:
         self.new_leader = ""

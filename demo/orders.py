@@ -16,7 +16,7 @@ PROGRAM = "tpchgen-cli"
 
 
 def make_orders(directory: Path, rows: int = ROWS_AT_SCALE_1) -> Path:
-    """Write about so many orders to ``directory/orders.parquet``, and return its path.
+    """Write about ``rows`` orders to ``directory/orders.parquet``; return the file's path.
 
     Raises:
         NoDataError: the generator is not installed, or fails.

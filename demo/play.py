@@ -1,4 +1,4 @@
-"""What the acts of the demo share."""
+"""The state and the helpers that all acts of the demo share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RIDE_TIMEOUT_MS = 30_000
 
 @dataclass(kw_only=True)
 class Play:
-    """The cluster, a client, what was loaded, and each single write that was acknowledged since.
+    """The cluster, a client, the loaded rows, and every single write acknowledged since the load.
     ``rows_max``: load no more of anything; None: all.
     """
 
@@ -54,5 +54,5 @@ def _check(play: Play, rows: dict[bytes, bytes]) -> float:
 
 
 def wait(seconds: float) -> None:
-    """Let the background of an act go on for a moment."""
+    """Wait a moment while the background work of an act goes on."""
     threading.Event().wait(seconds)

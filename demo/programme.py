@@ -1,4 +1,4 @@
-"""The demo's programme."""
+"""Runs the acts of the demo in their order, on a cluster that it starts."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def play(stage: Stage, rows_max: int | None) -> None:
 
 
 def _command() -> str:
-    """How the command line is called from this shell."""
+    """Return how to call the command line from this shell."""
     beside = Path(sys.executable).with_name("koinon")
     if shutil.which("koinon") or not beside.exists():
         return "koinon"
@@ -103,7 +103,7 @@ def _command() -> str:
 
 
 def main() -> int:
-    """Run the demo; 0 if all of it held."""
+    """Run the demo; return 0 if every check held."""
     rows_max = parse_arguments().rows
     protect()
     stage = Stage()

@@ -31,7 +31,7 @@ POLL_S = 0.1
 
 
 def node_dies(play: Play) -> None:
-    """kill -9 a storage node under writes: its partitions are served by others; then it returns."""
+    """kill -9 a storage node under writes: other nodes serve its partitions; then it returns."""
     stage, cluster, name = play.stage, play.cluster, play.cluster.node_names[1]
     stage.act("A storage node is killed while it is being written to")
     table = play.client.table()
@@ -78,7 +78,7 @@ def node_dies(play: Play) -> None:
 
 
 def node_returns(play: Play) -> None:
-    """The killed node starts again, and takes what it missed from the others."""
+    """The killed node starts again, and copies what it missed from the others."""
     stage, cluster, name = play.stage, play.cluster, play.cluster.node_names[1]
     stage.act(f"{name} comes back, and catches up with what it missed")
     began = time.monotonic()
@@ -139,7 +139,7 @@ def node_leaves(play: Play) -> None:
 
 
 def everything_is_there(play: Play) -> None:
-    """Every copy is compared, and every acknowledged write read back."""
+    """Compare all copies, and read back every acknowledged write."""
     stage, cluster = play.stage, play.cluster
     stage.act("Every copy is compared with its primary, and every acknowledged write read back")
     began = time.monotonic()
@@ -170,7 +170,7 @@ def everything_is_there(play: Play) -> None:
 
 
 def show_state(play: Play) -> None:
-    """The cluster as 'koinon admin status' shows it."""
+    """Print the cluster as 'koinon admin status' shows it."""
     play.stage.act("The cluster, as 'koinon admin status' shows it")
     play.stage.console.print()
     status = play.cluster.wait_ready()
@@ -183,7 +183,7 @@ def show_state(play: Play) -> None:
 
 
 def _carry_out(play: Play, request: PlanRequest, prefix: bytes) -> tuple[Snapshot, float]:
-    """Plan, execute and follow, while single writes go on."""
+    """Make a plan, execute it and follow its moves, while single writes go on."""
     stage, cluster = play.stage, play.cluster
     with Admin(cluster.coordinators, timeout_ms=ADMIN_TIMEOUT_MS) as admin, Replicas() as replicas:
         plan = admin.plan(request)

@@ -1,4 +1,4 @@
-"""How the demo speaks: numbered acts, sentences, checks, and progress that also suits a CI log."""
+"""The demo's output: numbered acts, sentences, checks, and progress that also suits a CI log."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ PLAIN_WIDTH = 100
 
 
 class MismatchError(Exception):
-    """Something that the demo promised did not hold."""
+    """A check of the demo failed."""
 
 
 class Advance(Protocol):
-    """Reports progress: how much is done, and a remark beside it."""
+    """Reports progress: how much is done, and a remark."""
 
     def __call__(self, done: int, remark: str = "") -> None: ...
 
@@ -49,11 +49,11 @@ class Stage:
         self.console.print(f"   {sentence}", soft_wrap=True)
 
     def event(self, sentence: str) -> None:
-        """Something goes wrong, on purpose."""
+        """Announce a failure that is made on purpose."""
         self.console.print(f" [bold yellow]⚡ {sentence}[/]", soft_wrap=True)
 
     def check(self, holds: bool, promise: str) -> None:
-        """Show a promise that holds; end the demo on one that does not."""
+        """Show a check that holds; end the demo if it does not hold."""
         if not holds:
             self.console.print(f" [bold red]✘ {promise}[/]", soft_wrap=True)
             raise MismatchError(promise)

@@ -1,5 +1,7 @@
-"""Python imports this first of all where its folder is on the path: nodes then count no traffic by
-partition. Only metrics_bench.py does that, to see what the counting costs.
+"""Makes nodes count no traffic by partition.
+
+Python imports this module at its start if the folder is on the path. Only metrics_bench.py puts it
+there, to measure what the counting costs.
 """
 
 from koinon_node.serving.traffic import Traffic

@@ -1,9 +1,9 @@
 #!/usr/bin/python3 -IS
-"""Ask a server's gRPC health service whether it serves: ``koinon-health HOST:PORT``.
+"""Asks a server's gRPC health service whether it serves: ``koinon-health HOST:PORT``.
 
-Exit code 0: it does; 1: it does not, or did not answer within three seconds. Every container runs
-this every few seconds, so it speaks the few frames of HTTP/2 that one call takes by itself, in a
-fraction of the time that importing a gRPC library would take.
+Exit code 0: it serves; 1: it does not, or did not answer within three seconds. Every container runs
+this every few seconds. So it sends the few HTTP/2 frames of one call itself, in a fraction of the
+time that importing a gRPC library would take.
 """
 
 import socket
@@ -66,7 +66,7 @@ def frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
 
 
 def answer(connection: socket.socket) -> bytes:
-    """Return what came as the call's reply; nothing, if it ended without one."""
+    """Return the bytes of the call's reply; empty, if the call ended without one."""
     reply = b""
     with connection.makefile("rb") as stream:
         while len(head := stream.read(9)) == 9:

@@ -1,4 +1,4 @@
-"""Print what pyproject.toml asks for besides Koinon itself: ``requirements.py EXTRA...``."""
+"""Prints the requirements in pyproject.toml, not Koinon itself: ``requirements.py EXTRA...``."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""Enrich a Kafka-partitioned stream from the store, each partition from its own node.
+"""Enriches a Kafka-partitioned stream from the store, each partition from its own node.
 
     python docs/examples/enrich_stream.py [--coordinators HOST:PORT] [--clicks 200000]
 
@@ -35,7 +35,7 @@ ENRICHED = "key binary, value binary, partition int, nodes_asked int"
 
 
 def store_users(spark: SparkSession, coordinators: str) -> None:
-    """Write every user's record, by a key that the topic's messages have too."""
+    """Write every user's record, under a key that the topic's messages have too."""
     users = spark.range(USERS).selectExpr(
         f"{USER_KEY} as key",
         "cast(to_json(named_struct('user', id, 'country', "
@@ -55,7 +55,7 @@ def make_topic(spark: SparkSession, coordinators: str, clicks: int, directory: P
 
 
 def enricher(coordinators: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Return what adds the user's record to each message, for ``mapInArrow``."""
+    """Return a function for ``mapInArrow`` that adds the user's record to each message."""
 
     def enrich(batches: Iterator[Any]) -> Iterator[Any]:
         with koinon.connect(coordinators) as client:
@@ -94,7 +94,7 @@ def enriched(client: koinon.Client, messages: Any) -> Any:
 
 
 def nodes_of(client: koinon.Client, keys: list[bytes]) -> int:
-    """How many nodes own these keys."""
+    """Return how many nodes own these keys."""
     table = client.table()
     known = partitioner(table.cluster.partitioner, table.cluster.partition_count)
     return len({table.rows[number].primary for number in known.partitions_of(keys)})
@@ -103,7 +103,7 @@ def nodes_of(client: koinon.Client, keys: list[bytes]) -> int:
 def enrich_stream(
     spark: SparkSession, coordinators: str, topic: Path, directory: Path
 ) -> DataFrame:
-    """Run the stream over all that the topic has; return what it made."""
+    """Run the stream over all messages of the topic; return the enriched messages."""
     messages = spark.readStream.schema(TOPIC).parquet(str(topic))
     query = (
         messages.mapInArrow(enricher(coordinators), ENRICHED)
@@ -118,7 +118,7 @@ def enrich_stream(
 
 
 def run(coordinators: str, clicks: int) -> int:
-    """Show it; return 0 if every message was enriched from one node."""
+    """Run the example; return 0 if every message was enriched from one node."""
     with tempfile.TemporaryDirectory() as scratch, spark_session() as spark:
         topic = Path(scratch) / "topic"
         store_users(spark, coordinators)
