@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any, get_args
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from koinon_coordinator.core.cluster.commands import (
     AbortLoad,
@@ -32,20 +35,36 @@ from koinon_coordinator.core.cluster.commands import (
     StartMoves,
     WantPrimaries,
 )
-from koinon_coordinator.core.cluster.state import EMPTY_IMAGE, ClusterState
+from koinon_coordinator.core.cluster.state import (
+    EMPTY_IMAGE,
+    ClusterState,
+    NodeRecord,
+    StateImage,
+)
+from koinon_coordinator.core.decide.bulk_loads import LoadWish
+from koinon_coordinator.core.decide.decisions import Registration
+from koinon_coordinator.core.decide.move_scheduler import Progress, Stage
+from koinon_coordinator.core.planning.model import Plan, Refusal
+from koinon_coordinator.services import admin_service, cluster_services, loads_service
 from koinon_coordinator.state_machine import ReplicatedState
 from koinon_coordinator.wire.convert import (
     command_from_bytes,
     command_to_bytes,
-    hosted_from_proto,
-    hosted_to_proto,
     image_from_bytes,
     image_to_bytes,
 )
 from koinon_proto.contract.bulk_loads import LoadMode, StreamBatch
 from koinon_proto.contract.errors import DataDirectoryError, UnsupportedVersionError
-from koinon_proto.contract.table import NO_NODE, MoveSettings, NodeNumber, NodeStatus, PartitionId
-from koinon_proto.v1 import state_pb2
+from koinon_proto.contract.table import (
+    NO_NODE,
+    MoveSettings,
+    NodeNumber,
+    NodeStatus,
+    PartitionId,
+    registration_digest,
+)
+from koinon_proto.v1 import membership_pb2, state_pb2
+from tests.proto.records import POSITIVE, records
 
 from .load_states import ABORTED, Log, commit_load, merged
 from .states import plan_of, restart, start
@@ -293,8 +312,54 @@ def test_bytes_that_are_no_message_are_refused(decode: object) -> None:
         decode(b"\xff\xff\xff")  # type: ignore[operator]
 
 
-def test_host_command_comes_back_whole() -> None:
-    assert hosted_from_proto(hosted_to_proto(HOSTED)) == HOSTED
+# --- nothing is lost, whatever it holds --------------------------------------------------------
+
+SPECIAL: dict[Any, st.SearchStrategy[Any]] = {"weight": POSITIVE, "replica_timeout_ms": POSITIVE}
+SPECIAL[NodeRecord] = records(NodeRecord, SPECIAL).map(
+    lambda record: replace(
+        record,
+        info=replace(record.info, registration_digest=registration_digest(record.registration_id)),
+    )
+)
+
+
+@pytest.mark.parametrize("kind", get_args(Command))
+@given(data=st.data())
+def test_any_command_comes_back_whole(kind: type[Command], data: st.DataObject) -> None:
+    command = data.draw(records(kind, SPECIAL))
+    assert command_from_bytes(command_to_bytes(command)) == command
+
+
+@given(records(StateImage, SPECIAL))
+def test_any_image_comes_back_whole(image: StateImage) -> None:
+    assert image_from_bytes(image_to_bytes(image)) == image
+
+
+SERVED: list[tuple[Any, type[Any], dict[str, Any]]] = [
+    (cluster_services._HOST_COMMAND, HostedPartition, {}),
+    (cluster_services._CHANGE, PartitionChange, {}),
+    (cluster_services._REGISTRATION, Registration, {"protocol_version": 1, "cluster_id": "c"}),
+    (loads_service._WISH, LoadWish, {"cluster_id": "c"}),
+    (loads_service._COMMIT, CommitLoad, {"cluster_id": "c"}),
+    (admin_service.PROGRESS, Progress, {}),
+    (admin_service._REFUSAL, Refusal, {}),
+    (admin_service._PLAN, Plan, {"table_version": 5}),
+]
+
+
+@pytest.mark.parametrize(("codec", "record", "filled"), SERVED, ids=lambda v: str(v)[:40])
+@given(data=st.data())
+def test_any_record_of_the_services_comes_back_whole(
+    codec: Any, record: type[Any], filled: dict[str, Any], data: st.DataObject
+) -> None:
+    special = {**SPECIAL, "mode": st.integers(0, 2)} if record is LoadWish else SPECIAL
+    served = data.draw(records(record, special))
+    assert codec.decode(codec.encode(served, **filled)) == served
+
+
+def test_stage_of_a_newer_node_is_read_as_waiting() -> None:
+    message = membership_pb2.ReplicaProgress(partition_id=1, stage=9)  # type: ignore[arg-type]
+    assert admin_service.PROGRESS.decode(message).stage is Stage.WAITING
 
 
 def test_replicated_state_restored_from_a_snapshot_goes_on_alike() -> None:

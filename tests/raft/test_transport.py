@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any
+from dataclasses import replace
+from typing import Any, get_args
 
 import grpc
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from koinon_coordinator.core.raft import HeartbeatReply
+from koinon_coordinator.core.raft import (
+    AppendRequest,
+    Configuration,
+    Entry,
+    EntryKind,
+    HeartbeatReply,
+    Message,
+)
 from koinon_coordinator.raft import (
     GrpcRaftTransport,
     MemoryRaftNetwork,
     RaftTransport,
     TransportConfig,
+    convert,
 )
 from koinon_coordinator.raft.convert import MalformedMessageError, from_proto, to_proto
 from koinon_coordinator.raft.errors import MemberStoppedError
 from koinon_proto.v1 import raft_pb2_grpc
 from koinon_proto.v1.raft_pb2 import RaftBatch, RaftExchangeReply, RaftHello, RaftMessage
+from tests.proto.records import SCALARS, records
 
 from . import test_scenarios_changes, test_scenarios_snapshots
 from .group import Group
@@ -47,6 +59,33 @@ def test_convert_every_message_comes_back() -> None:
     finally:
         Group.deliver = deliver  # type: ignore[method-assign]
     assert len(seen) == 9
+
+
+ENTRIES = st.lists(st.tuples(SCALARS[int], st.sampled_from(EntryKind), SCALARS[bytes]), max_size=3)
+SPECIAL: dict[Any, st.SearchStrategy[Any]] = {
+    Configuration: st.just(Configuration(voters={"a": "a:1"}, learners={"b": "b:1"})),
+    "entries": st.just(()),
+}
+
+
+@pytest.mark.parametrize("kind", [*get_args(Message)])
+@given(data=st.data())
+def test_convert_any_message_comes_back(kind: type[Message], data: st.DataObject) -> None:
+    message = data.draw(records(kind, SPECIAL))
+    if isinstance(message, AppendRequest):
+        entries = data.draw(ENTRIES)
+        first = message.previous_index + 1
+        message = replace(
+            message,
+            term=2**32,
+            previous_term=0,
+            entries=tuple(Entry(first + i, *e) for i, e in enumerate(sorted(entries))),
+        )
+    wire = RaftMessage.FromString(to_proto(message).SerializeToString())
+    envelope = {"term": message.term, "sender": message.sender, "to": message.to}
+    name = wire.WhichOneof("body")
+    assert name is not None
+    assert convert._BODIES[name].decode(getattr(wire, name), **envelope) == message
 
 
 def test_convert_malformed_messages_are_refused() -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any, cast
 
 from koinon_coordinator.coordinator import Coordinator
+from koinon_coordinator.core.cluster.commands import Move
 from koinon_coordinator.core.decide.decisions import check_name, check_requested_address
 from koinon_coordinator.core.decide.layouts import PlanKind, PlanWish
-from koinon_coordinator.core.decide.move_scheduler import Progress
-from koinon_coordinator.core.planning.planner import Balance, Plan, Refusal
+from koinon_coordinator.core.decide.move_scheduler import Progress, Stage
+from koinon_coordinator.core.planning.planner import Plan, Refusal, RefusalCode
 from koinon_coordinator.leader.operations import MoveView, Operations
 from koinon_coordinator.wire.updates import UpdateCache
 from koinon_proto.contract import convert
+from koinon_proto.contract.codec import Value, codec
 from koinon_proto.contract.errors import InvalidArgumentError, WrongClusterError
 from koinon_proto.process.clock import boottime
 from koinon_proto.server.rpc import bounded, typed_errors
@@ -26,6 +28,27 @@ _KINDS = {
     admin_pb2.PLAN_KIND_REPLACE: PlanKind.REPLACE,
     admin_pb2.PLAN_KIND_REPLICATION_FACTOR: PlanKind.REPLICATION_FACTOR,
 }
+_STAGES = {int(stage): stage for stage in Stage}
+PROGRESS = codec(
+    Progress,
+    membership_pb2.ReplicaProgress,
+    values={"stage": Value(int, lambda stage: _STAGES.get(stage, Stage.WAITING))},
+)
+_PLANNED_MOVE = codec(
+    Move, admin_pb2.PlannedMove, given=["plan_id", "plan_moves", "running", "cancelled"]
+)
+_MOVE = codec(
+    Move,
+    admin_pb2.MoveStatus,
+    given=["partition_id", "origin", "target", "reason"],
+    filled=["move", "progress_nodes", "progress", "waits_for"],
+)
+_REFUSAL = codec(
+    Refusal,
+    admin_pb2.PlanRefusal,
+    values={"code": Value(lambda code: code.value, RefusalCode)},
+)
+_PLAN = codec(Plan, admin_pb2.Plan, values={"refusals": _REFUSAL}, filled=["table_version"])
 
 
 class AdminService(admin_pb2_grpc.AdminServicer):
@@ -110,7 +133,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.PlanRequest, _context: Any
     ) -> admin_pb2.Plan:
         planned = await self._coordinator.led(self._operations(request).plan(_wish(request)))
-        return _plan_to_proto(planned.plan, self._version())
+        return _PLAN.encode(planned.plan, table_version=self._version())
 
     @typed_errors
     @bounded(CALLS_MAX)
@@ -130,7 +153,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         settings, moves = self._operations(request).moves()
         return admin_pb2.MovesStatus(
             settings=convert.settings_to_proto(settings),
-            moves=[_move_to_proto(view) for view in moves],
+            moves=map(_move_to_proto, moves),
         )
 
     @typed_errors
@@ -260,67 +283,13 @@ def _wish(request: admin_pb2.PlanRequest) -> PlanWish:
     )
 
 
-def _plan_to_proto(plan: Plan, table_version: int) -> admin_pb2.Plan:
-    return admin_pb2.Plan(
-        plan_id=plan.plan_id,
-        table_version=table_version,
-        moves=[
-            admin_pb2.PlannedMove(
-                partition_id=move.partition_id,
-                origin=move.origin,
-                target=move.target,
-                reason=move.reason,
-            )
-            for move in plan.moves
-        ],
-        before=[_balance_to_proto(balance) for balance in plan.before],
-        after=[_balance_to_proto(balance) for balance in plan.after],
-        refusals=[_refusal_to_proto(refusal) for refusal in plan.refusals],
-    )
-
-
-def _balance_to_proto(balance: Balance) -> admin_pb2.NodeBalance:
-    return admin_pb2.NodeBalance(
-        node_number=balance.node_number, replicas=balance.replicas, primaries=balance.primaries
-    )
-
-
-def _refusal_to_proto(refusal: Refusal) -> admin_pb2.PlanRefusal:
-    return admin_pb2.PlanRefusal(
-        code=refusal.code.value,
-        reason=refusal.reason,
-        node_number=refusal.node_number,
-        partition_ids=refusal.partition_ids,
-    )
-
-
 def _move_to_proto(view: MoveView) -> admin_pb2.MoveStatus:
-    move = view.move
-    return admin_pb2.MoveStatus(
-        move=admin_pb2.PlannedMove(
-            partition_id=move.partition_id,
-            origin=move.origin,
-            target=move.target,
-            reason=move.reason,
-        ),
-        plan_id=move.plan_id,
-        plan_moves=move.plan_moves,
-        running=move.running,
-        cancelled=move.cancelled,
+    return _MOVE.encode(
+        view.move,
+        move=_PLANNED_MOVE.encode(view.move),
         progress_nodes=list(view.progress),
-        progress=[_progress_to_proto(progress) for progress in view.progress.values()],
+        progress=map(PROGRESS.encode, view.progress.values()),
         waits_for=view.waits_for,
-    )
-
-
-def _progress_to_proto(progress: Progress) -> membership_pb2.ReplicaProgress:
-    return membership_pb2.ReplicaProgress(
-        partition_id=progress.partition_id,
-        stage=cast(Any, int(progress.stage)),
-        records=progress.records,
-        bytes=progress.bytes,
-        records_total=progress.records_total,
-        bytes_total=progress.bytes_total,
     )
 
 

@@ -7,19 +7,19 @@ from __future__ import annotations
 from typing import Any
 
 from koinon_coordinator.coordinator import Coordinator
+from koinon_coordinator.core.cluster.commands import HostedPartition, PartitionChange
 from koinon_coordinator.core.decide.decisions import Registration
-from koinon_coordinator.core.decide.move_scheduler import Progress, Stage
-from koinon_coordinator.services.admin_service import CALLS_MAX, AdminService
+from koinon_coordinator.services.admin_service import CALLS_MAX, PROGRESS, AdminService
 from koinon_coordinator.services.loads_service import LoadsService
-from koinon_coordinator.wire.convert import change_from_proto, hosted_from_proto, hosted_to_proto
 from koinon_coordinator.wire.updates import UpdateCache
+from koinon_proto.contract.codec import codec
 from koinon_proto.contract.errors import (
     ClusterNotReadyError,
     NotLeaderError,
     UnsupportedVersionError,
     WrongClusterError,
 )
-from koinon_proto.contract.table import DEFAULT_WEIGHT, PartitionId, Table
+from koinon_proto.contract.table import Table
 from koinon_proto.process.clock import boottime
 from koinon_proto.server import admission
 from koinon_proto.server.admission import Places
@@ -38,7 +38,6 @@ from koinon_proto.v1 import (
 
 PROTOCOL_VERSION = 1
 WATCHES_MAX = 1_024
-_STAGES = frozenset(int(stage) for stage in Stage)
 
 SERVICES = tuple(
     file.DESCRIPTOR.services_by_name[name].full_name
@@ -49,6 +48,14 @@ SERVICES = tuple(
         (loads_pb2, "Loads"),
         (raft_pb2, "Raft"),
     )
+)
+_HOST_COMMAND = codec(HostedPartition, membership_pb2.HostCommand)
+_CHANGE = codec(PartitionChange, membership_pb2.PartitionChange)
+_REGISTRATION = codec(
+    Registration,
+    membership_pb2.RegisterRequest,
+    zero_is_default=["weight"],
+    filled=["protocol_version", "cluster_id"],
 )
 
 
@@ -70,15 +77,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
                 supported=PROTOCOL_VERSION,
             )
         leadership = self._coordinator.leadership
-        registration = Registration(
-            node_id=request.node_id,
-            address=request.address,
-            rack=request.rack,
-            store_id=request.store_id,
-            last_node_epoch=request.last_node_epoch,
-            registration_id=request.registration_id,
-            weight=request.weight or DEFAULT_WEIGHT,
-        )
+        registration = _REGISTRATION.decode(request)
         try:
             registered = await leadership.register(registration, request.cluster_id)
         except NotLeaderError:
@@ -106,10 +105,10 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
                 node_id=request.node_id,
                 node_epoch=request.node_epoch,
                 registration_id=request.registration_id,
-                hosted=[hosted_from_proto(h) for h in request.hosted],
+                hosted=list(map(_HOST_COMMAND.decode, request.hosted)),
                 received_at=received_at,
                 stats=request.stats if request.HasField("stats") else None,
-                progress=[_progress_from_proto(p) for p in request.progress],
+                progress=list(map(PROGRESS.decode, request.progress)),
             )
         except NotLeaderError:
             raise self._coordinator.not_leader() from None
@@ -118,7 +117,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
             term=leadership.term,
             lease_ms=leadership.timing.lease_ms,
             table=self._newer(request.table_version),
-            commands=[hosted_to_proto(command) for command in answer.commands],
+            commands=map(_HOST_COMMAND.encode, answer.commands),
         )
 
     @typed_errors
@@ -132,7 +131,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
                 node_id=request.node_id,
                 node_epoch=request.node_epoch,
                 registration_id=request.registration_id,
-                changes=[change_from_proto(change) for change in request.changes],
+                changes=list(map(_CHANGE.decode, request.changes)),
             )
         except NotLeaderError:
             raise self._coordinator.not_leader() from None
@@ -228,18 +227,6 @@ class TableService(table_pb2_grpc.TableServiceServicer):
                 bootstrap_nodes=self._coordinator.bootstrap_nodes(),
             )
         return table
-
-
-def _progress_from_proto(message: membership_pb2.ReplicaProgress) -> Progress:
-    stage = int(message.stage)
-    return Progress(
-        partition_id=PartitionId(message.partition_id),
-        stage=Stage(stage) if stage in _STAGES else Stage.WAITING,
-        records=message.records,
-        bytes=message.bytes,
-        records_total=message.records_total,
-        bytes_total=message.bytes_total,
-    )
 
 
 def add_services(coordinator: Coordinator, server: Any) -> None:

@@ -5,17 +5,24 @@ from __future__ import annotations
 from typing import Any, cast
 
 from koinon_coordinator.coordinator import Coordinator
+from koinon_coordinator.core.cluster.bulk_loads import Load
+from koinon_coordinator.core.cluster.commands import CommitLoad
 from koinon_coordinator.core.decide.bulk_loads import LoadWish
 from koinon_coordinator.leader.bulk_loads import Loading, LoadView
 from koinon_coordinator.services.admin_service import CALLS_MAX
-from koinon_coordinator.wire.loads_convert import (
-    batch_from_proto,
-    batch_to_proto,
-    commit_from_proto,
-)
 from koinon_coordinator.wire.updates import UpdateCache
+from koinon_proto.contract.codec import codec
 from koinon_proto.server.rpc import bounded, typed_errors
 from koinon_proto.v1 import loads_pb2, loads_pb2_grpc
+
+_WISH = codec(LoadWish, loads_pb2.OpenLoadRequest, filled=["cluster_id"])
+_COMMIT = codec(CommitLoad, loads_pb2.CommitLoadRequest, filled=["cluster_id"])
+_INFO = codec(
+    Load,
+    loads_pb2.LoadInfo,
+    given=["attempts", "attempts_digest", "committed_at", "unmerged", "rows", "bytes"],
+    filled=["partitions_merged", "rows", "bytes", "idle_ms"],
+)
 
 
 class LoadsService(loads_pb2_grpc.LoadsServicer):
@@ -29,14 +36,7 @@ class LoadsService(loads_pb2_grpc.LoadsServicer):
     async def OpenLoad(  # noqa: N802 (the generated servicer's name)
         self, request: loads_pb2.OpenLoadRequest, _context: Any
     ) -> loads_pb2.OpenLoadResponse:
-        wish = LoadWish(
-            job_id=request.job_id,
-            mode=request.mode,
-            prefix=request.prefix,
-            stream_batch=batch_from_proto(request),
-            description=request.description,
-            timeout_ms=request.timeout_ms,
-        )
+        wish = _WISH.decode(request)
         outcome = await self._coordinator.led(self._loading().open(wish, request.cluster_id))
         table = self._coordinator.table()
         assert table is not None  # there is a cluster: it has opened a load
@@ -67,7 +67,7 @@ class LoadsService(loads_pb2_grpc.LoadsServicer):
     async def CommitLoad(  # noqa: N802
         self, request: loads_pb2.CommitLoadRequest, _context: Any
     ) -> loads_pb2.CommitLoadResponse:
-        committed = self._loading().commit(commit_from_proto(request), request.cluster_id)
+        committed = self._loading().commit(_COMMIT.decode(request), request.cluster_id)
         state = await self._coordinator.led(committed)
         return loads_pb2.CommitLoadResponse(state=cast(Any, int(state)))
 
@@ -124,20 +124,10 @@ class LoadsService(loads_pb2_grpc.LoadsServicer):
 
 
 def _info(view: LoadView) -> loads_pb2.LoadInfo:
-    load = view.load
-    return loads_pb2.LoadInfo(
-        load_id=load.load_id,
-        job_id=load.job_id,
-        state=cast(Any, int(load.state)),
-        mode=cast(Any, int(load.mode)),
-        prefix=load.prefix,
-        stream_batch=batch_to_proto(load.stream_batch),
-        description=load.description,
-        partitions=load.partitions,
-        partitions_merged=load.partitions_merged,
+    return _INFO.encode(
+        view.load,
+        partitions_merged=view.load.partitions_merged,
         rows=view.rows,
         bytes=view.bytes,
         idle_ms=view.idle_ms,
-        timeout_ms=load.timeout_ms,
-        reason=load.reason,
     )

@@ -43,6 +43,7 @@ from koinon_node.membership.table_watch import TableWatch
 from koinon_node.state import NodeState
 from koinon_node.storage.store import CLUSTER_ID, NODE_EPOCH, REGISTRATION_ID, Identity
 from koinon_proto.contract import convert
+from koinon_proto.contract.codec import codec
 from koinon_proto.contract.errors import (
     ConfigurationError,
     DuplicateNodeError,
@@ -62,6 +63,7 @@ from koinon_proto.v1 import membership_pb2, table_pb2
 log = logging.getLogger(__name__)
 
 PROTOCOL_VERSION = 1
+_COMMAND = codec(HostCommand, membership_pb2.HostCommand)
 _FATAL = (
     WrongClusterError,
     DuplicateNodeError,
@@ -370,7 +372,7 @@ class Agent:
             node_id=self._config.node_id,
             node_epoch=self._node_epoch,
             table_version=table.table_version if table else 0,
-            hosted=[_command_to_proto(command) for command in acknowledgements],
+            hosted=map(_COMMAND.encode, acknowledgements),
             stats=self._host.stats(),
             progress=self._host.progress(),
             registration_id=self._state.registration_id,
@@ -380,9 +382,7 @@ class Agent:
         self._assignment.on_acknowledged(acknowledgements)
         if reply.HasField("table"):
             self._apply_table(reply.table)
-        self._assignment.on_commands(
-            HostCommand(c.partition_id, c.primary_epoch, c.partition_epoch) for c in reply.commands
-        )
+        self._assignment.on_commands(map(_COMMAND.decode, reply.commands))
         self._lease_s = reply.lease_ms / 1000
         self.heartbeat_seconds.observe(max(0.0, self._now() - sent_at))
         held, confirmed = self._note_lease(), self._state.confirmed(self._node_epoch)
@@ -505,14 +505,6 @@ class Agent:
 
     def _wait(self, coroutine: Coroutine[Any, Any, None]) -> None:
         self._submit(coroutine).result()
-
-
-def _command_to_proto(command: HostCommand) -> membership_pb2.HostCommand:
-    return membership_pb2.HostCommand(
-        partition_id=command.partition_id,
-        primary_epoch=command.primary_epoch,
-        partition_epoch=command.partition_epoch,
-    )
 
 
 def _describe(error: Exception) -> str:

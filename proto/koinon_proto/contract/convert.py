@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any, cast
 
 from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 
 from koinon_proto.contract import bounds, errors
+from koinon_proto.contract.codec import codec
 from koinon_proto.contract.errors import InvalidArgumentError, KoinonError, UnsupportedVersionError
-from koinon_proto.contract.table import (
-    DEFAULT_WEIGHT,
-    ActiveLoad,
-    ClusterConfig,
-    MoveSettings,
-    NodeId,
-    NodeInfo,
-    NodeNumber,
-    NodeStatus,
-    OfflineReason,
-    PartitionId,
-    PartitionRow,
-    PartitionStatus,
-    TableUpdate,
-)
+from koinon_proto.contract.table import ClusterConfig, MoveSettings, NodeInfo, TableUpdate
 from koinon_proto.v1 import errors_pb2, table_pb2
 
 TABLE_FORMAT_VERSION = 1
@@ -97,117 +84,27 @@ def error_from_status_details(details: bytes) -> KoinonError | None:
 
 # --- the table ---------------------------------------------------------------------------------
 
-_CONFIG_FIELDS = tuple(f.name for f in fields(ClusterConfig))
-_CONFIG_DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(ClusterConfig)}
-
-
-def config_to_proto(config: ClusterConfig) -> table_pb2.ClusterConfig:
-    return table_pb2.ClusterConfig(**{name: getattr(config, name) for name in _CONFIG_FIELDS})
-
-
-def config_from_proto(message: table_pb2.ClusterConfig) -> ClusterConfig:
-    config = ClusterConfig(**{name: getattr(message, name) for name in _CONFIG_FIELDS})
-    if not config.replica_timeout_ms:  # made by a build that kept one replica
-        config = replace(config, replica_timeout_ms=_CONFIG_DEFAULTS["replica_timeout_ms"])
-    return config
-
-
-def node_to_proto(node: NodeInfo) -> table_pb2.NodeInfo:
-    return table_pb2.NodeInfo(
-        node_number=node.number,
-        node_id=node.node_id,
-        address=node.address,
-        rack=node.rack,
-        node_epoch=node.node_epoch,
-        status=cast(Any, int(node.status)),
-        store_id=node.store_id,
-        changed_at=node.changed_at,
-        weight=node.weight,
-        registration_digest=node.registration_digest,
-    )
-
-
-def node_from_proto(message: table_pb2.NodeInfo) -> NodeInfo:
-    return NodeInfo(
-        number=NodeNumber(message.node_number),
-        node_id=NodeId(message.node_id),
-        address=message.address,
-        rack=message.rack,
-        node_epoch=message.node_epoch,
-        status=NodeStatus(message.status),
-        store_id=message.store_id,
-        changed_at=message.changed_at,
-        weight=message.weight or DEFAULT_WEIGHT,
-        registration_digest=message.registration_digest,
-    )
-
-
-def row_to_proto(row: PartitionRow) -> table_pb2.PartitionRow:
-    return table_pb2.PartitionRow(
-        partition_id=row.partition_id,
-        replicas=row.replicas,
-        in_sync=row.in_sync,
-        primary=row.primary,
-        primary_epoch=row.primary_epoch,
-        partition_epoch=row.partition_epoch,
-        adding=row.adding,
-        removing=row.removing,
-        status=cast(Any, int(row.status)),
-        offline_reason=cast(Any, int(row.offline_reason)),
-        changed_at=row.changed_at,
-        wanted_primary=row.wanted_primary,
-    )
-
-
-def row_from_proto(message: table_pb2.PartitionRow) -> PartitionRow:
-    return PartitionRow(
-        partition_id=PartitionId(message.partition_id),
-        replicas=tuple(NodeNumber(n) for n in message.replicas),
-        in_sync=tuple(NodeNumber(n) for n in message.in_sync),
-        primary=NodeNumber(message.primary),
-        primary_epoch=message.primary_epoch,
-        partition_epoch=message.partition_epoch,
-        adding=tuple(NodeNumber(n) for n in message.adding),
-        removing=tuple(NodeNumber(n) for n in message.removing),
-        status=PartitionStatus(message.status),
-        offline_reason=OfflineReason(message.offline_reason),
-        changed_at=message.changed_at,
-        wanted_primary=NodeNumber(message.wanted_primary),
-    )
-
-
-def settings_to_proto(settings: MoveSettings) -> table_pb2.MoveSettings:
-    return table_pb2.MoveSettings(
-        paused=settings.paused,
-        bytes_per_second=settings.bytes_per_second,
-        moves_per_node=settings.moves_per_node,
-    )
-
-
-def settings_from_proto(message: table_pb2.MoveSettings) -> MoveSettings:
-    return MoveSettings(
-        paused=message.paused,
-        bytes_per_second=message.bytes_per_second,
-        moves_per_node=message.moves_per_node,
-    )
+CONFIG = codec(
+    ClusterConfig,
+    table_pb2.ClusterConfig,
+    zero_is_default=["replica_timeout_ms"],  # 0: made by a build that kept one replica
+)
+NODE = codec(
+    NodeInfo, table_pb2.NodeInfo, names={"number": "node_number"}, zero_is_default=["weight"]
+)
+MOVE_SETTINGS = codec(MoveSettings, table_pb2.MoveSettings)
+UPDATE = codec(
+    TableUpdate,
+    table_pb2.TableUpdate,
+    values={"cluster": CONFIG, "nodes": NODE},
+    filled=["format_version"],
+)
+settings_to_proto = MOVE_SETTINGS.encode
+settings_from_proto = MOVE_SETTINGS.decode
 
 
 def update_to_proto(update: TableUpdate) -> table_pb2.TableUpdate:
-    return table_pb2.TableUpdate(
-        format_version=TABLE_FORMAT_VERSION,
-        cluster=config_to_proto(update.cluster),
-        base_version=update.base_version,
-        table_version=update.table_version,
-        nodes=[node_to_proto(node) for node in update.nodes],
-        rows=[row_to_proto(row) for row in update.rows],
-        moves=settings_to_proto(update.moves),
-        loads=[
-            table_pb2.ActiveLoad(
-                load_id=load.load_id, merging=load.merging, committed_at=load.committed_at
-            )
-            for load in update.loads
-        ],
-    )
+    return UPDATE.encode(update, format_version=TABLE_FORMAT_VERSION)
 
 
 def update_from_proto(message: table_pb2.TableUpdate) -> TableUpdate:
@@ -224,15 +121,4 @@ def update_from_proto(message: table_pb2.TableUpdate) -> TableUpdate:
             supported=TABLE_FORMAT_VERSION,
         )
     bounds.check_reply(message)
-    return TableUpdate(
-        cluster=config_from_proto(message.cluster),
-        base_version=message.base_version,
-        table_version=message.table_version,
-        nodes=tuple(node_from_proto(node) for node in message.nodes),
-        rows=tuple(row_from_proto(row) for row in message.rows),
-        moves=settings_from_proto(message.moves),
-        loads=tuple(
-            ActiveLoad(load_id=a.load_id, merging=a.merging, committed_at=a.committed_at)
-            for a in message.loads
-        ),
-    )
+    return UPDATE.decode(message)
