@@ -60,12 +60,6 @@ def murmur2(key: bytes) -> int:
     return h ^ h >> 15
 
 
-def murmur2_signed(key: bytes) -> int:
-    """Return murmur2 as the signed 32-bit number that Java prints."""
-    h = murmur2(key)
-    return h - (1 << 32) if h > _POSITIVE else h
-
-
 def murmur2_of_buffers(
     data: NDArray[np.uint8], offsets: NDArray[np.integer[Any]]
 ) -> NDArray[np.uint32]:

@@ -16,7 +16,6 @@ from koinon_proto.partitioner import (
     Partitioner,
     murmur2,
     murmur2_of_buffers,
-    murmur2_signed,
     partitioner,
 )
 
@@ -43,7 +42,7 @@ def hashes_of(keys: list[bytes]) -> np.ndarray:
 
 @pytest.mark.parametrize(("key", "expected"), GOLDEN.items())
 def test_murmur2_golden_vector_matches(key: bytes, expected: int) -> None:
-    assert murmur2_signed(key) == expected
+    assert np.uint32(murmur2(key)).view(np.int32) == expected
     assert hashes_of([key]).view(np.int32)[0] == expected
     assert hashes_of([key] * 40).view(np.int32).tolist() == [expected] * 40
 

@@ -22,7 +22,8 @@ from koinon_coordinator.core.raft import (
     VoteReply,
     VoteRequest,
 )
-from koinon_coordinator.raft.storage import MemoryRaftStorage
+
+from .memory import MemoryRaftStorage
 
 _ACKNOWLEDGEMENTS = (AppendReply, SnapshotReply)
 
@@ -98,7 +99,7 @@ class GroupChecker:
         log = core.log
         index = log.last_index
         while index > log.base.index:
-            entry = log.entry_at(index)
+            (entry,) = log.slice(index, index)
             if seen.get(index) == entry.term:
                 break
             previous_term = log.term_at(index - 1)
@@ -123,7 +124,7 @@ class GroupChecker:
             return
         self._commits[member_id] = commit_index
         for index in range(max(before, core.log.base.index) + 1, commit_index + 1):
-            entry = core.log.entry_at(index)
+            (entry,) = core.log.slice(index, index)
             known = self.chosen.setdefault(index, entry)
             if known != entry:
                 raise ViolationError(

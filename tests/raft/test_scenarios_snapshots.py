@@ -230,4 +230,4 @@ def test_snapshot_carries_the_configuration() -> None:
 
 def test_leader_opens_its_term_with_a_noop() -> None:
     leader = Group().elect("a")
-    assert leader.log.entry_at(1).kind is EntryKind.NOOP
+    assert leader.log.slice(1, 1)[0].kind is EntryKind.NOOP

@@ -23,7 +23,6 @@ from koinon_coordinator.core.raft import (
 )
 from koinon_coordinator.raft import (
     LmdbRaftStorage,
-    MemoryRaftStorage,
     RaftStorage,
     StorageFailedError,
 )
@@ -33,6 +32,7 @@ from koinon_coordinator.raft import (
 from koinon_proto.contract.errors import DataDirectoryError, UnsupportedVersionError
 
 from .group import addresses, entries_of
+from .memory import MemoryRaftStorage
 
 CONFIGURATION = Configuration(voters=addresses("abc"))
 Opener = Callable[[], RaftStorage]

@@ -21,13 +21,13 @@ from koinon_coordinator.core.raft import (
 from koinon_coordinator.raft import GrpcRaftTransport
 from koinon_coordinator.raft import transport as transport_module
 from koinon_coordinator.raft.convert import MalformedMessageError, from_proto
-from koinon_coordinator.raft.storage import MemoryRaftStorage
 from koinon_proto.contract import bounds
 from koinon_proto.contract.errors import DataDirectoryError
 from koinon_proto.v1 import raft_pb2_grpc
 from koinon_proto.v1.raft_pb2 import RaftBatch, RaftExchangeReply, RaftHello, RaftMessage
 
 from .group import Group
+from .memory import MemoryRaftStorage
 from .processes import free_address
 from .test_member import InProcessGroup
 from .test_transport import Endpoint, served

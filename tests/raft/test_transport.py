@@ -22,7 +22,6 @@ from koinon_coordinator.core.raft import (
 )
 from koinon_coordinator.raft import (
     GrpcRaftTransport,
-    MemoryRaftNetwork,
     RaftTransport,
     TransportConfig,
     convert,
@@ -35,6 +34,7 @@ from tests.proto.records import SCALARS, records
 
 from . import test_scenarios_changes, test_scenarios_snapshots
 from .group import Group
+from .memory import MemoryRaftNetwork
 from .processes import free_address
 from .waiting import run, until
 

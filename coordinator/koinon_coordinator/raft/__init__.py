@@ -10,9 +10,8 @@ from koinon_coordinator.raft.errors import (
     StoreChangedError,
 )
 from koinon_coordinator.raft.member import RaftMember, StateMachine
-from koinon_coordinator.raft.memory_transport import MemoryRaftNetwork, MemoryRaftTransport
 from koinon_coordinator.raft.status import MemberStatus, RaftCounters, RaftStatus
-from koinon_coordinator.raft.storage import LmdbRaftStorage, MemoryRaftStorage, RaftStorage
+from koinon_coordinator.raft.storage import LmdbRaftStorage, RaftStorage
 from koinon_coordinator.raft.transport import GrpcRaftTransport, RaftTransport, TransportConfig
 
 __all__ = [
@@ -21,9 +20,6 @@ __all__ = [
     "MemberRemovedError",
     "MemberStatus",
     "MemberStoppedError",
-    "MemoryRaftNetwork",
-    "MemoryRaftStorage",
-    "MemoryRaftTransport",
     "ProposalQueueFullError",
     "ProposalUnknownError",
     "RaftConfig",

@@ -233,7 +233,6 @@ class RaftMember:
         self._schedule()
         if isinstance(outcome, Refusal):
             raise request_error(outcome, core, self._config, size_bytes=len(command))
-        self.counters.proposals += 1
         return await self._waiting.for_proposal(outcome, now)
 
     async def read_barrier(self) -> int:
@@ -295,14 +294,7 @@ class RaftMember:
 
         Raises MemberStoppedError.
         """
-        return status_of(
-            self._running_core(),
-            self.member_id,
-            self._clock(),
-            pending_proposals=self._waiting.proposals,
-            pending_reads=self._waiting.reads,
-            counters=self.counters,
-        )
+        return status_of(self._running_core(), self.member_id, self._clock(), self.counters)
 
     def _running_core(self) -> RaftCore:
         if self._core is None or not self._running:
@@ -345,7 +337,6 @@ class RaftMember:
     def on_messages(self, messages: Sequence[Message]) -> None:
         if not self._running or self._core is None:
             return
-        self.counters.messages_received += len(messages)
         now = self._clock()
         sender = ""
         try:
@@ -444,7 +435,6 @@ class RaftMember:
         if ready.snapshot_write is not None and ready.snapshot_write.installed:
             self._state_machine.restore(ready.snapshot_write.snapshot.data)
             self._bytes_since_snapshot = 0
-            self.counters.snapshots_installed += 1
         for entry in ready.committed:
             self._apply(entry)
         self._pin_group()
@@ -461,14 +451,10 @@ class RaftMember:
         result: object = None
         if entry.kind is EntryKind.COMMAND:
             result = self._state_machine.apply(entry.index, entry.data)
-            self.counters.entries_applied += 1
         self._bytes_since_snapshot += entry.size_bytes
         proposed_at = self._waiting.on_applied(entry, result)
         if proposed_at is not None:
-            seconds = self._clock() - proposed_at
-            self.counters.commits_timed += 1
-            self.counters.commit_seconds_total += seconds
-            self.commit_seconds.observe(seconds)
+            self.commit_seconds.observe(self._clock() - proposed_at)
         core = self._core
         assert core is not None
         if entry.kind is EntryKind.NOOP and core.role is Role.LEADER and entry.term == core.term:
@@ -501,11 +487,7 @@ class RaftMember:
             self._halt(error)
         if not self._running or self._core is None:
             return
-        seconds = saving.result()
-        self.counters.fsyncs += 1
-        self.counters.fsync_seconds_total += seconds
-        self.sync_seconds.observe(seconds)
-        self.counters.fsync_seconds_max = max(self.counters.fsync_seconds_max, seconds)
+        self.sync_seconds.observe(saving.result())
         self._transport.send(ready.messages_after_persist)
         self._core.advance(ready)
         self._process()
@@ -521,7 +503,6 @@ class RaftMember:
         ):
             core.compact(applied_index, self._state_machine.snapshot())
             self._bytes_since_snapshot = 0
-            self.counters.snapshots_taken += 1
 
     # -- events
 
@@ -550,7 +531,6 @@ class RaftMember:
             self._leader_seen = event.term, event.leader_id
             self.counters.leader_changes += 1
         if self._leads:
-            self.counters.leaderships_lost += 1
             self._warn_if_disk_hangs()
             # It may lead again by now, and hold proposals of the new term.
             first_term = event.term if event.role is Role.LEADER else event.term + 1
@@ -562,8 +542,6 @@ class RaftMember:
             if self._served_term != event.term or event.role is not Role.LEADER:
                 self._stop_serving(event.term, event.leader_id)
         self._leads = event.role is Role.LEADER
-        if self._leads:
-            self.counters.elections_won += 1
 
     def _warn_if_disk_hangs(self) -> None:
         now = self._clock()

@@ -22,19 +22,7 @@ class RaftCounters:
     """Running totals since the start, for metrics."""
 
     elections_started: int = 0
-    elections_won: int = 0
-    leaderships_lost: int = 0
     leader_changes: int = 0  # leaders that this member has heard of, one after the other
-    proposals: int = 0
-    entries_applied: int = 0
-    commit_seconds_total: float = 0.0  # from proposal to apply, of this member's own proposals
-    commits_timed: int = 0
-    fsyncs: int = 0
-    fsync_seconds_total: float = 0.0
-    fsync_seconds_max: float = 0.0
-    snapshots_taken: int = 0
-    snapshots_installed: int = 0
-    messages_received: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,8 +40,6 @@ class RaftStatus:
     snapshot_index: int
     members: Mapping[str, MemberStatus]
     is_changing: bool  # whether `members` rest on a change that is not committed yet
-    pending_proposals: int
-    pending_reads: int
     pending_save_s: float  # the age of the write to disk that is under way; 0 if none is
     counters: RaftCounters  # a copy
 
@@ -62,9 +48,6 @@ def status_of(
     core: RaftCore,
     member_id: str,
     now: float,
-    *,
-    pending_proposals: int,
-    pending_reads: int,
     counters: RaftCounters,
 ) -> RaftStatus:
     """Return the state of ``core``, which is member ``member_id``'s."""
@@ -85,8 +68,6 @@ def status_of(
         snapshot_index=core.log.snapshot.index,
         members=members,
         is_changing=core.log.has_uncommitted_configuration,
-        pending_proposals=pending_proposals,
-        pending_reads=pending_reads,
         pending_save_s=core.saving_s(now),
         counters=replace(counters),
     )

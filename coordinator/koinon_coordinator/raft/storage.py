@@ -1,7 +1,7 @@
 """Where a member keeps what it must not forget: term and vote, log, snapshot, peers' store ids.
 
-`LmdbRaftStorage` is one LMDB environment in one directory; `MemoryRaftStorage` is its twin for
-tests and passes the same contract. Every write is one transaction and durable when it returns.
+`LmdbRaftStorage` is one LMDB environment in one directory. Every write is one transaction and
+durable when it returns.
 
 The directory holds
     identity.json   who it belongs to; says `initializing` until the environment is complete
@@ -89,61 +89,6 @@ class RaftStorage(Protocol):
         ...
 
     def close(self) -> None: ...
-
-
-class MemoryRaftStorage:
-    """The in-memory twin: `save` is as durable as the object."""
-
-    def __init__(self, configuration: Configuration) -> None:
-        self._store_id = uuid.uuid4().hex
-        self._hard_state = HardState()
-        self._snapshot = Snapshot.of(0, 0, configuration, b"")
-        self._base = LogPosition(0, 0)
-        self._entries: dict[int, Entry] = {}
-        self._pins: dict[str, str] = {}
-
-    @property
-    def store_id(self) -> str:
-        return self._store_id
-
-    def load(self) -> RestoredState:
-        return RestoredState(
-            hard_state=self._hard_state,
-            snapshot=self._snapshot,
-            base=self._base,
-            entries=tuple(self._entries[index] for index in sorted(self._entries)),
-        )
-
-    def save(
-        self,
-        *,
-        hard_state: HardState | None,
-        snapshot_write: SnapshotWrite | None,
-        entries: Sequence[Entry],
-    ) -> None:
-        if snapshot_write is not None:
-            first = self._base.index + 1
-            self._snapshot, self._base = snapshot_write.snapshot, snapshot_write.base
-            if snapshot_write.installed:
-                self._entries.clear()
-            for index in range(first, self._base.index + 1):
-                self._entries.pop(index, None)
-        if entries:
-            index = entries[0].index
-            while self._entries.pop(index, None) is not None:
-                index += 1
-            self._entries.update((entry.index, entry) for entry in entries)
-        if hard_state is not None:
-            self._hard_state = hard_state
-
-    def pinned_stores(self) -> dict[str, str]:
-        return dict(self._pins)
-
-    def pin_store(self, member_id: str, store_id: str) -> None:
-        self._pins[member_id] = store_id
-
-    def close(self) -> None:
-        pass
 
 
 class _Identity(NamedTuple):

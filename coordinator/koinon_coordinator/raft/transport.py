@@ -177,7 +177,6 @@ class GrpcRaftTransport(raft_pb2_grpc.RaftServicer):
             if peer is None:
                 address = self._address_of(message.to)
                 if address is None:
-                    self.counters["dropped_no_address"] += 1
                     continue
                 peer = self._open(message.to, address)
             peer.enqueue(message)
@@ -317,7 +316,6 @@ class GrpcRaftTransport(raft_pb2_grpc.RaftServicer):
         except MemberStoppedError as error:
             raise UnavailableError(reason=str(error)) from error
         if refusal is not None:
-            self.counters["refused_streams"] += 1
             log.warning("stream refused peer=%s why=%s", context.peer(), refusal.detail)
         return refusal
 
@@ -417,7 +415,6 @@ class _PeerStream:
             except TimeoutError:
                 log.debug("stream silent peer=%s", self._member_id)
             self._counters["stream_ends"] += 1
-            self._counters["dropped_disconnected"] += len(self._queue)
             self._queue.clear()
             self._queued_bytes = 0
             if asyncio.get_running_loop().time() - began_at > self._config.silence_ms / 1000:

@@ -29,14 +29,6 @@ class Waiting:
         self._reads: set[asyncio.Future[int]] = set()
         self._transfers: list[asyncio.Future[None]] = []
 
-    @property
-    def proposals(self) -> int:
-        return len(self._proposals)
-
-    @property
-    def reads(self) -> int:
-        return len(self._reads)
-
     async def for_proposal(self, position: LogPosition, now: float) -> object:
         """Return what `apply` returned for the entry. Raises ProposalUnknownError."""
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()

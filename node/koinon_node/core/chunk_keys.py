@@ -19,7 +19,6 @@ from koinon_proto.contract.columns import Columns
 
 _NAME = struct.Struct(">QQI")
 _LOAD = struct.Struct(">Q")
-NAME_BYTES = _NAME.size
 _MERGED = b"\x01"
 _UNDER_WAY = b"\x00"
 

@@ -137,10 +137,6 @@ class Loads:
         known = {**self._ended, **self._active}
         return iter([known[load_id] for load_id in sorted(known)])
 
-    def last_batch(self, query_id: str) -> int | None:
-        """The last batch of the streaming query that was committed."""
-        return self._batches.get(query_id)
-
     def shown(self) -> tuple[ActiveLoad, ...]:
         """What the table says of loads."""
         return tuple(

@@ -138,9 +138,6 @@ class RaftLog:
             return self._entries[offset - 1].term
         return self._base.term if offset == 0 else None
 
-    def entry_at(self, index: int) -> Entry:
-        return self._entries[index - self._base.index - 1]
-
     def slice(self, first: int, last: int) -> tuple[Entry, ...]:
         """Entries first..last, both included."""
         return tuple(self._entries[first - self._base.index - 1 : last - self._base.index])

@@ -1,11 +1,80 @@
-"""The in-memory twin of the gRPC transport: members on one event loop, faults on request."""
+"""The in-memory twins of a member's storage and transport; both pass the same tests as the real
+ones. Members are on one event loop, with faults on request.
+"""
+
+from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Mapping, Sequence
 
-from koinon_coordinator.core.raft import Message
+from koinon_coordinator.core.raft import (
+    Configuration,
+    Entry,
+    HardState,
+    LogPosition,
+    Message,
+    RestoredState,
+    Snapshot,
+    SnapshotWrite,
+)
 from koinon_coordinator.raft.errors import MemberStoppedError
 from koinon_coordinator.raft.transport import RaftEndpoint
+
+
+class MemoryRaftStorage:
+    """The in-memory twin: `save` is as durable as the object."""
+
+    def __init__(self, configuration: Configuration) -> None:
+        self._store_id = uuid.uuid4().hex
+        self._hard_state = HardState()
+        self._snapshot = Snapshot.of(0, 0, configuration, b"")
+        self._base = LogPosition(0, 0)
+        self._entries: dict[int, Entry] = {}
+        self._pins: dict[str, str] = {}
+
+    @property
+    def store_id(self) -> str:
+        return self._store_id
+
+    def load(self) -> RestoredState:
+        return RestoredState(
+            hard_state=self._hard_state,
+            snapshot=self._snapshot,
+            base=self._base,
+            entries=tuple(self._entries[index] for index in sorted(self._entries)),
+        )
+
+    def save(
+        self,
+        *,
+        hard_state: HardState | None,
+        snapshot_write: SnapshotWrite | None,
+        entries: Sequence[Entry],
+    ) -> None:
+        if snapshot_write is not None:
+            first = self._base.index + 1
+            self._snapshot, self._base = snapshot_write.snapshot, snapshot_write.base
+            if snapshot_write.installed:
+                self._entries.clear()
+            for index in range(first, self._base.index + 1):
+                self._entries.pop(index, None)
+        if entries:
+            index = entries[0].index
+            while self._entries.pop(index, None) is not None:
+                index += 1
+            self._entries.update((entry.index, entry) for entry in entries)
+        if hard_state is not None:
+            self._hard_state = hard_state
+
+    def pinned_stores(self) -> dict[str, str]:
+        return dict(self._pins)
+
+    def pin_store(self, member_id: str, store_id: str) -> None:
+        self._pins[member_id] = store_id
+
+    def close(self) -> None:
+        pass
 
 
 class MemoryRaftNetwork:
@@ -15,7 +84,7 @@ class MemoryRaftNetwork:
         self.blocked: set[tuple[str, str]] = set()  # (sender, receiver)
         self._transports: dict[str, MemoryRaftTransport] = {}
 
-    def transport(self, address: str) -> "MemoryRaftTransport":
+    def transport(self, address: str) -> MemoryRaftTransport:
         """The transport of the member that listens at `address`."""
         transport = self._transports[address] = MemoryRaftTransport(self, address)
         return transport
@@ -28,7 +97,7 @@ class MemoryRaftNetwork:
                 if other not in member_ids:
                     self.blocked |= {(one, other), (other, one)}
 
-    def at(self, address: str) -> "MemoryRaftTransport | None":
+    def at(self, address: str) -> MemoryRaftTransport | None:
         return self._transports.get(address)
 
 
@@ -58,7 +127,7 @@ class MemoryRaftTransport:
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
-    async def receive(self, source: "MemoryRaftTransport", message: Message) -> None:
+    async def receive(self, source: MemoryRaftTransport, message: Message) -> None:
         sender, receiver = source.endpoint, self.endpoint
         if sender is None or receiver is None or len({sender.group, receiver.group} - {""}) > 1:
             return
