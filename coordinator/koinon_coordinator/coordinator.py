@@ -131,6 +131,18 @@ class Coordinator:
         return self._leadership
 
     @property
+    def serving(self) -> Leadership:
+        """The term that this coordinator leads and in which it answers: there is a cluster.
+
+        Raises:
+            NotLeaderError: it does not; the error names who leads.
+        """
+        leadership = self.leadership
+        if not leadership.term.is_open:
+            raise self.not_leader()
+        return leadership
+
+    @property
     def raft(self) -> RaftMember:
         return self._raft
 

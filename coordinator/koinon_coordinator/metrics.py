@@ -235,7 +235,7 @@ def _sessions(coordinator: Coordinator, leadership: Leadership | None) -> Family
     if leadership is not None:
         now = boottime()
         live = [
-            leadership.sessions.is_live(record.info.number, now)
+            leadership.members.sessions.is_live(record.info.number, now)
             for record in coordinator.state.nodes
             if record.info.status is not NodeStatus.LEFT
         ]

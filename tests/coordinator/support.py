@@ -23,7 +23,6 @@ from koinon_coordinator.core.cluster.commands import (
 from koinon_coordinator.core.cluster.state import ClusterState
 from koinon_coordinator.core.decide.decisions import Registration
 from koinon_coordinator.leader.leadership import Leadership
-from koinon_coordinator.leader.membership import HeartbeatAnswer
 from koinon_coordinator.state_machine import ReplicatedState
 from koinon_coordinator.wire.convert import command_from_bytes
 from koinon_proto.contract.errors import KoinonError, UnknownFateError
@@ -218,7 +217,7 @@ class LeaderContext:
             self.replicated.state = state
         self.group = GroupOfOne(self.replicated, self.clock)
         self.bootstrap = bootstrap
-        self._answers: dict[str, HeartbeatAnswer] = {}
+        self._answers: dict[str, list[HostedPartition]] = {}
         self.leadership = self.begin(1)
 
     def begin(self, term: int) -> Leadership:
@@ -231,7 +230,7 @@ class LeaderContext:
             clock=self.clock,
         )
         self.leadership.mover.batch_pause_s = 0.0  # a real clock's
-        self.leadership._term.computed = at_once  # type: ignore[method-assign]
+        self.leadership.term.computed = at_once  # type: ignore[method-assign]
         return self.leadership
 
     async def pass_time(self, seconds: float) -> None:
@@ -243,21 +242,21 @@ class LeaderContext:
                 await asyncio.sleep(0)
 
     async def register(self, node_id: str = "n1", **kwargs: object) -> Registered:
-        return await self.leadership.register(request(node_id, **kwargs), "")  # type: ignore[arg-type]
+        return await self.leadership.members.register(request(node_id, **kwargs), "")  # type: ignore[arg-type]
 
     async def heartbeat(
         self,
         node_id: str = "n1",
         epoch: int = 1,
-        answer: HeartbeatAnswer | None = None,
+        answer: list[HostedPartition] | None = None,
         registration_id: str = "",
         stats: NodeStats | None = None,
-    ) -> HeartbeatAnswer:
-        return await self.leadership.heartbeat(
+    ) -> list[HostedPartition]:
+        return await self.leadership.members.heartbeat(
             cluster_id="",
             node_id=node_id,
             node_epoch=epoch,
-            hosted=answer.commands if answer is not None else [],
+            hosted=answer or [],
             received_at=self.clock.now,
             registration_id=registration_id,
             stats=stats,
@@ -294,7 +293,7 @@ class LeaderContext:
             in_sync=tuple(NodeNumber(n) for n in in_sync) or row.in_sync,
             hand_over_to=NodeNumber(to),
         )
-        return await self.leadership.alter_partitions(
+        return await self.leadership.members.alter_partitions(
             cluster_id="",
             node_id=primary.info.node_id,
             node_epoch=primary.info.node_epoch,
@@ -326,7 +325,7 @@ def run_term(
     async def whole() -> LeaderContext:
         term = LeaderContext(bootstrap, state)
         running = asyncio.ensure_future(term.leadership.run())
-        await until(lambda: term.leadership.is_open)
+        await until(lambda: term.leadership.term.is_open)
         try:
             await test(term)
         finally:

@@ -35,7 +35,7 @@ from .test_service import online, with_coordinator
 async def alter(
     term: LeaderContext, *changes: object, node_id: str = "n1", epoch: int = 1, cluster_id: str = ""
 ) -> tuple[int, ...]:
-    return await term.leadership.alter_partitions(
+    return await term.leadership.members.alter_partitions(
         cluster_id=cluster_id,
         node_id=node_id,
         node_epoch=epoch,
@@ -65,7 +65,7 @@ def test_alter_shrinks_widens_and_hands_over_in_one_command_each() -> None:
         row = row_of(state)
         assert (row.primary, row.status) == (2, PartitionStatus.ASSIGNED)
         answer = await term.heartbeat("n2")
-        assert [c.partition_id for c in answer.commands] == [0]
+        assert [c.partition_id for c in answer] == [0]
 
     term = run_term(test, state=bootstrapped([(1, 2, 3), (2, 3, 1)]))
     assert term.count(AlterPartitions) == 3
@@ -174,7 +174,7 @@ def test_alter_while_the_term_ends_is_of_unknown_fate_and_refused_afterwards() -
     async def whole() -> None:
         term = LeaderContext(state=bootstrapped([(1, 2, 3)]))
         running = asyncio.ensure_future(term.leadership.run())
-        await until(lambda: term.leadership.is_open)
+        await until(lambda: term.leadership.term.is_open)
         proposed, _ = hold_proposals(term)
         call = asyncio.ensure_future(term.propose(0, 1, 2))
         await proposed.wait()

@@ -57,7 +57,7 @@ def state_of(term: LeaderContext, load_id: int) -> LoadState:
 async def next_term(term: LeaderContext) -> asyncio.Task[None]:
     """Another leader, over the same state."""
     running = asyncio.ensure_future(term.begin(2).run())
-    await until(lambda: term.leadership.is_open)
+    await until(lambda: term.leadership.term.is_open)
     return running
 
 

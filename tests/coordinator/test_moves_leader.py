@@ -171,7 +171,7 @@ def test_plan_is_made_beside_the_loop_and_anew_if_the_state_changes_meanwhile(
     async def test(term: LeaderContext) -> None:
         state, operations = term.replicated.state, term.leadership.operations
         plan_id = plan(state, REBALANCE).plan.plan_id
-        del term.leadership._term.computed
+        del term.leadership.term.computed
         monkeypatch.setattr("koinon_coordinator.leader.operations.planned", slow)
         executing = asyncio.ensure_future(operations.execute(REBALANCE, plan_id))
         await until(begun.is_set)
@@ -279,7 +279,7 @@ def test_moves_are_reported_with_progress_and_what_they_wait_for() -> None:
 
 
 async def beat(term: LeaderContext, node_id: str, *progress: Progress) -> None:
-    await term.leadership.heartbeat(
+    await term.leadership.members.heartbeat(
         cluster_id="",
         node_id=node_id,
         node_epoch=1,
@@ -428,7 +428,7 @@ def test_moves_go_on_under_the_next_leader() -> None:
         await execute(term, REBALANCE)
         old = term.leadership
         running = asyncio.ensure_future(term.begin(2).run())
-        await until(lambda: term.leadership.is_open)
+        await until(lambda: term.leadership.term.is_open)
         await term.leadership.operations.set_moves(paused=False)
         await until(lambda: term.count(StartMoves) > 0)
         await carry_out(term, "n1", "n2", "n3", "n4")
@@ -529,7 +529,7 @@ def test_node_that_comes_back_while_its_replacement_is_planned_keeps_its_replica
             await gate.wait()
             return work()
 
-        term.leadership._term.computed = held  # type: ignore[method-assign]
+        term.leadership.term.computed = held  # type: ignore[method-assign]
         await term.live(8, "n1", "n2", "n4")
         assert begun.is_set()
         await term.register("n3", last=1, registration="r2")

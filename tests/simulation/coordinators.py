@@ -185,21 +185,21 @@ class Member:
 
     async def _register(self, request: Any, cluster_id: str) -> Any:
         leadership = self.led()
-        registered = await leadership.register(request, cluster_id)
+        registered = await leadership.members.register(request, cluster_id)
         table = self.table()
         assert table is not None
         return registered, table.cluster, self.newer(0)
 
     async def _heartbeat(self, version: int, **request: Any) -> Any:
         leadership = self.led()
-        answer = await leadership.heartbeat(received_at=self.clock(), **request)
-        return answer.commands, self.newer(version), leadership.timing.lease_ms
+        commands = await leadership.members.heartbeat(received_at=self.clock(), **request)
+        return commands, self.newer(version), leadership.timing.lease_ms
 
     async def _leave(self, **request: Any) -> None:
-        await self.led().leave(**request)
+        await self.led().members.leave(**request)
 
     async def _alter(self, version: int, **request: Any) -> Any:
-        rejected = await self.led().alter_partitions(**request)
+        rejected = await self.led().members.alter_partitions(**request)
         return rejected, self.newer(version)
 
     async def _table(self, version: int) -> TableUpdate | None:

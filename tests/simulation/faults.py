@@ -450,7 +450,7 @@ class Faults:
         wishes = tuple((row.partition_id, self._rng.choice(row.in_sync)) for row in rows)
         if wishes:
             command = WantPrimaries(wishes=wishes)
-            await self._ask(lambda leader: leader._term.committed(command))
+            await self._ask(lambda leader: leader.term.committed(command))
 
     async def _undrain(self) -> None:
         async def undrain(leader: Leadership) -> None:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from koinon_coordinator.config import TimingConfig
 from koinon_coordinator.core.cluster.commands import (
@@ -47,8 +46,10 @@ from koinon_coordinator.core.decide.decisions import (
     decide_registration,
 )
 from koinon_coordinator.core.decide.host_commands import HostCommands
+from koinon_coordinator.core.decide.move_scheduler import Progress
 from koinon_coordinator.core.decide.sessions import Sessions, may_acknowledge
 from koinon_coordinator.leader.context import NEVER_APPENDED, LeaderContext
+from koinon_coordinator.leader.mover import Mover
 from koinon_proto.contract.errors import (
     MembershipChangeError,
     NodeFencedError,
@@ -64,19 +65,12 @@ log = logging.getLogger(__name__)
 REGISTER_ATTEMPTS_MAX = 4
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeartbeatAnswer:
-    """What an acknowledged heartbeat brings, beside the table."""
-
-    record: NodeRecord
-    commands: list[HostedPartition]
-
-
 class Members:
     """The nodes, as one term's leader knows them: sessions, host commands, statistics."""
 
-    def __init__(self, term: LeaderContext, timing: TimingConfig) -> None:
+    def __init__(self, term: LeaderContext, timing: TimingConfig, mover: Mover) -> None:
         self._term = term
+        self._mover = mover
         self._times = timing.session_times()
         self.stats: dict[NodeNumber, NodeStats] = {}
         self.fences = 0
@@ -243,10 +237,12 @@ class Members:
         node_epoch: int,
         hosted: list[HostedPartition],
         received_at: float,
-        stats: NodeStats | None,
+        stats: NodeStats | None = None,
+        progress: Sequence[Progress] = (),
         registration_id: str = "",
-    ) -> HeartbeatAnswer:
-        """Acknowledge the heartbeat: the node's lease is extended from when it sent it.
+    ) -> list[HostedPartition]:
+        """Acknowledge the heartbeat: the node's lease is extended from when it sent it. Return the
+        host commands that are due. ``progress`` is of replicas that are not in sync.
 
         Raises:
             NotLeaderError: not the leader, or cut off from its quorum.
@@ -279,8 +275,8 @@ class Members:
             self.stats[number] = stats
         if hosted:
             self._take_hosted(record, hosted, now)
-        commands = self._hosting.due(number, term.state.assigned_to(number), now)
-        return HeartbeatAnswer(record=record, commands=commands)
+        self._mover.take_progress(number, progress)
+        return self._hosting.due(number, term.state.assigned_to(number), now)
 
     async def leave(
         self, *, cluster_id: str, node_id: str, node_epoch: int, registration_id: str = ""

@@ -232,17 +232,14 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             )
 
     def _operations(self, request: Any) -> Operations:
-        """What this coordinator does for operators while it leads.
+        """Return what this coordinator does for operators while it leads.
 
         Raises:
             WrongClusterError: the request is meant for another cluster.
             NotLeaderError: it does not lead; the error names who does.
         """
         self._check_cluster(request)
-        leadership = self._coordinator.leadership
-        if not leadership.is_open:
-            raise self._coordinator.not_leader()
-        return leadership.operations
+        return self._coordinator.serving.operations
 
     def _version(self) -> int:
         table = self._coordinator.table()
@@ -252,11 +249,11 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         leadership = self._coordinator.leadership
         table = self._coordinator.table()
         now = boottime()
-        sessions = leadership.sessions
+        sessions = leadership.members.sessions
         found = []
         for number in table.nodes if table is not None else ():
             heard_at = sessions.heard_at(number)
-            since = leadership.began_at if heard_at is None else heard_at
+            since = leadership.term.began_at if heard_at is None else heard_at
             found.append(
                 admin_pb2.NodeSession(
                     node_number=number,

@@ -15,7 +15,6 @@ from koinon_coordinator.wire.updates import UpdateCache
 from koinon_proto.contract.codec import codec
 from koinon_proto.contract.errors import (
     ClusterNotReadyError,
-    NotLeaderError,
     UnsupportedVersionError,
     WrongClusterError,
 )
@@ -76,18 +75,16 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
                 version=request.protocol_version,
                 supported=PROTOCOL_VERSION,
             )
-        leadership = self._coordinator.leadership
+        leadership = self._coordinator.serving
         registration = _REGISTRATION.decode(request)
-        try:
-            registered = await leadership.register(registration, request.cluster_id)
-        except NotLeaderError:
-            raise self._coordinator.not_leader() from None
+        registering = leadership.members.register(registration, request.cluster_id)
+        registered = await self._coordinator.led(registering)
         timing = leadership.timing
         table = self._coordinator.table()
         return membership_pb2.RegisterResponse(
             cluster_id=table.cluster.cluster_id if table is not None else "",
             node_epoch=registered.node_epoch,
-            term=leadership.term,
+            term=leadership.term.number,
             heartbeat_interval_ms=timing.heartbeat_interval_ms,
             lease_ms=timing.lease_ms,
             table=self._newer(0),
@@ -98,9 +95,9 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         self, request: membership_pb2.HeartbeatRequest, _context: Any
     ) -> membership_pb2.HeartbeatResponse:
         received_at = boottime()
-        leadership = self._coordinator.leadership
-        try:
-            answer = await leadership.heartbeat(
+        leadership = self._coordinator.serving
+        commands = await self._coordinator.led(
+            leadership.members.heartbeat(
                 cluster_id=request.cluster_id,
                 node_id=request.node_id,
                 node_epoch=request.node_epoch,
@@ -110,31 +107,28 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
                 stats=request.stats if request.HasField("stats") else None,
                 progress=list(map(PROGRESS.decode, request.progress)),
             )
-        except NotLeaderError:
-            raise self._coordinator.not_leader() from None
+        )
         admission.trust()
         return membership_pb2.HeartbeatResponse(
-            term=leadership.term,
+            term=leadership.term.number,
             lease_ms=leadership.timing.lease_ms,
             table=self._newer(request.table_version),
-            commands=map(_HOST_COMMAND.encode, answer.commands),
+            commands=map(_HOST_COMMAND.encode, commands),
         )
 
     @typed_errors
     async def AlterPartitions(  # noqa: N802
         self, request: membership_pb2.AlterPartitionsRequest, _context: Any
     ) -> membership_pb2.AlterPartitionsResponse:
-        leadership = self._coordinator.leadership
-        try:
-            rejected = await leadership.alter_partitions(
+        rejected = await self._coordinator.led(
+            self._coordinator.serving.members.alter_partitions(
                 cluster_id=request.cluster_id,
                 node_id=request.node_id,
                 node_epoch=request.node_epoch,
                 registration_id=request.registration_id,
                 changes=list(map(_CHANGE.decode, request.changes)),
             )
-        except NotLeaderError:
-            raise self._coordinator.not_leader() from None
+        )
         admission.trust()
         return membership_pb2.AlterPartitionsResponse(
             rejected=rejected, table=self._newer(request.table_version)
@@ -144,15 +138,14 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
     async def Leave(  # noqa: N802
         self, request: membership_pb2.LeaveRequest, _context: Any
     ) -> membership_pb2.LeaveResponse:
-        try:
-            await self._coordinator.leadership.leave(
+        await self._coordinator.led(
+            self._coordinator.serving.members.leave(
                 cluster_id=request.cluster_id,
                 node_id=request.node_id,
                 node_epoch=request.node_epoch,
                 registration_id=request.registration_id,
             )
-        except NotLeaderError:
-            raise self._coordinator.not_leader() from None
+        )
         return membership_pb2.LeaveResponse()
 
     def _newer(self, known_version: int) -> table_pb2.TableUpdate | None:

@@ -8,7 +8,7 @@ from koinon_coordinator.coordinator import Coordinator
 from koinon_coordinator.core.cluster.bulk_loads import Load
 from koinon_coordinator.core.cluster.commands import CommitLoad
 from koinon_coordinator.core.decide.bulk_loads import LoadWish
-from koinon_coordinator.leader.bulk_loads import Loading, LoadView
+from koinon_coordinator.leader.bulk_loads import LoadView
 from koinon_coordinator.services.admin_service import CALLS_MAX
 from koinon_coordinator.wire.updates import UpdateCache
 from koinon_proto.contract.codec import codec
@@ -37,7 +37,9 @@ class LoadsService(loads_pb2_grpc.LoadsServicer):
         self, request: loads_pb2.OpenLoadRequest, _context: Any
     ) -> loads_pb2.OpenLoadResponse:
         wish = _WISH.decode(request)
-        outcome = await self._coordinator.led(self._loading().open(wish, request.cluster_id))
+        outcome = await self._coordinator.led(
+            self._coordinator.serving.loading.open(wish, request.cluster_id)
+        )
         table = self._coordinator.table()
         assert table is not None  # there is a cluster: it has opened a load
         return loads_pb2.OpenLoadResponse(
@@ -52,7 +54,7 @@ class LoadsService(loads_pb2_grpc.LoadsServicer):
     async def TouchLoad(  # noqa: N802
         self, request: loads_pb2.TouchLoadRequest, _context: Any
     ) -> loads_pb2.TouchLoadResponse:
-        touched = self._loading().touch(
+        touched = self._coordinator.serving.loading.touch(
             request.load_id,
             request.cluster_id,
             attempt=request.attempt,
@@ -67,7 +69,9 @@ class LoadsService(loads_pb2_grpc.LoadsServicer):
     async def CommitLoad(  # noqa: N802
         self, request: loads_pb2.CommitLoadRequest, _context: Any
     ) -> loads_pb2.CommitLoadResponse:
-        committed = self._loading().commit(_COMMIT.decode(request), request.cluster_id)
+        committed = self._coordinator.serving.loading.commit(
+            _COMMIT.decode(request), request.cluster_id
+        )
         state = await self._coordinator.led(committed)
         return loads_pb2.CommitLoadResponse(state=cast(Any, int(state)))
 
@@ -76,7 +80,9 @@ class LoadsService(loads_pb2_grpc.LoadsServicer):
     async def AbortLoad(  # noqa: N802
         self, request: loads_pb2.AbortLoadRequest, _context: Any
     ) -> loads_pb2.AbortLoadResponse:
-        aborted = self._loading().abort(request.load_id, request.reason, request.cluster_id)
+        aborted = self._coordinator.serving.loading.abort(
+            request.load_id, request.reason, request.cluster_id
+        )
         state = await self._coordinator.led(aborted)
         return loads_pb2.AbortLoadResponse(state=cast(Any, int(state)))
 
@@ -85,7 +91,7 @@ class LoadsService(loads_pb2_grpc.LoadsServicer):
     async def GetLoads(  # noqa: N802
         self, request: loads_pb2.GetLoadsRequest, _context: Any
     ) -> loads_pb2.GetLoadsResponse:
-        viewed = self._loading().views(request.load_id, request.cluster_id)
+        viewed = self._coordinator.serving.loading.views(request.load_id, request.cluster_id)
         views = await self._coordinator.led(viewed)
         return loads_pb2.GetLoadsResponse(loads=[_info(view) for view in views])
 
@@ -93,7 +99,7 @@ class LoadsService(loads_pb2_grpc.LoadsServicer):
     async def GetManifest(  # noqa: N802
         self, request: loads_pb2.GetManifestRequest, _context: Any
     ) -> loads_pb2.LoadManifest:
-        manifest = self._loading().manifest(request.load_id, request.cluster_id)
+        manifest = self._coordinator.serving.loading.manifest(request.load_id, request.cluster_id)
         load = await self._coordinator.led(manifest)
         return loads_pb2.LoadManifest(
             load_id=load.load_id,
@@ -107,20 +113,11 @@ class LoadsService(loads_pb2_grpc.LoadsServicer):
     async def ReportMerged(  # noqa: N802
         self, request: loads_pb2.ReportMergedRequest, _context: Any
     ) -> loads_pb2.ReportMergedResponse:
-        merged = self._loading().merged(request.load_id, request.partition_ids, request.cluster_id)
+        merged = self._coordinator.serving.loading.merged(
+            request.load_id, request.partition_ids, request.cluster_id
+        )
         state = await self._coordinator.led(merged)
         return loads_pb2.ReportMergedResponse(state=cast(Any, int(state)))
-
-    def _loading(self) -> Loading:
-        """Bulk loads, while this coordinator leads.
-
-        Raises:
-            NotLeaderError: it does not; the error names who does.
-        """
-        leadership = self._coordinator.leadership
-        if not leadership.is_open:
-            raise self._coordinator.not_leader()
-        return leadership.loading
 
 
 def _info(view: LoadView) -> loads_pb2.LoadInfo:
