@@ -23,7 +23,6 @@ import grpc
 from google.protobuf.message import Message
 
 from koinon_node.ports import FollowerEnd, PeerLostError, PrimaryEnd
-from koinon_node.serving.service import check_cluster
 from koinon_node.state import NodeState
 from koinon_node.storage.checksums import Checksums
 from koinon_node.storage.sizes import SizeEstimates
@@ -33,9 +32,9 @@ from koinon_proto.contract.errors import (
     InvalidArgumentError,
     KoinonError,
     UnavailableError,
-    UnsupportedVersionError,
 )
 from koinon_proto.contract.table import NodeInfo, Table
+from koinon_proto.contract.versions import check_node_protocol
 from koinon_proto.server.admission import Places
 from koinon_proto.server.rpc import (
     CHANNEL_OPTIONS,
@@ -54,7 +53,6 @@ Out = TypeVar("Out", bound=Message)
 In = TypeVar("In")
 
 SERVICE = "koinon.v1.Replication"
-PROTOCOL_VERSION = 1
 CALLS_MAX = 1_024
 STREAMS_MAX = 1_024  # one a follower node is what there should be
 _HELLO_TIMEOUT_S = 10.0
@@ -412,7 +410,7 @@ class ReplicationService:
     async def ReadPage(  # noqa: N802
         self, request: replication_pb2.ReadPageRequest, context: Any
     ) -> replication_pb2.RecordPage:
-        check_cluster(self._state.table().cluster, request.cluster_id)
+        self._state.table().cluster.check_id(request.cluster_id)
         return await self._primary.read_page(request)
 
     @typed_errors
@@ -420,7 +418,7 @@ class ReplicationService:
     async def ReadKeys(  # noqa: N802
         self, request: replication_pb2.ReadKeysRequest, context: Any
     ) -> replication_pb2.RecordPage:
-        check_cluster(self._state.table().cluster, request.cluster_id)
+        self._state.table().cluster.check_id(request.cluster_id)
         return await self._primary.read_keys(request)
 
     @typed_errors
@@ -429,15 +427,9 @@ class ReplicationService:
         self, request: replication_pb2.ChecksumsRequest, context: Any
     ) -> replication_pb2.ChecksumsResponse:
         cluster = self._state.table().cluster
-        check_cluster(cluster, request.cluster_id)
+        cluster.check_id(request.cluster_id)
         wanted = list(dict.fromkeys(request.partition_ids))
-        if wanted and max(wanted) >= cluster.partition_count:
-            raise InvalidArgumentError(
-                field="partition_ids",
-                reason="no such partition",
-                limit=cluster.partition_count - 1,
-                actual=max(wanted),
-            )
+        cluster.check_partitions(wanted)
         if request.positions_only:
             return replication_pb2.ChecksumsResponse(copies=self._checksums.positions(wanted))
         return replication_pb2.ChecksumsResponse(copies=await self._checksums.of(wanted))
@@ -447,20 +439,15 @@ class ReplicationService:
     async def PartitionSizes(  # noqa: N802
         self, request: replication_pb2.PartitionSizesRequest, context: Any
     ) -> replication_pb2.PartitionSizesResponse:
-        check_cluster(self._state.table().cluster, request.cluster_id)
+        self._state.table().cluster.check_id(request.cluster_id)
         partition_ids, records, sizes = self._sizes.columns()
         return replication_pb2.PartitionSizesResponse(
             partition_ids=partition_ids, records=records, bytes=sizes
         )
 
     def _check_hello(self, hello: replication_pb2.FollowHello) -> None:
-        if hello.protocol_version != PROTOCOL_VERSION:
-            raise UnsupportedVersionError(
-                what="replication protocol",
-                version=hello.protocol_version,
-                supported=PROTOCOL_VERSION,
-            )
-        check_cluster(self._state.table().cluster, hello.cluster_id)
+        check_node_protocol(hello.protocol_version, "replication protocol")
+        self._state.table().cluster.check_id(hello.cluster_id)
 
 
 # --- errors ------------------------------------------------------------------------------------

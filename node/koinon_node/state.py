@@ -22,7 +22,6 @@ from koinon_proto.contract.errors import (
     KoinonError,
     LeaseExpiredError,
     LoadClosedError,
-    NotPrimaryError,
     PartitionOfflineError,
     TableBehindError,
 )
@@ -238,11 +237,4 @@ def refusal_of(view: ServedPartitions, partition_id: int, sender_version: int) -
         return PartitionOfflineError(
             partition_id=partition_id, reason="its primary has not taken it over yet"
         )
-    primary = table.nodes.get(row.primary)
-    return NotPrimaryError(
-        partition_id=partition_id,
-        primary=primary.node_id if primary else "",
-        primary_address=primary.address if primary else "",
-        primary_epoch=row.primary_epoch,
-        table_version=table.table_version,
-    )
+    return table.not_primary(partition_id)

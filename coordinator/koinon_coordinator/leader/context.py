@@ -21,7 +21,6 @@ from koinon_proto.contract.errors import (
     ResourceExhaustedError,
     UnavailableError,
     UnknownFateError,
-    WrongClusterError,
 )
 from koinon_proto.contract.table import ClusterConfig, NodeId, NodeNumber
 
@@ -79,10 +78,7 @@ class LeaderContext:
         config = self.state.config
         if config is None or not self.is_open:
             raise self.not_leader()
-        if cluster_id and cluster_id != config.cluster_id:
-            raise WrongClusterError(
-                expected_cluster_id=config.cluster_id, actual_cluster_id=cluster_id
-            )
+        config.check_id(cluster_id)
         return config
 
     async def caught_up(self) -> None:

@@ -37,7 +37,7 @@ from koinon_proto.server.rpc import COMMON_OPTIONS, typed_stream
 from koinon_proto.v1 import raft_pb2_grpc
 from koinon_proto.v1.raft_pb2 import RaftBatch, RaftExchangeReply, RaftHello
 
-PROTOCOL_VERSION = 1
+RAFT_PROTOCOL_VERSION = 1
 LEARNED_ADDRESSES_MAX = 16
 STREAMS_WAITING_MAX = 64
 """For their hello, which a member sends at once: beyond that the longest waiting one is ended."""
@@ -328,10 +328,10 @@ class GrpcRaftTransport(raft_pb2_grpc.RaftServicer):
         malformed = _malformed(batch, sender)
         if malformed:
             return reply(refusal=reply.REFUSAL_MALFORMED, detail=malformed)
-        if hello.protocol_version != PROTOCOL_VERSION:
+        if hello.protocol_version != RAFT_PROTOCOL_VERSION:
             detail = (
                 f"protocol version {hello.protocol_version} is not known here "
-                f"(this member speaks {PROTOCOL_VERSION})"
+                f"(this member speaks {RAFT_PROTOCOL_VERSION})"
             )
             return reply(refusal=reply.REFUSAL_VERSION, detail=detail)
         if hello.group and endpoint.group and hello.group != endpoint.group:
@@ -470,7 +470,7 @@ class _PeerStream:
 
     def _hello(self) -> RaftHello:
         return RaftHello(
-            protocol_version=PROTOCOL_VERSION,
+            protocol_version=RAFT_PROTOCOL_VERSION,
             group=self._endpoint.group,
             member_id=self._endpoint.member_id,
             store_id=self._endpoint.store_id,

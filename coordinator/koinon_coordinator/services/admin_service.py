@@ -14,7 +14,7 @@ from koinon_coordinator.leader.operations import MoveView, Operations
 from koinon_coordinator.wire.updates import UpdateCache
 from koinon_proto.contract import convert
 from koinon_proto.contract.codec import Value, codec
-from koinon_proto.contract.errors import InvalidArgumentError, WrongClusterError
+from koinon_proto.contract.errors import InvalidArgumentError
 from koinon_proto.process.clock import boottime
 from koinon_proto.server.rpc import bounded, typed_errors
 from koinon_proto.v1 import admin_pb2, admin_pb2_grpc, membership_pb2, table_pb2
@@ -226,10 +226,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             WrongClusterError
         """
         config = self._coordinator.state.config
-        if config is not None and request.cluster_id not in ("", config.cluster_id):
-            raise WrongClusterError(
-                expected_cluster_id=config.cluster_id, actual_cluster_id=request.cluster_id
-            )
+        if config is not None:
+            config.check_id(request.cluster_id)
 
     def _operations(self, request: Any) -> Operations:
         """Return what this coordinator does for operators while it leads.

@@ -15,10 +15,9 @@ from koinon_coordinator.wire.updates import UpdateCache
 from koinon_proto.contract.codec import codec
 from koinon_proto.contract.errors import (
     ClusterNotReadyError,
-    UnsupportedVersionError,
-    WrongClusterError,
 )
 from koinon_proto.contract.table import Table
+from koinon_proto.contract.versions import check_node_protocol
 from koinon_proto.process.clock import boottime
 from koinon_proto.server import admission
 from koinon_proto.server.admission import Places
@@ -35,7 +34,6 @@ from koinon_proto.v1 import (
     table_pb2_grpc,
 )
 
-PROTOCOL_VERSION = 1
 WATCHES_MAX = 1_024
 
 SERVICES = tuple(
@@ -69,12 +67,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
     async def Register(  # noqa: N802 (the generated servicer's name)
         self, request: membership_pb2.RegisterRequest, _context: Any
     ) -> membership_pb2.RegisterResponse:
-        if request.protocol_version != PROTOCOL_VERSION:
-            raise UnsupportedVersionError(
-                what="membership protocol",
-                version=request.protocol_version,
-                supported=PROTOCOL_VERSION,
-            )
+        check_node_protocol(request.protocol_version, "membership protocol")
         leadership = self._coordinator.serving
         registration = _REGISTRATION.decode(request)
         registering = leadership.members.register(registration, request.cluster_id)
@@ -210,10 +203,8 @@ class TableService(table_pb2_grpc.TableServiceServicer):
             WrongClusterError, ClusterNotReadyError.
         """
         table = self._coordinator.table()
-        if table is not None and cluster_id not in ("", table.cluster.cluster_id):
-            raise WrongClusterError(
-                expected_cluster_id=table.cluster.cluster_id, actual_cluster_id=cluster_id
-            )
+        if table is not None:
+            table.cluster.check_id(cluster_id)
         if table is None or not table.bootstrapped:
             raise ClusterNotReadyError(
                 registered_nodes=0 if table is None else len(table.nodes),

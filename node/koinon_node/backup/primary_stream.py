@@ -41,11 +41,11 @@ from koinon_node.ports import FollowerEnd, PeerLostError
 from koinon_proto.contract.convert import error_from_proto
 from koinon_proto.contract.errors import KoinonError, StorageFullError
 from koinon_proto.contract.table import NodeInfo
+from koinon_proto.contract.versions import NODE_PROTOCOL_VERSION
 from koinon_proto.v1 import replication_pb2 as wire
 
 log = logging.getLogger(__name__)
 
-PROTOCOL_VERSION = 1
 _BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.05, 1.0
 _TELL_FULL_EVERY_S = 5.0
 _ANSWER_TIMEOUT_S = 10.0
@@ -180,7 +180,7 @@ class Link:
 
     def _hello(self) -> wire.FollowHello:
         return wire.FollowHello(
-            protocol_version=PROTOCOL_VERSION,
+            protocol_version=NODE_PROTOCOL_VERSION,
             cluster_id=self._hub.cluster_id,
             node_number=self._hub.number,
             node_epoch=self._hub.node_epoch,

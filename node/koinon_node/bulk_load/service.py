@@ -157,13 +157,7 @@ def _chunk_of(rows: Gathered, row: int) -> int:
 
 def _partitions(cluster: ClusterConfig, partition_ids: Sequence[int]) -> U32Array:
     ids = np.fromiter(partition_ids, np.uint32, len(partition_ids))
-    if len(ids) and ids.max() >= cluster.partition_count:
-        raise InvalidArgumentError(
-            field="partition_ids",
-            reason="no such partition",
-            limit=cluster.partition_count - 1,
-            actual=int(ids.max()),
-        )
+    cluster.check_partitions(partition_ids)
     return ids
 
 

@@ -57,12 +57,12 @@ from koinon_proto.contract.errors import (
     WrongClusterError,
 )
 from koinon_proto.contract.table import NodeId, NodeNumber, Table, apply_update
+from koinon_proto.contract.versions import NODE_PROTOCOL_VERSION
 from koinon_proto.process.measures import Histogram
 from koinon_proto.v1 import membership_pb2, table_pb2
 
 log = logging.getLogger(__name__)
 
-PROTOCOL_VERSION = 1
 _COMMAND = codec(HostCommand, membership_pb2.HostCommand)
 _FATAL = (
     WrongClusterError,
@@ -266,7 +266,7 @@ class Agent:
 
     def _register_request(self) -> membership_pb2.RegisterRequest:
         return membership_pb2.RegisterRequest(
-            protocol_version=PROTOCOL_VERSION,
+            protocol_version=NODE_PROTOCOL_VERSION,
             cluster_id=self._cluster_id,
             node_id=self._config.node_id,
             address=self._config.advertise,

@@ -26,15 +26,12 @@ from koinon_proto.contract.errors import (
     NodeFencedError,
     NotPrimaryError,
     TableBehindError,
-    UnsupportedVersionError,
-    WrongClusterError,
 )
 from koinon_proto.contract.table import NodeInfo, NodeNumber, Table, registration_digest
+from koinon_proto.contract.versions import check_node_protocol
 from koinon_proto.v1 import replication_pb2
 
 log = logging.getLogger(__name__)
-
-PROTOCOL_VERSION = 1
 
 
 class Followers:
@@ -63,7 +60,7 @@ class Followers:
                 now = self._leading.opened[follower.slot]
                 closed = np.flatnonzero(opened[follower.slot] & ~now).tolist()
                 if closed:
-                    follower.send_closed(closed, self._refusal(closed[0]))
+                    follower.send_closed(closed, table.not_primary(closed[0]))
 
     # --- from them -------------------------------------------------------------------------
 
@@ -89,19 +86,11 @@ class Followers:
         leading, hello = self._leading, request.hello
         if request.WhichOneof("kind") != "hello":
             raise InvalidArgumentError(field="hello", reason="must be the first message")
-        if hello.protocol_version != PROTOCOL_VERSION:
-            raise UnsupportedVersionError(
-                what="replication protocol",
-                version=hello.protocol_version,
-                supported=PROTOCOL_VERSION,
-            )
+        check_node_protocol(hello.protocol_version, "replication protocol")
         table = leading.table
         if table is None or not table.rows:
             raise TableBehindError(table_version=0, required_version=1)
-        if hello.cluster_id != table.cluster.cluster_id:
-            raise WrongClusterError(
-                expected_cluster_id=table.cluster.cluster_id, actual_cluster_id=hello.cluster_id
-            )
+        table.cluster.check_id(hello.cluster_id, required=True)
         if hello.to_node_number != leading.me:
             raise NotPrimaryError(
                 partition_id=0,
@@ -218,22 +207,9 @@ class Followers:
         table = self._leading.table
         version = table.table_version if table is not None else 0
         if opening.answer is Answer.NOT_PRIMARY:
-            return self._refusal(asked.partition_id)
+            assert table is not None
+            return table.not_primary(asked.partition_id)
         return TableBehindError(table_version=version, required_version=version + 1)
-
-    def _refusal(self, partition_id: int) -> KoinonError:
-        """Say who leads the partition by the newest row."""
-        table = self._leading.table
-        assert table is not None
-        row = table.rows[partition_id]
-        primary = table.nodes.get(row.primary)
-        return NotPrimaryError(
-            partition_id=partition_id,
-            primary=primary.node_id if primary else "",
-            primary_address=primary.address if primary else "",
-            primary_epoch=row.primary_epoch,
-            table_version=table.table_version,
-        )
 
 
 def _fenced(node_id: str, node_epoch: int, current: int) -> NodeFencedError:

@@ -19,10 +19,8 @@ from koinon_node.storage.store import PARTITIONS_DB, Range, Store
 from koinon_node.storage.writer import Writer
 from koinon_proto.contract.errors import (
     InvalidArgumentError,
-    NotPrimaryError,
     TableBehindError,
     UnavailableError,
-    WrongClusterError,
 )
 from koinon_proto.v1 import replication_pb2
 
@@ -140,10 +138,7 @@ class PageReader:
         leading, table = self._leading, self._leading.table
         if table is None:
             raise UnavailableError(reason="this node has no table yet")
-        if cluster_id != table.cluster.cluster_id:
-            raise WrongClusterError(
-                expected_cluster_id=table.cluster.cluster_id, actual_cluster_id=cluster_id
-            )
+        table.cluster.check_id(cluster_id, required=True)
         if p >= len(table.rows):
             raise InvalidArgumentError(field="partition_id", reason="no such partition")
         if int(leading.epochs[p]) == primary_epoch and primary_epoch:
@@ -153,14 +148,7 @@ class PageReader:
             raise TableBehindError(
                 table_version=table.table_version, required_version=table.table_version + 1
             )
-        primary = table.nodes.get(row.primary)
-        raise NotPrimaryError(
-            partition_id=p,
-            primary=primary.node_id if primary else "",
-            primary_address=primary.address if primary else "",
-            primary_epoch=row.primary_epoch,
-            table_version=table.table_version,
-        )
+        raise table.not_primary(p)
 
     def _message(self, page: Range) -> replication_pb2.RecordPage:
         keys = [key[2:] for key, _ in page.rows]

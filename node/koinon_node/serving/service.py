@@ -23,7 +23,6 @@ from koinon_proto.contract import convert
 from koinon_proto.contract.errors import (
     InvalidArgumentError,
     KoinonError,
-    WrongClusterError,
     WrongPartitionError,
 )
 from koinon_proto.contract.table import (
@@ -206,7 +205,7 @@ class NodeTableService(table_pb2_grpc.TableServiceServicer):
         self, request: table_pb2.GetTableRequest, context: Any
     ) -> table_pb2.TableUpdate:
         table = self._state.table()
-        check_cluster(table.cluster, request.cluster_id)
+        table.cluster.check_id(request.cluster_id)
         known_version = request.known_version if request.cluster_id else 0
         return _update_since(_ByIdentity(table), known_version)
 
@@ -235,16 +234,8 @@ def _update_since(table: _ByIdentity, known_version: int) -> table_pb2.TableUpda
 def cluster_of(state: NodeState, request: Any) -> ClusterConfig:
     """Return the cluster's configuration, once it is known that the request is meant for it."""
     cluster = state.table().cluster
-    check_cluster(cluster, request.cluster_id)
+    cluster.check_id(request.cluster_id)
     return cluster
-
-
-def check_cluster(cluster: ClusterConfig, cluster_id: str) -> None:
-    """Raise WrongClusterError if the sender names another cluster than this one."""
-    if cluster_id and cluster_id != cluster.cluster_id:
-        raise WrongClusterError(
-            expected_cluster_id=cluster.cluster_id, actual_cluster_id=cluster_id
-        )
 
 
 def check_key(key: bytes) -> None:
@@ -402,13 +393,7 @@ def pages_of(cluster: ClusterConfig, request: Any) -> tuple[list[int], bytes]:
         )
     if any(a >= b for a, b in itertools.pairwise(wanted)):
         raise InvalidArgumentError(field="partition_ids", reason="must ascend")
-    if wanted and wanted[-1] >= cluster.partition_count:
-        raise InvalidArgumentError(
-            field="partition_ids",
-            reason="no such partition",
-            limit=cluster.partition_count - 1,
-            actual=wanted[-1],
-        )
+    cluster.check_partitions(wanted)
     if not request.HasField("cursor"):
         return wanted, b""
     wanted = [p for p in wanted if p >= request.cursor.partition_id]

@@ -21,7 +21,6 @@ from koinon_node.serving.traffic import (
 )
 from koinon_node.state import NodeState, partitioner_of
 from koinon_proto.contract.errors import InvalidArgumentError
-from koinon_proto.contract.table import ClusterConfig
 from koinon_proto.server.rpc import bounded, typed_errors
 from koinon_proto.v1 import traffic_pb2, traffic_pb2_grpc
 
@@ -72,7 +71,8 @@ class TrafficService(traffic_pb2_grpc.TrafficServicer):
         self, request: traffic_pb2.SampleKeysRequest, context: Any
     ) -> traffic_pb2.KeySample:
         cluster = cluster_of(self._state, request)
-        wanted = _partitions(cluster, request.partition_ids)
+        wanted = frozenset(request.partition_ids)
+        cluster.check_partitions(wanted)
         rank_by = _checked(request)
         traffic = self._traffic
         with traffic.sampling(wanted) as sampler:
@@ -105,18 +105,6 @@ def _checked(request: traffic_pb2.SampleKeysRequest) -> RankBy:
                 actual=actual,
             )
     return RankBy(request.rank_by)
-
-
-def _partitions(cluster: ClusterConfig, partition_ids: Sequence[int]) -> frozenset[int]:
-    wanted = frozenset(partition_ids)
-    if wanted and max(wanted) >= cluster.partition_count:
-        raise InvalidArgumentError(
-            field="partition_ids",
-            reason="no such partition",
-            limit=cluster.partition_count - 1,
-            actual=max(wanted),
-        )
-    return wanted
 
 
 def _sample(

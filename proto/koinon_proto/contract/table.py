@@ -7,14 +7,14 @@ carries the version at which it last changed, so any holder can say what changed
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
 from hashlib import sha256
 from typing import NewType
 
-from koinon_proto.contract.errors import WrongClusterError
+from koinon_proto.contract.errors import InvalidArgumentError, NotPrimaryError, WrongClusterError
 
 NodeId = NewType("NodeId", str)
 """A node's name, chosen by its operator and unique in the cluster."""
@@ -83,6 +83,29 @@ class ClusterConfig:
     check_quorum_ms: int = 400
     replica_timeout_ms: int = 1000
     rereplicate_after_ms: int = 600_000
+
+    def check_id(self, cluster_id: str, *, required: bool = False) -> None:
+        """Refuse a caller of another cluster: addresses are reused. "" names none; it is let in
+        unless an id is ``required``.
+
+        Raises:
+            WrongClusterError
+        """
+        if cluster_id != self.cluster_id and (cluster_id or required):
+            raise WrongClusterError(
+                expected_cluster_id=self.cluster_id, actual_cluster_id=cluster_id
+            )
+
+    def check_partitions(self, partition_ids: Collection[int]) -> None:
+        """Raise InvalidArgumentError if a request names a partition that there is not."""
+        greatest = int(max(partition_ids, default=0))
+        if greatest >= self.partition_count:
+            raise InvalidArgumentError(
+                field="partition_ids",
+                reason="no such partition",
+                limit=self.partition_count - 1,
+                actual=greatest,
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -217,6 +240,17 @@ class Table:
         """Return the node that leads the partition, or None."""
         return self.nodes.get(self.rows[partition_id].primary)
 
+    def not_primary(self, partition_id: int) -> NotPrimaryError:
+        """Return the refusal that names who leads the partition."""
+        primary = self.primary_of(partition_id)
+        return NotPrimaryError(
+            partition_id=partition_id,
+            primary=primary.node_id if primary else "",
+            primary_address=primary.address if primary else "",
+            primary_epoch=self.rows[partition_id].primary_epoch,
+            table_version=self.table_version,
+        )
+
     def since(self, version: int) -> TableUpdate:
         """Return what changed since ``version``; the whole table for 0 or a version unknown here.
 
@@ -254,11 +288,7 @@ def apply_update(table: Table | None, update: TableUpdate) -> Table | None:
             moves=update.moves,
             loads=update.loads,
         )
-    if update.cluster.cluster_id != table.cluster.cluster_id:
-        raise WrongClusterError(
-            expected_cluster_id=table.cluster.cluster_id,
-            actual_cluster_id=update.cluster.cluster_id,
-        )
+    table.cluster.check_id(update.cluster.cluster_id, required=True)
     if update.table_version <= table.table_version or update.base_version > table.table_version:
         return table
     if not update.base_version or not table.rows:
