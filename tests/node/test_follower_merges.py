@@ -186,13 +186,13 @@ def test_rows_before_a_step_lose_and_rows_after_it_win_in_one_group_of_the_write
         with stopped_writer(rig):
             primary.write(0, {b"\0first": b"1"})
             await until(lambda: rig.writer._in_flight, "a group is under way")
-            group = rig.writer.open_group
+            group = rig.writer.pending.open.number
             stage(primary, [(b"a", b"new"), (b"b", b"new"), (b"c", b"new")])
             primary.write(0, {b"\0a": b"before", b"\0b": b"before"})
             merge(primary, [(b"a", b"new"), (b"b", b"new"), (b"c", b"new")])
             last = primary.write(0, {b"\0b": b"after", b"\0d": b"after"})
             await until(lambda: rig.follower.applier.busy[0] == 5, "all is queued")
-            assert rig.writer.open_group == group
+            assert rig.writer.pending.open.number == group
         await until(lambda: primary.acknowledged() == 5, "all is acknowledged")
         assert users(rig) == {
             b"a": b"new",

@@ -81,7 +81,7 @@ def test_own_work_behind_what_was_refused_is_told_to_try_again(tmp_path: Path) -
         for number in (2, 3):
             await PlayedFollower(bench, number).join(0, 1)
         flying, queued = await hang(bench, b"k", b"l")
-        behind = bench.writer.submit((), 1, 0, after_group=bench.writer.open_group)
+        behind = bench.writer.submit((), 1, 0, after_group=bench.writer.pending.open.number)
         given_up = np.zeros(2, np.bool_)
         given_up[0] = True
         bench.pending.give_up(given_up, UnavailableError(reason="the disk does not answer"))

@@ -78,10 +78,10 @@ def test_writer_group_done_returns_when_the_group_is_durable(tmp_path: Path) -> 
 def test_group_that_was_ended_takes_nothing_more(tmp_path: Path) -> None:
     async def use(writer: Writer, store: Store) -> None:
         writer.end_group()  # nothing is queued: nothing to end
-        first = writer.open_group
+        first = writer.pending.open.number
         futures = [put(writer, b"\0\0k", b"1")]
         writer.end_group()
-        assert writer.open_group == first + 1
+        assert writer.pending.open.number == first + 1
         futures.append(put(writer, b"\0\0k", b"2"))
         await asyncio.gather(*futures)
         assert store.get(b"\0\0k") == b"2"
@@ -181,7 +181,7 @@ def test_loose_ticket_without_room_fails_alone(tmp_path: Path) -> None:
         values: list[bytes | None] = [bytes(MIB)] * 40
         metadata = (PARTITIONS_DB, [records.progress_key(0)], progress)
         huge = (DATA_DB, [b"\0\0big%d" % i for i in range(40)], values)
-        group = writer.open_group
+        group = writer.pending.open.number
         loose = writer.submit((huge, metadata), 40, 0, chained=True, loose=True)
         behind = writer.submit(
             ((DATA_DB, [b"\0\0small"], [b"v"]), metadata), 1, 1, chained=True, after_group=group
@@ -465,7 +465,7 @@ def test_ticket_that_builds_on_a_group_of_which_some_was_refused_is_refused(
     """Nothing of it is sent: what it looked at may not be what is stored."""
 
     async def use(writer: Writer, store: Store) -> None:
-        group = writer.open_group
+        group = writer.pending.open.number
         refused = writer.submit(
             ((DATA_DB, [b"\0\0a"], [b"v"]),), 1, 1, touched=np.array([0], np.uint32)
         )

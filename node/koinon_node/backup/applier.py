@@ -23,7 +23,7 @@ import numpy as np
 
 from koinon_node.config import Limits
 from koinon_node.core import records
-from koinon_node.core.commit_group import Writes
+from koinon_node.core.commit_group import CommitGroup, Writes
 from koinon_node.core.copies import Copies, CopyState
 from koinon_node.core.recent_writes import RecentWrites
 from koinon_node.core.records import PartitionEpochs, U32Array, U64Array
@@ -119,11 +119,12 @@ class Applier:
         self._journal = journal
         self._rows_max = limits.group_rows * 4
         self._bytes_max = limits.group_bytes * 2
-        self._in_flight: dict[int, int] = {}  # the groups of tickets, by their numbers, in order
-        self._next = 0
-        self._rows = self._size = 0
-        self._settled = asyncio.Event()
-        self.busy = np.zeros(len(copies.complete_through), np.uint32)
+        # The groups that tickets have joined, oldest first, by the futures of tickets under way.
+        self._in_flight: dict[asyncio.Future[None], CommitGroup] = {}
+        self._rows = self._size = 0  # of these tickets; size in bytes
+        self._settled = asyncio.Event()  # set whenever a ticket ends
+        self.busy = np.zeros(len(copies.complete_through), np.uint32)  # by partition: its tickets
+        # By partition, where it is busy: the sequence that its newest ticket makes it complete to.
         self._queued_through = np.zeros(len(copies.complete_through), np.uint64)
 
     # --- room ------------------------------------------------------------------------------
@@ -207,19 +208,20 @@ class Applier:
         rows = len(change.keys) + len(change.removed) + len(change.dropped_entries) + len(ids)
         rows += sum(step.rows for step in change.merges.values())
         size = change.size
-        after = next(iter(self._in_flight.values()), 0)
-        number, self._next = self._next, self._next + 1
-        self._in_flight[number] = self._writer.open_group
+        oldest = next(iter(self._in_flight.values()), None)
+        after = oldest.number if oldest is not None else 0
+        group = self._writer.pending.open
         future = self._writer.submit(
             self._writes(change), rows, size, after_group=after, chained=True, loose=change.loose
         )
+        self._in_flight[future] = group
         self._rows += rows
         self._size += size
         self.busy[ids] += np.uint32(1)
         self._queued_through[ids] = change.complete_through
 
         def ended(done: asyncio.Future[None]) -> None:
-            del self._in_flight[number]
+            del self._in_flight[done]
             self._rows -= rows
             self._size -= size
             self.busy[ids] -= np.uint32(1)

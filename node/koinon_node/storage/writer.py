@@ -152,11 +152,6 @@ class Writer:
     def pending_rows(self) -> int:
         return self.pending.rows
 
-    @property
-    def open_group(self) -> int:
-        """The number of the group that the next ticket joins."""
-        return self.pending.open.number
-
     def check_room(self, rows: int, size: int, put_size: int) -> None:
         """Check that so many more rows and bytes may be queued, ``put_size`` of them to be stored.
 
