@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from koinon_node.core.proposals import RowChange as RowChange
 from koinon_proto.contract.errors import KoinonError
-from koinon_proto.contract.table import NO_NODE, NodeInfo, NodeNumber
+from koinon_proto.contract.table import NodeInfo
 from koinon_proto.v1 import loads_pb2, replication_pb2
 
 Sent = TypeVar("Sent", contravariant=True)
@@ -63,17 +64,6 @@ class Peers(Protocol):
     async def read_keys(
         self, node: NodeInfo, request: replication_pb2.ReadKeysRequest
     ) -> replication_pb2.RecordPage: ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowChange:
-    """A row as its primary wants it; see PartitionChange in v1/membership.proto."""
-
-    partition_id: int
-    primary_epoch: int
-    partition_epoch: int
-    in_sync: tuple[NodeNumber, ...]
-    hand_over_to: NodeNumber = NO_NODE
 
 
 class CoordinatorCalls(Protocol):

@@ -49,8 +49,10 @@ _FASTER = 3  # than this node's disk are those by how much that are believed to 
 _LEAVING_AT_ONCE, _LEAVING_PARTS = 64, 12  # a partition is not served while it changes hands
 
 
-class Proposal(NamedTuple):
-    """A row as it should become, if its epochs still are these."""
+class RowChange(NamedTuple):
+    """A row as its primary wants it, if its epochs still are these: the whole new ``in_sync``, and
+    the node to hand over to (``NO_NODE``: none). See PartitionChange in v1/membership.proto.
+    """
 
     partition_id: int
     primary_epoch: int
@@ -101,8 +103,8 @@ class Proposals:
         self._spare_until = 0.0  # followers that leave, since their disks may be this one's
         self._given_up: list[int] = []  # partitions, because it does, since they were taken
         self.hand_overs: dict[int, HandOver] = {}
-        self._under_way: dict[int, Proposal] = {}
-        self._unknown: dict[int, list[Proposal]] = {}
+        self._under_way: dict[int, RowChange] = {}
+        self._unknown: dict[int, list[RowChange]] = {}
         self._again_at: dict[int, float] = {}
         self._widen_at = self._widened_until = 0.0
         self._completed_before = leading.completed
@@ -138,7 +140,7 @@ class Proposals:
         self._count(touched)
         self.check_too_few(())
 
-    def sent(self, proposals: Sequence[Proposal]) -> None:
+    def sent(self, proposals: Sequence[RowChange]) -> None:
         """These, the newest that were decided, are being proposed now."""
         self._widen_at = self._widened_until
         for proposal in proposals:
@@ -148,17 +150,17 @@ class Proposals:
                 self.hand_overs[p].proposed = True
         self._count([proposal.partition_id for proposal in proposals])
 
-    def answered(self, proposals: Sequence[Proposal], now: float) -> None:
+    def answered(self, proposals: Sequence[RowChange], now: float) -> None:
         """Each was committed, and its row has been seen; or it was rejected, or never proposed, and
         will not be committed.
         """
         self._settle(proposals, now, keep=False)
 
-    def unknown(self, proposals: Sequence[Proposal], now: float) -> None:
+    def unknown(self, proposals: Sequence[RowChange], now: float) -> None:
         """Each may be committed, now or later."""
         self._settle(proposals, now, keep=True)
 
-    def _settle(self, proposals: Sequence[Proposal], now: float, *, keep: bool) -> None:
+    def _settle(self, proposals: Sequence[RowChange], now: float, *, keep: bool) -> None:
         for proposal in proposals:
             p = proposal.partition_id
             if self._under_way.get(p) is not proposal:
@@ -217,7 +219,7 @@ class Proposals:
 
     # --- decisions -------------------------------------------------------------------------
 
-    def decide(self, now: float, timeout_s: float) -> list[Proposal]:
+    def decide(self, now: float, timeout_s: float) -> list[RowChange]:
         """Return what to propose now, at most one a partition. What is too much for one call is
         decided again when that has been answered.
         """
@@ -236,7 +238,7 @@ class Proposals:
             late = leading.late(now, timeout_s, spare=now < self._spare_until)
         added = self._choose_added(late, leading.reached(timeout_s))
         stuck: set[int] = set()
-        wanted: dict[int, Proposal] = {}
+        wanted: dict[int, RowChange] = {}
         due = late.any(axis=0)
         self._widened_until = self._widen_at
         if now >= self._widen_at and (added.any(axis=0) & ~due).any():
@@ -268,9 +270,11 @@ class Proposals:
     def _waits(self, p: int, now: float) -> bool:
         return p in self._under_way or now < self._again_at.get(p, 0.0)
 
-    def _propose(self, p: int, in_sync: Sequence[NodeNumber], to: NodeNumber = NO_NODE) -> Proposal:
+    def _propose(
+        self, p: int, in_sync: Sequence[NodeNumber], to: NodeNumber = NO_NODE
+    ) -> RowChange:
         row = self._row(p)
-        return Proposal(p, row.primary_epoch, row.partition_epoch, tuple(in_sync), to)
+        return RowChange(p, row.primary_epoch, row.partition_epoch, tuple(in_sync), to)
 
     def _choose_added(self, late: BoolArray, reached: BoolArray) -> BoolArray:
         """Return by (follower, partition) who may be added to in_sync now, and require those who
@@ -483,7 +487,7 @@ class Proposals:
 
     def _hand_over(
         self, p: int, hand_over: HandOver, now: float, timeout_s: float
-    ) -> Proposal | None:
+    ) -> RowChange | None:
         """Return what to propose for a partition that is stopped, or nothing yet."""
         leading, row = self._leading, self._row(p)
         leaves = hand_over.why in (Why.BROKEN, Why.LEAVING, Why.HANGING)
@@ -521,7 +525,7 @@ class Proposals:
         self._again_at[p] = now + _AGAIN_S
 
 
-def _same_row(proposal: Proposal, row: PartitionRow) -> bool:
+def _same_row(proposal: RowChange, row: PartitionRow) -> bool:
     """Return whether the proposal's fate is open: it was made of this very row."""
     return (
         proposal.primary_epoch == row.primary_epoch

@@ -19,11 +19,12 @@ slot, which its node keeps while this process lives. Pure: the driver passes mes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from koinon_node.core.commit_group import CommitGroup
 from koinon_node.core.copies import Copies
@@ -49,16 +50,6 @@ from koinon_proto.contract.table import (
 )
 
 _LIVE = (NodeStatus.ACTIVE, NodeStatus.DRAINING)
-_MASKS = (
-    "replicas",
-    "in_sync",
-    "proposed",
-    "joining",
-    "leaving",
-    "required",
-    "opened",
-    "positioned",
-)
 _STEP_S_MAX = 0.25  # of silence, from one look to the next: a pause of this process is not theirs
 
 
@@ -89,25 +80,72 @@ class Asked(NamedTuple):
     history: Sequence[EpochStart]
 
 
+_Columns = Mapping[str, tuple[type[np.generic], float]]
+_BY_FOLLOWER_AND_PARTITION: _Columns = {
+    "replicas": (np.bool_, False),
+    "in_sync": (np.bool_, False),
+    "proposed": (np.bool_, False),
+    "joining": (np.bool_, False),
+    "leaving": (np.bool_, False),
+    "required": (np.bool_, False),
+    "opened": (np.bool_, False),
+    "positioned": (np.bool_, False),
+    "acked": (np.uint64, 0),
+    "holds": (np.uint64, NO_SEQUENCE),
+}
+_BY_FOLLOWER: _Columns = {
+    "live": (np.bool_, False),
+    "heard": (np.bool_, False),
+    "departing": (np.bool_, False),
+    "silence_s": (np.float64, 0.0),
+    "durable_from": (np.float64, -np.inf),
+    "durable_in_s": (np.float64, 0.0),
+}
+_BY_PARTITION: _Columns = {
+    "epochs": (np.uint64, 0),
+    "streamed": (np.uint64, 0),
+    "completed": (np.uint64, 0),
+    "ready": (np.bool_, False),
+    "broken": (np.bool_, False),
+    "adopted_at": (np.float64, 0.0),
+    "clean_from": (np.uint64, NO_SEQUENCE),
+    "minima": (np.int64, 1),
+    "given_up": (np.bool_, False),
+}
+"""Each column's type, and what it holds where nothing is known."""
+
+
 class ReplicaTracker:
     """The columns. ``stopped`` and ``too_few`` are what reads and writes look at (state.py)."""
 
-    replicas: BoolArray
-    in_sync: BoolArray  # by the newest row
+    # By (follower, partition).
+    replicas: BoolArray  # by the newest row, this node left out
+    in_sync: BoolArray  # by the newest row, this node left out
     proposed: BoolArray  # in sets whose fate is not known
     joining: BoolArray  # about to be proposed
     leaving: BoolArray  # cannot go on
-    departing: BoolArray  # by follower: its node is about to stop
-    required: BoolArray
-    opened: BoolArray
-    positioned: BoolArray
-    acked: U64Array
+    required: BoolArray  # has to hold what this node writes; see ``require``
+    opened: BoolArray  # the follower has it open on its stream
+    positioned: BoolArray  # and has said since what its copy is complete through
+    acked: U64Array  # the last sequence that it said to hold durably; 0: said nothing
     holds: U64Array  # tombstones above these are needed
-    live: BoolArray
+    # By follower.
+    live: BoolArray  # by the newest table
     heard: BoolArray  # since the last look
-    silence_s: F64Array
-    durable_from: F64Array  # when what the follower made durable last was sent
+    departing: BoolArray  # its node is about to stop
+    silence_s: F64Array  # for how long it has said nothing although it should
+    durable_from: F64Array  # when what it made durable last was sent, monotonic seconds
     durable_in_s: F64Array  # and how long it took, there and back
+    # By partition.
+    epochs: U64Array  # adopted, and given by the newest row; 0: not led here
+    streamed: U64Array  # the last sequence that followers were sent
+    completed: U64Array  # the last sequence that is durable on all that are required
+    ready: BoolArray  # served since it was adopted
+    broken: BoolArray  # an own commit failed that followers have
+    adopted_at: F64Array  # monotonic seconds
+    clean_from: U64Array  # the sequence before the epoch, if nothing above it was in the copy
+    minima: npt.NDArray[np.int64]  # how many in-sync replicas a write needs, this node included
+    given_up: BoolArray  # the row wants another primary
 
     def __init__(self, copies: Copies, primaries: Primaries, pending: PendingWrites) -> None:
         self.copies = copies
@@ -115,49 +153,31 @@ class ReplicaTracker:
         self.pending = pending
         self.table: Table | None = None
         self.me = NO_NODE
-        self.slots: dict[NodeNumber, int] = {}
-        self.numbers: list[NodeNumber] = []
-        self.any_required = False
-        self.any_replicated = False
-        self._looked_at = 0.0
-        self._size = -1
+        self.slots: dict[NodeNumber, int] = {}  # rows of the columns by follower
+        self.numbers: list[NodeNumber] = []  # by slot
+        self.any_required = False  # whether any partition has a required follower
+        self.any_replicated = False  # whether any row has more than one replica
+        self._looked_at = 0.0  # monotonic seconds
+        self._size = -1  # partitions; 0 before there is a table with rows
         self._resize(0, 0)
 
     def _resize(self, slots: int, size: int) -> None:
-        """Make room; what is known stays."""
+        """Make room for so many followers and partitions; what is known of followers stays."""
         known = self._size
-        for name in _MASKS:
-            grown = np.zeros((slots, size), np.bool_)
-            if known > 0:
-                old: BoolArray = getattr(self, name)
-                grown[: len(old)] = old
-            setattr(self, name, grown)
-        acked = np.zeros((slots, size), np.uint64)
-        holds = np.full((slots, size), NO_SEQUENCE, np.uint64)
-        live, heard = np.zeros(slots, np.bool_), np.zeros(slots, np.bool_)
-        departing = np.zeros(slots, np.bool_)
-        silence_s, durable_in_s = np.zeros(slots, np.float64), np.zeros(slots, np.float64)
-        durable_from = np.full(slots, -np.inf)
-        if known > 0:
-            used = len(self.live)
-            acked[:used], holds[:used], live[:used] = self.acked, self.holds, self.live
-            heard[:used], silence_s[:used] = self.heard, self.silence_s
-            departing[:used] = self.departing
-            durable_from[:used], durable_in_s[:used] = self.durable_from, self.durable_in_s
-        self.acked, self.holds, self.live = acked, holds, live
-        self.heard, self.silence_s, self.departing = heard, silence_s, departing
-        self.durable_from, self.durable_in_s = durable_from, durable_in_s
+        for shape, columns in (
+            ((slots, size), _BY_FOLLOWER_AND_PARTITION),
+            ((slots,), _BY_FOLLOWER),
+        ):
+            for name, (kind, empty) in columns.items():
+                grown = np.full(shape, empty, kind)
+                if known > 0:
+                    old = getattr(self, name)
+                    grown[: len(old)] = old
+                setattr(self, name, grown)
         if known != size:
             self._size = size
-            self.epochs = np.zeros(size, np.uint64)  # adopted, and given by the newest row
-            self.streamed = np.zeros(size, np.uint64)
-            self.completed = np.zeros(size, np.uint64)
-            self.ready = np.zeros(size, np.bool_)
-            self.broken = np.zeros(size, np.bool_)  # an own commit failed that followers have
-            self.adopted_at = np.zeros(size, np.float64)
-            self.clean_from = np.full(size, NO_SEQUENCE, np.uint64)
-            self.minima = np.ones(size, np.int64)
-            self.given_up = np.zeros(size, np.bool_)  # the row wants another primary
+            for name, (kind, empty) in _BY_PARTITION.items():
+                setattr(self, name, np.full(size, empty, kind))
 
     def slot_of(self, number: NodeNumber) -> int:
         """Return the node's slot; a new one if it has none."""

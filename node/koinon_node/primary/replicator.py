@@ -27,11 +27,11 @@ from koinon_node.core import records
 from koinon_node.core.assignment import Adoption
 from koinon_node.core.commit_group import CommitGroup, GroupState, Ticket, Writes
 from koinon_node.core.copies import Copy, CopyState
-from koinon_node.core.proposals import Proposal
+from koinon_node.core.proposals import RowChange
 from koinon_node.core.recent_writes import RecentWrites
 from koinon_node.core.records import PartitionEpochs, U32Array
 from koinon_node.core.write_decisions import Effects
-from koinon_node.ports import CoordinatorCalls, PrimaryEnd, RowChange
+from koinon_node.ports import CoordinatorCalls, PrimaryEnd
 from koinon_node.primary.completion import Completion
 from koinon_node.primary.follower_streams import Followers
 from koinon_node.primary.page_reader import PageReader
@@ -386,10 +386,9 @@ class Replicator:
             self._call = asyncio.create_task(self._propose(wanted))
         self._completion.sender.announce_floors()
 
-    async def _propose(self, proposals: list[Proposal]) -> None:
-        changes = [RowChange(**proposal._asdict()) for proposal in proposals]
+    async def _propose(self, proposals: list[RowChange]) -> None:
         try:
-            rejected = await self._coordinator.alter_partitions(changes)
+            rejected = await self._coordinator.alter_partitions(proposals)
         except UnknownFateError as error:
             log.warning("proposals of unknown fate count=%d error=%s", len(proposals), error)
             self._proposals.unknown(proposals, self._clock())
