@@ -133,7 +133,13 @@ class Parts:
             clock,
         )
         self.drops = CopyDropper(state, store, self.follower.applier, copies)
-        self.replication = ReplicationService(self.replicator, state, Checksums(store), self.sizes)
+        self.replication = ReplicationService(
+            self.replicator.followers,
+            self.replicator.pages,
+            state,
+            Checksums(store),
+            self.sizes,
+        )
 
 
 class _Host:

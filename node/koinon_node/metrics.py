@@ -264,7 +264,10 @@ def _of_replication(parts: Parts) -> Iterator[Family]:
         "Bytes of records that this node pulled from primaries to repair, catch up or take a "
         "snapshot, and that it served to others for that.",
         ("direction",),
-        {("pulled",): parts.follower.bytes_pulled, ("served",): parts.replicator.bytes_served},
+        {
+            ("pulled",): parts.follower.bytes_pulled,
+            ("served",): parts.replicator.pages.bytes_served,
+        },
     )
     stages = parts.follower.stages()
     yield labelled(

@@ -17,12 +17,14 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
-from koinon_node.ports import FollowerEnd, PeerLostError, PrimaryEnd
+from koinon_node.ports import FollowerEnd, PeerLostError
+from koinon_node.primary.follower_streams import Followers
+from koinon_node.primary.page_reader import PageReader
 from koinon_node.state import NodeState
 from koinon_node.storage.checksums import Checksums
 from koinon_node.storage.sizes import SizeEstimates
@@ -246,21 +248,6 @@ class GrpcPeers:
 # --- the primary's side ------------------------------------------------------------------------
 
 
-class Serving(Protocol):
-    """What the service needs of the primary (replication.Replicator)."""
-
-    async def serve(self, stream: PrimaryEnd) -> None:
-        """Serve one follower, until its stream ends."""
-
-    async def read_page(
-        self, request: replication_pb2.ReadPageRequest
-    ) -> replication_pb2.RecordPage: ...
-
-    async def read_keys(
-        self, request: replication_pb2.ReadKeysRequest
-    ) -> replication_pb2.RecordPage: ...
-
-
 class _PrimaryStream(_End[replication_pb2.FollowResponse, replication_pb2.FollowRequest]):
     """The handler's end. ``run`` is the handler; who serves has a task of its own, because a lost
     connection cancels the handler, and is to be told by PeerLostError.
@@ -345,9 +332,15 @@ class ReplicationService:
     """koinon.v1.Replication."""
 
     def __init__(
-        self, primary: Serving, state: NodeState, checksums: Checksums, sizes: SizeEstimates
+        self,
+        followers: Followers,
+        pages: PageReader,
+        state: NodeState,
+        checksums: Checksums,
+        sizes: SizeEstimates,
     ) -> None:
-        self._primary = primary
+        self._followers = followers
+        self._pages = pages
         self._state = state
         self._checksums = checksums
         self._sizes = sizes
@@ -397,7 +390,7 @@ class ReplicationService:
             raise UnavailableError(reason="the node is stopping")
         with self._places.place(context.peer()):
             self._streams.add(stream)
-            serving = asyncio.ensure_future(self._primary.serve(stream))
+            serving = asyncio.ensure_future(self._followers.serve(stream))
             self._serving.add(serving)
             serving.add_done_callback(self._serving.discard)
             try:
@@ -411,7 +404,7 @@ class ReplicationService:
         self, request: replication_pb2.ReadPageRequest, context: Any
     ) -> replication_pb2.RecordPage:
         self._state.table().cluster.check_id(request.cluster_id)
-        return await self._primary.read_page(request)
+        return await self._pages.read_page(request)
 
     @typed_errors
     @bounded(CALLS_MAX)
@@ -419,7 +412,7 @@ class ReplicationService:
         self, request: replication_pb2.ReadKeysRequest, context: Any
     ) -> replication_pb2.RecordPage:
         self._state.table().cluster.check_id(request.cluster_id)
-        return await self._primary.read_keys(request)
+        return await self._pages.read_keys(request)
 
     @typed_errors
     @bounded(CALLS_MAX)

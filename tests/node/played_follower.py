@@ -21,7 +21,7 @@ class PlayedFollower:
         self.batches: list[wire.Batch] = []
         self.others: list[wire.FollowResponse] = []
         self.end, primary = stream_pair()
-        self.serving = asyncio.ensure_future(bench.replicator.serve(primary))
+        self.serving = asyncio.ensure_future(bench.replicator.followers.serve(primary))
         hello = wire.FollowHello(
             protocol_version=1,
             cluster_id="c",

@@ -301,8 +301,8 @@ def test_follower_joins_after_an_own_commit_that_failed_unsent(tmp_path: Path) -
         )
         bench.channel.failing = {0: "no room"}
         with pytest.raises(StorageFullError):
-            await bench.replicator.read_page(request)
-        page = await bench.replicator.read_page(request)
+            await bench.replicator.pages.read_page(request)
+        page = await bench.replicator.pages.read_page(request)
         assert (page.bound, list(page.keys)) == (START + 2, [b"\0a"])
         assert bench.store.read_copies([0])[0].complete_through == START + 2
         await two.position(0, sequence=page.bound)
@@ -323,8 +323,8 @@ def test_gap_of_a_commit_that_was_sent_is_never_filled(tmp_path: Path) -> None:
         request = wire.ReadPageRequest(
             cluster_id="c", partition_id=0, primary_epoch=EPOCH, reach=START + 1
         )
-        filling = start(bench.replicator._pages.fill_gap(0))
-        asking = start(bench.replicator.read_page(request))
+        filling = start(bench.replicator.pages.fill_gap(0))
+        asking = start(bench.replicator.pages.read_page(request))
         await turn()
         bench.channel.failing = {0: "no room"}
         bench.channel.release()

@@ -128,10 +128,10 @@ def test_page_of_a_pass_has_what_is_above_its_start_up_to_its_bound(
         await bench.put(b"b")
         if not journal:
             bench.journal.reset(0, START + 100)
-        page = await bench.replicator.read_page(page_request(after_sequence=START + 2))
+        page = await bench.replicator.pages.read_page(page_request(after_sequence=START + 2))
         assert list(page.keys) == [b"\0b", b"\0c"]
         assert (page.bound, page.end) == (START + 4, True)
-        page = await bench.replicator.read_page(
+        page = await bench.replicator.pages.read_page(
             page_request(after_sequence=START + 2, after_key=b"\0b")
         )
         assert list(page.keys) == [b"\0c"]
@@ -144,17 +144,17 @@ def test_page_waits_until_the_own_copy_reaches_where_the_stream_begins(tmp_path:
         bench.channel.held = True
         write = start(bench.put(b"a"))
         await turn()
-        page = start(bench.replicator.read_page(page_request(reach=START + 1)))
+        page = start(bench.replicator.pages.read_page(page_request(reach=START + 1)))
         assert not await answered(page)
         bench.channel.release()
         assert list((await page).keys) == [b"\0a"]
         await write
         with pytest.raises(UnavailableError):
-            await bench.replicator.read_page(page_request(reach=START + 2))
+            await bench.replicator.pages.read_page(page_request(reach=START + 2))
         with pytest.raises(NotPrimaryError):
-            await bench.replicator.read_page(page_request(primary_epoch=EPOCH - 1))
+            await bench.replicator.pages.read_page(page_request(primary_epoch=EPOCH - 1))
         with pytest.raises(TableBehindError):
-            await bench.replicator.read_page(page_request(primary_epoch=EPOCH + 1))
+            await bench.replicator.pages.read_page(page_request(primary_epoch=EPOCH + 1))
 
     with_rows(tmp_path, use, row_of(0, (1, 2), (1,)))
 
@@ -166,7 +166,9 @@ def test_pages_go_on_where_the_last_one_ended(tmp_path: Path) -> None:
         found: list[bytes] = []
         after, pages = b"", 0
         while True:
-            page = await bench.replicator.read_page(page_request(after_key=after, snapshot=True))
+            page = await bench.replicator.pages.read_page(
+                page_request(after_key=after, snapshot=True)
+            )
             found += page.keys
             pages += 1
             if page.end:
@@ -179,7 +181,7 @@ def test_pages_go_on_where_the_last_one_ended(tmp_path: Path) -> None:
             primary_epoch=EPOCH,
             keys=[b"\x00001", b"\x00absent", b"\x00002"],
         )
-        page = await bench.replicator.read_keys(asked)
+        page = await bench.replicator.pages.read_keys(asked)
         assert [bool(record) for record in page.records] == [True, False, True]
 
     with_rows(tmp_path, use, row_of(0, (1, 2), (1,)), limits=Limits(page_rows=7))

@@ -118,7 +118,8 @@ async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
     state.served = ServedPartitions(table=table_of(1, [1, 2]), node_number=NodeNumber(1))
     primary = Primary()
     with Store(StoreConfig(directory=tmp_path / "n1")) as store:
-        service = ReplicationService(primary, state, Checksums(store), SizeEstimates())
+        played: Any = primary
+        service = ReplicationService(played, played, state, Checksums(store), SizeEstimates())
         server = grpc.aio.server(options=NODE_SERVER_OPTIONS)
         service.add_to(server)
         port = server.add_insecure_port("127.0.0.1:0")

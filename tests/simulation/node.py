@@ -147,8 +147,8 @@ class Life:
             "write": self._write,
             "stage": self.bulk.stage,
             "prepare": self._prepare,
-            "read_page": self.replicator.read_page,
-            "read_keys": self.replicator.read_keys,
+            "read_page": self.replicator.pages.read_page,
+            "read_keys": self.replicator.pages.read_keys,
         }
         node.machine.accept = self._accept
         self.started = True
@@ -205,7 +205,7 @@ class Life:
     async def _accept(self, end: StreamEnd) -> None:
         """Serve a follower; it is told why if that ends by an error (as in peers.py)."""
         try:
-            await self.replicator.serve(end)
+            await self.replicator.followers.serve(end)
         except PeerLostError:
             end.close()
         except KoinonError as error:

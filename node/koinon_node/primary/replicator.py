@@ -31,7 +31,7 @@ from koinon_node.core.proposals import RowChange
 from koinon_node.core.recent_writes import RecentWrites
 from koinon_node.core.records import PartitionEpochs, U32Array
 from koinon_node.core.write_decisions import Effects
-from koinon_node.ports import CoordinatorCalls, PrimaryEnd
+from koinon_node.ports import CoordinatorCalls
 from koinon_node.primary.completion import Completion
 from koinon_node.primary.follower_streams import Followers
 from koinon_node.primary.page_reader import PageReader
@@ -48,7 +48,6 @@ from koinon_proto.contract.errors import (
     UnknownFateError,
 )
 from koinon_proto.contract.table import NodeNumber, Table, first_sequence
-from koinon_proto.v1 import replication_pb2
 
 log = logging.getLogger(__name__)
 
@@ -84,8 +83,8 @@ class Replicator:
         self._journal = journal
         self._coordinator = coordinator
         self._limits = limits
-        self._pages = PageReader(self.leading, store, writer, journal, limits)
-        self._followers = Followers(completion, sizes, limits)
+        self.pages = PageReader(self.leading, store, writer, journal, limits)
+        self.followers = Followers(completion, sizes, limits)
         self._disk_watch = DiskWatch(writer, self._state.node_id)
         self._adopting = asyncio.Lock()
         self._call: asyncio.Task[None] | None = None
@@ -252,7 +251,7 @@ class Replicator:
         for p in np.flatnonzero(fresh & (self._primaries.epochs != 0)).tolist():
             self._journal.reset(p, int(self._primaries.last_sequences[p]))
         self._proposals.on_rows(changed, lost)
-        self._followers.on_table(table, opened)
+        self.followers.on_table(table, opened)
         self._completion.advance(stuck_too=bool(lost or changed))
         self._kick.set()
 
@@ -311,32 +310,9 @@ class Replicator:
 
     # --- followers -------------------------------------------------------------------------
 
-    async def serve(self, stream: PrimaryEnd) -> None:
-        """Serve one follower until its stream ends.
-
-        Raises:
-            KoinonError: why it was refused, or cut off.
-        """
-        await self._followers.serve(stream)
-
-    @property
-    def bytes_served(self) -> int:
-        """Bytes of records that followers have pulled, of passes and of named keys."""
-        return self._pages.bytes_served
-
     def follower_lags(self) -> list[Lag]:
         """Return how far behind each follower is that has a stream from here."""
         return self._completion.sender.lags(self._clock())
-
-    async def read_page(
-        self, request: replication_pb2.ReadPageRequest
-    ) -> replication_pb2.RecordPage:
-        return await self._pages.read_page(request)
-
-    async def read_keys(
-        self, request: replication_pb2.ReadKeysRequest
-    ) -> replication_pb2.RecordPage:
-        return await self._pages.read_keys(request)
 
     # --- in time ---------------------------------------------------------------------------
 
