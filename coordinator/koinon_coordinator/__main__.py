@@ -171,16 +171,7 @@ def _config(flags: argparse.Namespace) -> CoordinatorConfig:
             partitioner=flags.partitioner,
             max_value_bytes=flags.max_value_bytes,
         ),
-        timing=TimingConfig(
-            heartbeat_interval_ms=flags.heartbeat_interval_ms,
-            session_timeout_ms=flags.session_timeout_ms,
-            lease_ms=flags.lease_ms,
-            check_quorum_ms=flags.check_quorum_ms,
-            replica_timeout_ms=flags.replica_timeout_ms,
-            rereplicate_after_ms=flags.rereplicate_after_ms,
-            election_timeout_ms=flags.election_timeout_ms,
-            raft_heartbeat_ms=flags.raft_heartbeat_ms,
-        ),
+        timing=TimingConfig(**{name: getattr(flags, name) for name in TimingConfig.__slots__}),
     )
 
 
