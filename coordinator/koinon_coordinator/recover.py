@@ -2,7 +2,7 @@
 
 Makes the data directory of a group of one, from a surviving member's directory, from the tables of
 the nodes, or from both: the newest wins, and of the member's log only what the nodes' tables do not
-contradict counts (core/recovery.py). Changes nothing but the new directory.
+contradict counts (core/cluster/recovery.py). Changes nothing but the new directory.
 The coordinator is then started on it and others are added as to any group.
 """
 

@@ -82,7 +82,7 @@ class Parts:
         self.progress: Sequence[membership_pb2.ReplicaProgress] = ()
         self.sizes = SizeEstimates()
         self.peers = GrpcPeers()
-        self.attendance = GracefulDrain()
+        self.graceful_drain = GracefulDrain()
         seen = {p: epochs.primary_epoch for p, epochs in store.seen_epochs.items()}
         self.agent = Agent(
             config, store.identity(), seen, state, _Host(self, life), life.end_from_thread

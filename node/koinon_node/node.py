@@ -141,7 +141,7 @@ class Node:
         # time of that is left to callers that do not attend.
         least_s = _FAREWELL_S if parts.replicator.leading.any_replicated else 0.0
         await asyncio.gather(
-            self._put_out(), parts.attendance.end(least_s=least_s, most_s=_FAREWELL_S_MAX)
+            self._put_out(), parts.graceful_drain.end(least_s=least_s, most_s=_FAREWELL_S_MAX)
         )
         stopping = asyncio.create_task(server.stop(_STOP_GRACE_S))
         # Writes under way need the followers' streams, which would outlast the server's grace.
@@ -192,7 +192,7 @@ class Node:
         guard = Guard(DATA_LANE, CONTROL_LANE, REPLY_BYTES, KEPT_BYTES)
         server = GuardedServer(guard, NODE_SERVER_OPTIONS)
         traffic = TrafficService(parts.engine.traffic, parts.replicator, self.state)
-        service = KeyValueService(parts.engine, self.state, parts.rows, parts.attendance)
+        service = KeyValueService(parts.engine, self.state, parts.rows, parts.graceful_drain)
         kv_pb2_grpc.add_KeyValueServicer_to_server(service, server)
         loads_pb2_grpc.add_BulkServicer_to_server(BulkService(parts.bulk, self.state), server)
         table_pb2_grpc.add_TableServiceServicer_to_server(NodeTableService(self.state), server)

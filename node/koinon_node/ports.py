@@ -1,7 +1,8 @@
 """Where a node's replication meets what is outside: other nodes, and the coordinator.
 
-The real ones are in peers.py (gRPC) and agent.py; the simulated ones, over a seeded network, clock
-and disk, in tests/simulation. Messages are those of v1/replication.proto.
+The real ones are in replication_grpc.py and membership/coordinator_calls.py; the simulated ones,
+over a seeded network, clock and disk, in tests/simulation. Messages are those of
+v1/replication.proto.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Between nodes, over gRPC: a follower's way to primaries, and the service that a primary offers.
 
-Streams hold the contract of seams.Stream over grpc.aio's calls. What is sent is serialised at once
+Streams hold the contract of ports.Stream over grpc.aio's calls. What is sent is serialised at once
 and written by one task a stream, so that order is kept and the network's own flow control shows in
 ``queued_bytes``; what may queue up is the caller's to bound. (Measured: a batch of 1,000 rows takes
 330 us to build and 35 to serialise, so that nothing is gained by sharing bytes between followers.)
@@ -189,14 +189,14 @@ class _FollowerStream(_End[replication_pb2.FollowRequest, replication_pb2.Follow
 
 
 class GrpcPeers:
-    """seams.Peers: one channel per address, closed when no node of the table has it any more."""
+    """ports.Peers: one channel per address, closed when no node of the table has it any more."""
 
     def __init__(self) -> None:
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     def follow(self, node: NodeInfo) -> FollowerEnd:
-        """See seams.Peers."""
+        """See ports.Peers."""
         call: Any = self._channel(node.address).stream_stream(
             f"/{SERVICE}/Follow",
             request_serializer=None,  # ends serialise what they send
@@ -207,13 +207,13 @@ class GrpcPeers:
     async def read_page(
         self, node: NodeInfo, request: replication_pb2.ReadPageRequest
     ) -> replication_pb2.RecordPage:
-        """See seams.Peers."""
+        """See ports.Peers."""
         return await self._page(node, lambda stub: stub.ReadPage(request, timeout=_PAGE_TIMEOUT_S))
 
     async def read_keys(
         self, node: NodeInfo, request: replication_pb2.ReadKeysRequest
     ) -> replication_pb2.RecordPage:
-        """See seams.Peers."""
+        """See ports.Peers."""
         return await self._page(node, lambda stub: stub.ReadKeys(request, timeout=_PAGE_TIMEOUT_S))
 
     def on_table(self, table: Table) -> None:

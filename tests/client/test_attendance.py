@@ -24,14 +24,14 @@ class Server(kv_pb2_grpc.KeyValueServicer):
     """Answers every write, as long as gRPC lets it."""
 
     def __init__(self) -> None:
-        self.attendance = GracefulDrain()
+        self.graceful_drain = GracefulDrain()
 
     async def BatchWrite(self, request: Any, context: Any) -> Any:  # noqa: N802
         await asyncio.sleep(WORK_S)
         return kv_pb2.BatchWriteResponse()
 
     async def Attend(self, request: Any, context: Any) -> None:  # noqa: N802
-        await self.attendance.serve(context)
+        await self.graceful_drain.serve(context)
 
 
 async def stopped_under_calls() -> tuple[Counter[str], bool]:
@@ -53,7 +53,7 @@ async def stopped_under_calls() -> tuple[Counter[str], bool]:
 
     callers = [asyncio.create_task(call_until_it_leaves()) for _ in range(CALLERS)]
     await asyncio.sleep(BEFORE_S)
-    await service.attendance.end(least_s=0.0, most_s=10.0)
+    await service.graceful_drain.end(least_s=0.0, most_s=10.0)
     let_in = await link.connect()
     await server.stop(10.0)
     await asyncio.gather(*callers)

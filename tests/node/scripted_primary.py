@@ -477,7 +477,7 @@ class Rig:
         self.copies.complete_through[partition_id] = through
         self.copies.states[partition_id] = int(state)
         self.journal.reset(partition_id, records.NO_SEQUENCE)
-        self.follower._hub.uncovered.add(partition_id)
+        self.follower._context.uncovered.add(partition_id)
 
     def before_scan(self, look: Callable[[], None]) -> None:
         """Have ``look`` called before each step of a deletion."""

@@ -49,7 +49,7 @@ def test_rule_12_tail_is_replaced_without_comparing_and_before_the_pass(
         await until(lambda: old.acknowledged() == 2, "both are here")
         if not covered:
             rig.journal.reset(0, records.NO_SEQUENCE)
-            rig.follower._hub.uncovered.add(0)
+            rig.follower._context.uncovered.add(0)
         # The new lineage: a keeps its older record, b and c were overwritten, d was never there.
         follows = new.lead(0, 6, [(4, 0), (6, common)])
         follows.rows = {b"a": value(common - 2, b"1"), b"b": value(E6 + 1, b"2")}
@@ -84,8 +84,8 @@ def test_rule_12_what_was_queued_as_the_primary_is_repaired_too(tmp_path: Path) 
         history = PartitionEpochs(primary_epoch=5, history=(EpochStart(5, 0),))
         await rig.put(0, {b"a": value(kept, b"1")}, through=kept, epochs=history)
         rig.journal.reset(0, kept)
-        hub = rig.follower._hub
-        hub.uncovered.discard(0)
+        context = rig.follower._context
+        context.uncovered.discard(0)
         new.lead(0, 6, [(5, 0), (6, kept)]).rows = {b"a": value(kept, b"1")}
         held: list[Any] = []
         send = rig.writer._channel.send
@@ -100,8 +100,8 @@ def test_rule_12_what_was_queued_as_the_primary_is_repaired_too(tmp_path: Path) 
         write = rig.writer.submit(writes, 1, 100, touched=ids)
         rig.on_table(one_row(1, primary=P2, epoch=6))
         await asyncio.sleep(0.1)
-        hub.journal.append(ids, np.array([tail], np.uint64), [key])  # as when it is sealed
-        hub.copies.complete_through[0] = tail  # and committed
+        context.journal.append(ids, np.array([tail], np.uint64), [key])  # as when it is sealed
+        context.copies.complete_through[0] = tail  # and committed
         rig.writer._channel.send = send  # type: ignore[method-assign]
         for frame in held:
             send(frame)

@@ -85,7 +85,7 @@ def stopped_writer(rig: Rig) -> Iterator[None]:
 def stage_of(rig: Rig, partition_id: int = 0) -> Stage:
     stages = [
         followed.stage
-        for link in rig.follower._hub.links.values()
+        for link in rig.follower._context.links.values()
         for p, followed in link.following.partitions.items()
         if p == partition_id
     ]

@@ -151,7 +151,7 @@ def test_tombstones_of_a_busy_partition_are_purged_but_for_keys_that_are_being_w
             newest = primary.write(0, {b"b": b"2"})
             await until(lambda: bool(rig.follower.applier.busy[0]), "a batch is on its way")
             primary.stream.respond(wire.FollowResponse(floors=floors))
-            followed = next(iter(rig.follower._hub.links.values())).following.partitions[0]
+            followed = next(iter(rig.follower._context.links.values())).following.partitions[0]
             await until(lambda: followed.purge_floor == last, "the floor is announced")
             purging = asyncio.create_task(rig.follower._purge.step(1_000))
             await turn()

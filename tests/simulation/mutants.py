@@ -232,9 +232,9 @@ def waits_for_followers_that_it_does_not_hear() -> None:
 @mutant
 def follower_acknowledges_before_it_is_durable() -> None:
     def make(apply: Any) -> Any:
-        def early(self: Any, entry: Any, *rest: Any) -> None:
-            apply(self, entry, *rest)
-            self._on_durable(entry)
+        def early(self: Any, receipt: Any, *rest: Any) -> None:
+            apply(self, receipt, *rest)
+            self._receipts.durable(receipt)
 
         return early
 

@@ -2,9 +2,9 @@
 replaces nodes that stay away.
 
 It looks whenever something was applied, and once a second while a node is fenced; what it does then
-is decided in ``core/moving.py`` and ``core/layouts.py``. It has one proposal under way at most, and
-each carries all that is due. Nothing of it has to survive: the next leader finds in the state what
-is left to do, and counts anew how long a node has been away.
+is decided in ``move_scheduler.py`` and ``layouts.py`` of ``core/decide``. It has one proposal under
+way at most, and each carries all that is due. Nothing of it has to survive: the next leader finds
+in the state what is left to do, and counts anew how long a node has been away.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What operators ask of the cluster while this coordinator leads: plans, moves, nodes, primaries.
 
-Each request decides on the state (``core/layouts.py``, ``core/operating.py``), proposes, and
+Each request decides on the state (``core/decide/layouts.py``, ``operations.py``), proposes, and
 answers when that has been applied. A command that is refused when it is applied, because the state
 has changed in between, becomes a typed error. Plans are made beside the event loop, which has to
 keep up the leader's heartbeats.

@@ -1,9 +1,9 @@
 """The node as a follower: one stream to each primary of which it keeps copies.
 
-Owns which streams there are and what they share; links.py has the life of one, copying.py what a
-copy that is behind pulls, applying.py what is written. Rules that hold here are those of catching
-up (11, 12, 14, 16), and the follower's half of taking over (4): it follows the newest row's primary
-and nobody else, and its own tail is repaired before it says where it stands.
+Owns which streams there are and what they share; primary_stream.py has the life of one, catch_up.py
+what a copy that is behind pulls, applier.py what is written. Rules that hold here are those of
+catching up (11, 12, 14, 16), and the follower's half of taking over (4): it follows the newest
+row's primary and nobody else, and its own tail is repaired before it says where it stands.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Follower:
     ) -> None:
         self.applier = Applier(writer, copies, journal, limits)
         dirty = np.flatnonzero(copies.states & np.uint8(CopyState.DIRTY_TAIL))
-        self._hub = StreamContext(
+        self._context = StreamContext(
             state=state,
             store=store,
             applier=self.applier,
@@ -64,7 +64,7 @@ class Follower:
             random=random,
             uncovered=set(dirty.tolist()),
         )
-        self._purge = IndexSweeper(BackupPurge(self._hub, writer, wall).look)
+        self._purge = IndexSweeper(BackupPurge(self._context, writer, wall).look)
         self._group: asyncio.TaskGroup | None = None
         self._wanted = core.Wanted()
         self._disk = writer.disk
@@ -75,41 +75,41 @@ class Follower:
         this returns. Nobody is followed under a registration that is not confirmed: what this node
         said that it holds would not be missed if its disk were set back.
         """
-        hub = self._hub
+        context = self._context
         if self._leaves:  # its streams stand until the end, and nothing new is begun
             return
-        if hub.node_epoch != node_epoch or hub.number != number:
-            for link in hub.links.values():  # each stream says for which registration it is
+        if context.node_epoch != node_epoch or context.number != number:
+            for link in context.links.values():  # each stream says for which registration it is
                 link.stop()
-            hub.links.clear()
-        hub.table, hub.number, hub.node_epoch = table, number, node_epoch
-        confirmed = node_epoch if hub.state.confirmed(node_epoch) else 0
+            context.links.clear()
+        context.table, context.number, context.node_epoch = table, number, node_epoch
+        confirmed = node_epoch if context.state.confirmed(node_epoch) else 0
         wants = self._wanted.of(
-            table, number, confirmed, lambda p: hub.copies.epochs_of(p).primary_epoch
+            table, number, confirmed, lambda p: context.copies.epochs_of(p).primary_epoch
         )
-        for primary, link in list(hub.links.items()):
+        for primary, link in list(context.links.items()):
             node = table.nodes[primary] if primary in wants else None
             known = link.node
             if node is None or (node.address, node.node_epoch) != (known.address, known.node_epoch):
                 link.stop()
-                del hub.links[primary]
+                del context.links[primary]
         for primary, partitions in wants.items():
-            if primary not in hub.links:
-                hub.links[primary] = Link(hub, table.nodes[primary])
+            if primary not in context.links:
+                context.links[primary] = Link(context, table.nodes[primary])
                 if self._hangs:
-                    hub.links[primary].leave()
+                    context.links[primary].leave()
                 if self._group is not None:
-                    hub.links[primary].start(self._group)
-            hub.links[primary].update(partitions)
-        hub.changed.set()
-        hub.wake()
+                    context.links[primary].start(self._group)
+            context.links[primary].update(partitions)
+        context.changed.set()
+        context.wake()
 
     def leave(self) -> None:
         """This node is about to stop: have all primaries put it out, and follow nobody else any
         more. Until they have, their writes are acknowledged.
         """
         self._leaves = True
-        for link in self._hub.links.values():
+        for link in self._context.links.values():
             link.leave()
 
     async def run(self) -> None:
@@ -117,7 +117,7 @@ class Follower:
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
-                for link in self._hub.links.values():
+                for link in self._context.links.values():
                     link.start(group)
                 group.create_task(self._purge.run())
                 group.create_task(self._leave_while_disk_hangs())
@@ -133,7 +133,7 @@ class Follower:
             if self._hangs == self._disk.hangs or self._leaves:
                 continue
             self._hangs = self._disk.hangs
-            for link in self._hub.links.values():
+            for link in self._context.links.values():
                 if self._hangs:
                     link.leave()
                 else:
@@ -142,18 +142,18 @@ class Follower:
     @property
     def bytes_pulled(self) -> int:
         """Bytes of records that were pulled from primaries."""
-        return self._hub.bytes_pulled
+        return self._context.bytes_pulled
 
     def stages(self) -> Counter[Stage]:
         """Return how many partitions that are followed stand where."""
-        links = self._hub.links.values()
+        links = self._context.links.values()
         return Counter(f.stage for link in links for f in link.following.partitions.values())
 
     def progress(self) -> list[Progress]:
         """Return how far the replicas have come that are not in sync by the table."""
         return [
             core.progress_of(followed)
-            for link in self._hub.links.values()
+            for link in self._context.links.values()
             for followed in link.following.partitions.values()
             if followed.want.rank is not Rank.IN_SYNC
         ]

@@ -13,13 +13,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from koinon_node.backup.applier import change_of
+from koinon_node.backup.batch_receipts import BatchReceipts, Receipt
 from koinon_node.backup.catch_up import BatchRows, Fetcher, Source, checked_batch
 from koinon_node.backup.stream_context import StreamContext, SupersededError
 from koinon_node.core import replica_sync as core
@@ -52,30 +51,22 @@ _ANSWER_TIMEOUT_S = 10.0
 _OPENINGS_PER_MESSAGE = 1_024
 
 
-@dataclass(slots=True)
-class _Received:
-    number: int
-    durable: bool = False
-
-
 class Link:
     """The stream to one primary, opened again and again until ``stop``."""
 
-    def __init__(self, hub: StreamContext, node: NodeInfo) -> None:
-        self.node = node
-        self.following = ReplicaSync()
-        self._hub = hub
-        self._stream: FollowerEnd | None = None
-        self._group: asyncio.TaskGroup | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._jobs: dict[int, asyncio.Task[None]] = {}
-        self._opening_due = asyncio.Event()
-        self._joining_due = asyncio.Event()
-        self._received: deque[_Received] = deque()
-        self._last_batch = 0
-        self._answered = False
-        self._flush_due = False
-        self._leaves = False
+    def __init__(self, context: StreamContext, node: NodeInfo) -> None:
+        self.node = node  # the primary
+        self.following = ReplicaSync()  # what is followed there, and how far each copy is
+        self._context = context
+        self._stream: FollowerEnd | None = None  # None between two streams
+        self._group: asyncio.TaskGroup | None = None  # of the stream's tasks
+        self._task: asyncio.Task[None] | None = None  # the one that opens streams
+        self._jobs: dict[int, asyncio.Task[None]] = {}  # passes under way, by partition
+        self._opening_due = asyncio.Event()  # set when something may be opened
+        self._joining_due = asyncio.Event()  # set when a copy may have caught up
+        self._receipts = BatchReceipts(self._send)
+        self._answered = False  # whether this stream's primary has answered an opening
+        self._leaves = False  # whether the primary is told that this node is about to stop
 
     # --- what the follower tells -----------------------------------------------------------
 
@@ -131,7 +122,7 @@ class Link:
             else:
                 log.debug("no stream to primary node=%s reason=%s", self.node.node_id, error)
             backoff_s = _BACKOFF_MIN_S if self._answered else backoff_s
-            await asyncio.sleep(backoff_s * self._hub.random.uniform(0.5, 1.0))
+            await asyncio.sleep(backoff_s * self._context.random.uniform(0.5, 1.0))
             backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
 
     async def _in_a_task(self, work: Coroutine[None, None, KoinonError]) -> KoinonError:
@@ -149,11 +140,10 @@ class Link:
     async def _follow_once(self) -> KoinonError:
         """Follow until the stream ends; return why it did."""
         try:
-            self._stream = stream = self._hub.peers.follow(self.node)
+            self._stream = stream = self._context.peers.follow(self.node)
         except KoinonError as error:
             return error
-        self._last_batch = 0
-        self._received = deque()
+        self._receipts.begin()
         try:
             stream.send(wire.FollowRequest(hello=self._hello()))
             if self._leaves:
@@ -175,17 +165,17 @@ class Link:
             self._jobs.clear()
             self.following.lose()
             stream.close()
-            self._hub.wake()
+            self._context.wake()
         raise AssertionError("a stream ends by an error")
 
     def _hello(self) -> wire.FollowHello:
         return wire.FollowHello(
             protocol_version=NODE_PROTOCOL_VERSION,
-            cluster_id=self._hub.cluster_id,
-            node_number=self._hub.number,
-            node_epoch=self._hub.node_epoch,
+            cluster_id=self._context.cluster_id,
+            node_number=self._context.number,
+            node_epoch=self._context.node_epoch,
             to_node_number=self.node.number,
-            registration_id=self._hub.state.registration_id,
+            registration_id=self._context.state.registration_id,
         )
 
     def _send(self, request: wire.FollowRequest) -> None:
@@ -202,16 +192,16 @@ class Link:
 
     async def _open_due(self, stream: FollowerEnd) -> None:
         """Open what is due, all of it in one message, whenever there is something."""
-        hub = self._hub
+        context = self._context
         while True:
             self._opening_due.clear()
-            now = hub.clock()
-            due = hub.openings(self)
+            now = context.clock()
+            due = context.openings(self)
             ids = [followed.partition_id for followed in due]
-            if due and hub.applier.busy[ids].any():
-                await hub.applier.idle(ids)
+            if due and context.applier.busy[ids].any():
+                await context.applier.idle(ids)
                 continue
-            if due and await hub.applier.led(ids):
+            if due and await context.applier.led(ids):
                 continue
             for start in range(0, len(due), _OPENINGS_PER_MESSAGE):
                 self._send_openings(stream, due[start : start + _OPENINGS_PER_MESSAGE], now)
@@ -225,7 +215,7 @@ class Link:
                     await self._opening_due.wait()
 
     def _send_openings(self, stream: FollowerEnd, due: Sequence[Followed], now: float) -> None:
-        copies = self._hub.copies
+        copies = self._context.copies
         message = wire.OpenPartitions()
         for followed in due:
             partition_id = followed.partition_id
@@ -244,7 +234,7 @@ class Link:
         stream.send(wire.FollowRequest(open=message))
 
     def _held(self, partition_id: int) -> Sent:
-        copies = self._hub.copies
+        copies = self._context.copies
         return Sent(
             int(copies.complete_through[partition_id]), CopyState(int(copies.states[partition_id]))
         )
@@ -266,7 +256,7 @@ class Link:
 
     def _on_opened(self, message: wire.OpenedPartitions) -> None:
         self._answered = True
-        jitter = self._hub.random.uniform(0.5, 1.0)
+        jitter = self._context.random.uniform(0.5, 1.0)
         for entry in message.partitions:
             followed = self.following.answered(entry.partition_id)
             if followed is None:
@@ -280,7 +270,7 @@ class Link:
                 self._take_answer(followed, entry)
             except BadMessageError as bad:
                 self._give_up([followed], bad)
-        self._hub.wake()
+        self._context.wake()
         self._joining_due.set()
 
     def _take_answer(self, followed: Followed, entry: wire.OpenedPartition) -> None:
@@ -302,7 +292,7 @@ class Link:
                 raise BadMessageError(reason="a snapshot is not taken while the row says in sync")
             followed.take(Step.REPLACE)
         else:
-            tail_epoch = self._hub.tail_epochs.get(followed.partition_id, 0)
+            tail_epoch = self._context.tail_epochs.get(followed.partition_id, 0)
             followed.take(core.first_step(followed, tail_epoch))
         if followed.stage is not Stage.JOINING:
             assert self._group is not None
@@ -310,7 +300,7 @@ class Link:
             self._jobs[followed.partition_id] = job
 
     def _on_closed(self, message: wire.ClosedPartitions) -> None:
-        jitter = self._hub.random.uniform(0.5, 1.0)
+        jitter = self._context.random.uniform(0.5, 1.0)
         for partition_id in message.partition_ids:
             followed = self.following.partitions.get(partition_id)
             if followed is not None and followed.stage not in (Stage.WAITING, Stage.OPENING):
@@ -320,7 +310,7 @@ class Link:
             len(message.partition_ids),
             error_from_proto(message.reason),
         )
-        self._hub.wake()
+        self._context.wake()
 
     def _on_floors(self, message: wire.PurgeFloors) -> None:
         for partition_id, sequence in zip(message.partition_ids, message.sequences, strict=True):
@@ -335,16 +325,18 @@ class Link:
         nothing more is received.
         """
         try:
-            whole = checked_batch(batch, self._last_batch)
+            whole = checked_batch(batch, self._receipts.last_number)
         except BadMessageError as error:
             log.warning("batch refused node=%s error=%s", self.node.node_id, error)
             raise
-        self._last_batch = batch.number
+        receipt = self._receipts.take(batch.number)
         full: StorageFullError | None = None
         try:
             merged = sum(step.bytes for step in whole.merges.values())
             size = batch.ByteSize() + merged
-            await self._hub.applier.room(len(whole.keys), size, whole.records, merged_size=merged)
+            await self._context.applier.room(
+                len(whole.keys), size, whole.records, merged_size=merged
+            )
         except StorageFullError as error:
             full = error
         applied, kept, gone = self._sorted(batch)
@@ -360,10 +352,8 @@ class Link:
             self.following.keep_back(followed, keys, rows)
             if followed.stage is Stage.JOINING:
                 self._joining_due.set()
-        entry = _Received(batch.number)
-        self._received.append(entry)
         if not applied:
-            self._on_durable(entry)
+            self._receipts.durable(receipt)
             return
         if len(applied) < len(batch.partition_ids):
             mine = np.flatnonzero(np.isin(whole.partition_ids, list(applied))).tolist()
@@ -372,7 +362,7 @@ class Link:
                 records=[whole.records[i] for i in mine],
                 merges={p: step for p, step in whole.merges.items() if p in applied},
             )
-        self._apply(entry, applied, whole)
+        self._apply(receipt, applied, whole)
 
     def _sorted(
         self, batch: wire.Batch
@@ -403,7 +393,7 @@ class Link:
 
     def _apply(
         self,
-        entry: _Received,
+        receipt: Receipt,
         applied: Mapping[int, tuple[Followed, int]],
         batch: BatchRows,
     ) -> None:
@@ -415,25 +405,10 @@ class Link:
         def done(error: KoinonError | None) -> None:
             if error is not None:
                 self._give_up([f for f, opened in openings if f.opened is opened], error)
-            self._on_durable(entry)
+            self._receipts.durable(receipt)
 
         rows = dict(zip(batch.keys, batch.records, strict=True))
-        self._hub.applier.submit(change_of(ids, through, rows, merges=batch.merges), done)
-
-    def _on_durable(self, entry: _Received) -> None:
-        """Acknowledge, once for all that became durable together."""
-        entry.durable = True
-        if not self._flush_due:
-            self._flush_due = True
-            asyncio.get_running_loop().call_soon(self._acknowledge)
-
-    def _acknowledge(self) -> None:
-        self._flush_due = False
-        number = 0
-        while self._received and self._received[0].durable:
-            number = self._received.popleft().number
-        if number:
-            self._send(wire.FollowRequest(ack=wire.BatchAck(number=number)))
+        self._context.applier.submit(change_of(ids, through, rows, merges=batch.merges), done)
 
     # --- joining ---------------------------------------------------------------------------
 
@@ -447,15 +422,15 @@ class Link:
                 if followed.overflowed and followed.stage is Stage.JOINING:
                     await self._join_without_stream(followed)
             ready = [followed for followed in joining if followed.joined]
-            for chunk in _by_size(ready, self._hub.group_bytes):
+            for chunk in _by_size(ready, self._context.group_bytes):
                 await self._position(chunk)
 
     async def _position(self, chunk: Sequence[Followed]) -> None:
-        hub = self._hub
+        context = self._context
         try:
             size = sum(f.kept_bytes for f in chunk)
             stored = [record for f in chunk for kept in f.kept_back for record in kept.records]
-            await hub.applier.room(len(stored), size, stored)
+            await context.applier.room(len(stored), size, stored)
         except StorageFullError as error:
             self._give_up(chunk, error)
             return
@@ -467,9 +442,9 @@ class Link:
             for kept in self.following.take_kept_back(followed):
                 merged.update(zip(kept.keys, kept.records, strict=True))
             followed.take(Step.POSITION)
-            if followed.partition_id in hub.uncovered:
-                hub.uncovered.discard(followed.partition_id)
-                hub.journal.reset(followed.partition_id, followed.position)
+            if followed.partition_id in context.uncovered:
+                context.uncovered.discard(followed.partition_id)
+                context.journal.reset(followed.partition_id, followed.position)
         ids = np.array([f.partition_id for f in ready], np.uint32)
         through = np.array([f.position for f in ready], np.uint64)
         epochs = {f.partition_id: self._epochs(f) for f in ready}
@@ -482,7 +457,7 @@ class Link:
                 return
             self._positioned([(f, epoch, position) for f, _, epoch, position in mine])
 
-        hub.applier.submit(change_of(ids, through, merged, epochs), done)
+        context.applier.submit(change_of(ids, through, merged, epochs), done)
 
     def _positioned(self, positions: Iterable[tuple[Followed, int, int]]) -> None:
         """These are complete, durably: batches that follow are applied as they come."""
@@ -490,13 +465,13 @@ class Link:
         for followed, epoch, position in positions:
             followed.take(Step.DURABLE)
             followed.attempts = 0
-            self._hub.tail_epochs.pop(followed.partition_id, None)
+            self._context.tail_epochs.pop(followed.partition_id, None)
             acks.partition_ids.append(followed.partition_id)
             acks.primary_epochs.append(epoch)
             acks.sequences.append(position)
         if acks.partition_ids:
             self._send(wire.FollowRequest(positions=acks))
-        self._hub.wake()
+        self._context.wake()
 
     async def _join_without_stream(self, followed: Followed) -> None:
         """What was streamed is lost: settle for what the pass was to bring, and open again."""
@@ -508,17 +483,17 @@ class Link:
                 return
             change = change_of(ids, through, {}, epochs, CopyState.DIRTY_TAIL)
             try:
-                await self._hub.applier.submit(change)
+                await self._context.applier.submit(change)
             except KoinonError as error:
                 self._give_up([followed], error)
                 return
         if followed.stage is Stage.JOINING:
             self._send_close([followed.partition_id])
             self.following.close(followed)
-            self._hub.wake()
+            self._context.wake()
 
     def _epochs(self, followed: Followed) -> PartitionEpochs:
-        known = self._hub.copies.epochs_of(followed.partition_id)
+        known = self._context.copies.epochs_of(followed.partition_id)
         epoch = max(known.primary_epoch, followed.want.primary_epoch)
         return PartitionEpochs(primary_epoch=epoch, history=followed.opened.history)
 
@@ -526,29 +501,29 @@ class Link:
 
     async def _pull(self, followed: Followed) -> None:
         """Do what stands before joining."""
-        hub, partition_id = self._hub, followed.partition_id
+        context, partition_id = self._context, followed.partition_id
         epoch = followed.want.primary_epoch
 
         def guard() -> None:
             if not self._current(followed):
                 raise SupersededError
 
-        source = Source(hub.peers, self.node, hub.cluster_id, partition_id, epoch)
+        source = Source(context.peers, self.node, context.cluster_id, partition_id, epoch)
         puller = Fetcher(
             followed,
             source,
-            hub.store,
-            hub.applier,
-            hub.copies,
-            hub.journal,
-            hub.uncovered,
+            context.store,
+            context.applier,
+            context.copies,
+            context.journal,
+            context.uncovered,
             guard=guard,
-            leave=lambda: hub.leave(followed),
-            spend=lambda size: hub.spend(followed, size),
-            on_pulled=hub.count_pulled,
+            leave=lambda: context.leave(followed),
+            spend=lambda size: context.spend(followed, size),
+            on_pulled=context.count_pulled,
         )
         try:
-            async with hub.passes[followed.want.rank]:
+            async with context.passes[followed.want.rank]:
                 await self._pull_stages(followed, puller)
             if followed.stage is Stage.CATCH_UP:
                 await puller.written()  # or a page that found no room would go unnoticed
@@ -563,31 +538,31 @@ class Link:
 
     async def _pull_stages(self, followed: Followed, puller: Fetcher) -> None:
         """Pull all that there is to be pulled. Of a catch-up, the last pages may not be durable."""
-        hub, partition_id = self._hub, followed.partition_id
+        context, partition_id = self._context, followed.partition_id
         epoch = followed.want.primary_epoch
         if followed.stage is Stage.SNAPSHOT:
-            hub.tail_epochs.pop(partition_id, None)
+            context.tail_epochs.pop(partition_id, None)
             await puller.snapshot()
-            hub.tail_epochs[partition_id] = epoch
+            context.tail_epochs[partition_id] = epoch
             self._jobs.pop(partition_id, None)
             followed.attempts = 0
             self.following.close(followed)  # the primary keeps its hold: it is not told
-            hub.wake()
+            context.wake()
             return
         if followed.stage is Stage.REPAIR:
-            hub.tail_epochs.pop(partition_id, None)
+            context.tail_epochs.pop(partition_id, None)
             await puller.repair()
-            hub.tail_epochs[partition_id] = epoch
+            context.tail_epochs[partition_id] = epoch
             followed.take(core.step_after_repair(followed.opened))
         if followed.stage is Stage.CATCH_UP:
-            hub.tail_epochs[partition_id] = epoch
+            context.tail_epochs[partition_id] = epoch
             await puller.catch_up()
 
     # --- ending ----------------------------------------------------------------------------
 
     def _current(self, followed: Followed) -> bool:
         want = followed.want
-        return self._hub.current(followed.partition_id, self.node.number, want.primary_epoch)
+        return self._context.current(followed.partition_id, self.node.number, want.primary_epoch)
 
     def _end_job(self, followed: Followed) -> None:
         job = self._jobs.pop(followed.partition_id, None)
@@ -599,25 +574,25 @@ class Link:
         self._end_job(followed)
         delay_s = core.retry_delay_s(followed)
         followed.attempts += 1
-        self.following.close(followed, self._hub.clock() + delay_s * jitter)
+        self.following.close(followed, self._context.clock() + delay_s * jitter)
 
     def _give_up(self, partitions: Sequence[Followed], error: KoinonError) -> None:
         """End these openings because of something here; the primary is told."""
-        hub = self._hub
+        context = self._context
         begun = [f for f in partitions if f.stage is not Stage.WAITING]
         if not begun:
             return
         if isinstance(error, StorageFullError):
-            if hub.clock() - hub.told_full_at >= _TELL_FULL_EVERY_S:
+            if context.clock() - context.told_full_at >= _TELL_FULL_EVERY_S:
                 log.warning("no room to follow, tries again error=%s", error)
-                hub.told_full_at = hub.clock()
+                context.told_full_at = context.clock()
         else:
             log.info("opens again count=%d error=%s", len(begun), error)
-        jitter = hub.random.uniform(0.5, 1.0)
+        jitter = context.random.uniform(0.5, 1.0)
         for followed in begun:
             self._later(followed, jitter)
         self._send_close([followed.partition_id for followed in begun])
-        hub.wake()
+        context.wake()
 
 
 def _by_size(ready: Sequence[Followed], bytes_max: int) -> Iterable[list[Followed]]:

@@ -24,17 +24,17 @@ from koinon_node.storage.writer import Writer, columns
 
 
 class BackupPurge:
-    """What is done here of the work on the index (upkeep.py)."""
+    """What is done here of the work on the index (storage/index_sweeper.py)."""
 
-    def __init__(self, hub: StreamContext, writer: Writer, wall: WallClock) -> None:
-        self._hub = hub
+    def __init__(self, context: StreamContext, writer: Writer, wall: WallClock) -> None:
+        self._context = context
         self._writer = writer
         self._wall = wall
 
     def look(self, start: bytes, rows_max: int) -> tuple[bytes, list[Awaitable[None]]]:
         """Look at some entries of the index and queue what they ask for."""
-        hub = self._hub
-        entries, start = hub.store.expired_entries(start, self._wall.now_ms(), rows_max)
+        context = self._context
+        entries, start = context.store.expired_entries(start, self._wall.now_ms(), rows_max)
         if not entries:
             return start, []
         looked = [(entry, *records.split_expiry_key(entry)) for entry in entries]
@@ -45,7 +45,7 @@ class BackupPurge:
         looked = [
             e for e in looked if records.partition_of_data_key(e[2]) in live and e[2] not in coming
         ]
-        stored = dict(hub.store.get_many([key for _, _, key in looked]))
+        stored = dict(context.store.get_many([key for _, _, key in looked]))
         dropped: list[bytes] = []
         floors: dict[int, int] = {}
         removed: list[bytes] = []
@@ -65,13 +65,13 @@ class BackupPurge:
         ids = sorted({records.partition_of_data_key(entry[8:]) for entry in dropped})
         change = Change(
             partition_ids=np.array(ids, np.uint32),
-            complete_through=hub.applier.through(ids),
+            complete_through=context.applier.through(ids),
             purge_floors=np.array([floors.get(p, 0) for p in ids], np.uint64),
             removed=removed,
             dropped_entries=dropped,
             loose=True,
         )
-        return start, [*queued, hub.applier.submit(change)]
+        return start, [*queued, context.applier.submit(change)]
 
     def _drop_left(
         self, partition_ids: Set[int], looked: Sequence[tuple[bytes, bytes]]
@@ -83,7 +83,7 @@ class BackupPurge:
         if not gone:
             return []
         left = [one for one in looked if records.partition_of_data_key(one[1]) in gone]
-        stored = dict(self._hub.store.get_many([key for _, key in left]))
+        stored = dict(self._context.store.get_many([key for _, key in left]))
         entries = [entry for entry, key in left if key not in stored]
         if not entries:
             return []
@@ -92,41 +92,41 @@ class BackupPurge:
 
     def _gone(self, partition_ids: Set[int]) -> set[int]:
         """Return of which of them nothing is held here, on the way here, or to be held."""
-        hub = self._hub
-        if hub.table is None:
+        context = self._context
+        if context.table is None:
             return set()
-        rows, copies = hub.table.rows, hub.copies
+        rows, copies = context.table.rows, context.copies
         return {
             p
             for p in partition_ids
-            if hub.number not in rows[p].replicas
+            if context.number not in rows[p].replicas
             and p not in copies.epochs
             and not copies.complete_through[p]
             and not copies.states[p]
-            and not hub.applier.busy[p]
+            and not context.applier.busy[p]
         }
 
     def _coming(self, live: dict[int, Followed]) -> set[bytes]:
         """Return the keys of which something is on the way to the store. Partitions are taken out
         of ``live`` where that is not known.
         """
-        hub = self._hub
-        busy = np.array([p for p in live if hub.applier.busy[p]], np.uint32)
+        context = self._context
+        busy = np.array([p for p in live if context.applier.busy[p]], np.uint32)
         if not len(busy):
             return set()
-        coming, unknown = hub.journal.above(busy, hub.copies.complete_through[busy])
+        coming, unknown = context.journal.above(busy, context.copies.complete_through[busy])
         for p in unknown:
             del live[p]
         return coming
 
     def _live(self, partition_ids: Set[int]) -> dict[int, Followed]:
         """Return those of the partitions whose batches are applied as they come."""
-        hub = self._hub
+        context = self._context
         return {
             partition_id: followed
-            for link in hub.links.values()
+            for link in context.links.values()
             for partition_id, followed in link.following.partitions.items()
             if partition_id in partition_ids
             and followed.stage is Stage.LIVE
-            and hub.current(partition_id, link.node.number, followed.want.primary_epoch)
+            and context.current(partition_id, link.node.number, followed.want.primary_epoch)
         }

@@ -3,7 +3,7 @@
 data:       u16 partition_id || u8 kind || key
                                          ->  u64 sequence || u8 flags || [u64 expiry_ms] || value
             kind 0: a user's record under its key
-            kind 1: what is staged for a bulk load (core/staged.py has key and value)
+            kind 1: what is staged for a bulk load (core/chunk_keys.py has key and value)
 expiry:     u64 expiry_ms || data key     ->  (nothing)
             One for each record that expires. Some fit no record: a write that does not expire
             itself leaves the entry of what it replaces, until that is due.

@@ -57,7 +57,7 @@ class Reclaimer:
         self._clock = clock
 
     def look(self, start: bytes, rows_max: int) -> tuple[bytes, list[Awaitable[None]]]:
-        """Look at some entries of the index and queue what they ask for (upkeep.py)."""
+        """Look at some entries of the index and queue what they ask for; see IndexSweeper."""
         view = self._state.served
         if not self._state.serving() or not len(view.epochs):
             return b"", []

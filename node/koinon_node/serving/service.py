@@ -47,12 +47,12 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
         engine: Engine,
         state: NodeState,
         counts: RowCounts | None = None,
-        attendance: GracefulDrain | None = None,
+        graceful_drain: GracefulDrain | None = None,
     ) -> None:
         self._engine = engine
         self._state = state
         self._counts = counts or RowCounts()
-        self._attendance = attendance or GracefulDrain()
+        self._graceful_drain = graceful_drain or GracefulDrain()
 
     def _cluster(self, request: Any) -> ClusterConfig:
         return cluster_of(self._state, request)
@@ -190,7 +190,7 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
 
     @typed_stream
     async def Attend(self, request: kv_pb2.AttendRequest, context: Any) -> None:  # noqa: N802
-        await self._attendance.serve(context)
+        await self._graceful_drain.serve(context)
 
 
 class NodeTableService(table_pb2_grpc.TableServiceServicer):

@@ -6,11 +6,12 @@ settings as the first frame and the descriptor of the directory's lock inherited
 
 A group is (group number, urgent, tickets). A ticket is (after, chained, writes): ``writes`` holds
 (database, keys, values), a value of None deletes; of the database MERGES the keys are merge steps
-(merging.py). Within a group what comes later wins. If a group finds no room, its tickets are tried
-one by one. ``after`` is the oldest group whose pending records the ticket's decision looked at (0:
-none): it is refused if a ticket of that group or a later one has failed, because its ground is
-gone. A ``chained`` ticket is refused if one before it in its group has failed that wrote metadata
-of a partition which it writes too: a replica is complete through a sequence only without gaps.
+(merge_steps.py). Within a group what comes later wins. If a group finds no room, its tickets are
+tried one by one. ``after`` is the oldest group whose pending records the ticket's decision looked
+at (0: none): it is refused if a ticket of that group or a later one has failed, because its ground
+is gone. A ``chained`` ticket is refused if one before it in its group has failed that wrote
+metadata of a partition which it writes too: a replica is complete through a sequence only without
+gaps.
 
 The answer to a group is (group number, failures {ticket index: reason}, used bytes). Any error but
 a lack of room ends the process, loudly; the node then stops too. It also ends when the node does

@@ -230,7 +230,7 @@ class SetReplicationFactor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenLoad:
-    """Begin a bulk load, which is named by this command's log index; see ``core/loads.py``."""
+    """Begin a bulk load, which is named by this command's log index; see ``bulk_loads.py``."""
 
     job_id: str
     mode: LoadMode

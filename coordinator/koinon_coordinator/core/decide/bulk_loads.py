@@ -1,9 +1,10 @@
 """What the leader decides on bulk loads, from the state, before it proposes; and what it knows of
 them beside the state: who was at work on an open load when, and how much has been staged. Pure.
 
-``loads.py`` says what a command makes of a load; here is which command, and the typed error where
-there is none. How long a load has been left alone is soft: the leader counts it, from the last that
-it heard or from its own beginning, and leaves out the time in which it stood still itself.
+``core/cluster/bulk_loads.py`` says what a command makes of a load; here is which command, and the
+typed error where there is none. How long a load has been left alone is soft: the leader counts it,
+from the last that it heard or from its own beginning, and leaves out the time in which it stood
+still itself.
 """
 
 from __future__ import annotations
