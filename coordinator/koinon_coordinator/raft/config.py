@@ -72,19 +72,11 @@ class RaftConfig:
         self.core_config()  # checks the rest
 
     def core_config(self) -> RaftCoreConfig:
+        same = set(RaftCoreConfig.__slots__) & set(RaftConfig.__slots__)
         return RaftCoreConfig(
-            member_id=self.member_id,
-            election_timeout_min_ms=self.election_timeout_min_ms,
-            election_timeout_max_ms=self.election_timeout_max_ms,
-            heartbeat_interval_ms=self.heartbeat_interval_ms,
-            check_quorum_ms=self.check_quorum_ms,
-            save_timeout_ms=self.save_timeout_ms,
+            **{name: getattr(self, name) for name in same},
             step_ms_max=STEP_TICKS * self.tick_interval_ms,
-            append_bytes_max=self.append_bytes_max,
             inflight_bytes_max=8 * self.append_bytes_max,
             uncommitted_entries_max=self.pending_proposals_max,
             uncommitted_bytes_max=self.pending_proposal_bytes_max,
-            pending_reads_max=self.pending_reads_max,
-            snapshot_chunk_bytes=self.snapshot_chunk_bytes,
-            retained_entries_max=self.retained_entries_max,
         )

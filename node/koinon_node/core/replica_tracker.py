@@ -82,14 +82,8 @@ class Asked(NamedTuple):
 
 _Columns = Mapping[str, tuple[type[np.generic], float]]
 _BY_FOLLOWER_AND_PARTITION: _Columns = {
-    "replicas": (np.bool_, False),
-    "in_sync": (np.bool_, False),
-    "proposed": (np.bool_, False),
-    "joining": (np.bool_, False),
-    "leaving": (np.bool_, False),
-    "required": (np.bool_, False),
-    "opened": (np.bool_, False),
-    "positioned": (np.bool_, False),
+    **dict.fromkeys(("replicas", "in_sync", "proposed", "joining", "leaving"), (np.bool_, False)),
+    **dict.fromkeys(("required", "opened", "positioned"), (np.bool_, False)),
     "acked": (np.uint64, 0),
     "holds": (np.uint64, NO_SEQUENCE),
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from koinon_coordinator.core.cluster.commands import (
     AssignPartitions,
@@ -30,7 +30,7 @@ from koinon_proto.contract.errors import (
     ResourceExhaustedError,
     UnknownNodeError,
 )
-from koinon_proto.contract.table import DEFAULT_WEIGHT, NodeId, NodeStatus
+from koinon_proto.contract.table import DEFAULT_WEIGHT, NodeStatus
 from koinon_proto.process.printable import printable
 
 NAME_CHARS_MAX = 128
@@ -147,14 +147,8 @@ def decide_registration(
     elif sum(not record.left for record in state.nodes) >= NODES_MAX:
         raise ResourceExhaustedError(resource="registered nodes", limit=NODES_MAX)
     return RegisterNode(
-        node_id=NodeId(request.node_id),
-        address=request.address,
-        rack=request.rack,
-        store_id=request.store_id,
-        last_node_epoch=request.last_node_epoch,
-        registration_id=request.registration_id,
+        **asdict(request),
         known_node_epoch=known.info.node_epoch if known is not None else 0,
-        weight=request.weight,
         base_epoch_counts=True,
     )
 
@@ -241,8 +235,8 @@ def _refusal(
 
 
 def _is_elsewhere(known: NodeRecord, request: Registration) -> bool:
-    """Whether another process or store asks for the id than the one that has it. A store that
-    still waits for its answer may have moved.
+    """Return whether another process or store asks for the id than the one that has it. A store
+    that still waits for its answer may have moved.
     """
     if known.info.store_id != request.store_id:
         return True

@@ -1,7 +1,7 @@
 """What the members of a group say to one another.
 
 Every message names its sender, its receiver and the sender's term; a vote request alone names the
-term that it campaigns for, which for a pre-vote nobody has entered yet. Replies echo what they
+term that it campaigns for, which for a pre-vote no member has entered yet. Replies echo what they
 answer, so that one from an earlier round, term or chunk is never taken for another.
 """
 
@@ -13,12 +13,18 @@ from koinon_coordinator.core.raft.log import Entry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VoteRequest:
-    """May I lead `term`? With `pre_vote`: would you vote so? Nobody's term changes by asking."""
+class Envelope:
+    """What every message has: the sender's term, and the ids of sender and receiver."""
 
     term: int
     sender: str
     to: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VoteRequest(Envelope):
+    """May I lead `term`? With `pre_vote`: would you vote so? No term changes by asking."""
+
     last_index: int
     last_term: int
     pre_vote: bool
@@ -26,20 +32,16 @@ class VoteRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VoteReply:
-    term: int  # the voter's own
-    sender: str
-    to: str
+class VoteReply(Envelope):
+    """The term of the message is the voter's own."""
+
     request_term: int  # the term of the request that this answers
     pre_vote: bool
     granted: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AppendRequest:
-    term: int
-    sender: str
-    to: str
+class AppendRequest(Envelope):
     previous_index: int
     previous_term: int
     entries: tuple[Entry, ...]
@@ -48,16 +50,13 @@ class AppendRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AppendReply:
+class AppendReply(Envelope):
     """Success: everything up to `match_index` is the leader's, and durable here.
 
     Refusal: nothing matched at `rejected_index`; the leader should look at or below `hint_index`,
     where the follower's log has `hint_term`.
     """
 
-    term: int
-    sender: str
-    to: str
     round_id: int
     success: bool
     match_index: int = 0
@@ -67,29 +66,20 @@ class AppendReply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeartbeatRequest:
-    term: int
-    sender: str
-    to: str
+class HeartbeatRequest(Envelope):
     commit_index: int  # never above what the receiver has acknowledged
     round_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeartbeatReply:
-    term: int
-    sender: str
-    to: str
+class HeartbeatReply(Envelope):
     round_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotChunk:
+class SnapshotChunk(Envelope):
     """A part of a snapshot; index, term, size and checksum together say of which one."""
 
-    term: int
-    sender: str
-    to: str
     round_id: int
     snapshot_index: int
     snapshot_term: int
@@ -101,12 +91,9 @@ class SnapshotChunk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotReply:
+class SnapshotReply(Envelope):
     """`next_offset` is what the receiver wants next; `match_index` > 0 once it is installed."""
 
-    term: int
-    sender: str
-    to: str
     round_id: int
     snapshot_index: int
     chunk_offset: int
@@ -115,12 +102,8 @@ class SnapshotReply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimeoutNow:
+class TimeoutNow(Envelope):
     """Campaign at once: the leader hands over to the receiver."""
-
-    term: int
-    sender: str
-    to: str
 
 
 LeaderMessage: TypeAlias = AppendRequest | HeartbeatRequest | SnapshotChunk
