@@ -153,7 +153,7 @@ class Coordinator:
 
     @property
     def fences(self) -> int:
-        """How many nodes this coordinator has fenced since it started."""
+        """Return how many nodes this coordinator has fenced since it started."""
         leadership = self._leadership
         return self._fences_before + (leadership.members.fences if leadership is not None else 0)
 
@@ -172,7 +172,7 @@ class Coordinator:
         return config.cluster_id if config is not None else ""
 
     def bootstrap_nodes(self) -> int:
-        """How many nodes the cluster waits for."""
+        """Return how many nodes the cluster waits for."""
         config = self._replicated.state.config or self.config.bootstrap.cluster(
             "", self.config.timing
         )

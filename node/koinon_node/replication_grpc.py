@@ -217,7 +217,7 @@ class GrpcPeers:
         return await self._page(node, lambda stub: stub.ReadKeys(request, timeout=_PAGE_TIMEOUT_S))
 
     def on_table(self, table: Table) -> None:
-        """Close what leads to nobody any more."""
+        """Close the channels to nodes that have left the table."""
         known = {node.address for node in table.nodes.values()}
         for address in [a for a in self._channels if a not in known]:
             closing = asyncio.ensure_future(self._channels.pop(address).close())

@@ -1,5 +1,5 @@
 """Bulk loads, while this coordinator leads: what jobs, nodes and operators ask of them, and the end
-of those that nobody is at work on any more.
+of those that no job is at work on any more.
 
 What is asked is decided in ``core/decide/bulk_loads.py``, on a state that has caught up with all
 that was committed before: so a load that is not there was never opened, whoever led then. A command
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadView:
-    """A load, how much has been staged or committed, and for how long nobody has touched it (0
+    """A load, how much has been staged or committed, and for how long it was not touched (0
     unless it is open).
     """
 
@@ -81,7 +81,7 @@ class Loading:
     async def touch(
         self, load_id: int, cluster_id: str, *, attempt: int, rows: int, size_bytes: int
     ) -> LoadState:
-        """Somebody is at work on an open load.
+        """Note that a job is at work on an open load.
 
         Raises:
             LoadClosedError: it is not open.
@@ -164,8 +164,8 @@ class Loading:
     async def merged(
         self, load_id: int, partition_ids: Sequence[int], cluster_id: str
     ) -> LoadState:
-        """What the load has staged in these partitions is readable; return its state (UNKNOWN: it
-        ended long ago, or never was).
+        """Note that the load is merged in these partitions; return its state (UNKNOWN: it ended
+        long ago, or never was).
 
         Raises:
             ClusterNotReadyError, InvalidArgumentError.
@@ -180,7 +180,7 @@ class Loading:
     # --- loads that are left alone ------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """Abort the open loads that nobody has touched for their time."""
+        """Abort the open loads that were not touched for their time."""
         active = self._term.state.loads.active
         for load in self._activity.tick(now, active, pause_s=self._pause_s):
             self._activity.hold(load.load_id)

@@ -1,5 +1,5 @@
-"""What everything that one term's leader does has in common: the state, the clock, proposals, and
-tasks that end with the term.
+"""The context of one term: the state, the clock, proposals, and tasks that end with the term. All
+parts of a leadership share it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from koinon_proto.contract.table import ClusterConfig, NodeId, NodeNumber
 log = logging.getLogger(__name__)
 
 NEVER_APPENDED = (NotLeaderError, ResourceExhaustedError, UnavailableError, InvalidArgumentError)
-"""What ``propose`` raises for a command that is in nobody's log and never will be."""
+"""``propose`` raises one of these for a command that is in no member's log and never will be."""
 T = TypeVar("T")
 
 
 class Group(Protocol):
-    """What a leader needs of the Raft member."""
+    """The part of the Raft member that a leader needs."""
 
     async def propose(self, command: bytes) -> object: ...
 
@@ -55,15 +55,15 @@ class LeaderContext:
         clock: Callable[[], float],
         random: Random,
     ) -> None:
-        self.number = number
+        self.number = number  # of the Raft term
         self.group = group
         self.replicated = replicated
         self.clock = clock
         self.random = random
-        self.began_at = clock()
-        self.is_open = False
-        self._computing = asyncio.Lock()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self.began_at = clock()  # monotonic seconds
+        self.is_open = False  # set by Leadership.run, ended by ``end``
+        self._computing = asyncio.Lock()  # one computation in a thread at a time
+        self._tasks: set[asyncio.Task[Any]] = set()  # under way; cancelled with the term
 
     @property
     def state(self) -> ClusterState:
@@ -96,10 +96,10 @@ class LeaderContext:
             raise self.not_leader()
 
     async def propose(self, command: Command) -> Result:
-        """Return what came of the command, once applied here.
+        """Return the command's result, once applied here.
 
         Raises:
-            NEVER_APPENDED: it is in nobody's log.
+            NEVER_APPENDED: it is in no member's log.
             UnknownFateError: it may be applied, by this leader or a later one.
         """
         return cast(Result, await self.group.propose(command_to_bytes(command)))
@@ -134,7 +134,7 @@ class LeaderContext:
             raise
 
     async def computed(self, work: Callable[[], T]) -> T:
-        """Return what comes of work that may take longer than a leader may be silent: it runs in a
+        """Return the result of work that may take longer than a leader may be silent: it runs in a
         thread, one at a time, and must read nothing that changes meanwhile.
         """
 
@@ -161,7 +161,7 @@ class LeaderContext:
 
     async def end(self) -> None:
         """Close the term and end its tasks."""
-        self.is_open = False
+        self.is_open = False  # set by Leadership.run, ended by ``end``
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""What a coordinator does while it leads: one ``Leadership`` for each term that it wins.
+"""Leads: one ``Leadership`` for each term that this coordinator wins.
 
 It decides on the replicated state and its own soft state (sessions, host commands, how far
 replicas have come), proposes, and answers when the commands have been applied. It ends with the

@@ -72,16 +72,17 @@ class Members:
         self._term = term
         self._mover = mover
         self._times = timing.session_times()
-        self.stats: dict[NodeNumber, NodeStats] = {}
-        self.fences = 0
+        self.stats: dict[NodeNumber, NodeStats] = {}  # as each node's last heartbeat said
+        self.fences = 0  # of silent nodes, in this term
         self.sessions = Sessions(
             self._times,
             term.began_at,
             live=[(r.info.number, r.confirmed) for r in term.state.live_nodes],
         )
         self._hosting = HostCommands(timing.hosting_times(), term.random)
+        # By (node, epoch): the proposal that confirms it, while that is under way.
         self._confirming: dict[tuple[NodeNumber, int], asyncio.Task[None]] = {}
-        self._assigning = False
+        self._assigning = False  # whether AssignPartitions is proposed
         # The epochs that were spoken for with the id of their registration: not without, any more.
         self._proven: dict[NodeNumber, int] = {}
 
@@ -98,7 +99,7 @@ class Members:
             self._maybe_assign(now)
 
     def _may_acknowledge(self) -> bool:
-        """Whether a quorum has answered this leader lately, so that none but it leads."""
+        """Return whether a quorum has answered this leader lately, so that none but it leads."""
         contact_at = self._term.group.quorum_contact_at()
         return may_acknowledge(self._term.clock(), contact_at, self._times)
 

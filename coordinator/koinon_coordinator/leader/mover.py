@@ -57,17 +57,17 @@ class Mover:
 
     def __init__(self, term: LeaderContext, *, pause_s: float) -> None:
         self._term = term
-        self._pause_s = pause_s
-        self.batch_pause_s = BATCH_PAUSE_S
+        self._pause_s = pause_s  # ticks further apart than this: the leader was paused
+        self.batch_pause_s = BATCH_PAUSE_S  # tests set it
         self._fences = Fences(term.began_at)
         self._fences.observe(term.state, term.began_at)
-        self._looked_at = term.began_at
-        self._wake: asyncio.Event | None = None
-        self._refused: tuple[Command, int] | None = None
+        self._looked_at = term.began_at  # monotonic seconds
+        self._wake: asyncio.Event | None = None  # makes ``run`` look; None before it runs
+        self._refused: tuple[Command, int] | None = None  # without effect at this table version
         self._tried: RepairTask | None = None  # after which there was nothing left to plan
         self._plans: dict[str, tuple[int, float]] = {}  # under way: how many moves, since when
-        self.progress: dict[NodeNumber, dict[PartitionId, Progress]] = {}
-        self.pace = Pace(term.began_at)
+        self.progress: dict[NodeNumber, dict[PartitionId, Progress]] = {}  # as nodes said last
+        self.pace = Pace(term.began_at)  # bytes a second, of all these replicas
 
     def take_progress(self, number: NodeNumber, progress: Sequence[Progress]) -> None:
         """Keep what a node said last of its replicas that are not in sync."""
@@ -95,7 +95,7 @@ class Mover:
             while True:
                 await wake.wait()
                 wake.clear()
-                await asyncio.sleep(0)  # whoever waits for the table itself goes first
+                await asyncio.sleep(0)  # those who wait for the table itself go first
                 self._tell_plans()
                 try:
                     await self._go_on()

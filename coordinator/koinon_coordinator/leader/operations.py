@@ -1,4 +1,4 @@
-"""What operators ask of the cluster while this coordinator leads: plans, moves, nodes, primaries.
+"""Carries out what operators ask while this coordinator leads: plans, moves, nodes, primaries.
 
 Each request decides on the state (``core/decide/layouts.py``, ``operations.py``), proposes, and
 answers when that has been applied. A command that is refused when it is applied, because the state

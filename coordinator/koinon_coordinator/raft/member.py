@@ -94,24 +94,24 @@ class RaftMember:
         self._storage: RaftStorage | None = None
         self._core: RaftCore | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._store_id = ""
-        self._pins: dict[str, str] = {}
-        self._pin_lock = asyncio.Lock()
+        self._store_id = ""  # of this member's own directory
+        self._pins: dict[str, str] = {}  # by member: the store it was first met with; and _GROUP
+        self._pin_lock = asyncio.Lock()  # two hellos at once agree on the first value
         self._group_pinning: asyncio.Task[str | None] | None = None
         self._waiting = Waiting()
         self._served_term: int | None = None  # the term that on_leader was called for
-        self._leads = False
-        self._bytes_since_snapshot = 0
-        self._scheduled = False
-        self._running = False
-        self._saving: asyncio.Future[float] | None = None
+        self._leads = False  # by the core; it may not serve yet
+        self._bytes_since_snapshot = 0  # of the entries applied since
+        self._scheduled = False  # whether ``_process`` runs at the end of this turn
+        self._running = False  # between ``start`` and ``_halt``
+        self._saving: asyncio.Future[float] | None = None  # the save that is out, one at a time
         self._tick_timer: asyncio.TimerHandle | None = None
-        self._outcome: asyncio.Future[None] | None = None
-        self._closing: asyncio.Task[None] | None = None
+        self._outcome: asyncio.Future[None] | None = None  # ends with the member, with its error
+        self._closing: asyncio.Task[None] | None = None  # set once: the member has begun to stop
         self.counters = RaftCounters()
         self.commit_seconds = Histogram()  # from proposal to apply, of this member's own proposals
-        self.sync_seconds = Histogram()
-        self._leader_seen = (0, "")
+        self.sync_seconds = Histogram()  # of saves
+        self._leader_seen = (0, "")  # term and id of the leader that was heard of last
 
     # -- life
 
@@ -148,7 +148,7 @@ class RaftMember:
         )
 
     async def stop(self) -> None:
-        """Leave at once: whoever waits for a proposal learns that its fate is unknown."""
+        """Leave at once: those who wait for a proposal learn that its fate is unknown."""
         self._halt(None)
         if self._closing is not None:
             await asyncio.shield(self._closing)
@@ -283,8 +283,8 @@ class RaftMember:
         await self._waiting.for_proposal(outcome, now)
 
     def quorum_contact_at(self) -> float | None:
-        """When (on `clock`) the newest round that a quorum has answered was sent; None if this
-        member does not lead. Right after a pause as well: it is a fact, not a claim of now."""
+        """Return when (on `clock`) the newest round that a quorum has answered was sent; None if
+        this member does not lead. Right after a pause as well: it is a fact, not a claim of now."""
         if self._core is None or not self._running:
             return None
         return self._core.quorum_contact_at(self._clock())

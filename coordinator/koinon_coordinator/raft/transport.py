@@ -63,18 +63,18 @@ class RaftEndpoint(Protocol):
 
     @property
     def address(self) -> str:
-        """Where peers reach this member; "" while that is not known."""
+        """Return where peers reach this member; "" while that is not known."""
         ...
 
     def listens_to(self, member_id: str, group: str) -> bool:
-        """Whether messages count of one that calls itself so, and its group so."""
+        """Return whether messages count of one that calls itself so, and its group so."""
         ...
 
     def on_messages(self, messages: Sequence[Message]) -> None: ...
 
     async def is_known_store(self, member_id: str, store_id: str) -> bool:
-        """Whether `member_id` is known by this store id; a member first seen is, from now on.
-        Raises MemberStoppedError where nobody can say.
+        """Return whether `member_id` is known by this store id; a member first seen is, from now
+        on. Raises MemberStoppedError where nobody can say.
         """
         ...
 
@@ -138,10 +138,10 @@ class GrpcRaftTransport(raft_pb2_grpc.RaftServicer):
     def __init__(self, config: TransportConfig | None = None) -> None:
         self._config = config or TransportConfig()
         self._endpoint: RaftEndpoint | None = None
-        self._configured: dict[str, str] = {}
-        self._learned: dict[str, str] = {}
-        self._peers: dict[str, _PeerStream] = {}
-        self._heard_at: dict[str, float] = {}
+        self._configured: dict[str, str] = {}  # addresses by member, by the newest configuration
+        self._learned: dict[str, str] = {}  # addresses of others, by their hellos, oldest first
+        self._peers: dict[str, _PeerStream] = {}  # the streams from here, by member
+        self._heard_at: dict[str, float] = {}  # by member: the last batch, loop time
         self._waiting: dict[int, asyncio.Timeout] = {}  # streams for their hello, the oldest first
         self._taken: dict[str, asyncio.Timeout] = {}  # the stream of each sender
         self.counters: Counter[str] = Counter()
@@ -310,7 +310,7 @@ class GrpcRaftTransport(raft_pb2_grpc.RaftServicer):
     async def _refused(
         self, batch: RaftBatch, context: Any, sender: str = ""
     ) -> RaftExchangeReply | None:
-        """Why the hello in `batch` is refused, of a new stream or of `sender`'s, or None."""
+        """Return why the hello in `batch` is refused, of a new stream or of `sender`'s, or None."""
         try:
             refusal = await self._refusal(batch, self._running_endpoint(), sender)
         except MemberStoppedError as error:
@@ -322,7 +322,7 @@ class GrpcRaftTransport(raft_pb2_grpc.RaftServicer):
     async def _refusal(
         self, batch: RaftBatch, endpoint: RaftEndpoint, sender: str
     ) -> RaftExchangeReply | None:
-        """Why the stream of this hello is not taken, or taken no longer, or None."""
+        """Return why the stream of this hello is not taken, or taken no longer, or None."""
         hello = batch.hello
         reply = RaftExchangeReply
         malformed = _malformed(batch, sender)
@@ -367,11 +367,11 @@ class _PeerStream:
         self._config = config
         self._heard_at = heard_at
         self._counters = counters
-        self._queue: deque[tuple[Message, int]] = deque()
+        self._queue: deque[tuple[Message, int]] = deque()  # with their sizes, oldest first
         self._queued_bytes = 0
-        self._sent_at = self._unanswered_since = 0.0
-        self._is_kept = False
-        self._wake = asyncio.Event()
+        self._sent_at = self._unanswered_since = 0.0  # loop time; see ``_require_answers``
+        self._is_kept = False  # whether the stream is open even while nothing is queued
+        self._wake = asyncio.Event()  # set when there is something to write, or the call ended
         self._task = asyncio.get_running_loop().create_task(
             self._run(), name=f"raft-stream-{member_id}"
         )

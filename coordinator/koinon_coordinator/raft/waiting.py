@@ -1,4 +1,4 @@
-"""Who waits on a member for something to be applied here: proposals, reads, transfers.
+"""The requests that wait until something is applied here: proposals, reads, transfers.
 
 Everyone is answered: by what was applied, or when the leadership that they rest on is lost.
 """

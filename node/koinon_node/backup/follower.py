@@ -3,7 +3,7 @@
 Owns which streams there are and what they share; primary_stream.py has the life of one, catch_up.py
 what a copy that is behind pulls, applier.py what is written. Rules that hold here are those of
 catching up (11, 12, 14, 16), and the follower's half of taking over (4): it follows the newest
-row's primary and nobody else, and its own tail is repaired before it says where it stands.
+row's primary and no other node, and its own tail is repaired before it says where it stands.
 """
 
 from __future__ import annotations
@@ -65,15 +65,15 @@ class Follower:
             uncovered=set(dirty.tolist()),
         )
         self._purge = IndexSweeper(BackupPurge(self._context, writer, wall).look)
-        self._group: asyncio.TaskGroup | None = None
+        self._group: asyncio.TaskGroup | None = None  # of the streams; None before ``run``
         self._wanted = core.Wanted()
         self._disk = writer.disk
-        self._leaves = self._hangs = False
+        self._leaves = self._hangs = False  # the node is about to stop; its disk hung at last look
 
     def on_table(self, table: Table, number: NodeNumber, node_epoch: int) -> None:
         """Follow the newest table's rows. Work for a row that says something else has ended when
-        this returns. Nobody is followed under a registration that is not confirmed: what this node
-        said that it holds would not be missed if its disk were set back.
+        this returns. No primary is followed under a registration that is not confirmed: what this
+        node said that it holds would not be missed if its disk were set back.
         """
         context = self._context
         if self._leaves:  # its streams stand until the end, and nothing new is begun
@@ -105,7 +105,7 @@ class Follower:
         context.wake()
 
     def leave(self) -> None:
-        """This node is about to stop: have all primaries put it out, and follow nobody else any
+        """This node is about to stop: have all primaries put it out, and follow no other any
         more. Until they have, their writes are acknowledged.
         """
         self._leaves = True

@@ -34,7 +34,7 @@ class SupersededError(Exception):
 
 @dataclass(kw_only=True, eq=False)
 class StreamContext:
-    """What the streams to all primaries share."""
+    """Shared by the streams to all primaries; ``Follower`` makes it."""
 
     state: NodeState
     store: Store
@@ -42,22 +42,22 @@ class StreamContext:
     copies: Copies
     journal: RecentWrites
     peers: Peers
-    group_bytes: int
+    group_bytes: int  # of kept-back rows that one transaction makes a copy complete with
     clock: Callable[[], float]
     random: random.Random
-    table: Table | None = None
-    number: NodeNumber = NO_NODE
-    node_epoch: int = 0
-    links: dict[NodeNumber, Link] = field(default_factory=dict)
-    tail_epochs: dict[int, int] = field(default_factory=dict)  # of whose lineage a tail is
-    uncovered: set[int] = field(default_factory=set)  # by the journal
-    bucket: TokenBucket = field(default_factory=TokenBucket)
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    table: Table | None = None  # the newest; this and the next two are set by Follower.on_table
+    number: NodeNumber = NO_NODE  # this node's
+    node_epoch: int = 0  # this node's; 0: not registered
+    links: dict[NodeNumber, Link] = field(default_factory=dict)  # by primary
+    tail_epochs: dict[int, int] = field(default_factory=dict)  # by partition: its tail's lineage
+    uncovered: set[int] = field(default_factory=set)  # partitions that the journal lacks writes of
+    bucket: TokenBucket = field(default_factory=TokenBucket)  # paces what moves add
+    changed: asyncio.Event = field(default_factory=asyncio.Event)  # set with each table
     passes: dict[Rank, asyncio.Semaphore] = field(
         default_factory=lambda: {rank: asyncio.Semaphore(n) for rank, n in _PASSES.items()}
     )
     told_full_at: float = float("-inf")  # when it was logged that there is no room
-    bytes_pulled: int = 0
+    bytes_pulled: int = 0  # since the start
 
     @property
     def cluster_id(self) -> str:

@@ -35,7 +35,7 @@ class DiskHealth:
 
     @property
     def out_since(self) -> float:
-        """When the oldest group was handed over; only while one is out."""
+        """Return when the oldest group was handed over; only while one is out."""
         return self._out[self.oldest]
 
     def handed_over(self, group: int, now: float) -> None:

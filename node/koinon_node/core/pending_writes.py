@@ -176,12 +176,12 @@ class PendingWrites:
 
     @property
     def sealed(self) -> bool:
-        """Whether a group waits for its turn at the disk."""
+        """Return whether a group waits for its turn at the disk."""
         return len(self._ahead) > 1 and self._ahead[-2].state is GroupState.SEALED
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is queued or out."""
+        """Return whether nothing is queued or out."""
         return len(self._ahead) == 1 and not self.open.tickets
 
     def durable(self) -> list[CommitGroup]:
@@ -204,7 +204,7 @@ class PendingWrites:
 
     @property
     def claimed(self) -> bool:
-        """Whether any group claims a partition."""
+        """Return whether any group claims a partition."""
         return bool(self._claiming)
 
     def claiming(self, prefixes: Collection[bytes]) -> list[CommitGroup]:

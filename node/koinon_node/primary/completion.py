@@ -65,11 +65,11 @@ class Completion:
         self._pending = pending
         self._primaries = primaries
         self._copies = copies
-        self._on_ready = on_ready
+        self._on_ready = on_ready  # called with the adoptions that may be served now
         self.leading = ReplicaTracker(copies, primaries, pending)
         self.proposals = Proposals(self.leading, state, disk)
         self.sender = Sender(self.leading, journal)
-        self.kick = asyncio.Event()
+        self.kick = asyncio.Event()  # wakes the replicator, which then decides what to propose
         self.seconds = Histogram()  # from when a group was handed over
 
     # --- from the writer -------------------------------------------------------------------

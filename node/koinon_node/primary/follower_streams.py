@@ -125,9 +125,9 @@ class Followers:
         return follower
 
     def _is_theirs(self, info: NodeInfo, registration_id: str) -> bool:
-        """Whether it is that node which opens a stream: it knows the registration that the table
-        has a digest of. Builds before name none: they are believed where the node's epoch has never
-        named its own, or where the table has no digest yet.
+        """Return whether it is that node which opens a stream: it knows the registration that the
+        table has a digest of. Builds before name none: they are believed where the node's epoch has
+        never named its own, or where the table has no digest yet.
         """
         if not info.registration_digest:
             return True

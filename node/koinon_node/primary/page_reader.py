@@ -45,7 +45,7 @@ class PageReader:
         self._copies = leading.copies
         self._journal = journal
         self._limits = limits
-        self.bytes_served = 0
+        self.bytes_served = 0  # of keys and records, since the start
 
     async def read_page(
         self, request: replication_pb2.ReadPageRequest

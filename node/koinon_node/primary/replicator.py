@@ -57,7 +57,7 @@ _HANDING_OVER_S = 0.01  # between two looks at how far it is
 
 
 class Replicator:
-    """What the engine queues, what the table says, and what is proposed."""
+    """Queues the engine's writes, takes tables, adopts partitions, proposes changes of rows."""
 
     def __init__(
         self,
@@ -86,9 +86,9 @@ class Replicator:
         self.pages = PageReader(self.leading, store, writer, journal, limits)
         self.followers = Followers(completion, sizes, limits)
         self._disk_watch = DiskWatch(writer, self._state.node_id)
-        self._adopting = asyncio.Lock()
-        self._call: asyncio.Task[None] | None = None
-        self._node_epoch = 0
+        self._adopting = asyncio.Lock()  # one takeover at a time: each reads what the last left
+        self._call: asyncio.Task[None] | None = None  # the proposal under way, one at a time
+        self._node_epoch = 0  # of the newest table; 0: not registered, nothing is proposed
 
     # --- writes ----------------------------------------------------------------------------
 

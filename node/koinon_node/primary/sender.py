@@ -50,7 +50,7 @@ class GroupRows(NamedTuple):
 
 
 class Lag(NamedTuple):
-    """What was sent to a follower and is not acknowledged; the age is that of the oldest."""
+    """A follower's batches that it has not acknowledged; the age is that of the oldest."""
 
     number: NodeNumber
     records: int
@@ -108,7 +108,7 @@ class Batches:
 
 
 class FollowerStream:
-    """What was sent to one follower, and what it has acknowledged of that."""
+    """The stream to one follower: sends batches, and counts those not acknowledged."""
 
     def __init__(
         self,
@@ -123,11 +123,11 @@ class FollowerStream:
         self.number = number
         self.node_epoch = node_epoch
         self.slot = slot
-        self.announced = np.zeros(partitions, np.uint64)  # purge floors
-        self._bytes_max = bytes_max
-        self.last_number = 0  # of what was sent
-        self._sent: deque[_Sent] = deque()
-        self._unacknowledged_bytes = self._unacknowledged = 0
+        self.announced = np.zeros(partitions, np.uint64)  # by partition: the floor it was told
+        self._bytes_max = bytes_max  # not acknowledged; a follower above it is cut off
+        self.last_number = 0  # of the newest batch that was sent
+        self._sent: deque[_Sent] = deque()  # not acknowledged, oldest first
+        self._unacknowledged_bytes = self._unacknowledged = 0  # of these: bytes, records
 
     def lag(self, now: float) -> Lag:
         """Return how far behind what it was sent the follower is."""
@@ -135,7 +135,7 @@ class FollowerStream:
         return Lag(self.number, self._unacknowledged, self._unacknowledged_bytes, age_s)
 
     def send(self, message: replication_pb2.FollowResponse) -> None:
-        """Send, unless the stream has ended: then whoever receives from it hears of that."""
+        """Send, unless the stream has ended: the task that receives from it hears of that."""
         try:
             self.stream.send(message)
         except PeerLostError:

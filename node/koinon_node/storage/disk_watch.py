@@ -32,7 +32,7 @@ class DiskWatch:
         self._writer = writer
         self._node_id = node_id
         self._hung_s = 0.0  # as long as was told last; 0: it answers, by what was told
-        self._tell_at = 0.0
+        self._tell_at = 0.0  # when a hang is logged again, monotonic seconds
 
     def look(self, now: float, table: Table | None) -> bool:
         """See for how long the disk has not answered. Return whether followers should be asked to
@@ -43,7 +43,7 @@ class DiskWatch:
         if table is not None:
             timeout_s = max(timeout_s, table.cluster.session_timeout_ms / 1000)
         disk.look(now, timeout_s)
-        if table is not None:  # else nothing is led, and how long a session is, nobody knows
+        if table is not None:  # else nothing is led, and how long a session is, is not known
             self._tell(now)
         return disk.out_s > _PROBE_SHARE * timeout_s
 

@@ -48,7 +48,7 @@ class IndexSweeper:
 
     def __init__(self, look: Look) -> None:
         self._look = look
-        self._from = b""
+        self._from = b""  # the entry at which the next step begins
 
     async def run(self) -> None:
         """Make steps until cancelled."""

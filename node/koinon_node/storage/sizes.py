@@ -29,14 +29,14 @@ _OVERHEAD_BYTES = records.KEY_AT + records.HEADER_BYTES  # of a row, beside its 
 
 
 class SizeEstimates:
-    """What passes have found: one after the other, each in the order of keys."""
+    """Counts of each partition, by the passes over the store: each goes in the order of keys."""
 
     def __init__(self) -> None:
-        self._records = np.zeros(_ALL_PARTITIONS, np.uint64)
-        self._bytes = np.zeros(_ALL_PARTITIONS, np.uint64)
-        self._staged = np.zeros(_ALL_PARTITIONS, np.uint64)
+        self._records = np.zeros(_ALL_PARTITIONS, np.uint64)  # by partition, as the next two
+        self._bytes = np.zeros(_ALL_PARTITIONS, np.uint64)  # of keys and values
+        self._staged = np.zeros(_ALL_PARTITIONS, np.uint64)  # records of bulk loads among them
         self._partition_id = 0  # where the pass under way is
-        self._counted = [0, 0, 0]
+        self._counted = [0, 0, 0]  # of that partition so far: records, bytes, staged records
 
     def of(self, partition_id: int) -> tuple[int, int]:
         """Return (records, bytes of keys and values) of one partition."""

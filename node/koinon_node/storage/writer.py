@@ -122,14 +122,14 @@ class Writer:
         self._channel = channel or ProcessChannel(store)
         self._clock = clock
         self.disk = disk
-        self._in_flight = 0  # groups that are out
+        self._in_flight = 0  # groups that are out, at most _GROUPS_IN_FLIGHT
         self._promised_rows = self._promised_size = 0  # of batches that are being queued
-        self._used_bytes = store.used_bytes()
+        self._used_bytes = store.used_bytes()  # of the map, by the newest answer
         self._refused_full = 0  # since that was logged
-        self._told_full_at = float("-inf")
-        self._kick_due = False
-        self._failed = ""
-        self._idle = asyncio.Event()
+        self._told_full_at = float("-inf")  # monotonic seconds
+        self._kick_due = False  # whether the open group is looked at when this turn ends
+        self._failed = ""  # why nothing is taken any more; "" while all is well
+        self._idle = asyncio.Event()  # set while nothing is queued or out
         self._idle.set()
         self.commit_rows = Histogram(_ROWS)
         self.commit_bytes = Histogram(_BYTES)
@@ -305,7 +305,7 @@ class Writer:
         self._pump()
 
     def _kick(self) -> None:
-        self._kick_due = False
+        self._kick_due = False  # whether the open group is looked at when this turn ends
         pending = self.pending
         if pending.open.tickets and self._in_flight < _GROUPS_IN_FLIGHT and not pending.sealed:
             self._seal()

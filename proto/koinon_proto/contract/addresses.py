@@ -12,8 +12,8 @@ _ADDRESS = re.compile(
 
 
 def is_address(address: str) -> bool:
-    """Whether this is ``host:port``: a name, an IPv4 address or a bracketed IPv6 address, and a
-    port from 1 to 65535 in ASCII digits.
+    """Return whether this is ``host:port``: a name, an IPv4 address or a bracketed IPv6 address,
+    and a port from 1 to 65535 in ASCII digits.
     """
     match = _ADDRESS.fullmatch(address)
     return match is not None and 1 <= int(match[1]) <= 65_535

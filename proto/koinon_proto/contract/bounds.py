@@ -419,7 +419,7 @@ def _looks(descriptor: Descriptor) -> tuple[_Look, ...]:
 
 
 def _has_bounds(descriptor: Descriptor, above: frozenset[str]) -> bool:
-    """Whether there is anything to look at in a message of this type."""
+    """Return whether there is anything to look at in a message of this type."""
     name = descriptor.full_name
     if name in above:
         return False

@@ -47,7 +47,7 @@ class ColumnsHeader:
 
     @property
     def size(self) -> int:
-        """How many bytes the whole chunk has."""
+        """Return how many bytes the whole chunk has."""
         per_row = 16 if self.has_orders else 8
         return HEADER_BYTES + per_row * self.rows + self.key_bytes + self.value_bytes
 

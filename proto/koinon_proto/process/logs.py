@@ -136,7 +136,7 @@ class LinesPerSecond:
         self._lines = 0
 
     def may_log(self) -> bool:
-        """Whether the log has room for one more; else it is counted."""
+        """Return whether the log has room for one more; else it is counted."""
         now = time.monotonic()
         if now - self._second >= 1.0:
             self._second, self._lines = now, 0

@@ -83,7 +83,7 @@ def stream_of(stderr: bool = False) -> TextIO:
 
 
 def goes_to_terminal(*, stderr: bool = False) -> bool:
-    """Whether a person sees standard output (or error) as it is written."""
+    """Return whether a person sees standard output (or error) as it is written."""
     return stream_of(stderr=stderr).isatty()
 
 

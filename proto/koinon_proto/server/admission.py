@@ -76,7 +76,7 @@ class _Use:
         self.reply_bytes = 0
 
     def has_room(self, request_bytes: int, reply_bytes: int, more: float = 1.0) -> bool:
-        """Whether a call fits into the limits, or into ``more`` times these."""
+        """Return whether a call fits into the limits, or into ``more`` times these."""
         limit = self.limit
         return (
             self.calls < limit.calls * more
@@ -187,7 +187,7 @@ class Call:
         self._lane.trust(self._connection)
 
     def is_from_member_host(self) -> bool:
-        """Whether a member has spoken from its host lately."""
+        """Return whether a member has spoken from its host lately."""
         return self._lane.is_trusted(self._connection.host_name)
 
     def ended(self, _context: object = None) -> None:
@@ -348,7 +348,7 @@ class Lane:
             del self._trusted[next(iter(self._trusted))]
 
     def is_trusted(self, name: str) -> bool:
-        """Whether a member has spoken on this connection, or from this host, lately."""
+        """Return whether a member has spoken on this connection, or from this host, lately."""
         return self._trusted.get(name, 0.0) > self.now()
 
     def seen(self, size: int) -> None:
@@ -395,7 +395,7 @@ class Places:
 
     @property
     def taken(self) -> int:
-        """How many are taken."""
+        """Return how many are taken."""
         return self._taken.get("", 0)
 
     @contextlib.contextmanager

@@ -58,8 +58,8 @@ class Stranded:
     base_node_epoch: int = 0
 
     def waits_for(self, number: NodeNumber, command: RegisterNode) -> bool:
-        """Whether the node registers the very store that was lost. One that never heard the answer
-        of its last registration says the epoch before, and repeats that registration.
+        """Return whether the node registers the very store that was lost. One that never heard the
+        answer of its last registration says the epoch before, and repeats that registration.
         """
         if (number, command.store_id) != (self.node, self.store.store_id):
             return False
@@ -181,7 +181,7 @@ def is_copy(known: NodeRecord, command: RegisterNode) -> bool:
 
 
 def is_known_store(known: NodeRecord, command: RegisterNode) -> bool:
-    """Whether the store holds all that was ever acknowledged under this node."""
+    """Return whether the store holds all that was ever acknowledged under this node."""
     if known.info.store_id != command.store_id:
         return False
     return command.last_node_epoch == known.info.node_epoch or is_copy(known, command)

@@ -37,7 +37,7 @@ def plan_refusal(
     moves: Mapping[PartitionId, Move],
     nodes: Mapping[NodeNumber, NodeRecord],
 ) -> Reason | None:
-    """Why a plan cannot be queued, or None: it is queued whole or not at all."""
+    """Return why a plan cannot be queued, or None: it is queued whole or not at all."""
     seen: set[PartitionId] = set()
     for move in plan:
         row = row_of(move.partition_id)
@@ -64,7 +64,7 @@ def min_in_sync_after(cluster: ClusterConfig, target: Sequence[NodeNumber]) -> i
 
 
 def can_finish(cluster: ClusterConfig, row: PartitionRow, move: Move) -> bool:
-    """Whether the replicas that are to be removed are needed no longer."""
+    """Return whether the replicas that are to be removed are needed no longer."""
     return (
         move.running
         and row.status is PartitionStatus.ONLINE
@@ -93,7 +93,7 @@ def finished(row: PartitionRow, move: Move, *, version: int) -> PartitionRow:
 
 
 def can_turn_back(cluster: ClusterConfig, row: PartitionRow, move: Move) -> bool:
-    """Whether a running move may be turned round.
+    """Return whether a running move may be turned round.
 
     Only to replicas of which enough are in sync: else it would wait for copies that may never come
     back, while those that are there are enough to go on. A move that was turned back already stays

@@ -85,8 +85,9 @@ class Committed:
                 self._nodes.setdefault(info.changed_at, set()).add(info)
 
     def contradicts(self, state: ClusterState) -> bool:
-        """Whether the state is not the one that was committed as its version. False proves nothing:
-        a node that missed a version, or has seen its rows change again, tells nothing of it.
+        """Return whether the state is not the one that was committed as its version. False proves
+        nothing: a node that missed a version, or has seen its rows change again, tells nothing of
+        it.
         """
         version = state.table_version
         if any(row != state.row(row.partition_id) for row in self._rows.get(version, ())):

@@ -172,7 +172,7 @@ def _to_cancel(
 
 
 def _is_stuck(state: ClusterState, move: Move, gone: set[NodeNumber]) -> bool:
-    """Whether a running move waits for a node that has gone, and can do without it."""
+    """Return whether a running move waits for a node that has gone, and can do without it."""
     row, config = state.row(move.partition_id), state.config
     if row is None or config is None or gone.isdisjoint(_missing(state, move)):
         return False
@@ -296,7 +296,7 @@ def _obstacle(state: ClusterState, move: Move) -> str:
 
 
 def is_live(state: ClusterState, number: NodeNumber) -> bool:
-    """Whether the node is registered and not fenced."""
+    """Return whether the node is registered and not fenced."""
     record = state.node(number)
     return record is not None and record.live
 

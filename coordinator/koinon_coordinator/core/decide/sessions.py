@@ -50,7 +50,7 @@ class _Session:
 
 
 def may_acknowledge(now: float, quorum_contact_at: float | None, times: SessionTimes) -> bool:
-    """Whether a leader may give out leases now: a quorum answered it within check-quorum."""
+    """Return whether a leader may give out leases now: a quorum answered it within check-quorum."""
     return quorum_contact_at is not None and now - quorum_contact_at <= times.check_quorum_s
 
 
@@ -111,7 +111,7 @@ class Sessions:
         return True
 
     def heard_since_challenge(self, number: NodeNumber, challenger: str, now: float) -> bool:
-        """Whether the node has been heard since this challenger first asked for its id.
+        """Return whether the node has been heard since this challenger first asked for its id.
 
         That tells a node that lives from one that just died and comes back somewhere else. The
         answer True ends the challenge; so does a challenger that stays away for two sessions.
@@ -133,7 +133,7 @@ class Sessions:
         return session is not None and now <= session.ends_at
 
     def heard_at(self, number: NodeNumber) -> float | None:
-        """When this leader last heard the node's current epoch; None if it never did."""
+        """Return when this leader last heard the node's current epoch; None if it never did."""
         session = self._sessions.get(number)
         return None if session is None or session.heard_at == NEVER else session.heard_at
 
@@ -142,7 +142,7 @@ class Sessions:
         return NEVER if session is None else session.ends_at
 
     def lease_ends_at(self, number: NodeNumber) -> float:
-        """When the last lease that may be held under the node's current epoch is over."""
+        """Return when the last lease that may be held under the node's current epoch is over."""
         session = self._sessions.get(number)
         return NEVER if session is None else session.lease_ends_at
 

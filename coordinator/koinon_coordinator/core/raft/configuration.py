@@ -90,7 +90,7 @@ class ConfigurationHistory:
 
     @property
     def current_index(self) -> int:
-        """Where the configuration in force was appended (or the base that it came with)."""
+        """Return where the configuration in force was appended (or the base that it came with)."""
         return self._versions[-1][0]
 
     def append(self, index: int, configuration: Configuration) -> None:

@@ -57,9 +57,10 @@ class SnapshotAssembly:
 
     def __init__(self, config: RaftCoreConfig) -> None:
         self._config = config
+        # Index, term, size and checksum of the snapshot under way.
         self._identity: tuple[int, int, int, int] | None = None
-        self._fed_in_term = 0
-        self._received = bytearray()
+        self._fed_in_term = 0  # the term of the last chunk that was taken
+        self._received = bytearray()  # from offset 0 on, without gaps
 
     def accept(
         self, log: RaftLog, chunk: SnapshotChunk, term: int

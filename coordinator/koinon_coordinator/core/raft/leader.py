@@ -67,14 +67,14 @@ class Leader:
         self._id = config.member_id
         self._term = term
         self._log = log
-        self._outbox = outbox
+        self._outbox = outbox  # the core's: these need a durable term and vote
         self._rounds = QuorumRounds()
-        self._elected_at = now
+        self._elected_at = now  # monotonic seconds, as all times here
         self._heartbeat_due_at = now
-        self._new_reads: list[object] = []
-        self._open_reads: deque[ReadRound] = deque()
+        self._new_reads: list[object] = []  # contexts that wait for the next round
+        self._open_reads: deque[ReadRound] = deque()  # rounds sent and not answered by a quorum
         self._open_read_count = 0
-        self._uncommitted_bytes = 0
+        self._uncommitted_bytes = 0  # of own proposals, against the bound
         self.finished_reads: list[tuple[int, object]] = []  # (index, context)
         self.transfer: LeadershipTransfer | None = None
         self.progress: dict[str, Progress] = {}
@@ -96,8 +96,8 @@ class Leader:
         return now - last_contact <= self._config.check_quorum_ms / 1000
 
     def can_be_spared(self, now: float) -> bool:
-        """Whether the other voters that are in touch, and have made durable what this leader has
-        not, are a majority without it. Heartbeats need no disk: where the others' disks hang as
+        """Return whether the other voters that are in touch, and have made durable what this leader
+        has not, are a majority without it. Heartbeats need no disk: where the others' disks hang as
         well (it may be one and the same), nobody could be elected.
         """
         configuration = self._log.configuration

@@ -72,12 +72,12 @@ class RaftCore:
         self._id = config.member_id
         self._rng = rng
         self.term = restored.hard_state.term
-        self._vote = restored.hard_state.vote
+        self._vote = restored.hard_state.vote  # in ``term``; None: not given yet
         self.log = RaftLog(restored.snapshot, restored.base, restored.entries)
         self.role = Role.FOLLOWER
         self.leader_id: str | None = None
         self._leader: Leader | None = None
-        self._votes: dict[str, bool] = {}
+        self._votes: dict[str, bool] = {}  # answers to the campaign under way, by voter
         self._assembly = SnapshotAssembly(config)
         self._had_leader_at = now  # itself included; of the real time
         self._running = RunningTime(now, config.step_ms_max / 1000)
@@ -93,8 +93,8 @@ class RaftCore:
         self._messages_after_entries: list[Message] = []  # need durable entries as well
         self._snapshot_write: SnapshotWrite | None = None
         self._events: list[Event] = []
-        self._persisting: Ready | None = None
-        self._persisting_since = now
+        self._persisting: Ready | None = None  # handed out, and not durable yet
+        self._persisting_since = now  # monotonic seconds
         self._durable_hard_state = restored.hard_state
         self._reported_role = RoleChange(role=self.role, term=self.term, leader_id=None)
         self._reported_configuration: Configuration | None = None
@@ -132,17 +132,17 @@ class RaftCore:
         return 0.0 if self._persisting is None else now - self._persisting_since
 
     def is_save_late(self, now: float) -> bool:
-        """Whether a save has been out for so long that the disk counts as hanging."""
+        """Return whether a save has been out for so long that the disk counts as hanging."""
         return self.saving_s(now) > self._config.save_timeout_ms / 1000
 
     def is_active(self, member_id: str, now: float) -> bool:
-        """Whether this leader has heard from the member within check-quorum."""
+        """Return whether this leader has heard from the member within check-quorum."""
         return self._leader is not None and self._leader.is_active(member_id, now)
 
     def is_member(self, member_id: str) -> bool:
-        """Whether the group has this member: by the newest configuration, or by the committed one,
-        since a leader that is being removed leads until that is committed. So has a leader those
-        that it still tells of their removal."""
+        """Return whether the group has this member: by the newest configuration, or by the
+        committed one, since a leader that is being removed leads until that is committed. So has a
+        leader those that it still tells of their removal."""
         known = member_id == self.leader_id or member_id in self.progress
         return known or self._is_configured(member_id)
 
@@ -152,11 +152,11 @@ class RaftCore:
         return member_id in log.configuration or member_id in committed
 
     def listens_to(self, sender: str, now: float) -> bool:
-        """Whether messages of this sender count: the driver steps no others."""
+        """Return whether messages of this sender count: the driver steps no others."""
         return self.is_member(sender) or self.listens_to_strangers(now)
 
     def listens_to_strangers(self, now: float) -> bool:
-        """Whether messages count that come from no member of this one's configuration.
+        """Return whether messages count that come from no member of this one's configuration.
 
         It may have none yet. And it may be old: the members that it names may have left while this
         one was away (dissertation, 4.2.2), so that those who lead now are known to it by nothing.
@@ -168,7 +168,7 @@ class RaftCore:
         return self._leader is None and quiet_s > self._config.leaderless_ms / 1000
 
     def quorum_contact_at(self, now: float) -> float | None:
-        """When the newest round of messages that a quorum has answered was sent.
+        """Return when the newest round of messages that a quorum has answered was sent.
 
         None unless leading, and before the first such round. A sole voter is its own quorum.
         """
@@ -215,8 +215,8 @@ class RaftCore:
                 self._tell_term(message.sender)
 
     def _is_strangers_commit(self, request: HeartbeatRequest) -> bool:
-        """Whether somebody who may be no member says that more is committed than this log has. From
-        a member it means that this one has lost entries, and it stops."""
+        """Return whether somebody who may be no member says that more is committed than this log
+        has. From a member it means that this one has lost entries, and it stops."""
         beyond = request.commit_index > self.log.last_index
         return beyond and not self._is_configured(request.sender)
 
@@ -357,7 +357,7 @@ class RaftCore:
     # -- votes
 
     def _hears_leader(self, now: float) -> bool:
-        """Whether a leader is at work as far as this member can tell (leader stickiness)."""
+        """Return whether a leader is at work as far as this member can tell (leader stickiness)."""
         if self._leader is not None:
             return True
         quiet_s = self._running.at(now) - self._heard_leader_at
