@@ -13,6 +13,7 @@ import pytest
 from koinon_node.config import Limits
 from koinon_node.core import proposals
 from koinon_node.core.assignment import Adoption
+from koinon_node.core.commit_group import CommitGroup
 from koinon_node.core.disk_health import DiskHealth
 from koinon_proto.contract.errors import StorageFullError, UnavailableError, UnknownFateError
 from koinon_proto.contract.table import NO_NODE
@@ -358,7 +359,7 @@ def test_primary_puts_out_a_follower_that_says_that_it_leaves(tmp_path: Path) ->
 
 def test_pause_of_the_process_is_not_its_disk() -> None:
     disk = DiskHealth()
-    disk.handed_over(1, 0.0)
+    disk.handed_over(CommitGroup(1, sent_at=0.0))
     for now in (0.1, 0.2, 9.0):
         disk.look(now, 1.5)
     assert not disk.hangs
@@ -366,14 +367,14 @@ def test_pause_of_the_process_is_not_its_disk() -> None:
     for tenths in range(20):
         disk.look(9.0 + tenths / 10, 1.5)
     assert disk.hangs
-    disk.answered(1, 11.0)
+    disk.answered(11.0)
     assert (disk.hangs, disk.out_s, disk.oldest) == (False, 0.0, 0)
 
 
 def test_disk_tells_the_median_of_its_last_minute() -> None:
     disk = DiskHealth()
     for group, took_s in enumerate((0.1, 0.2, 5.0), 1):
-        disk.handed_over(group, 10.0 * group)
-        disk.answered(group, 10.0 * group + took_s)
+        disk.handed_over(CommitGroup(group, sent_at=10.0 * group))
+        disk.answered(10.0 * group + took_s)
     assert disk.typical_s(40.0) == pytest.approx(0.2)
     assert disk.typical_s(200.0) == 0.0

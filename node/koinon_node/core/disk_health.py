@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
+from koinon_node.core.commit_group import CommitGroup
+
 _STEP_S_MAX = 0.25  # from one look to the next
 _RECENT, _RECENT_S = 64, 60.0  # commits that tell how long one usually takes
 _NEVER = float("-inf")
@@ -23,27 +25,27 @@ class DiskHealth:
     def __init__(self) -> None:
         self.hangs = False
         self.out_s = 0.0  # for how long the oldest group has been out
-        self._out: dict[int, float] = {}  # group -> when it was handed over, oldest first
-        self._looked_at = _NEVER
+        self._out: deque[CommitGroup] = deque()  # oldest first; ``sent_at``: when handed over
+        self._looked_at = _NEVER  # monotonic seconds
         self._seen = 0  # the group that was the oldest at the last look; 0: none was out
         self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)  # (when, seconds)
 
     @property
     def oldest(self) -> int:
-        """The oldest group that is out; 0 if none is."""
-        return next(iter(self._out), 0)
+        """The number of the oldest group that is out; 0 if none is."""
+        return self._out[0].number if self._out else 0
 
     @property
     def out_since(self) -> float:
         """Return when the oldest group was handed over; only while one is out."""
-        return self._out[self.oldest]
+        return self._out[0].sent_at
 
-    def handed_over(self, group: int, now: float) -> None:
-        self._out[group] = now
+    def handed_over(self, group: CommitGroup) -> None:
+        self._out.append(group)
 
-    def answered(self, group: int, now: float) -> float:
-        """Return how long the group was out, in seconds."""
-        took_s = max(0.0, now - self._out.pop(group))
+    def answered(self, now: float) -> float:
+        """The oldest group has been answered; return how long it was out, in seconds."""
+        took_s = max(0.0, now - self._out.popleft().sent_at)
         self._recent.append((now, took_s))
         self.hangs, self.out_s = False, 0.0
         return took_s

@@ -318,7 +318,7 @@ class Writer:
             now = self._clock()
             group = self.pending.hand_over(now)
             self._in_flight += 1
-            self.disk.handed_over(group.number, now)
+            self.disk.handed_over(group)
             self._channel.send(group.frame())
             self._flow.on_handed_over(group)
             for ticket in group.tickets:  # what is sent is sent
@@ -332,7 +332,7 @@ class Writer:
         self._in_flight -= 1
         self.commit_rows.observe(group.rows)
         self.commit_bytes.observe(group.size)
-        self.commit_seconds.observe(self.disk.answered(number, now))
+        self.commit_seconds.observe(self.disk.answered(now))
         whole = all(ticket.failed is None for ticket in group.tickets)
         unstored: list[Ticket] = []
         for index, reason in failures.items():
