@@ -54,6 +54,7 @@ from koinon_coordinator.wire.convert import (
     image_to_bytes,
 )
 from koinon_proto.contract.bulk_loads import LoadMode, StreamBatch
+from koinon_proto.contract.codec import Codec
 from koinon_proto.contract.errors import DataDirectoryError, UnsupportedVersionError
 from koinon_proto.contract.table import (
     NO_NODE,
@@ -355,6 +356,15 @@ def test_any_record_of_the_services_comes_back_whole(
     special = {**SPECIAL, "mode": st.integers(0, 2)} if record is LoadWish else SPECIAL
     served = data.draw(records(record, special))
     assert codec.decode(codec.encode(served, **filled)) == served
+
+
+def test_every_codec_of_the_services_is_tried() -> None:
+    written_only = {"_PLANNED_MOVE", "_MOVE", "_INFO"}  # which the services' own tests read
+    tried = {id(codec) for codec, _, _ in SERVED}
+    for module in (admin_service, cluster_services, loads_service):
+        for name, value in vars(module).items():
+            if isinstance(value, Codec):
+                assert id(value) in tried or name in written_only, name
 
 
 def test_stage_of_a_newer_node_is_read_as_waiting() -> None:

@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
 
 from koinon_node.core import records
 from koinon_node.core.assignment import Adoption, Assignment, HostCommand
 from koinon_node.core.lease import NO_LEASE, Lease
+from koinon_node.membership import agent
 from koinon_node.state import NodeState
 from koinon_proto.contract.errors import UnsupportedVersionError
 from koinon_proto.contract.table import (
@@ -24,6 +26,7 @@ from koinon_proto.contract.table import (
     PartitionStatus,
     Table,
 )
+from tests.proto import records as any_records
 
 ME = NodeNumber(1)
 OTHER = NodeNumber(2)
@@ -230,3 +233,8 @@ def test_partition_keys_of_columns_match_the_single_ones() -> None:
     ids = np.array([0, 1, 255, 256, 65535], np.uint32)
     assert records.progress_keys(ids) == [records.progress_key(p) for p in ids.tolist()]
     assert records.data_keys(ids, [b"k"] * 5) == [records.head_of(p) + b"k" for p in ids.tolist()]
+
+
+@given(any_records.records(HostCommand))
+def test_assignment_any_host_command_comes_back_whole(command: HostCommand) -> None:
+    assert agent._COMMAND.decode(agent._COMMAND.encode(command)) == command
