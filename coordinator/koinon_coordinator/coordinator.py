@@ -84,8 +84,8 @@ class Coordinator:
             self._failed.result()
 
     async def stop(self, *, transfer_timeout_s: float = 1.0) -> None:
-        """Hand leadership over if there is somebody to take it, then leave. For a moment between
-        the two whoever asks is told who leads: a call that is cut off says nothing.
+        """Hand leadership over if another member can take it, then leave. For a moment between the
+        two callers are told who leads: a call that is cut off says nothing.
         """
         with contextlib.suppress(KoinonError, TimeoutError):  # the member may have ended by itself
             if self.leads and len(self.raft_status().members) > 1:
@@ -162,7 +162,7 @@ class Coordinator:
         return self._replicated.state.table()
 
     def watching(self) -> AbstractContextManager[asyncio.Event]:
-        """Wake whoever asks whenever the table may have changed, and when ``stopping``; see
+        """Wake the caller whenever the table may have changed, and when ``stopping``; see
         ``ReplicatedState.watching``.
         """
         return self._replicated.watching()
@@ -190,7 +190,7 @@ class Coordinator:
             raise UnavailableError(reason=str(error)) from error
 
     def not_leader(self) -> NotLeaderError:
-        """The refusal that names the leader: nobody, where this member itself still thinks that it
+        """Return the refusal that names the leader: none, where this member still thinks that it
         leads (it is cut off from its quorum, or has only just been elected).
         """
         try:

@@ -317,7 +317,7 @@ class _PrimaryStream(_End[replication_pb2.FollowResponse, replication_pb2.Follow
         self._lose("the follower's stream was lost")
 
     def _served(self, serving: asyncio.Future[None]) -> None:
-        """An expected error becomes the stream's status; a lost peer has nobody to tell."""
+        """An expected error becomes the stream's status; a lost peer cannot be told."""
         error = None if serving.cancelled() else serving.exception()
         if error is None or isinstance(error, PeerLostError):
             self.close()
@@ -380,7 +380,7 @@ class ReplicationService:
 
     @typed_stream
     async def Follow(self, _: Any, context: Any) -> None:  # noqa: N802
-        """Counted from its hello, so that streams which never send one take nobody's place."""
+        """Counted from its hello, so that streams which never send one take no place."""
         stream = _PrimaryStream(context)
         try:
             await stream.hello(self._check_hello)

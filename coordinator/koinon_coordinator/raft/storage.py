@@ -146,7 +146,7 @@ class LmdbRaftStorage:
     # -- opening
 
     def _claim(self, member_id: str) -> _Identity:
-        """Check that the directory is this member's, or make it so if it is nobody's."""
+        """Check that the directory is this member's, or make it so if it is new."""
         path = self._directory / "identity.json"
         has_data = self.data_path.exists()
         if not path.exists():
@@ -499,7 +499,7 @@ def _read_identity(path: Path) -> _Identity:
 def _lock_directory(directory: Path, *, read_only: bool) -> int:
     path = directory / "lock"
     if read_only and not path.exists():
-        return -1  # not made, or copied from elsewhere: nobody uses it
+        return -1  # not made, or copied from elsewhere: no process uses it
     flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_CREAT
     fd = os.open(path, flags | os.O_CLOEXEC, private_files.FILE_MODE)
     try:

@@ -432,7 +432,7 @@ class _PeerStream:
                     await self._wake.wait()
 
     async def _session(self) -> bool:
-        """Write until the stream ends, whoever ends it; whether it was refused."""
+        """Write until either side ends the stream; return whether it was refused."""
         loop = asyncio.get_running_loop()
         hello_s = self._config.hello_interval_ms / 1000
         options = (*COMMON_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
@@ -501,7 +501,7 @@ class _PeerStream:
             raise TimeoutError
 
     def _on_reply(self, reply: RaftExchangeReply) -> bool:
-        """Take note of how the peer ended the stream; whether it had refused it."""
+        """Take note of how the peer ended the stream; return whether it refused it."""
         if reply.refusal == RaftExchangeReply.REFUSAL_UNSPECIFIED:
             return False
         log.warning("stream refused by peer peer=%s why=%s", self._member_id, reply.detail)

@@ -61,7 +61,7 @@ class Waiting:
         return pending.proposed_at
 
     def fail_proposals(self, reason: str, before_term: int) -> None:
-        """Nobody will know what came of what was proposed before the term."""
+        """End the proposals from before the term: their fate is unknown."""
         lost = {i: p for i, p in self._proposals.items() if p.term < before_term}
         for index, pending in lost.items():
             del self._proposals[index]

@@ -172,7 +172,7 @@ class Applier:
     async def led(self, partition_ids: Sequence[int]) -> bool:
         """Wait until what this node queued as the primary of these is durable or refused; return
         whether there was something. Before that, neither the position of such a copy nor the
-        journal tells of it, and a tail that nobody knows of would not be repaired (rule 12).
+        journal tells of it, and a tail that is not known would not be repaired (rule 12).
         """
         partitions = np.zeros(len(self.busy), np.bool_)
         partitions[partition_ids] = True
@@ -285,7 +285,7 @@ class Applier:
 
 
 def retrieved(done: asyncio.Future[None]) -> None:
-    """Look at a future's error: who does not wait for it need not hear that nobody did."""
+    """Look at a future's error, so that asyncio does not log it as never retrieved."""
     if not done.cancelled():
         done.exception()
 

@@ -179,7 +179,7 @@ class Link:
         )
 
     def _send(self, request: wire.FollowRequest) -> None:
-        """Send, unless the stream is gone: then whoever receives hears of it."""
+        """Send, unless the stream is gone: then the task that receives hears of it."""
         if self._stream is not None:
             with contextlib.suppress(PeerLostError):
                 self._stream.send(request)

@@ -1,4 +1,4 @@
-"""When a node that is about to stop may go: nobody else's writes wait for it any more. Pure."""
+"""When a node that is about to stop may go: no other node's writes wait for it. Pure."""
 
 from __future__ import annotations
 

@@ -519,7 +519,7 @@ class Proposals:
         return bool(self._leading.departing[self._leading.slots[number]])
 
     def _serve_again(self, p: int, now: float) -> None:
-        """Nothing was proposed: nobody else can have been told to lead."""
+        """Nothing was proposed: no other node can have been told to lead."""
         del self.hand_overs[p]
         self._set_stopped(p, bool(self._leading.broken[p]))
         self._again_at[p] = now + _AGAIN_S

@@ -247,7 +247,7 @@ class ReplicaTracker:
         self.leaving[:, p] &= self.in_sync[:, p]
 
     def _lose(self, p: int) -> None:
-        """The partition is another's to lead, or nobody's: nothing waits for its followers."""
+        """Another node leads the partition, or none: nothing waits for its followers."""
         self.epochs[p] = 0
         self.ready[p] = self.broken[p] = False
         for mask in (self.proposed, self.joining, self.leaving, self.opened, self.positioned):

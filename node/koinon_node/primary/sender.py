@@ -196,7 +196,7 @@ class Sender:
         self.streams: dict[NodeNumber, FollowerStream] = {}
 
     def send(self, group: CommitGroup, previous: U64Array) -> None:
-        """Send the group, which has each partition once, to whoever has its partitions open.
+        """Send the group, which has each partition once, to all who have its partitions open.
         ``previous``: what was streamed of these before.
         """
         pending, touched, lasts, merges = group.records, group.touched, group.lasts, group.merges()

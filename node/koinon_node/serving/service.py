@@ -167,7 +167,7 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
         *,
         want_versions: bool,
     ) -> ReadAnswer:
-        """Read, and count what came of it."""
+        """Read, and count rows and refusals."""
         try:
             answer = await self._engine.read(
                 keys, partition_ids, table_version, want_versions=want_versions
@@ -179,7 +179,7 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
         return answer
 
     async def _write(self, batch: WriteBatch) -> WriteAnswer:
-        """Write, and count what came of it."""
+        """Write, and count rows and refusals."""
         try:
             answer = await self._engine.write(batch)
         except BaseException as error:

@@ -223,7 +223,7 @@ class Store:
         self._put_meta({STORE_ID: store_id, NEXT_STORE_ID: ""})
 
     def claim(self, node_id: str) -> None:
-        """Make the store this node's, if it is nobody's yet.
+        """Make the store this node's, if it is new.
 
         Raises:
             DataDirectoryError: it is another node's. Registered under this id it would pass for a

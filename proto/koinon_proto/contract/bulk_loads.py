@@ -8,7 +8,7 @@ from enum import IntEnum
 LOAD_ATTEMPTS_MAX = 100_000
 """How many attempts a load may be committed with: its tasks."""
 LOAD_TIMEOUT_MS = 30 * 60 * 1000
-"""A load that nobody touches for so long is aborted, unless it was opened with another time."""
+"""A load that is not touched for so long is aborted, unless it was opened with another time."""
 LOAD_TIMEOUT_MS_MIN = 10_000
 LOAD_TIMEOUT_MS_MAX = 30 * 24 * 3600 * 1000
 LOAD_NAME_CHARS_MAX = 128

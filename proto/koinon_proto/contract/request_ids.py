@@ -32,7 +32,7 @@ os.register_at_fork(after_in_child=_begin_anew)
 
 
 def fresh() -> str:
-    """Return an id that nobody else has: eight random digits of this process's, and a counter."""
+    """Return an id of its own for a call: eight random digits of this process's, and a counter."""
     return f"{_prefix}-{next(_numbers):x}"
 
 

@@ -233,7 +233,7 @@ class Loads:
     def apply(
         self, command: LoadCommand, *, index: int, partition_count: int
     ) -> LoadOutcome | Rejected:
-        """Apply a committed command; say what came of it. ``index``: its place in the log."""
+        """Apply a committed command; return its result. ``index``: its place in the log."""
         if index < 1 and isinstance(command, OpenLoad):
             raise ValueError("a load is named by its command's place in the log, from 1 up")
         judged = self.judge(command, partition_count)

@@ -1,4 +1,4 @@
-"""What can be committed, and what comes of it.
+"""The commands that can be committed, and their results.
 
 A command is decided by the leader, carried by the log, and applied by every member. It names the
 epochs that it was decided on, so that it has an effect once at most, however often a retry or a

@@ -148,7 +148,7 @@ def forced(row: PartitionRow, node: NodeNumber, *, version: int) -> PartitionRow
 
 
 def _led_anew(row: PartitionRow, primary: NodeNumber) -> PartitionRow | None:
-    """The row under a new primary epoch, which nobody has acknowledged yet."""
+    """The row under a new primary epoch, which no node has acknowledged yet."""
     if row.primary_epoch >= PRIMARY_EPOCH_MAX:
         return None
     return replace(

@@ -171,7 +171,7 @@ def with_status(known: NodeRecord, status: NodeStatus, version: int) -> NodeReco
 
 
 def is_copy(known: NodeRecord, command: RegisterNode) -> bool:
-    """Whether this is the registration that made the current epoch, which nobody has used yet."""
+    """Return whether this registration made the current epoch, which is not used yet."""
     return (
         not known.confirmed
         and known.registration_id == command.registration_id

@@ -211,7 +211,7 @@ class ClusterState:
     # --- applying -----------------------------------------------------------------------------
 
     def apply(self, command: Command, index: int = 0) -> Result:
-        """Apply a committed command; say what came of it. ``index`` is its place in the log, which
+        """Apply a committed command; return its result. ``index`` is its place in the log, which
         only the opening of a load needs.
         """
         if isinstance(command, LoadCommand):

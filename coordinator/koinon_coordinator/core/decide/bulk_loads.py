@@ -277,7 +277,7 @@ class Activity:
     def touch(
         self, load_id: int, now: float, *, attempt: int = 0, rows: int = 0, size_bytes: int = 0
     ) -> None:
-        """Somebody is at work on the load; an attempt has staged so much of it so far."""
+        """Note that a job is at work on the load; an attempt has staged so much so far."""
         work = self._works.setdefault(load_id, _Work(touched_at=now))
         work.touched_at = now
         is_room = attempt in work.staged or len(work.staged) < LOAD_ATTEMPTS_MAX
@@ -293,12 +293,12 @@ class Activity:
         return sum(rows for rows, _ in sizes), sum(size for _, size in sizes)
 
     def idle_s(self, load_id: int, now: float) -> float:
-        """Return for how long nobody has touched the load, as far as this leader knows."""
+        """Return for how long the load was not touched, as far as this leader knows."""
         work = self._works.get(load_id)
         return max(0.0, now - work.touched_at) if work is not None else 0.0
 
     def tick(self, now: float, loads: Mapping[int, Load], *, pause_s: float) -> list[Load]:
-        """Return the open loads that nobody has touched for their time, until each is held. For one
+        """Return the open loads that were not touched for their time, until each is held. For one
         that is seen for the first time it begins now.
 
         Ticks further apart than ``pause_s`` mean that this process stood still: nobody could touch

@@ -126,7 +126,8 @@ class Fences:
         }
 
     def tick(self, now: float, *, pause_s: float) -> None:
-        """Leave out the time in which this process stood still: nobody could register meanwhile."""
+        """Leave out the time in which this process stood still: no node could register
+        meanwhile."""
         gap, self._looked_at = now - self._looked_at, now
         if gap > pause_s:
             self._since = {key: since + gap for key, since in self._since.items()}

@@ -259,7 +259,7 @@ class RaftCore:
     # -- roles
 
     def _restart_election_timer(self, now: float) -> None:
-        """Elections that nobody won spread the next campaigns out: where the members are slow, a
+        """Elections without a winner spread the next campaigns out: where the members are slow, a
         vote may take longer than the time-out, and those who campaign all at once go on to.
         """
         wider = min(1 << max(0, self._campaigns - 2), _WIDER_MAX)
