@@ -104,7 +104,7 @@ def waits_only_for_followers_that_are_connected() -> None:
 @mutant
 def widens_in_sync_before_catch_up() -> None:
     def make(_: Any) -> Any:
-        def choose(self: Proposals, late: Any) -> Any:
+        def choose(self: Proposals, late: Any, reached: Any) -> Any:
             view = self._leading
             return view.replicas & ~view.in_sync & view.live[:, None] & view.led
 
