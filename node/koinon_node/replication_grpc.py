@@ -44,6 +44,7 @@ from koinon_proto.server.rpc import (
     TakesServices,
     bounded,
     error_of,
+    status_text,
     typed_errors,
     typed_stream,
 )
@@ -452,7 +453,7 @@ def _lost(reason: str) -> PeerLostError:
 
 def _error_of(error: Any, address: str) -> KoinonError:
     """Return what the other side said, or that it is lost."""
-    return error_of(error) or _lost(f"{address}: {error.code().name}: {error.details()}")
+    return error_of(error) or _lost(f"{address}: {status_text(error)}")
 
 
 def _retrieved(task: asyncio.Future[Any]) -> None:

@@ -10,9 +10,9 @@ import grpc
 import pytest
 
 from koinon.core.operations import WriteReply
-from koinon.core.retry import NotSentError
 from koinon.driver.node_link import Link
 from koinon_node.serving.graceful_drain import GracefulDrain
+from koinon_proto.contract.errors import NotSentError
 from koinon_proto.v1 import kv_pb2, kv_pb2_grpc
 
 CALLERS = 30

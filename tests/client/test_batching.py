@@ -8,10 +8,10 @@ import pytest
 
 from koinon.core.batching import Deferred, Kind, NodeQueue, PendingOperation, settle_singles
 from koinon.core.operations import ReadReply, WriteReply
-from koinon.core.retry import NotSentError, RetryPolicy
+from koinon.core.retry import RetryPolicy
 from koinon.core.routing import Router
 from koinon_proto.contract import errors
-from koinon_proto.contract.errors import KoinonError, ReplyTooLargeError
+from koinon_proto.contract.errors import KoinonError, NotSentError, ReplyTooLargeError
 from tests.client.tables import not_primary, update
 
 UNKNOWN = errors.UnknownFateError(reason="cut")

@@ -20,10 +20,10 @@ from koinon.core.operations import (
     WriteRows,
     attempt_timeout_s,
 )
-from koinon.core.retry import NotSentError, RetryPolicy
+from koinon.core.retry import RetryPolicy
 from koinon.core.routing import Router, Routing
 from koinon_proto.contract import errors
-from koinon_proto.contract.errors import KoinonError
+from koinon_proto.contract.errors import KoinonError, NotSentError
 from tests.client.tables import not_primary, update
 
 UNKNOWN = errors.UnknownFateError(reason="cut")

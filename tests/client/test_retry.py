@@ -9,14 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koinon.core.retry import (
-    NotSentError,
     RetryAfter,
     RetryPolicy,
     decide,
     final_error,
 )
 from koinon_proto.contract import errors
-from koinon_proto.contract.errors import KoinonError
+from koinon_proto.contract.errors import KoinonError, NotSentError
 from tests.client.tables import not_primary
 
 UNKNOWN = errors.UnknownFateError(reason="cut")

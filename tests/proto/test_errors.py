@@ -17,7 +17,7 @@ ALL = [
     for cls in vars(errors).values()
     if isinstance(cls, type) and issubclass(cls, KoinonError) and is_dataclass(cls)
 ]
-LOCAL_ONLY = {errors.DataDirectoryError, errors.WrongEventLoopError}
+LOCAL_ONLY = {errors.DataDirectoryError, errors.NotSentError, errors.WrongEventLoopError}
 
 
 def sample(cls: type[KoinonError]) -> KoinonError:

@@ -17,7 +17,6 @@ from typing import Any
 from koinon.core.operations import ReadReply, WriteReply
 from koinon.core.retry import (
     AT_ONCE,
-    NotSentError,
     RetryAfter,
     RetryPolicy,
     decide,
@@ -25,7 +24,12 @@ from koinon.core.retry import (
 )
 from koinon.core.routing import Router
 from koinon.types import Durability, Entry
-from koinon_proto.contract.errors import KoinonError, ReplyTooLargeError, UnknownFateError
+from koinon_proto.contract.errors import (
+    KoinonError,
+    NotSentError,
+    ReplyTooLargeError,
+    UnknownFateError,
+)
 
 
 class Kind(Enum):

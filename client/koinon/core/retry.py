@@ -21,6 +21,7 @@ from koinon_proto.contract.errors import (
     KoinonError,
     LeaseExpiredError,
     NotPrimaryError,
+    NotSentError,
     PartitionOfflineError,
     ResourceExhaustedError,
     TableBehindError,
@@ -28,11 +29,6 @@ from koinon_proto.contract.errors import (
     UnknownFateError,
     WrongClusterError,
 )
-
-
-@dataclass(kw_only=True, eq=False)
-class NotSentError(UnavailableError):
-    """There was no connection to the node; the request never left."""
 
 
 @dataclass(frozen=True, slots=True)

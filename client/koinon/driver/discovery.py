@@ -12,12 +12,17 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from koinon.core.retry import NotSentError, RetryAfter, final_error
+from koinon.core.retry import RetryAfter, final_error
 from koinon.core.routing import PartitionIds, RefreshSchedule, Router
 from koinon.driver.node_link import Link
 from koinon.driver.request_ids import operation
 from koinon_proto.contract import convert
-from koinon_proto.contract.errors import ClusterNotReadyError, KoinonError, UnavailableError
+from koinon_proto.contract.errors import (
+    ClusterNotReadyError,
+    KoinonError,
+    NotSentError,
+    UnavailableError,
+)
 from koinon_proto.v1 import admin_pb2, table_pb2
 
 log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from koinon.core.operations import (
     WriteRows,
     attempt_timeout_s,
 )
-from koinon.core.retry import NotSentError, RetryAfter, RetryPolicy
+from koinon.core.retry import RetryAfter, RetryPolicy
 from koinon.core.routing import PartitionIds, Router, Routing
 from koinon.core.row_chunks import Chunk, delete_chunks, put_chunks
 from koinon.driver import request_ids
@@ -33,6 +33,7 @@ from koinon.options import ClientOptions
 from koinon.types import Durability
 from koinon_proto.contract.errors import (
     KoinonError,
+    NotSentError,
     ReplyTooLargeError,
     ResourceExhaustedError,
     UnavailableError,

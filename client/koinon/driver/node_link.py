@@ -14,12 +14,16 @@ from typing import Any
 import grpc
 
 from koinon.core.operations import ReadReply, WriteReply
-from koinon.core.retry import NotSentError
 from koinon.core.scanning import ScanReply
 from koinon.driver import request_ids
 from koinon.driver.connection import Connection
 from koinon_proto.contract import convert
-from koinon_proto.contract.errors import KoinonError, ResourceExhaustedError, UnknownFateError
+from koinon_proto.contract.errors import (
+    KoinonError,
+    NotSentError,
+    ResourceExhaustedError,
+    UnknownFateError,
+)
 from koinon_proto.server import rpc
 from koinon_proto.v1 import kv_pb2, table_pb2
 
@@ -208,14 +212,11 @@ def _cancelling() -> bool:
 
 
 def _error_of(failure: grpc.aio.AioRpcError, address: str, *, write: bool) -> KoinonError:
-    typed = rpc.error_of(failure)
-    if typed is not None:
-        return typed
-    reason = f"{address}: {failure.code().name.lower()}: {failure.details()}"
-    if failure.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and not write:
+    error = rpc.fate_of(failure, at=address)
+    if error.maybe_applied and failure.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and not write:
         # One of gRPC's own limits. To a write it may be its reply that was over it.
         return ResourceExhaustedError(resource=f"gRPC at {address} ({failure.details()})", limit=0)
-    return UnknownFateError(reason=reason)
+    return error
 
 
 def _refused(refusals: Sequence[kv_pb2.Refusal]) -> dict[int, KoinonError]:

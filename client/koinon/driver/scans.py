@@ -6,12 +6,12 @@ import asyncio
 
 from koinon.core import limits
 from koinon.core.operations import attempt_timeout_s
-from koinon.core.retry import NotSentError, final_error
+from koinon.core.retry import final_error
 from koinon.core.scanning import ScanCall, ScanProgress, ScanReply
 from koinon.driver import request_ids
 from koinon.driver.engine import Engine
 from koinon.types import Entry
-from koinon_proto.contract.errors import InvalidArgumentError, KoinonError
+from koinon_proto.contract.errors import InvalidArgumentError, KoinonError, NotSentError
 from koinon_proto.contract.table import MAX_KEY_BYTES
 from koinon_proto.v1 import kv_pb2
 

@@ -9,26 +9,18 @@ that may be made twice, if no later attempt was answered.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
-
-import grpc
+from typing import Any, Self, cast
 
 from koinon.driver.request_ids import operation
 from koinon.operate.bulk_loads import LoadsClient, LoadView
-from koinon.operate.coordinators import ATTEMPT_TIMEOUT_S, RETRY_PAUSE_S, Coordinators, why
+from koinon.operate.coordinators import ATTEMPT_TIMEOUT_S, RETRY_PAUSE_S, STEADY, Coordinators
 from koinon.operate.moves import MovesView, Plan, PlanRequest, moves_from_proto, plan_from_proto
 from koinon_proto.contract import convert
-from koinon_proto.contract.errors import (
-    KoinonError,
-    NotLeaderError,
-    UnavailableError,
-    UnknownFateError,
-)
+from koinon_proto.contract.leader_search import Pace, Repeat
 from koinon_proto.contract.table import (
     MoveSettings,
     NodeStatus,
@@ -36,10 +28,9 @@ from koinon_proto.contract.table import (
     Table,
     apply_update,
 )
-from koinon_proto.server import rpc
-from koinon_proto.v1 import admin_pb2
+from koinon_proto.v1 import admin_pb2, admin_pb2_grpc
 
-Reply = TypeVar("Reply")
+IMPATIENT = Pace(attempt_s=ATTEMPT_TIMEOUT_S, pause_s=RETRY_PAUSE_S)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,7 +214,7 @@ class Admin:
             UnavailableError: no leader could be reached inside the deadline.
         """
         message = request.to_proto()
-        reply = self._at_leader("PlanMoves", message, reads=True)
+        reply = self._at_leader("PlanMoves", message, Repeat.READ)
         return plan_from_proto(reply)
 
     def execute(self, request: PlanRequest, plan_id: str) -> None:
@@ -239,7 +230,7 @@ class Admin:
     def moves(self) -> MovesView:
         """Return the moves that are queued or under way, and how they go on."""
         message = admin_pb2.GetMovesRequest()
-        reply = self._at_leader("GetMoves", message, reads=True, attempt_s=ATTEMPT_TIMEOUT_S)
+        reply = self._at_leader("GetMoves", message, Repeat.READ, IMPATIENT)
         return moves_from_proto(reply)
 
     def cancel_moves(self, partition_ids: Sequence[int] = ()) -> tuple[int, int]:
@@ -266,7 +257,7 @@ class Admin:
         message = admin_pb2.SetMovesRequest(
             **{name: value for name, value in given.items() if value is not None}
         )
-        reply = self._at_leader("SetMoves", message, again=True)
+        reply = self._at_leader("SetMoves", message, Repeat.CHANGE)
         return convert.settings_from_proto(reply)
 
     def set_node_status(self, node_id: str, status: NodeStatus) -> None:
@@ -277,12 +268,12 @@ class Admin:
             MembershipChangeError: it is still a replica of something, or has left.
         """
         message = admin_pb2.SetNodeStatusRequest(node_id=node_id, status=cast(Any, int(status)))
-        self._at_leader("SetNodeStatus", message, again=True)
+        self._at_leader("SetNodeStatus", message, Repeat.CHANGE)
 
     def restore_primaries(self) -> int:
         """Give partitions back to their preferred primaries; return how many are to change."""
         message = admin_pb2.RestorePrimariesRequest()
-        reply = self._at_leader("RestorePrimaries", message, again=True)
+        reply = self._at_leader("RestorePrimaries", message, Repeat.CHANGE)
         return int(reply.wanted)
 
     def force_primaries(self, wanted: Mapping[int, str]) -> tuple[dict[int, int], dict[int, str]]:
@@ -322,43 +313,17 @@ class Admin:
 
     @operation()
     def _at_leader(
-        self,
-        method: str,
-        request: Any,
-        *,
-        again: bool = False,
-        reads: bool = False,
-        attempt_s: float = math.inf,
+        self, method: str, request: Any, repeat: Repeat = Repeat.NOTHING, pace: Pace = STEADY
     ) -> Any:
-        """Call the leader, whoever it is by then, of the cluster that is meant. ``again``: the call
-        may be made twice, as may one that ``reads``. Where an attempt of another may have taken
-        effect, so may the call.
-        """
-        deadline = time.monotonic() + self._timeout_s
-        error: KoinonError = UnavailableError(reason="no coordinator leads")
-        unknown = False
-        while (left := deadline - time.monotonic()) > 0:
-            try:
-                leader = self._coordinators.leader_address(deadline)
-                if leader:
-                    request.cluster_id = self._coordinators.cluster_id
-                    call = getattr(self._coordinators.admin(leader), method)
-                    return call(request, timeout=min(left, attempt_s))
-            except grpc.RpcError as failure:
-                error = rpc.error_of(failure) or UnknownFateError(reason=why(failure))
-                unknown = unknown or error.maybe_applied
-                repeated = (again or reads) and (error.maybe_applied or error.retriable)
-                if not repeated and not isinstance(error, NotLeaderError):
-                    raise error from failure
-            except UnavailableError as nobody:
-                if not unknown:
-                    raise
-                error = nobody
-            time.sleep(RETRY_PAUSE_S)
-        reason = str(error)
-        if unknown and not reads:
-            raise UnknownFateError(reason=f"the coordinators' leader: {reason}") from error
-        raise UnavailableError(reason=reason)
+        """Call the leader, whichever coordinator that is by then."""
+        return self._coordinators.ask_leader(
+            admin_pb2_grpc.AdminStub,
+            method,
+            request,
+            timeout_s=self._timeout_s,
+            repeat=repeat,
+            pace=pace,
+        )
 
 
 def count_by_primary(table: Table) -> dict[int, int]:

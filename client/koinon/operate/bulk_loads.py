@@ -8,34 +8,21 @@ again, of the next leader if need be, until its time is over.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, cast
 
-import grpc
-
 from koinon.driver.request_ids import operation
-from koinon.operate.coordinators import ATTEMPT_TIMEOUT_S, RETRY_PAUSE_S, Coordinators, why
+from koinon.operate.coordinators import ATTEMPT_TIMEOUT_S, RETRY_PAUSE_S, Coordinators
 from koinon_proto.contract.bulk_loads import LoadMode, LoadState, StreamBatch
-from koinon_proto.contract.errors import (
-    KoinonError,
-    NotLeaderError,
-    UnavailableError,
-    UnknownFateError,
-    UnsupportedVersionError,
-)
-from koinon_proto.server import rpc
+from koinon_proto.contract.leader_search import Pace, Repeat, Route
 from koinon_proto.v1 import loads_pb2, loads_pb2_grpc
 
 __all__ = ["LoadMode", "LoadState", "LoadView", "LoadsClient", "OpenedLoad", "StreamBatch"]
 
 TIMEOUT_S = 30.0
-RETRY_PAUSE_S_MAX = 0.5
-ATTEMPT_TIMEOUT_S_MAX = 10.0
-AGAIN_S_MIN = 0.1
-"""A call is not made with less time: what is known of its fate is worth more than another try."""
+PACE = Pace(attempt_s=ATTEMPT_TIMEOUT_S, attempt_s_max=10.0, pause_s=RETRY_PAUSE_S, pause_s_max=0.5)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +64,7 @@ class LoadView:
 class LoadsClient:
     """See the module's text. Every method raises, beside what it names:
 
-    NotLeaderError, UnavailableError: nobody answered, or nobody leads, until the time was over.
+    UnavailableError: nobody answered, or nobody leads, until the time was over.
     UnknownFateError: it was asked, and no answer came until the time was over; ask again.
     WrongClusterError: the coordinators belong to another cluster than ``cluster_id``.
     """
@@ -96,11 +83,10 @@ class LoadsClient:
             ConfigurationError: no address is given, or one is not host:port.
         """
         self.timeout_s = timeout_s
-        self.cluster_id = cluster_id
         if isinstance(coordinators, str):
             coordinators = Coordinators(coordinators, cluster_id)
         self._coordinators = coordinators
-        self._leader = ""  # as last known; threads may each learn better
+        self._route = Route()  # whom calls found to lead; threads may each learn better
 
     def __enter__(self) -> Self:
         return self
@@ -137,7 +123,6 @@ class LoadsClient:
             ResourceExhaustedError: too many loads are open or being merged.
         """
         request = loads_pb2.OpenLoadRequest(
-            cluster_id=self.cluster_id,
             job_id=job_id,
             mode=cast(Any, int(mode)),
             prefix=prefix,
@@ -164,7 +149,6 @@ class LoadsClient:
             LoadClosedError: the load is not open any more, or was never opened.
         """
         request = loads_pb2.TouchLoadRequest(
-            cluster_id=self.cluster_id,
             load_id=load_id,
             attempt=attempt,
             rows=rows,
@@ -193,7 +177,6 @@ class LoadsClient:
             InvalidArgumentError: attempts or partitions break a rule; nothing was committed.
         """
         request = loads_pb2.CommitLoadRequest(
-            cluster_id=self.cluster_id,
             load_id=load_id,
             attempts=attempts,
             partition_ids=partition_ids,
@@ -208,9 +191,7 @@ class LoadsClient:
         Raises:
             LoadClosedError: it is committed, or was never opened.
         """
-        request = loads_pb2.AbortLoadRequest(
-            cluster_id=self.cluster_id, load_id=load_id, reason=reason
-        )
+        request = loads_pb2.AbortLoadRequest(load_id=load_id, reason=reason)
         return _state(self._call("AbortLoad", request).state)
 
     # --- what there is ----------------------------------------------------------------------------
@@ -224,63 +205,24 @@ class LoadsClient:
         return next(iter(self._views(load_id)), None)
 
     def _views(self, load_id: int) -> tuple[LoadView, ...]:
-        request = loads_pb2.GetLoadsRequest(cluster_id=self.cluster_id, load_id=load_id)
-        return views_from_proto(self._call("GetLoads", request, reads=True))
+        request = loads_pb2.GetLoadsRequest(load_id=load_id)
+        return views_from_proto(self._call("GetLoads", request, Repeat.READ))
 
     # --- calling the leader -----------------------------------------------------------------------
 
     @operation()
-    def _call(self, method: str, request: Any, *, reads: bool = False) -> Any:
+    def _call(self, method: str, request: Any, repeat: Repeat = Repeat.CHANGE) -> Any:
         """Call the leader until it answers for good, or the time is over."""
-        deadline = time.monotonic() + self.timeout_s
-        attempt_s, pause_s = ATTEMPT_TIMEOUT_S, RETRY_PAUSE_S
-        error: KoinonError = UnavailableError(reason="no coordinator leads")
-        unknown = False  # what an attempt without an answer came to
-        while True:
-            address = self._leader
-            try:
-                address = address or self._coordinators.leader_address(deadline)
-                if address:
-                    request.cluster_id = self.cluster_id or self._coordinators.cluster_id
-                    left_s = max(AGAIN_S_MIN, deadline - time.monotonic())
-                    reply = self._stub(address, method)(request, timeout=min(left_s, attempt_s))
-                    self._leader = address
-                    return reply
-            except grpc.RpcError as failure:
-                error = _judged(failure)
-                unknown = unknown or error.maybe_applied
-                self._leader = ""
-                if isinstance(error, NotLeaderError) and error.leader_address != address:
-                    self._leader = error.leader_address
-            except UnavailableError as nobody:
-                error = nobody
-            if not (error.retriable or error.maybe_applied):
-                raise error
-            if deadline - time.monotonic() - pause_s < AGAIN_S_MIN:
-                break
-            time.sleep(pause_s)
-            attempt_s = min(2 * attempt_s, ATTEMPT_TIMEOUT_S_MAX)
-            pause_s = min(1.5 * pause_s, RETRY_PAUSE_S_MAX)
-        reason = error.reason if isinstance(error, UnknownFateError) else str(error)
-        if reads and error.maybe_applied:
-            raise UnavailableError(reason=f"the coordinators' leader: {reason}") from error
-        if unknown and not reads:
-            raise UnknownFateError(reason=f"the coordinators' leader: {reason}") from error
-        raise error
-
-    def _stub(self, address: str, method: str) -> Any:
-        channel = self._coordinators.channel(address)
-        return getattr(loads_pb2_grpc.LoadsStub(channel), method)
-
-
-def _judged(failure: grpc.RpcError) -> KoinonError:
-    """Return what a failed call comes to."""
-    error = rpc.error_of(failure)
-    if error is not None:
-        return error
-    if failure.code() is grpc.StatusCode.UNIMPLEMENTED:
-        return UnsupportedVersionError(what="the coordinators' bulk loads", version=0, supported=1)
-    return UnknownFateError(reason=why(failure))
+        return self._coordinators.ask_leader(
+            loads_pb2_grpc.LoadsStub,
+            method,
+            request,
+            timeout_s=self.timeout_s,
+            repeat=repeat,
+            pace=PACE,
+            route=self._route,
+            unimplemented="the coordinators' bulk loads",
+        )
 
 
 def views_from_proto(reply: loads_pb2.GetLoadsResponse) -> tuple[LoadView, ...]:

@@ -12,6 +12,8 @@ from __future__ import annotations
 import queue
 import time
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -21,14 +23,19 @@ from koinon.options import parse_addresses
 from koinon_proto.contract.errors import (
     ConfigurationError,
     KoinonError,
+    NotLeaderError,
+    NotSentError,
     UnavailableError,
     WrongClusterError,
 )
+from koinon_proto.contract.leader_search import LeaderSearch, Pace, Repeat, Route
 from koinon_proto.server import rpc
+from koinon_proto.server.leader_calls import ask_leader
 from koinon_proto.v1 import admin_pb2, admin_pb2_grpc
 
 ATTEMPT_TIMEOUT_S = 2.0
 RETRY_PAUSE_S = 0.05
+STEADY = Pace(pause_s=RETRY_PAUSE_S)
 
 
 class Coordinators(Channels):
@@ -57,7 +64,7 @@ class Coordinators(Channels):
         Raises:
             ConfigurationError: the addresses are of several clusters, none of them that of most.
             WrongClusterError: all that answer are another cluster's.
-            UnavailableError: nobody answered.
+            NotSentError: nobody answered.
         """
         arrived: queue.Queue[tuple[str, grpc.Future[admin_pb2.ClusterStatus]]] = queue.Queue()
         asked: set[str] = set()
@@ -82,7 +89,7 @@ class Coordinators(Channels):
             try:
                 answer = future.result()
             except grpc.RpcError as failure:
-                reasons.append(f"{address}: {why(failure)}")
+                reasons.append(f"{address}: {rpc.in_words(failure)}")
                 refusal = rpc.error_of(failure)
                 wrong = refusal if isinstance(refusal, WrongClusterError) else wrong
                 continue
@@ -94,7 +101,7 @@ class Coordinators(Channels):
         if not answers and wrong is not None:
             raise wrong
         if not answers:
-            raise UnavailableError(reason=f"no coordinator answers ({'; '.join(sorted(reasons))})")
+            raise NotSentError(reason=f"no coordinator answers ({'; '.join(sorted(reasons))})")
         return answers
 
     def _is_enough(self, answers: dict[str, admin_pb2.ClusterStatus]) -> bool:
@@ -127,31 +134,58 @@ class Coordinators(Channels):
             return None
         return WrongClusterError(expected_cluster_id=other, actual_cluster_id=meant)
 
-    def leader_address(self, deadline: float) -> str:
+    def _leader_address(self, deadline: float) -> str:
         """Return where the leader has answered, or else is by the best informed member; '' if none
         leads. (The address that it gives to the others may mean nothing here.)
 
         Raises:
-            UnavailableError: nobody answered.
+            NotSentError: nobody answered.
         """
         answers = self.ask_all(deadline)
         address, best = max(answers.items(), key=lambda item: (item[1].is_leader, item[1].term))
         return address if best.is_leader else best.leader_address
 
+    def ask_leader(
+        self,
+        stub: Callable[[grpc.Channel], Any],
+        method: str,
+        request: Any,
+        *,
+        timeout_s: float,
+        repeat: Repeat,
+        pace: Pace = STEADY,
+        route: Route | None = None,
+        unimplemented: str = "",
+    ) -> Any:
+        """Call a method of the leader, of the cluster that is meant; return its answer.
+
+        Args:
+            timeout_s: for all attempts together, and for finding the leader.
+            route: whom earlier calls found to lead. Without it, members are asked who leads before
+                each attempt, and where none answers the first time, the call ends at once.
+            unimplemented: what coordinators lack that do not know the method.
+
+        Raises:
+            UnavailableError: nobody answered, or nobody led, until the time was over.
+            KoinonError: as ``LeaderSearch.failure``.
+        """
+        deadline = time.monotonic() + timeout_s
+        route = route or Route(current=self._leader_address(deadline))
+        search = LeaderSearch(route, repeat, pace=pace, deadline=deadline)
+
+        def attempt() -> Any:
+            search.asked = search.asked or self._leader_address(deadline)
+            if not search.asked:
+                raise NotSentError(reason="no coordinator leads")
+            request.cluster_id = self.cluster_id
+            call = getattr(stub(self.channel(search.asked)), method)
+            return call(request, timeout=search.timeout_s(time.monotonic()))
+
+        try:
+            return ask_leader(search, attempt, partial(rpc.fate_of, unimplemented=unimplemented))
+        except NotLeaderError as error:
+            raise UnavailableError(reason=str(error)) from error
+
 
 def _cluster_of(answer: admin_pb2.ClusterStatus) -> str:
     return answer.table.cluster.cluster_id
-
-
-def why(failure: grpc.RpcError) -> str:
-    """Return in words how a call failed."""
-    error: KoinonError | None = rpc.error_of(failure)
-    if error is not None:
-        return str(error)
-    call: Any = failure
-    code = call.code()
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return "no answer in time"
-    if code is grpc.StatusCode.UNAVAILABLE:
-        return "not reachable"
-    return f"{code.name}: {call.details()}"

@@ -14,8 +14,8 @@ import grpc
 
 from koinon.driver.channels import Channels
 from koinon.operate.admin import ClusterStatus
-from koinon.operate.coordinators import why
 from koinon_proto.contract.table import NodeNumber, Table
+from koinon_proto.server import rpc
 from koinon_proto.v1 import replication_pb2, replication_pb2_grpc
 
 SIZES_S_MAX = 3.0
@@ -79,7 +79,7 @@ class Replicas(Channels):
             try:
                 copies = call.result().copies
             except grpc.RpcError as failure:
-                silent[number] = why(failure)
+                silent[number] = rpc.in_words(failure)
                 continue
             for copy in copies:
                 found[number, copy.partition_id] = Checksum(

@@ -14,7 +14,6 @@ import grpc
 import numpy as np
 
 from koinon.driver.channels import Channels
-from koinon.operate.coordinators import why
 from koinon.operate.hotspots import (
     MEASURES,
     READ_BYTES,
@@ -31,6 +30,7 @@ from koinon.operate.hotspots import (
     rates,
 )
 from koinon_proto.contract.table import NodeInfo, NodeStatus, Table
+from koinon_proto.server import rpc
 from koinon_proto.v1 import traffic_pb2, traffic_pb2_grpc
 
 ANSWER_S_MAX = 2.0
@@ -145,7 +145,7 @@ def _answers(calls: Mapping[int, Any]) -> tuple[dict[int, Any], dict[int, str]]:
         try:
             answers[number] = call.result()
         except grpc.RpcError as failure:
-            silent[number] = why(failure)
+            silent[number] = rpc.in_words(failure)
     return answers, silent
 
 

@@ -24,8 +24,6 @@ from koinon_proto.contract.errors import (
     ClusterNotReadyError,
     KoinonError,
     UnavailableError,
-    UnknownFateError,
-    UnsupportedVersionError,
 )
 from koinon_proto.server import rpc
 from koinon_proto.v1 import kv_pb2, loads_pb2_grpc, table_pb2, table_pb2_grpc
@@ -137,20 +135,11 @@ class Cluster(Channels):
             try:
                 return method(request, timeout=timeout_s)
             except grpc.RpcError as failure:
-                error = _error_of(failure, address)
+                error = rpc.fate_of(failure, at=address, unimplemented="bulk loads and reads")
             except ValueError:  # the channel was closed meanwhile
                 error = UnavailableError(reason=f"{address}: the connection was closed")
             named.name(error)
             return error
-
-
-def _error_of(failure: grpc.RpcError, address: str) -> KoinonError:
-    if failure.code() is grpc.StatusCode.UNIMPLEMENTED:
-        return UnsupportedVersionError(
-            what=f"{address}: bulk loads and reads", version=0, supported=1
-        )
-    reason = f"{address}: {failure.code().name.lower()}: {failure.details()}"
-    return rpc.error_of(failure) or UnknownFateError(reason=reason)
 
 
 class Retries:

@@ -32,13 +32,11 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Protocol
 
-import grpc
-
 from koinon_node.config import NodeConfig
 from koinon_node.core.assignment import Adoption, Assignment, HostCommand, ServedPartitions
 from koinon_node.core.lease import NO_LEASE, heartbeat_timeout_s
 from koinon_node.core.loop_watchdog import LoopWatchdog
-from koinon_node.membership.coordinator_calls import Connect, Coordinators, Route, connect
+from koinon_node.membership.coordinator_calls import Connect, Coordinators, connect
 from koinon_node.membership.table_watch import TableWatch
 from koinon_node.state import NodeState
 from koinon_node.storage.store import CLUSTER_ID, NODE_EPOCH, REGISTRATION_ID, Identity
@@ -56,6 +54,7 @@ from koinon_proto.contract.errors import (
     UnsupportedVersionError,
     WrongClusterError,
 )
+from koinon_proto.contract.leader_search import Route
 from koinon_proto.contract.table import NodeId, NodeNumber, Table, apply_update
 from koinon_proto.contract.versions import NODE_PROTOCOL_VERSION
 from koinon_proto.process.measures import Histogram
@@ -231,8 +230,8 @@ class Agent:
         )
         try:
             self._coordinators.leave(request, timeout_s=_FAREWELL_TIMEOUT_S)
-        except (KoinonError, grpc.RpcError) as error:
-            log.info("no coordinator took the farewell error=%s", _describe(error))
+        except KoinonError as error:
+            log.info("no coordinator took the farewell error=%s", error)
 
     # --- registration ----------------------------------------------------------------------
 
@@ -255,8 +254,8 @@ class Agent:
                 log.warning("registration refused: stop this process error=%s", error)
                 self._pause(_REMOVED_RETRY_S)
                 continue
-            except (KoinonError, grpc.RpcError) as error:
-                log.info("registration failed error=%s", _describe(error))
+            except KoinonError as error:
+                log.info("registration failed error=%s", error)
                 self._pause(backoff_s * random.uniform(0.5, 1.0))
                 backoff_s = min(backoff_s * 2, _BACKOFF_MAX_S)
                 continue
@@ -329,13 +328,11 @@ class Agent:
                 return
             except _FATAL:
                 raise
-            except (KoinonError, grpc.RpcError) as error:
-                log.debug("heartbeat failed error=%s", _describe(error))
+            except KoinonError as error:
+                log.debug("heartbeat failed error=%s", error)
                 self._note_lease()
                 if self._now() - last_heard > self._lease_s:
-                    log.warning(
-                        "lease lost: no coordinator acknowledges error=%s", _describe(error)
-                    )
+                    log.warning("lease lost: no coordinator acknowledges error=%s", error)
                     last_heard = self._now()
                 self._pause(random.uniform(0.01, 0.05))
                 continue
@@ -507,10 +504,6 @@ class Agent:
         self._submit(coroutine).result()
 
 
-def _describe(error: Exception) -> str:
-    if isinstance(error, grpc.Call):
-        return f"{error.code().name}: {error.details()}"
-    return str(error)
 
 
 def _resolve(waiting: asyncio.Future[None]) -> None:

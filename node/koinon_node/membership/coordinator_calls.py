@@ -19,12 +19,14 @@ from koinon_proto.contract.bounds import check_reply
 from koinon_proto.contract.errors import (
     InternalError,
     KoinonError,
-    NotLeaderError,
+    NotSentError,
     UnavailableError,
     UnknownFateError,
 )
+from koinon_proto.contract.leader_search import LeaderSearch, Repeat, Route
 from koinon_proto.contract.request_ids import onward
-from koinon_proto.server.rpc import CHANNEL_OPTIONS, error_of
+from koinon_proto.server.leader_calls import ask_leader, ask_leader_aio
+from koinon_proto.server.rpc import CHANNEL_OPTIONS, fate_of
 from koinon_proto.v1 import (
     loads_pb2,
     loads_pb2_grpc,
@@ -59,35 +61,13 @@ def connect_aio(address: str) -> Any:
     return grpc.aio.insecure_channel(address, options=_OPTIONS)
 
 
-class Route:
-    """The coordinators' addresses, and which of them is believed to lead."""
-
-    def __init__(self, addresses: Sequence[str], current: str = "") -> None:
-        self.addresses = list(addresses)
-        self.current = current or random.choice(self.addresses)
-
-    def follow(self, error: NotLeaderError) -> None:
-        """Go where a member that does not lead points to; elsewhere if it does not know."""
-        if error.leader_address and error.leader_address != self.current:
-            self.current = error.leader_address
-            if error.leader_address not in self.addresses:
-                self.addresses.append(error.leader_address)
-        else:
-            self.pass_over()
-
-    def pass_over(self) -> None:
-        """Go on to the next in turn."""
-        place = self.addresses.index(self.current)
-        self.current = self.addresses[(place + 1) % len(self.addresses)]
-
-
 class Coordinators:
     """Blocking calls to the leader, for one thread. ``close`` may be called from any."""
 
     def __init__(
         self, addresses: Sequence[str], now: Callable[[], float], connect: Connect = connect
     ) -> None:
-        self.route = Route(addresses)
+        self.route = Route(addresses, random.choice(addresses))
         self._now = now
         self._connect = connect
         self._channels: dict[str, grpc.Channel] = {}
@@ -95,7 +75,9 @@ class Coordinators:
     def register(self, request: membership_pb2.RegisterRequest) -> membership_pb2.RegisterResponse:
         """Ask once around; raises the last failure if nobody answered."""
         reply: membership_pb2.RegisterResponse = self._around(
-            lambda stub: stub.Register(request, timeout=_REGISTER_TIMEOUT_S, metadata=onward())
+            lambda stub: _sensible(
+                stub.Register(request, timeout=_REGISTER_TIMEOUT_S, metadata=onward())
+            )
         )
         return reply
 
@@ -106,41 +88,23 @@ class Coordinators:
 
         def attempt(stub: Any) -> tuple[membership_pb2.HeartbeatResponse, float]:
             sent_at = self._now()
-            return stub.Heartbeat(request, timeout=timeout_s), sent_at
+            return _sensible(stub.Heartbeat(request, timeout=timeout_s)), sent_at
 
         reply: tuple[membership_pb2.HeartbeatResponse, float] = self._around(attempt)
         return reply
 
     def leave(self, request: membership_pb2.LeaveRequest, timeout_s: float) -> None:
         """Ask once around; raises the last failure if nobody answered."""
-        self._around(lambda stub: stub.Leave(request, timeout=timeout_s))
+        self._around(lambda stub: _sensible(stub.Leave(request, timeout=timeout_s)))
 
     def close(self) -> None:
         for channel in list(self._channels.values()):
             channel.close()
 
     def _around(self, attempt: Callable[[Any], Any]) -> Any:
-        """Try the current coordinator and those that it leads to, each at most once or twice."""
-        failure: Exception | None = None
-        for _ in range(len(self.route.addresses) + 1):
-            try:
-                answer = attempt(self._stub(self.route.current))
-                check_reply(answer[0] if isinstance(answer, tuple) else answer)
-                return answer
-            except UnavailableError as error:
-                failure = error
-                self.route.pass_over()
-                continue
-            except grpc.RpcError as error:
-                failure = error_of(error) or error
-            if isinstance(failure, NotLeaderError):
-                self.route.follow(failure)
-            elif isinstance(failure, KoinonError):
-                raise failure
-            else:
-                self.route.pass_over()
-        assert failure is not None
-        raise failure
+        """Ask the leader, once around. An attempt without an answer may be repeated."""
+        search = LeaderSearch(self.route, Repeat.UNANSWERED, once_around=True)
+        return ask_leader(search, lambda: attempt(self._stub(search.asked)))
 
     def _stub(self, address: str) -> Any:
         if address not in self._channels:
@@ -229,29 +193,23 @@ class LeaderCalls:
         """Ask the leader, once around. A round in vain ends after a pause, so that a caller that
         tries again at once does no harm.
         """
-        route = self._member.route()
-        failure: KoinonError = UnavailableError(reason="no coordinator can be reached")
+        search = LeaderSearch(self._member.route(), Repeat.NOTHING, once_around=True)
         metadata = onward()
-        for _ in range(len(route.addresses) + 1):
-            channel = await self._standing(route.current)
+
+        async def attempt() -> Any:
+            channel = await self._standing(search.asked)
             if channel is None:
-                route.pass_over()
-                continue
-            try:
-                call = getattr(stub_of(channel), method)
-                answer = await call(request, timeout=_ALTER_TIMEOUT_S, metadata=metadata)
-                check_reply(answer)
-                return answer
-            except UnavailableError as error:  # an answer is no proof that nothing was proposed
-                raise UnknownFateError(reason=str(error)) from error
-            except grpc.aio.AioRpcError as error:
-                failure = _fate_of(error)
-                failure.request_id = metadata[0][1]
-            if not isinstance(failure, NotLeaderError):
-                raise failure
-            route.follow(failure)
-        await _pause()
-        raise failure
+                raise NotSentError(reason="no coordinator can be reached")
+            call = getattr(stub_of(channel), method)
+            return _sensible(await call(request, timeout=_ALTER_TIMEOUT_S, metadata=metadata))
+
+        try:
+            return await ask_leader_aio(search, attempt, _fate_of)
+        except KoinonError as error:
+            error.request_id = metadata[0][1]
+            if search.found_no_leader:
+                await _pause()
+            raise
 
     async def _standing(self, address: str) -> Any:
         """Return a channel whose connection stands; None if it is refused, or not had soon."""
@@ -269,14 +227,23 @@ class LeaderCalls:
         return channel
 
 
-def _fate_of(error: grpc.aio.AioRpcError) -> KoinonError:
+def _fate_of(failure: grpc.RpcError) -> KoinonError:
     """Return the refusal, if nothing was proposed for sure; else UnknownFateError."""
-    refusal = error_of(error)
-    if refusal is not None and not isinstance(refusal, InternalError):
-        return refusal
-    if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+    error = fate_of(failure)
+    if isinstance(error, InternalError):
+        return UnknownFateError(reason=error.reason)
+    if error.maybe_applied and failure.code() is grpc.StatusCode.UNIMPLEMENTED:
         return UnavailableError(reason="the coordinators' leader knows no such call")
-    return UnknownFateError(reason=f"{error.code().name}: {error.details()}")
+    return error
+
+
+def _sensible(reply: Any) -> Any:
+    """Return the reply. One that makes no sense counts as none: something may have been done."""
+    try:
+        check_reply(reply)
+    except UnavailableError as error:
+        raise UnknownFateError(reason=error.reason) from error
+    return reply
 
 
 def _change_to_proto(change: RowChange) -> membership_pb2.PartitionChange:

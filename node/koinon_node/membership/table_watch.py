@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 
 from koinon_node.membership.coordinator_calls import Connect
-from koinon_proto.server.rpc import error_of
+from koinon_proto.server.rpc import in_words
 from koinon_proto.v1 import table_pb2, table_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class TableWatch:
             try:
                 self._follow()
             except grpc.RpcError as error:
-                log.debug("watch ended coordinator=%s error=%s", self._address, _describe(error))
+                log.debug("watch ended coordinator=%s error=%s", self._address, in_words(error))
             if self._came:
                 backoff_s = _BACKOFF_MIN_S
             if not self._stopping:
@@ -124,7 +124,3 @@ class TableWatch:
             with self._lock:
                 self._call = None
             channel.close()
-
-
-def _describe(error: Any) -> str:
-    return str(error_of(error) or f"{error.code().name}: {error.details()}")

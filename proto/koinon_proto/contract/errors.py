@@ -442,6 +442,11 @@ class UnavailableError(KoinonError):
 
 
 @dataclass(kw_only=True, eq=False)
+class NotSentError(UnavailableError):
+    """There was no connection, or nobody to send to: the request never left."""
+
+
+@dataclass(kw_only=True, eq=False)
 class UnknownFateError(KoinonError):
     """A write was sent and its answer never came: it may or may not have been applied."""
 

@@ -191,6 +191,38 @@ def error_of(failure: grpc.RpcError) -> KoinonError | None:
     return None
 
 
+def fate_of(failure: grpc.RpcError, *, at: str = "", unimplemented: str = "") -> KoinonError:
+    """Return what a call that failed comes to: the typed error that the other side answered with,
+    else ``UnknownFateError``: gRPC says the same of what never arrived and what was cut off.
+
+    Args:
+        at: the address that was asked; the error names it.
+        unimplemented: what the other side lacks if it does not know the method; that is then an
+            UnsupportedVersionError.
+    """
+    if (typed := error_of(failure)) is not None:
+        return typed
+    where = f"{at}: " if at else ""
+    if unimplemented and failure.code() is Code.UNIMPLEMENTED:
+        return errors.UnsupportedVersionError(what=where + unimplemented, version=0, supported=1)
+    return errors.UnknownFateError(reason=where + status_text(failure))
+
+
+def status_text(failure: grpc.RpcError) -> str:
+    """Return gRPC's own words for a failure: ``unavailable: Socket closed``."""
+    return f"{failure.code().name.lower()}: {failure.details()}"
+
+
+def in_words(failure: grpc.RpcError) -> str:
+    """Return how a call failed, for an operator."""
+    if (typed := error_of(failure)) is not None:
+        return str(typed)
+    return _WORDS.get(failure.code()) or status_text(failure)
+
+
+_WORDS = {Code.DEADLINE_EXCEEDED: "no answer in time", Code.UNAVAILABLE: "not reachable"}
+
+
 def raise_descriptor_limit() -> int:
     """Raise this process's limit of open descriptors to what it is allowed; return it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
