@@ -9,29 +9,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import aclosing
+from typing import Any, TypeVar
 
 from koinon.core.retry import RetryAfter, final_error
 from koinon.core.routing import PartitionIds, RefreshSchedule, Router
 from koinon.driver.node_link import Link
 from koinon.driver.request_ids import operation
-from koinon_proto.contract import convert
+from koinon.driver.table_source import TableSource
 from koinon_proto.contract.errors import (
-    ClusterNotReadyError,
     KoinonError,
     NotSentError,
     UnavailableError,
 )
-from koinon_proto.v1 import admin_pb2, table_pb2
+from koinon_proto.v1 import admin_pb2
 
 log = logging.getLogger(__name__)
 
 _ASK_S = 1.0
 _NEXT_AFTER_S = 0.15
-_NODES_ASKED_MAX = 8
 
 Cancel = Callable[[], None]
+T = TypeVar("T")
 
 
 class Discovery:
@@ -47,7 +47,7 @@ class Discovery:
             object, tuple[Callable[[], None], PartitionIds | Sequence[int], int]
         ] = {}
         self._refreshing: asyncio.Task[None] | None = None
-        self._turn = 0
+        self._source = TableSource(seeds, router)
         self._closed = False
 
     # --- waiting for news -----------------------------------------------------------------------
@@ -149,60 +149,45 @@ class Discovery:
         was news, and the most telling error if there was none.
         """
         before, wanted = self._router.table_version, self._router.wanted_version
-        candidates = self._candidates()
-        asking: set[asyncio.Task[KoinonError | None]] = set()
         errors: list[KoinonError] = []
         answered = False
-        try:
-            while candidates or asking:
-                if candidates:
-                    asking.add(self._loop.create_task(self._ask(candidates.pop(0))))
-                done, asking = await asyncio.wait(
-                    asking,
-                    timeout=_NEXT_AFTER_S if candidates else None,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-                outcomes = [task.result() for task in done]
-                errors += [error for error in outcomes if error is not None]
-                answered = answered or None in outcomes
-                if answered and self._router.table_version >= wanted:
+        async with aclosing(self._outcomes(self._source.addresses(), self._ask)) as outcomes:
+            async for error in outcomes:
+                if error is not None:
+                    errors.append(error)
+                    continue
+                answered = True
+                if self._router.table_version >= wanted:
                     break
-        finally:
-            for task in asking:
-                task.cancel()
         news = self._router.table_version > before
         return news, None if news or answered else _most_telling(errors)
 
-    def _candidates(self) -> list[str]:
-        """Return whom to ask, in turn: the seeds from another one each time, then the nodes."""
-        self._turn += 1
-        start = (self._turn - 1) % len(self._seeds)
-        routing = self._router.routing
-        nodes = list(routing.addresses[1:]) if routing else []
-        if nodes:
-            at = self._turn % len(nodes)
-            nodes = (nodes[at:] + nodes[:at])[:_NODES_ASKED_MAX]
-        return list(dict.fromkeys([*self._seeds[start:], *self._seeds[:start], *nodes]))
+    async def _outcomes(
+        self, addresses: list[str], ask: Callable[[str], Coroutine[Any, Any, T]]
+    ) -> AsyncGenerator[T, None]:
+        """Ask one address after the other, the next when none has answered for a while, and yield
+        what comes. The caller may change ``addresses`` meanwhile.
+        """
+        asking: set[asyncio.Task[T]] = set()
+        try:
+            while addresses or asking:
+                if addresses:
+                    asking.add(self._loop.create_task(ask(addresses.pop(0))))
+                done, asking = await asyncio.wait(
+                    asking,
+                    timeout=_NEXT_AFTER_S if addresses else None,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                for task in done:
+                    yield task.result()
+        finally:
+            for task in asking:
+                task.cancel()
 
     async def _ask(self, address: str) -> KoinonError | None:
         """Ask one for the table and take what it says; return the error, if it is one."""
-        routing = self._router.routing
-        request = table_pb2.GetTableRequest(
-            cluster_id=routing.table.cluster.cluster_id if routing else "",
-            known_version=self._router.table_version,
-        )
-        reply = await self._link(address).get_table(request, _ASK_S)
-        if isinstance(reply, KoinonError):
-            return reply
-        try:
-            self._router.on_update(convert.update_from_proto(reply))
-        except KoinonError as error:
-            return error
-        if self._router.routing is None:
-            return ClusterNotReadyError(
-                registered_nodes=len(reply.nodes), bootstrap_nodes=reply.cluster.bootstrap_nodes
-            )
-        return None
+        reply = await self._link(address).get_table(self._source.request(), _ASK_S)
+        return reply if isinstance(reply, KoinonError) else self._source.take(reply)
 
     # --- the cluster's status -------------------------------------------------------------------
 
@@ -219,39 +204,30 @@ class Discovery:
         seen: admin_pb2.ClusterStatus | None = None
         error: KoinonError = UnavailableError(reason="it took too long")
         asked: set[str] = set()
-        asking: set[asyncio.Task[Any]] = set()
-        candidates = list(dict.fromkeys(self._seeds))
-        routing = self._router.routing
-        request = admin_pb2.GetStatusRequest(
-            cluster_id=routing.table.cluster.cluster_id if routing else ""
-        )
+        addresses = list(dict.fromkeys(self._seeds))
+        request = admin_pb2.GetStatusRequest(cluster_id=self._source.cluster_id)
+
+        def ask(address: str) -> Coroutine[Any, Any, Any]:
+            asked.add(address)
+            return self._link(address).get_status(request, _ASK_S)
+
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                while candidates or asking:
-                    if candidates:
-                        asked.add(address := candidates.pop(0))
-                        call = self._link(address).get_status(request, _ASK_S)
-                        asking.add(self._loop.create_task(call))
-                    done, asking = await asyncio.wait(
-                        asking,
-                        timeout=_NEXT_AFTER_S if candidates else None,
-                        return_when=asyncio.FIRST_COMPLETED,
-                    )
-                    for reply in (task.result() for task in done):
-                        if isinstance(reply, KoinonError):
-                            error = reply
-                            continue
-                        if reply.is_leader:
-                            return _status(reply)
-                        seen = reply
-                        named = [reply.leader_address, *(c.address for c in reply.coordinators)]
-                        candidates = list(dict.fromkeys([a for a in named if a] + candidates))
-                    candidates = [address for address in candidates if address not in asked]
+            async with (
+                asyncio.timeout(timeout_ms / 1000),
+                aclosing(self._outcomes(addresses, ask)) as replies,
+            ):
+                async for reply in replies:
+                    if isinstance(reply, KoinonError):
+                        error = reply
+                        continue
+                    if reply.is_leader:
+                        return _status(reply)
+                    seen = reply
+                    named = [reply.leader_address, *(c.address for c in reply.coordinators)]
+                    known = dict.fromkeys([a for a in named if a] + addresses)
+                    addresses[:] = [a for a in known if a not in asked]
         except TimeoutError:
             pass
-        finally:
-            for task in asking:
-                task.cancel()
         if seen is not None:
             return seen
         raise UnavailableError(reason=f"no coordinator answered: {error}") from error

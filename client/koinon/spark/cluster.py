@@ -18,20 +18,19 @@ from koinon.core.retry import RetryAfter, RetryPolicy, decide
 from koinon.core.routing import Router, Routing
 from koinon.driver.channels import Channels
 from koinon.driver.request_ids import operation
+from koinon.driver.table_source import TableSource
 from koinon.options import parse_addresses
 from koinon_proto.contract import convert
 from koinon_proto.contract.errors import (
-    ClusterNotReadyError,
     KoinonError,
     UnavailableError,
 )
 from koinon_proto.server import rpc
-from koinon_proto.v1 import kv_pb2, loads_pb2_grpc, table_pb2, table_pb2_grpc
+from koinon_proto.v1 import kv_pb2, loads_pb2_grpc, table_pb2_grpc
 
 ASK_S = 2.0
 CALL_S = 30.0
 """A node that has not answered one call for so long is asked again, or another one in its place."""
-NODES_ASKED_MAX = 8
 
 
 class Cluster(Channels):
@@ -45,11 +44,10 @@ class Cluster(Channels):
         """
         super().__init__()
         self.timeout_s = timeout_s
-        self._seeds = parse_addresses(coordinators)
         self._router = Router()
+        self._source = TableSource(parse_addresses(coordinators), self._router)
         self._lock = threading.Lock()
         self._refreshing = threading.Lock()
-        self._turn = 0
 
     # --- the table ------------------------------------------------------------------------------
 
@@ -83,42 +81,19 @@ class Cluster(Channels):
             if self._router.revision > revision:
                 return None
             error: KoinonError | None = None
-            for address in self._candidates():
+            for address in self._source.addresses():
                 error = self._ask_table(address)
                 if error is None and self._router.table_version >= self._router.wanted_version:
                     return None
             return error
 
-    def _candidates(self) -> list[str]:
-        """Return whom to ask: the seeds, from another one each time, then nodes."""
-        self._turn += 1
-        at = self._turn % len(self._seeds)
-        routing = self._router.routing
-        nodes = routing.addresses[1:] if routing else ()
-        start = self._turn % len(nodes) if nodes else 0
-        chosen = [*nodes[start:], *nodes[:start]][:NODES_ASKED_MAX]
-        return list(dict.fromkeys([*self._seeds[at:], *self._seeds[:at], *chosen]))
-
     def _ask_table(self, address: str) -> KoinonError | None:
-        routing = self._router.routing
-        request = table_pb2.GetTableRequest(
-            cluster_id=routing.table.cluster.cluster_id if routing else "",
-            known_version=self._router.table_version,
-        )
         stub = table_pb2_grpc.TableServiceStub(self.channel(address))
-        reply = self._called(address, stub.GetTable, request, ASK_S)
+        reply = self._called(address, stub.GetTable, self._source.request(), ASK_S)
         if isinstance(reply, KoinonError):
             return reply
-        try:
-            with self._lock:
-                self._router.on_update(convert.update_from_proto(reply))
-        except KoinonError as error:
-            return error
-        if self._router.routing is None:
-            return ClusterNotReadyError(
-                registered_nodes=len(reply.nodes), bootstrap_nodes=reply.cluster.bootstrap_nodes
-            )
-        return None
+        with self._lock:
+            return self._source.take(reply)
 
     # --- calls ----------------------------------------------------------------------------------
 

@@ -1,0 +1,58 @@
+"""Where the partition table comes from, for clients of either kind: whom to ask, and what answers
+teach a router. Coordinators and nodes both serve it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from koinon.core.routing import Router
+from koinon_proto.contract import convert
+from koinon_proto.contract.errors import ClusterNotReadyError, KoinonError
+from koinon_proto.v1 import table_pb2
+
+_NODES_ASKED_MAX = 8
+
+
+class TableSource:
+    """The addresses that serve the table, and the request for what the router lacks."""
+
+    def __init__(self, seeds: Sequence[str], router: Router) -> None:
+        self._seeds = list(dict.fromkeys(seeds))
+        self._router = router
+        self._turn = 0  # how often addresses were given out
+
+    @property
+    def cluster_id(self) -> str:
+        """The cluster that this client has joined; '' before its first table."""
+        routing = self._router.routing
+        return routing.table.cluster.cluster_id if routing else ""
+
+    def addresses(self) -> list[str]:
+        """Return whom to ask, in turn: the seeds from another one each time, then the nodes."""
+        start = self._turn % len(self._seeds)
+        self._turn += 1
+        routing = self._router.routing
+        nodes = list(routing.addresses[1:]) if routing else []
+        if nodes:
+            at = self._turn % len(nodes)
+            nodes = (nodes[at:] + nodes[:at])[:_NODES_ASKED_MAX]
+        return list(dict.fromkeys([*self._seeds[start:], *self._seeds[:start], *nodes]))
+
+    def request(self) -> table_pb2.GetTableRequest:
+        """Return the request for what is newer than the router's table."""
+        return table_pb2.GetTableRequest(
+            cluster_id=self.cluster_id, known_version=self._router.table_version
+        )
+
+    def take(self, reply: table_pb2.TableUpdate) -> KoinonError | None:
+        """Take what an address says; return why there is no table by it."""
+        try:
+            self._router.on_update(convert.update_from_proto(reply))
+        except KoinonError as error:
+            return error
+        if self._router.routing is None:
+            return ClusterNotReadyError(
+                registered_nodes=len(reply.nodes), bootstrap_nodes=reply.cluster.bootstrap_nodes
+            )
+        return None
