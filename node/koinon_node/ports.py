@@ -26,9 +26,6 @@ class PeerLostError(KoinonError):
 
     reason: str
 
-    def __str__(self) -> str:
-        return self.reason
-
 
 class Stream(Protocol[Sent, Received]):
     """One end of an ordered stream. Either end may be lost at any time, with what is in flight."""

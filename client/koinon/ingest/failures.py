@@ -41,9 +41,6 @@ class JobFailedError(KoinonError):
 
     reason: str
 
-    def __str__(self) -> str:
-        return self.reason
-
 
 def explained(error: BaseException) -> KoinonError:
     """Return what to tell of an exception that Spark raised."""

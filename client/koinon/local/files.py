@@ -38,9 +38,6 @@ class LocalClusterError(KoinonError):
 
     reason: str
 
-    def __str__(self) -> str:
-        return self.reason
-
 
 @dataclass(frozen=True, kw_only=True)
 class Member:

@@ -29,11 +29,10 @@ class MemberStoppedError(UnavailableError):
 class MemberRemovedError(KoinonError):
     """A committed configuration leaves this member out; it has stopped."""
 
+    template: ClassVar[str] = "member {e.member_id} was removed from the group at index {e.index}"
+
     member_id: str
     index: int
-
-    def __str__(self) -> str:
-        return f"member {self.member_id} was removed from the group at index {self.index}"
 
 
 @dataclass(kw_only=True, eq=False)
@@ -41,24 +40,21 @@ class StoreChangedError(KoinonError):
     """A peer knows this member by another data directory, or remembers entries of it that it
     does not have: what it voted and acknowledged is lost, so it must not take part."""
 
+    template: ClassVar[str] = (
+        "member {e.member_id} lost its data: remove it and add it again under a new id "
+        "(noticed by {e.noticed_by}; or is that a member of another cluster?)"
+    )
+
     member_id: str
     noticed_by: str
-
-    def __str__(self) -> str:
-        return (
-            f"member {self.member_id} lost its data: remove it and add it again under a new id "
-            f"(noticed by {self.noticed_by}; or is that a member of another cluster?)"
-        )
 
 
 @dataclass(kw_only=True, eq=False)
 class StorageFailedError(KoinonError):
     """Writing to disk failed; what is durable is no longer known, so the member has stopped."""
 
+    template: ClassVar[str] = "{e.path}: {e.reason}"
     maybe_applied: ClassVar[bool] = True
 
     path: str
     reason: str
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.reason}"

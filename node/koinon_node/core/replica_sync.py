@@ -53,9 +53,6 @@ class BadMessageError(KoinonError):
 
     reason: str
 
-    def __str__(self) -> str:
-        return self.reason
-
 
 # --- whom to follow ----------------------------------------------------------------------------
 

@@ -25,6 +25,8 @@ def _rebuild(cls: type[KoinonError], values: dict[str, Any]) -> KoinonError:
 class KoinonError(Exception):
     """The root of all Koinon errors."""
 
+    template: ClassVar[str] = "{e.reason}"
+    """The message, with the error as ``e``: the one place that words it."""
     retriable: ClassVar[bool] = False
     stale_table: ClassVar[bool] = False
     maybe_applied: ClassVar[bool] = False
@@ -41,8 +43,17 @@ class KoinonError(Exception):
             return _rebuild, (type(self), values), state
         return super().__reduce__()
 
-    def _with_id(self, text: str) -> str:
-        return f"{text} [request {self.request_id}]" if self.request_id else text
+    @property
+    def request(self) -> str:
+        """The request's id as the end of a message, where servers' logs tell more."""
+        return f" [request {self.request_id}]" if self.request_id else ""
+
+    def __str__(self) -> str:
+        return self.template.format(e=self)
+
+
+def _at(name: str, address: str) -> str:
+    return f"{name} at {address}" if name else "nobody known"
 
 
 # --- the caller's input -----------------------------------------------------------------------
@@ -52,14 +63,16 @@ class KoinonError(Exception):
 class InvalidArgumentError(KoinonError):
     """An argument breaks a limit or a rule. ``limit`` and ``actual`` are 0 where none applies."""
 
+    template: ClassVar[str] = "{e.field}: {e.reason}{e.numbers}"
+
     field: str
     reason: str
     limit: int = 0
     actual: int = 0
 
-    def __str__(self) -> str:
-        numbers = f" (limit {self.limit}, got {self.actual})" if self.limit or self.actual else ""
-        return f"{self.field}: {self.reason}{numbers}"
+    @property
+    def numbers(self) -> str:
+        return f" (limit {self.limit}, got {self.actual})" if self.limit or self.actual else ""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -68,9 +81,6 @@ class ConfigurationError(KoinonError):
 
     reason: str
 
-    def __str__(self) -> str:
-        return self.reason
-
 
 @dataclass(kw_only=True, eq=False)
 class WrongEventLoopError(KoinonError):
@@ -78,25 +88,23 @@ class WrongEventLoopError(KoinonError):
     connections and timers belong to that one: nothing was sent.
     """
 
-    def __str__(self) -> str:
-        return (
-            "this client belongs to another event loop: connect one on each loop that uses one "
-            "(koinon.aio.connect), or share a blocking client between threads (koinon.connect)"
-        )
+    template: ClassVar[str] = (
+        "this client belongs to another event loop: connect one on each loop that uses one "
+        "(koinon.aio.connect), or share a blocking client between threads (koinon.connect)"
+    )
 
 
 @dataclass(kw_only=True, eq=False)
 class ConditionFailedError(KoinonError):
     """A conditional write found another version than it asked for (0 means: no such record)."""
 
+    template: ClassVar[str] = (
+        "condition failed: expected version {e.expected_version}, "
+        "the record has {e.current_version}"
+    )
+
     expected_version: int
     current_version: int
-
-    def __str__(self) -> str:
-        return (
-            f"condition failed: expected version {self.expected_version}, "
-            f"the record has {self.current_version}"
-        )
 
 
 # --- routing: who serves what ------------------------------------------------------------------
@@ -106,6 +114,10 @@ class ConditionFailedError(KoinonError):
 class NotPrimaryError(KoinonError):
     """The node does not lead this partition; ``primary`` does ('' when it knows of none)."""
 
+    template: ClassVar[str] = (
+        "partition {e.partition_id} is led by {e.leader} "
+        "(epoch {e.primary_epoch}, table version {e.table_version})"
+    )
     retriable: ClassVar[bool] = True
     stale_table: ClassVar[bool] = True
 
@@ -115,129 +127,112 @@ class NotPrimaryError(KoinonError):
     primary_epoch: int
     table_version: int
 
-    def __str__(self) -> str:
-        who = f"{self.primary} at {self.primary_address}" if self.primary else "nobody known"
-        return (
-            f"partition {self.partition_id} is led by {who} "
-            f"(epoch {self.primary_epoch}, table version {self.table_version})"
-        )
+    @property
+    def leader(self) -> str:
+        return _at(self.primary, self.primary_address)
 
 
 @dataclass(kw_only=True, eq=False)
 class TableBehindError(KoinonError):
     """The node's table is older than the sender's; it will catch up within a heartbeat."""
 
+    template: ClassVar[str] = (
+        "the node's table has version {e.table_version}, the request asks for {e.required_version}"
+    )
     retriable: ClassVar[bool] = True
 
     table_version: int
     required_version: int
-
-    def __str__(self) -> str:
-        return (
-            f"the node's table has version {self.table_version}, "
-            f"the request asks for {self.required_version}"
-        )
 
 
 @dataclass(kw_only=True, eq=False)
 class WrongPartitionError(KoinonError):
     """A key was sent under a partition that it does not hash to (another partitioner or count)."""
 
+    template: ClassVar[str] = (
+        "the key belongs to partition {e.expected_partition_id}, "
+        "it was sent as {e.partition_id}: does the client use the cluster's partitioner?"
+    )
+
     partition_id: int
     expected_partition_id: int
-
-    def __str__(self) -> str:
-        return (
-            f"the key belongs to partition {self.expected_partition_id}, "
-            f"it was sent as {self.partition_id}: does the client use the cluster's partitioner?"
-        )
 
 
 @dataclass(kw_only=True, eq=False)
 class FencedEpochError(KoinonError):
     """The sender speaks for a ``primary_epoch`` that is over: the partition has been led anew."""
 
+    template: ClassVar[str] = (
+        "partition {e.partition_id}: primary epoch {e.primary_epoch} is over "
+        "(now {e.current_primary_epoch})"
+    )
     stale_table: ClassVar[bool] = True
 
     partition_id: int
     primary_epoch: int
     current_primary_epoch: int
 
-    def __str__(self) -> str:
-        return (
-            f"partition {self.partition_id}: primary epoch {self.primary_epoch} is over "
-            f"(now {self.current_primary_epoch})"
-        )
-
 
 @dataclass(kw_only=True, eq=False)
 class LeaseExpiredError(KoinonError):
     """The node may not serve: it has not heard from the coordinator within its lease."""
 
+    template: ClassVar[str] = "node {e.node_id} holds no lease: it cannot reach the coordinator"
     retriable: ClassVar[bool] = True
     stale_table: ClassVar[bool] = True
 
     node_id: str
-
-    def __str__(self) -> str:
-        return f"node {self.node_id} holds no lease: it cannot reach the coordinator"
 
 
 @dataclass(kw_only=True, eq=False)
 class PartitionOfflineError(KoinonError):
     """No live in-sync replica leads this partition now; ``reason`` says why."""
 
+    template: ClassVar[str] = "partition {e.partition_id} is offline: {e.reason}"
     retriable: ClassVar[bool] = True
     stale_table: ClassVar[bool] = True
 
     partition_id: int
     reason: str
 
-    def __str__(self) -> str:
-        return f"partition {self.partition_id} is offline: {self.reason}"
-
 
 @dataclass(kw_only=True, eq=False)
 class ClusterNotReadyError(KoinonError):
     """The cluster has no partition table yet: it waits for its minimum of nodes."""
 
+    template: ClassVar[str] = (
+        "the cluster waits for its first {e.bootstrap_nodes} nodes "
+        "({e.registered_nodes} registered so far)"
+    )
     retriable: ClassVar[bool] = True
     stale_table: ClassVar[bool] = True
 
     registered_nodes: int
     bootstrap_nodes: int
 
-    def __str__(self) -> str:
-        return (
-            f"the cluster waits for its first {self.bootstrap_nodes} nodes "
-            f"({self.registered_nodes} registered so far)"
-        )
-
 
 @dataclass(kw_only=True, eq=False)
 class WrongClusterError(KoinonError):
     """Two parties belong to different clusters; both ids are named."""
 
+    template: ClassVar[str] = (
+        "wrong cluster: this side belongs to {e.expected_cluster_id!r}, "
+        "the other to {e.actual_cluster_id!r}"
+    )
+
     expected_cluster_id: str
     actual_cluster_id: str
-
-    def __str__(self) -> str:
-        return (
-            f"wrong cluster: this side belongs to {self.expected_cluster_id!r}, "
-            f"the other to {self.actual_cluster_id!r}"
-        )
 
 
 @dataclass(kw_only=True, eq=False)
 class UnsupportedVersionError(KoinonError):
     """A format or protocol version that this build does not know."""
 
+    template: ClassVar[str] = "{e.what} has version {e.version}; this build supports {e.supported}"
+
     what: str
     version: int
     supported: int
-
-    def __str__(self) -> str:
-        return f"{self.what} has version {self.version}; this build supports {self.supported}"
 
 
 # --- membership --------------------------------------------------------------------------------
@@ -247,6 +242,7 @@ class UnsupportedVersionError(KoinonError):
 class NotLeaderError(KoinonError):
     """This coordinator does not lead; ``leader_address`` is '' when it knows of no leader."""
 
+    template: ClassVar[str] = "not the leader; the leader is {e.leader} (term {e.term})"
     retriable: ClassVar[bool] = True
     stale_table: ClassVar[bool] = True
 
@@ -254,65 +250,58 @@ class NotLeaderError(KoinonError):
     leader_address: str
     term: int
 
-    def __str__(self) -> str:
-        who = f"{self.leader_id} at {self.leader_address}" if self.leader_id else "nobody known"
-        return f"not the leader; the leader is {who} (term {self.term})"
+    @property
+    def leader(self) -> str:
+        return _at(self.leader_id, self.leader_address)
 
 
 @dataclass(kw_only=True, eq=False)
 class DuplicateNodeError(KoinonError):
     """A live node already uses this id from another address or another data directory."""
 
+    template: ClassVar[str] = (
+        "node id {e.node_id!r} is in use by a live node at {e.other_address}; "
+        "{e.address} must choose another id, or wait until that node is gone"
+    )
+
     node_id: str
     address: str
     other_address: str
-
-    def __str__(self) -> str:
-        return (
-            f"node id {self.node_id!r} is in use by a live node at {self.other_address}; "
-            f"{self.address} must choose another id, or wait until that node is gone"
-        )
 
 
 @dataclass(kw_only=True, eq=False)
 class UnknownNodeError(KoinonError):
     """No node of this id is registered."""
 
-    node_id: str
+    template: ClassVar[str] = "no node {e.node_id!r} is registered"
 
-    def __str__(self) -> str:
-        return f"no node {self.node_id!r} is registered"
+    node_id: str
 
 
 @dataclass(kw_only=True, eq=False)
 class NodeFencedError(KoinonError):
     """The sender's ``node_epoch`` is over: it was fenced or registered anew. Register again."""
 
+    template: ClassVar[str] = (
+        "node {e.node_id!r} epoch {e.node_epoch} is fenced (current epoch {e.current_node_epoch})"
+    )
+
     node_id: str
     node_epoch: int
     current_node_epoch: int
-
-    def __str__(self) -> str:
-        return (
-            f"node {self.node_id!r} epoch {self.node_epoch} is fenced "
-            f"(current epoch {self.current_node_epoch})"
-        )
 
 
 @dataclass(kw_only=True, eq=False)
 class RegistrationPendingError(KoinonError):
     """An earlier process of this node may still hold a lease; retry in ``retry_after_ms``."""
 
+    template: ClassVar[str] = (
+        "node {e.node_id!r} may still hold a lease; it can register in {e.retry_after_ms} ms"
+    )
     retriable: ClassVar[bool] = True
 
     node_id: str
     retry_after_ms: int
-
-    def __str__(self) -> str:
-        return (
-            f"node {self.node_id!r} may still hold a lease; "
-            f"it can register in {self.retry_after_ms} ms"
-        )
 
 
 @dataclass(kw_only=True, eq=False)
@@ -321,22 +310,18 @@ class MembershipChangeError(KoinonError):
 
     reason: str
 
-    def __str__(self) -> str:
-        return self.reason
-
 
 @dataclass(kw_only=True, eq=False)
 class PlanStaleError(KoinonError):
     """The cluster has changed since the plan was shown: planning now gives another one."""
 
+    template: ClassVar[str] = (
+        "plan {e.plan_id} does not fit the cluster any more (now it would be "
+        "{e.current_plan_id}): look at the new plan"
+    )
+
     plan_id: str
     current_plan_id: str
-
-    def __str__(self) -> str:
-        return (
-            f"plan {self.plan_id} does not fit the cluster any more (now it would be "
-            f"{self.current_plan_id}): look at the new plan"
-        )
 
 
 # --- bulk loads --------------------------------------------------------------------------------
@@ -346,29 +331,30 @@ class PlanStaleError(KoinonError):
 class LoadClosedError(KoinonError):
     """The bulk load is not open, or not in the state that the call asks for."""
 
+    template: ClassVar[str] = "load {e.load_id} is {e.state}{e.why}"
+
     load_id: int
     state: str
     reason: str = ""
 
-    def __str__(self) -> str:
-        why = f": {self.reason}" if self.reason else ""
-        return f"load {self.load_id} is {self.state}{why}"
+    @property
+    def why(self) -> str:
+        return f": {self.reason}" if self.reason else ""
 
 
 @dataclass(kw_only=True, eq=False)
 class LoadIncompleteError(KoinonError):
     """A partition does not hold all the rows that the load's attempts say they staged."""
 
+    template: ClassVar[str] = (
+        "load {e.load_id}: partition {e.partition_id} holds {e.staged_rows} staged "
+        "rows where {e.expected_rows} were sent"
+    )
+
     load_id: int
     partition_id: int
     expected_rows: int
     staged_rows: int
-
-    def __str__(self) -> str:
-        return (
-            f"load {self.load_id}: partition {self.partition_id} holds {self.staged_rows} staged "
-            f"rows where {self.expected_rows} were sent"
-        )
 
 
 # --- resources and fates -----------------------------------------------------------------------
@@ -380,65 +366,59 @@ class ResourceExhaustedError(KoinonError):
     not known.
     """
 
+    template: ClassVar[str] = "overloaded: {e.resource} is at its limit{e.of_limit}"
     retriable: ClassVar[bool] = True
 
     resource: str
     limit: int
 
-    def __str__(self) -> str:
-        limit = f" of {self.limit}" if self.limit else ""
-        return f"overloaded: {self.resource} is at its limit{limit}"
+    @property
+    def of_limit(self) -> str:
+        return f" of {self.limit}" if self.limit else ""
 
 
 @dataclass(kw_only=True, eq=False)
 class ReplyTooLargeError(KoinonError):
     """The values asked for exceed what one reply may hold: ask for fewer keys at once."""
 
+    template: ClassVar[str] = "the reply would exceed {e.limit} bytes (at least {e.actual})"
+
     limit: int
     actual: int
-
-    def __str__(self) -> str:
-        return f"the reply would exceed {self.limit} bytes (at least {self.actual})"
 
 
 @dataclass(kw_only=True, eq=False)
 class StorageFullError(KoinonError):
     """The store has no room for this write: the map or the disk is full. Reads go on."""
 
+    template: ClassVar[str] = "node {e.node_id} cannot store more: {e.reason}"
+
     node_id: str
     reason: str
-
-    def __str__(self) -> str:
-        return f"node {self.node_id} cannot store more: {self.reason}"
 
 
 @dataclass(kw_only=True, eq=False)
 class NotEnoughReplicasError(KoinonError):
     """Fewer replicas are in sync than ``min_in_sync``; nothing was written."""
 
+    template: ClassVar[str] = (
+        "partition {e.partition_id} has {e.in_sync} in-sync replicas, {e.min_in_sync} are needed"
+    )
     retriable: ClassVar[bool] = True
 
     partition_id: int
     in_sync: int
     min_in_sync: int
 
-    def __str__(self) -> str:
-        return (
-            f"partition {self.partition_id} has {self.in_sync} in-sync replicas, "
-            f"{self.min_in_sync} are needed"
-        )
-
 
 @dataclass(kw_only=True, eq=False)
 class UnavailableError(KoinonError):
     """Nobody could be reached, or nobody would serve, inside the deadline. Nothing was applied."""
 
+    template: ClassVar[str] = "{e.reason}{e.request}"
     retriable: ClassVar[bool] = True
 
     reason: str
-
-    def __str__(self) -> str:
-        return self._with_id(self.reason)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -450,30 +430,26 @@ class NotSentError(UnavailableError):
 class UnknownFateError(KoinonError):
     """A write was sent and its answer never came: it may or may not have been applied."""
 
+    template: ClassVar[str] = "unknown fate, the write may have been applied: {e.reason}{e.request}"
     maybe_applied: ClassVar[bool] = True
 
     reason: str
-
-    def __str__(self) -> str:
-        return self._with_id(f"unknown fate, the write may have been applied: {self.reason}")
 
 
 @dataclass(kw_only=True, eq=False)
 class DataDirectoryError(KoinonError):
     """A data directory that cannot be used as it is; ``path`` names the file."""
 
+    template: ClassVar[str] = "{e.path}: {e.reason}"
+
     path: str
     reason: str
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.reason}"
 
 
 @dataclass(kw_only=True, eq=False)
 class InternalError(KoinonError):
     """A defect on the other side; its log has the whole story."""
 
-    reason: str
+    template: ClassVar[str] = "internal error: {e.reason}{e.request}"
 
-    def __str__(self) -> str:
-        return self._with_id(f"internal error: {self.reason}")
+    reason: str
