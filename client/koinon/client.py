@@ -12,25 +12,24 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from koinon.aio import as_columns
-from koinon.core.batching import Kind, PendingOperation
+from koinon.core.batching import PendingOperation
 from koinon.core.row_chunks import Chunk
 from koinon.driver.engine import Engine, closed_error
+from koinon.driver.face import Face
 from koinon.driver.scans import Pages
 from koinon.driver.writes import Load
 from koinon.options import ClientOptions, parse_addresses
-from koinon.types import Durability, Entry, WriteResult
+from koinon.types import Entry, WriteResult
 from koinon_proto.contract.errors import KoinonError
 
 if TYPE_CHECKING:
     from koinon_proto.contract.table import Table
-    from koinon_proto.v1.admin_pb2 import ClusterStatus
 
 T = TypeVar("T")
 
@@ -58,7 +57,7 @@ def connect(coordinators: str | Sequence[str], **options: Any) -> Client:
     return Client(parse_addresses(coordinators), ClientOptions(**options))
 
 
-class Client:
+class Client(Face):
     """A blocking client; threads share it freely. Made by :func:`koinon.connect`.
 
     Every call has a deadline (``timeout_ms``, or that of ``connect``). Inside it, refusals are
@@ -86,154 +85,7 @@ class Client:
             raise
         _open_clients.add(self)
 
-    # --- single records -------------------------------------------------------------------------
-
-    def get(self, key: bytes, *, timeout_ms: int | None = None) -> bytes | None:
-        """Return the value, or None."""
-        value: bytes | None = self._run_single(
-            self._engine.make_single(Kind.GET, key, timeout_ms=timeout_ms)
-        )
-        return value
-
-    def get_entry(self, key: bytes, *, timeout_ms: int | None = None) -> Entry | None:
-        """Return the record with its version and expiry, or None."""
-        entry: Entry | None = self._run_single(
-            self._engine.make_single(Kind.GET_ENTRY, key, timeout_ms=timeout_ms)
-        )
-        return entry
-
-    def put(
-        self,
-        key: bytes,
-        value: bytes,
-        *,
-        ttl_ms: int | None = None,
-        if_version: int | None = None,
-        retry_unknown: bool | None = None,
-        durability: Durability = "all_in_sync",
-        timeout_ms: int | None = None,
-    ) -> int:
-        """Write a record and return its version.
-
-        Args:
-            ttl_ms: the record expires so many milliseconds after the write.
-            if_version: write only if the record has this version; 0: only if there is none.
-            retry_unknown: repeat an attempt of unknown fate instead of raising (default: as given
-                at ``connect``). The record may then be written twice, and the second may overwrite
-                what another client wrote in between; the version returned is that of the last. A
-                conditional write is never repeated: its second attempt would meet its first.
-            durability: ``"all_in_sync"``: answered once the record is durable on every in-sync
-                replica. ``"primary"``: once it is durable on the primary, which is sooner, but
-                OUTSIDE the promise that no acknowledged write is lost: a failover may lose it.
-
-        Raises:
-            ConditionFailedError: the record has another version; nothing was written.
-            UnknownFateError: the write was sent, and no answer came.
-            UnavailableError: the deadline passed; nothing was written.
-        """
-        version: int = self._run_single(
-            self._engine.make_single(
-                Kind.PUT,
-                key,
-                value=value,
-                ttl_ms=ttl_ms,
-                if_version=if_version,
-                retry_unknown=retry_unknown,
-                durability=durability,
-                timeout_ms=timeout_ms,
-            )
-        )
-        return version
-
-    def delete(
-        self,
-        key: bytes,
-        *,
-        if_version: int | None = None,
-        retry_unknown: bool | None = None,
-        durability: Durability = "all_in_sync",
-        timeout_ms: int | None = None,
-    ) -> bool:
-        """Delete a record; return whether there was one.
-
-        Arguments and errors are those of :meth:`put`. After a repeated attempt of unknown fate
-        the answer is that of the last attempt, which may have found the first one's work done.
-        """
-        found: bool = self._run_single(
-            self._engine.make_single(
-                Kind.DELETE,
-                key,
-                if_version=if_version,
-                retry_unknown=retry_unknown,
-                durability=durability,
-                timeout_ms=timeout_ms,
-            )
-        )
-        return found
-
-    # --- many records ---------------------------------------------------------------------------
-
-    def get_many(
-        self, keys: Iterable[bytes], *, timeout_ms: int | None = None
-    ) -> list[bytes | None]:
-        """Return the values in the order of the keys, None for those without a record. Keys go in
-        batches, side by side; ``timeout_ms`` bounds each, not the whole.
-        """
-        columns = as_columns(keys)
-        return self._run(self._engine.read_many(columns, want_entries=False, timeout_ms=timeout_ms))
-
-    def get_entries(
-        self, keys: Iterable[bytes], *, timeout_ms: int | None = None
-    ) -> list[Entry | None]:
-        """Return the records, as :meth:`get_many` does the values."""
-        columns = as_columns(keys)
-        return self._run(self._engine.read_many(columns, want_entries=True, timeout_ms=timeout_ms))
-
-    def put_many(
-        self,
-        items: Mapping[bytes, bytes] | Iterable[tuple[bytes, bytes]],
-        *,
-        ttl_ms: int | None = None,
-        retry_unknown: bool | None = None,
-        durability: Durability = "all_in_sync",
-        timeout_ms: int | None = None,
-    ) -> WriteResult:
-        """Write any number of records; return what became of each.
-
-        The input may be a generator of millions of rows: it is read as fast as the nodes take it,
-        and only failed rows are remembered. Of rows with the same key the last wins. ``timeout_ms``
-        bounds each batch, not the whole. ``durability`` is that of :meth:`put`.
-
-        Raises:
-            InvalidArgumentError, TypeError: a row is bad; the error names it. Nothing is sent if
-                the input has a length; of an iterator, rows before it may have been written.
-        """
-        load = Load(
-            self._engine,
-            ttl_ms=ttl_ms,
-            timeout_ms=timeout_ms,
-            retry_unknown=retry_unknown,
-            durability=durability,
-        )
-        return self._load(load, self._engine.put_chunks(items))
-
-    def delete_many(
-        self,
-        keys: Iterable[bytes],
-        *,
-        retry_unknown: bool | None = None,
-        durability: Durability = "all_in_sync",
-        timeout_ms: int | None = None,
-    ) -> WriteResult:
-        """Delete any number of records; as :meth:`put_many`. ``absent`` counts those not found."""
-        load = Load(
-            self._engine,
-            ttl_ms=None,
-            timeout_ms=timeout_ms,
-            retry_unknown=retry_unknown,
-            durability=durability,
-        )
-        return self._load(load, self._engine.delete_chunks(keys))
+    # --- operations ------------------------------------------------------------------------------
 
     def scan(
         self,
@@ -266,7 +118,8 @@ class Client:
             with suppress(KoinonError):
                 self._wake(pages.close)
 
-    def _load(self, load: Load, chunks: Iterable[Chunk]) -> WriteResult:
+    def _load(self, chunks: Iterable[Chunk], **options: Any) -> WriteResult:
+        load = Load(self._engine, **options)
         try:
             for step in load.steps(chunks):
                 self._run(step)
@@ -276,16 +129,9 @@ class Client:
             raise load.told(error) from error.__cause__
         return load.result()
 
-    # --- the cluster ----------------------------------------------------------------------------
-
     def table(self) -> Table:
         """Return the partition table as this client holds it."""
         return self._engine.routing().table
-
-    def cluster_status(self, *, timeout_ms: int | None = None) -> ClusterStatus:
-        """Return the coordinators' view of the cluster, the leader's if there is one."""
-        engine = self._engine
-        return self._run(engine.discovery.cluster_status(engine.timeout_ms(timeout_ms)))
 
     # --- the background loop --------------------------------------------------------------------
 

@@ -478,6 +478,13 @@ class Engine:
         return delete_chunks(keys, rows_max=self.chunk_rows())
 
 
+def as_columns(keys: Iterable[bytes]) -> Sequence[bytes]:
+    """Return the keys as a list or tuple."""
+    if isinstance(keys, bytes | str):
+        raise TypeError(f"keys must be an iterable of bytes, not {type(keys).__name__}")
+    return keys if isinstance(keys, list | tuple) else list(keys)
+
+
 async def all_of(work: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
     """Run all; if one raises, cancel the others and raise it plain."""
     tasks = [asyncio.ensure_future(w) for w in work]

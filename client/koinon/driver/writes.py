@@ -26,7 +26,7 @@ class Load:
         self,
         engine: Engine,
         *,
-        ttl_ms: int | None,
+        ttl_ms: int | None = None,
         timeout_ms: int | None,
         retry_unknown: bool | None,
         durability: Durability,

@@ -19,6 +19,7 @@ from koinon.driver.request_ids import operation
 from koinon.operate.bulk_loads import LoadsClient, LoadView
 from koinon.operate.coordinators import ATTEMPT_TIMEOUT_S, RETRY_PAUSE_S, STEADY, Coordinators
 from koinon.operate.moves import MovesView, Plan, PlanRequest, moves_from_proto, plan_from_proto
+from koinon.operate.views import view
 from koinon_proto.contract import convert
 from koinon_proto.contract.leader_search import Pace, Repeat
 from koinon_proto.contract.table import (
@@ -101,45 +102,21 @@ def status_from_proto(message: admin_pb2.ClusterStatus) -> ClusterStatus:
     table = None
     if message.HasField("table") and message.table.cluster.cluster_id:
         table = apply_update(None, convert.update_from_proto(message.table))
-    return ClusterStatus(
-        member_id=message.member_id,
-        is_leader=message.is_leader,
-        leader_id=message.leader_id,
-        leader_address=message.leader_address,
-        term=message.term,
-        commit_index=message.commit_index,
-        applied_index=message.applied_index,
-        coordinators=tuple(
-            CoordinatorView(
-                member_id=c.member_id,
-                address=c.address,
-                voter=c.voter,
-                leader=c.leader,
-                active=c.active,
-                match_index=c.match_index,
-            )
-            for c in message.coordinators
-        ),
+    return view(
+        ClusterStatus,
+        message,
+        coordinators=tuple(view(CoordinatorView, c) for c in message.coordinators),
         sessions=tuple(
-            SessionView(
+            view(
+                SessionView,
+                s.stats,
                 node_number=s.node_number,
                 live=s.live,
                 heard_ms_ago=s.heard_ms_ago,
-                records=s.stats.records,
-                used_bytes=s.stats.used_bytes,
-                map_bytes=s.stats.map_bytes,
-                disk_free_bytes=s.stats.disk_free_bytes,
-                disk_bytes=s.stats.disk_bytes,
-                commit_out_ms=s.stats.commit_out_ms,
-                commit_ms=s.stats.commit_ms,
-                reads_per_second=s.stats.reads_per_second,
-                writes_per_second=s.stats.writes_per_second,
             )
             for s in message.sessions
         ),
         table=table,
-        lease_ms=message.lease_ms,
-        session_timeout_ms=message.session_timeout_ms,
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any, Self, cast
 
 from koinon.driver.request_ids import operation
 from koinon.operate.coordinators import ATTEMPT_TIMEOUT_S, RETRY_PAUSE_S, Coordinators
+from koinon.operate.views import view
 from koinon_proto.contract.bulk_loads import LoadMode, LoadState, StreamBatch
 from koinon_proto.contract.leader_search import Pace, Repeat, Route
 from koinon_proto.v1 import loads_pb2, loads_pb2_grpc
@@ -133,12 +134,7 @@ class LoadsClient:
             request.stream_batch.query_id = stream_batch.query_id
             request.stream_batch.batch_id = stream_batch.batch_id
         reply = self._call("OpenLoad", request)
-        return OpenedLoad(
-            load_id=reply.load_id,
-            state=_state(reply.state),
-            table_version=reply.table_version,
-            cluster_id=reply.cluster_id,
-        )
+        return view(OpenedLoad, reply, state=_state(reply.state))
 
     def touch(
         self, load_id: int, *, attempt: int = 0, rows: int = 0, size_bytes: int = 0
@@ -232,23 +228,14 @@ def views_from_proto(reply: loads_pb2.GetLoadsResponse) -> tuple[LoadView, ...]:
 
 def _view(load: loads_pb2.LoadInfo) -> LoadView:
     batch = load.stream_batch
-    return LoadView(
-        load_id=load.load_id,
-        job_id=load.job_id,
+    return view(
+        LoadView,
+        load,
         state=_state(load.state),
         mode=LoadMode(load.mode) if int(load.mode) in LoadMode.__members__.values() else None,
-        prefix=load.prefix,
         stream_batch=StreamBatch(batch.query_id, batch.batch_id)
         if load.HasField("stream_batch")
         else None,
-        description=load.description,
-        partitions=load.partitions,
-        partitions_merged=load.partitions_merged,
-        rows=load.rows,
-        bytes=load.bytes,
-        idle_ms=load.idle_ms,
-        timeout_ms=load.timeout_ms,
-        reason=load.reason,
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, cast
 
+from koinon.operate.views import view
 from koinon_proto.contract import convert
 from koinon_proto.contract.table import MoveSettings
 from koinon_proto.v1 import admin_pb2
@@ -137,21 +138,13 @@ class MovesView:
 
 
 def plan_from_proto(message: admin_pb2.Plan) -> Plan:
-    return Plan(
-        plan_id=message.plan_id,
-        table_version=message.table_version,
-        moves=tuple(_move(move) for move in message.moves),
-        before=tuple(_balance(balance) for balance in message.before),
-        after=tuple(_balance(balance) for balance in message.after),
-        refusals=tuple(
-            PlanRefusal(
-                code=refusal.code,
-                reason=refusal.reason,
-                node_number=refusal.node_number,
-                partition_ids=tuple(refusal.partition_ids),
-            )
-            for refusal in message.refusals
-        ),
+    return view(
+        Plan,
+        message,
+        moves=tuple(view(PlannedMove, move) for move in message.moves),
+        before=tuple(view(NodeBalance, balance) for balance in message.before),
+        after=tuple(view(NodeBalance, balance) for balance in message.after),
+        refusals=tuple(view(PlanRefusal, refusal) for refusal in message.refusals),
     )
 
 
@@ -159,44 +152,18 @@ def moves_from_proto(message: admin_pb2.MovesStatus) -> MovesView:
     return MovesView(
         settings=convert.settings_from_proto(message.settings),
         moves=tuple(
-            MoveView(
-                move=_move(status.move),
-                plan_id=status.plan_id,
-                plan_moves=status.plan_moves,
-                running=status.running,
-                cancelled=status.cancelled,
+            view(
+                MoveView,
+                status,
+                move=view(PlannedMove, status.move),
                 progress=tuple(map(_progress, status.progress_nodes, status.progress)),
-                waits_for=status.waits_for,
             )
             for status in message.moves
         ),
     )
 
 
-def _move(message: admin_pb2.PlannedMove) -> PlannedMove:
-    return PlannedMove(
-        partition_id=message.partition_id,
-        origin=tuple(message.origin),
-        target=tuple(message.target),
-        reason=message.reason,
-    )
-
-
-def _balance(message: admin_pb2.NodeBalance) -> NodeBalance:
-    return NodeBalance(
-        node_number=message.node_number,
-        replicas=message.replicas,
-        primaries=message.primaries,
-    )
-
-
 def _progress(node_number: int, message: Any) -> CopyProgress:
     known = message.stage in Stage.__members__.values()
-    return CopyProgress(
-        node_number=node_number,
-        stage=Stage(message.stage) if known else Stage.UNKNOWN,
-        records=message.records,
-        bytes=message.bytes,
-        records_total=message.records_total,
-        bytes_total=message.bytes_total,
-    )
+    stage = Stage(message.stage) if known else Stage.UNKNOWN
+    return view(CopyProgress, message, node_number=node_number, stage=stage)

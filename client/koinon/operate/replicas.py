@@ -14,6 +14,7 @@ import grpc
 
 from koinon.driver.channels import Channels
 from koinon.operate.admin import ClusterStatus
+from koinon.operate.views import view
 from koinon_proto.contract.table import NodeNumber, Table
 from koinon_proto.server import rpc
 from koinon_proto.v1 import replication_pb2, replication_pb2_grpc
@@ -82,13 +83,7 @@ class Replicas(Channels):
                 silent[number] = rpc.in_words(failure)
                 continue
             for copy in copies:
-                found[number, copy.partition_id] = Checksum(
-                    usable=copy.usable,
-                    complete_through=copy.complete_through,
-                    records=copy.records,
-                    bytes=copy.bytes,
-                    digest=copy.digest,
-                )
+                found[number, copy.partition_id] = view(Checksum, copy)
         return found, silent
 
     def sizes(

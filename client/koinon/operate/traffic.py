@@ -29,6 +29,7 @@ from koinon.operate.hotspots import (
     SampledRows,
     rates,
 )
+from koinon.operate.views import view
 from koinon_proto.contract.table import NodeInfo, NodeStatus, Table
 from koinon_proto.server import rpc
 from koinon_proto.v1 import traffic_pb2, traffic_pb2_grpc
@@ -209,4 +210,4 @@ def _part(message: traffic_pb2.SampledRows) -> float:
 
 
 def _rows(message: traffic_pb2.SampledRows) -> SampledRows:
-    return SampledRows(rows=message.rows, taken=message.taken, missed_max=message.missed_max)
+    return view(SampledRows, message)

@@ -1,0 +1,211 @@
+"""The operations that both clients have: their arguments, types and texts, written once.
+
+A face says in ``_run``, ``_run_single`` and ``_load`` how work is waited for: the blocking client
+returns its result, and the asyncio client what is to be awaited. ``awaitable`` gives a method the
+type that it has there.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+from koinon.core.batching import Kind, PendingOperation
+from koinon.core.row_chunks import Chunk
+from koinon.driver.engine import Engine, as_columns
+from koinon.types import Durability, Entry, WriteResult
+
+if TYPE_CHECKING:
+    from koinon_proto.v1.admin_pb2 import ClusterStatus
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class Face(ABC):
+    """A client's operations, typed as the blocking client has them."""
+
+    _engine: Engine
+
+    @abstractmethod
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for the engine's work."""
+
+    @abstractmethod
+    def _run_single(self, single: PendingOperation) -> Any:
+        """Submit an operation and wait for its result."""
+
+    @abstractmethod
+    def _load(self, chunks: Iterable[Chunk], **options: Any) -> WriteResult:
+        """Write the chunks; ``options`` are those of ``Load``."""
+
+    # --- single records -------------------------------------------------------------------------
+
+    def get(self, key: bytes, *, timeout_ms: int | None = None) -> bytes | None:
+        """Return the value, or None."""
+        value: bytes | None = self._run_single(
+            self._engine.make_single(Kind.GET, key, timeout_ms=timeout_ms)
+        )
+        return value
+
+    def get_entry(self, key: bytes, *, timeout_ms: int | None = None) -> Entry | None:
+        """Return the record with its version and expiry, or None."""
+        entry: Entry | None = self._run_single(
+            self._engine.make_single(Kind.GET_ENTRY, key, timeout_ms=timeout_ms)
+        )
+        return entry
+
+    def put(
+        self,
+        key: bytes,
+        value: bytes,
+        *,
+        ttl_ms: int | None = None,
+        if_version: int | None = None,
+        retry_unknown: bool | None = None,
+        durability: Durability = "all_in_sync",
+        timeout_ms: int | None = None,
+    ) -> int:
+        """Write a record and return its version.
+
+        Args:
+            ttl_ms: the record expires so many milliseconds after the write.
+            if_version: write only if the record has this version; 0: only if there is none.
+            retry_unknown: repeat an attempt of unknown fate instead of raising (default: as given
+                at ``connect``). The record may then be written twice, and the second may overwrite
+                what another client wrote in between; the version returned is that of the last. A
+                conditional write is never repeated: its second attempt would meet its first.
+            durability: ``"all_in_sync"``: answered once the record is durable on every in-sync
+                replica. ``"primary"``: once it is durable on the primary, which is sooner, but
+                OUTSIDE the promise that no acknowledged write is lost: a failover may lose it.
+
+        Raises:
+            ConditionFailedError: the record has another version; nothing was written.
+            UnknownFateError: the write was sent, and no answer came.
+            UnavailableError: the deadline passed; nothing was written.
+        """
+        version: int = self._run_single(
+            self._engine.make_single(
+                Kind.PUT,
+                key,
+                value=value,
+                ttl_ms=ttl_ms,
+                if_version=if_version,
+                retry_unknown=retry_unknown,
+                durability=durability,
+                timeout_ms=timeout_ms,
+            )
+        )
+        return version
+
+    def delete(
+        self,
+        key: bytes,
+        *,
+        if_version: int | None = None,
+        retry_unknown: bool | None = None,
+        durability: Durability = "all_in_sync",
+        timeout_ms: int | None = None,
+    ) -> bool:
+        """Delete a record; return whether there was one.
+
+        Arguments and errors are those of :meth:`put`. After a repeated attempt of unknown fate
+        the answer is that of the last attempt, which may have found the first one's work done.
+        """
+        found: bool = self._run_single(
+            self._engine.make_single(
+                Kind.DELETE,
+                key,
+                if_version=if_version,
+                retry_unknown=retry_unknown,
+                durability=durability,
+                timeout_ms=timeout_ms,
+            )
+        )
+        return found
+
+    # --- many records ---------------------------------------------------------------------------
+
+    def get_many(
+        self, keys: Iterable[bytes], *, timeout_ms: int | None = None
+    ) -> list[bytes | None]:
+        """Return the values in the order of the keys, None for those without a record. Keys go in
+        batches, side by side; ``timeout_ms`` bounds each, not the whole.
+        """
+        return self._run(
+            self._engine.read_many(as_columns(keys), want_entries=False, timeout_ms=timeout_ms)
+        )
+
+    def get_entries(
+        self, keys: Iterable[bytes], *, timeout_ms: int | None = None
+    ) -> list[Entry | None]:
+        """Return the records, as :meth:`get_many` does the values."""
+        return self._run(
+            self._engine.read_many(as_columns(keys), want_entries=True, timeout_ms=timeout_ms)
+        )
+
+    def put_many(
+        self,
+        items: Mapping[bytes, bytes] | Iterable[tuple[bytes, bytes]],
+        *,
+        ttl_ms: int | None = None,
+        retry_unknown: bool | None = None,
+        durability: Durability = "all_in_sync",
+        timeout_ms: int | None = None,
+    ) -> WriteResult:
+        """Write any number of records; return what became of each.
+
+        The input may be a generator of millions of rows: it is read as fast as the nodes take it,
+        and only failed rows are remembered. Of rows with the same key the last wins. ``timeout_ms``
+        bounds each batch, not the whole. ``durability`` is that of :meth:`put`.
+
+        Raises:
+            InvalidArgumentError, TypeError: a row is bad; the error names it. Nothing is sent if
+                the input has a length; of an iterator, rows before it may have been written.
+        """
+        return self._load(
+            self._engine.put_chunks(items),
+            ttl_ms=ttl_ms,
+            timeout_ms=timeout_ms,
+            retry_unknown=retry_unknown,
+            durability=durability,
+        )
+
+    def delete_many(
+        self,
+        keys: Iterable[bytes],
+        *,
+        retry_unknown: bool | None = None,
+        durability: Durability = "all_in_sync",
+        timeout_ms: int | None = None,
+    ) -> WriteResult:
+        """Delete any number of records; as :meth:`put_many`. ``absent`` counts those not found."""
+        return self._load(
+            self._engine.delete_chunks(keys),
+            timeout_ms=timeout_ms,
+            retry_unknown=retry_unknown,
+            durability=durability,
+        )
+
+    def cluster_status(self, *, timeout_ms: int | None = None) -> ClusterStatus:
+        """Return the coordinators' view of the cluster, the leader's if there is one."""
+        engine = self._engine
+        return self._run(engine.discovery.cluster_status(engine.timeout_ms(timeout_ms)))
+
+
+def awaitable(
+    method: Callable[Concatenate[Any, P], T],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """Return a method of ``Face`` for a face whose ``_run``, ``_run_single`` and ``_load`` return
+    awaitables: a coroutine function of the same arguments and text.
+    """
+
+    @functools.wraps(method)
+    async def call(face: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        work: Any = method(face, *args, **kwargs)
+        result: T = await work
+        return result
+
+    return call
