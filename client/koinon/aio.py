@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from koinon.core.batching import PendingOperation
@@ -102,12 +101,7 @@ class AsyncClient:
     async def __aenter__(self) -> AsyncClient:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def _load(self, chunks: Iterable[Chunk], **options: Any) -> WriteResult:

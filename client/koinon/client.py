@@ -15,10 +15,10 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from koinon.core.batching import PendingOperation
+from koinon.core.closing import Closing
 from koinon.core.row_chunks import Chunk
 from koinon.driver.engine import Engine, closed_error
 from koinon.driver.face import Face
@@ -57,7 +57,7 @@ def connect(coordinators: str | Sequence[str], **options: Any) -> Client:
     return Client(parse_addresses(coordinators), ClientOptions(**options))
 
 
-class Client(Face):
+class Client(Face, Closing):
     """A blocking client; threads share it freely. Made by :func:`koinon.connect`.
 
     Every call has a deadline (``timeout_ms``, or that of ``connect``). Inside it, refusals are
@@ -145,17 +145,6 @@ class Client(Face):
             _open_clients.discard(self)
             self._run(self._engine.close())
             self._stop_loop()
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)

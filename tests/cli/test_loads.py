@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from koinon.cli.app import app
 from koinon.cli.console import output
-from koinon.cli.operate import bulk_loads
+from koinon.cli.operate import following
 from koinon_proto.contract.errors import LoadClosedError, UnavailableError
 from koinon_proto.v1 import loads_pb2
 from tests.cli.fake_operator import FakeOperator
@@ -53,8 +53,8 @@ FAILED = load_of(40, ABORTED, reason="nobody touched it")
 def operator(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeOperator]:
     made = FakeOperator(nodes=1)
     made.loads.loads = [FAILED, OPENED, MERGED_HALF]
-    monkeypatch.setattr(bulk_loads, "POLL_S", 0.01)
-    monkeypatch.setattr(bulk_loads, "LINE_S", 0.0)
+    monkeypatch.setattr(following, "POLL_S", 0.01)
+    monkeypatch.setattr(following, "LINE_S", 0.0)
     yield made
     made.close()
 

@@ -34,7 +34,6 @@ DataDir = Annotated[
         "--data",
         envvar="KOINON_DATA",
         help="Where it keeps its data (default ~/.local/share/koinon/local).",
-        show_default=False,
     ),
 ]
 
@@ -43,7 +42,7 @@ def up(
     session: Session,
     *,
     nodes: Annotated[
-        int | None, typer.Option(min=1, help="Storage nodes (default 3).", show_default=False)
+        int | None, typer.Option(min=1, help="Storage nodes (default 3).")
     ] = None,
     coordinators: Annotated[
         int | None,
@@ -51,7 +50,6 @@ def up(
             "--coordinators",
             min=1,
             help="Coordinators, an odd number (default 3).",
-            show_default=False,
         ),
     ] = None,
     replication_factor: Annotated[
@@ -59,7 +57,6 @@ def up(
         typer.Option(
             min=1,
             help="Copies of each partition of a new cluster (default 3, or as many as nodes).",
-            show_default=False,
         ),
     ] = None,
     metrics: Annotated[
@@ -67,7 +64,6 @@ def up(
         typer.Option(
             "--metrics/--no-metrics",
             help="Serve each process's metrics over HTTP, for Prometheus (default: as last time).",
-            show_default=False,
         ),
     ] = None,
     data: DataDir = None,

@@ -5,11 +5,10 @@ asked for.
 from __future__ import annotations
 
 import threading
-from types import TracebackType
-from typing import Self
 
 import grpc
 
+from koinon.core.closing import Closing
 from koinon.driver.request_ids import naming
 from koinon_proto.server import rpc
 
@@ -26,23 +25,12 @@ OPTIONS = tuple(
 )
 
 
-class Channels:
+class Channels(Closing):
     """Ends with ``close``, or as a context. Thread-safe."""
 
     def __init__(self) -> None:
         self._channels_lock = threading.Lock()
         self._channels: dict[str, grpc.Channel] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close all of them; a call under way ends as cancelled."""

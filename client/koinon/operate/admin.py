@@ -12,9 +12,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, cast
 
+from koinon.core.closing import Closing
 from koinon.driver.request_ids import operation
 from koinon.operate.bulk_loads import LoadsClient, LoadView
 from koinon.operate.coordinators import ATTEMPT_TIMEOUT_S, RETRY_PAUSE_S, STEADY, Coordinators
@@ -120,7 +120,7 @@ def status_from_proto(message: admin_pb2.ClusterStatus) -> ClusterStatus:
     )
 
 
-class Admin:
+class Admin(Closing):
     """A blocking connection to the coordinators for an operator's calls. Thread-safe."""
 
     def __init__(self, coordinators: str, *, timeout_ms: int = 5000, cluster_id: str = "") -> None:
@@ -134,17 +134,6 @@ class Admin:
         self._coordinators = Coordinators(coordinators, cluster_id)
         self._loads = LoadsClient(self._coordinators, timeout_s=self._timeout_s)
         self.addresses = self._coordinators.addresses
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         self._coordinators.close()

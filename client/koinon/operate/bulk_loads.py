@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, cast
 
+from koinon.core.closing import Closing
 from koinon.driver.request_ids import operation
 from koinon.operate.coordinators import ATTEMPT_TIMEOUT_S, RETRY_PAUSE_S, Coordinators
 from koinon.operate.views import view
@@ -62,7 +62,7 @@ class LoadView:
     reason: str
 
 
-class LoadsClient:
+class LoadsClient(Closing):
     """See the module's text. Every method raises, beside what it names:
 
     UnavailableError: nobody answered, or nobody leads, until the time was over.
@@ -88,17 +88,6 @@ class LoadsClient:
             coordinators = Coordinators(coordinators, cluster_id)
         self._coordinators = coordinators
         self._route = Route()  # whom calls found to lead; threads may each learn better
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         self._coordinators.close()

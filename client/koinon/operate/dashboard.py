@@ -12,11 +12,10 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
+from koinon.core.closing import Closing
 from koinon.operate.admin import Admin, ClusterStatus, count_by_primary
 from koinon.operate.bulk_loads import LoadView
 from koinon.operate.health import problems, summary, used_share
@@ -33,6 +32,7 @@ from koinon.operate.hotspots import (
     rates,
 )
 from koinon.operate.moves import MovesView
+from koinon.operate.nodes import by_name
 from koinon.operate.progress import MovesTracker, Snapshot
 from koinon.operate.traffic import Counters, TrafficClient
 from koinon_proto.contract.errors import KoinonError
@@ -56,7 +56,7 @@ class Observation:
     loads: Sequence[LoadView] | None = None
 
 
-class Observer:
+class Observer(Closing):
     """Looks at a cluster, again and again. One thread at a time."""
 
     def __init__(self, admin: Admin, *, timeout_s: float) -> None:
@@ -69,15 +69,7 @@ class Observer:
         self._led = False  # by who was asked last
         self._looks_without = _LOOKS_WITHOUT_MOVES
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self._traffic.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -315,7 +307,8 @@ def _nodes(status: ClusterStatus, counters: Counters, found: Rates | None) -> li
     replicas = Counter(number for row in table.rows for number in row.replicas)
     lags = behind(counters.nodes)
     views = []
-    for number, info in sorted(table.nodes.items(), key=lambda item: _name(item[1])):
+    for info in by_name(table.nodes.values()):
+        number = info.number
         if info.status is NodeStatus.LEFT:
             continue
         session = status.session_of(number)
@@ -334,10 +327,6 @@ def _nodes(status: ClusterStatus, counters: Counters, found: Rates | None) -> li
             )
         )
     return views
-
-
-def _name(node: NodeInfo) -> tuple[int, str]:
-    return len(node.node_id), node.node_id
 
 
 def total(nodes: Sequence[NodeView]) -> Columns:

@@ -13,8 +13,8 @@ import inspect
 import os
 import re
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -89,6 +89,27 @@ class Session:
             cluster_id=os.environ.get(CLUSTER_ID, ""),
         )
 
+    def say(self, message: str, answer: Mapping[str, Any]) -> None:
+        """Answer in words, or for programs."""
+        if self.json:
+            output.print_json(answer)
+        else:
+            output.console().print(message, markup=False)
+
+    def refuse(
+        self, problem: str, advice: str, *, code: int = USAGE, error: str = "", **more: Any
+    ) -> int:
+        """Say why nothing is done and what would help; return the exit code.
+
+        Args:
+            error: the problem as programs are told it, where that differs.
+            more: for programs, beside the error.
+        """
+        output.problem(f"{problem}\n  {advice}")
+        if self.json:
+            output.print_json({"error": error or problem, **more})
+        return code
+
 
 def duration_ms(text: str) -> int:
     """Return the milliseconds of a duration with a unit, such as ``500ms``, ``30s`` or ``2h``."""
@@ -135,7 +156,6 @@ Coordinators = Annotated[
         envvar="KOINON_COORDINATORS",
         help="Where the cluster is: HOST:PORT,HOST:PORT,… By default the cluster of "
         "[bold]koinon up[/bold].",
-        show_default=False,
         rich_help_panel=CONNECTION_PANEL,
     ),
 ]
@@ -144,7 +164,6 @@ Timeout = Annotated[
     typer.Option(
         "--timeout",
         help="How long one operation may take, such as 500ms or 10s (default 5s).",
-        show_default=False,
         rich_help_panel=CONNECTION_PANEL,
     ),
 ]
@@ -235,6 +254,8 @@ def _with_common_options(function: Body, *, connects: bool = True) -> Callable[.
     """Return the function as Typer takes it: with the common options in its signature."""
     common = [row for row in _COMMON if connects or row[0] not in CONNECTION_OPTIONS]
     own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+    groups: dict[str, Any] = {p.name: p.annotation for p in own if is_dataclass(p.annotation)}
+    own = [part for p in own for part in (_fields_of(groups[p.name]) if p.name in groups else [p])]
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter("context", keyword, annotation=typer.Context)]
     parameters += [parameter.replace(kind=keyword) for parameter in own]
@@ -250,6 +271,8 @@ def _with_common_options(function: Body, *, connects: bool = True) -> Callable[.
             return
         chosen = _chosen(context, {name: given[name] for name, _, _ in common})
         arguments = {parameter.name: given[parameter.name] for parameter in own}
+        for name, group in groups.items():
+            arguments[name] = group(**{f.name: arguments.pop(f.name) for f in fields(group)})
         guarded(
             lambda: function(_session(chosen, connects=connects), **arguments),
             debug=bool(chosen["debug"]),
@@ -261,6 +284,11 @@ def _with_common_options(function: Body, *, connects: bool = True) -> Callable[.
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     return run
+
+
+def _fields_of(group: type) -> list[inspect.Parameter]:
+    """Return a dataclass of options that several commands have as parameters."""
+    return list(inspect.signature(group, eval_str=True).parameters.values())
 
 
 def guarded(

@@ -46,13 +46,12 @@ KeyEncoding = Annotated[
     ),
 ]
 Value = Annotated[
-    str | None, typer.Option(help="The column that is the value.", show_default=False)
+    str | None, typer.Option(help="The column that is the value.")
 ]
 Encoding = Annotated[
     str | None,
     typer.Option(
         help="The whole row is the value, as json (the default without --value) or msgpack.",
-        show_default=False,
     ),
 ]
 FileFormat = Annotated[
@@ -60,24 +59,22 @@ FileFormat = Annotated[
     typer.Option(
         "--format",
         help="parquet, csv, tsv, jsonl or orc; by default from the name.",
-        show_default=False,
     ),
 ]
 Mode = Annotated[
     str, typer.Option(help="append, or overwrite: what is not in the files is deleted.")
 ]
 Prefix = Annotated[
-    str | None, typer.Option(help="Overwrite only keys that begin so.", show_default=False)
+    str | None, typer.Option(help="Overwrite only keys that begin so.")
 ]
 Ttl = Annotated[
-    str | None, typer.Option(help="Let the rows expire after 30m, 2h, 1d.", show_default=False)
+    str | None, typer.Option(help="Let the rows expire after 30m, 2h, 1d.")
 ]
 OrderBy = Annotated[
     str | None,
     typer.Option(
         help="Of rows with one key the greatest of this column stays. Without it a key that "
         "repeats fails the load.",
-        show_default=False,
     ),
 ]
 BadRecords = Annotated[
@@ -85,12 +82,11 @@ BadRecords = Annotated[
     typer.Option(
         metavar="DIR",
         help="Write rows that cannot be stored here, and load the others.",
-        show_default=False,
     ),
 ]
 MaxRate = Annotated[
     str | None,
-    typer.Option(help="Send at most so much a second: 50MB, 1GiB.", show_default=False),
+    typer.Option(help="Send at most so much a second: 50MB, 1GiB."),
 ]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Only say what would be loaded, and how evenly.")
@@ -204,7 +200,7 @@ def _explaining() -> Iterator[None]:
 
 
 def _run(session: Session, job: Job, malformed: int) -> int:
-    with Interrupt() as interrupt, ingest_view.progress(quiet=session.json) as draw:
+    with Interrupt() as interrupt, ingest_view.shown(quiet=session.json) as draw:
         outcome = job.run(draw, lambda: interrupt.asked)
     bad = _bad_rows(job, outcome, malformed)
     if session.json:

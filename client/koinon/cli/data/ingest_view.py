@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from koinon.cli.console import output
+from koinon.cli.console.progress import now_and_then, progress
 from koinon.ingest.job import Outcome
 from koinon.ingest.progress import Phase, Snapshot
 from koinon.ingest.survey import HeavyKey, Survey, per_node
 from koinon.operate.bulk_loads import LoadState
 from koinon.spark.writing.planning import RowPlan
 from koinon_proto.contract.table import Table
-from koinon_proto.process.printable import goes_to_terminal, printable_bytes
+from koinon_proto.process.printable import printable_bytes
 
 PLAIN_PROGRESS_S = 5.0
 KEY_CHARS_MAX = 60
@@ -32,16 +32,9 @@ STEPS = {
 # --- while it goes on ----------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def progress(*, quiet: bool) -> Iterator[Draw]:
+def shown(*, quiet: bool) -> contextlib.AbstractContextManager[Draw]:
     """Yield what shows a snapshot: a bar on a terminal, a line now and then elsewhere."""
-    if quiet:
-        yield lambda _snapshot: None
-    elif goes_to_terminal(stderr=True):
-        with _bar() as draw:
-            yield draw
-    else:
-        yield _line_by_line()
+    return progress(quiet, _bar, now_and_then(_line, PLAIN_PROGRESS_S))
 
 
 @contextlib.contextmanager
@@ -70,18 +63,11 @@ def _bar() -> Iterator[Draw]:
         yield draw
 
 
-def _line_by_line() -> Draw:
-    last = time.monotonic()
-
-    def draw(snapshot: Snapshot) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last >= PLAIN_PROGRESS_S and snapshot.phase in STEPS:
-            last = now
-            share = "" if snapshot.share is None else f"{100 * snapshot.share:3.0f} %  "
-            output.note(f"{snapshot.phase.value}: {share}{remark(snapshot)}".rstrip(": "))
-
-    return draw
+def _line(snapshot: Snapshot) -> str:
+    if snapshot.phase not in STEPS:
+        return ""
+    share = "" if snapshot.share is None else f"{100 * snapshot.share:3.0f} %  "
+    return f"{snapshot.phase.value}: {share}{remark(snapshot)}".rstrip(": ")
 
 
 def remark(snapshot: Snapshot) -> str:

@@ -20,7 +20,7 @@ from koinon_proto.process.printable import flush, goes_to_terminal, printable_by
 
 PANEL = "Data"
 
-Key = Annotated[str, typer.Argument(help="The key, as text.", show_default=False)]
+Key = Annotated[str, typer.Argument(help="The key, as text.")]
 Hex = Annotated[bool, typer.Option("--hex", help="Key and value are given in hexadecimal.")]
 Base64 = Annotated[bool, typer.Option("--base64", help="Key and value are given in base64.")]
 IfVersion = Annotated[
@@ -30,7 +30,6 @@ IfVersion = Annotated[
         min=0,
         max=UINT64_MAX,
         help="Only if the record has this version (0: only if there is none).",
-        show_default=False,
     ),
 ]
 
@@ -64,7 +63,7 @@ def put(
     session: Session,
     key: Key,
     value: Annotated[
-        str | None, typer.Argument(help="The value, as text.", show_default=False)
+        str | None, typer.Argument(help="The value, as text.")
     ] = None,
     *,
     value_file: Annotated[
@@ -159,11 +158,11 @@ def scan(
     session: Session,
     *,
     prefix: Annotated[
-        str, typer.Option(help="Only keys that start with this.", show_default=False)
+        str, typer.Option(help="Only keys that start with this.")
     ] = "",
     limit: Annotated[
         int | None,
-        typer.Option(min=1, max=INT64_MAX, help="At most this many records.", show_default=False),
+        typer.Option(min=1, max=INT64_MAX, help="At most this many records."),
     ] = None,
     keys_only: Annotated[bool, typer.Option("--keys-only", help="Keys without values.")] = False,
     hexadecimal: Annotated[bool, typer.Option("--hex", help="The prefix is hexadecimal.")] = False,

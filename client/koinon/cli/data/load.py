@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from koinon.cli.console import output
+from koinon.cli.console.progress import now_and_then, progress
 from koinon.cli.console.session import (
     DONE,
     INTERRUPTED,
@@ -26,7 +27,7 @@ from koinon.cli.console.session import (
 )
 from koinon.cli.data.sources import BadRow, Slab, format_of, open_source
 from koinon_proto.contract.errors import KoinonError
-from koinon_proto.process.printable import goes_to_terminal, printable_bytes
+from koinon_proto.process.printable import printable_bytes
 
 SLABS_IN_FLIGHT = 2
 EXAMPLES_MAX = 5
@@ -182,13 +183,15 @@ def load(
         raise typer.BadParameter(f"--format {file_format}: csv, tsv, jsonl or parquet")
     formats = [format_of(path, file_format) for path in files]
     sizes = [path.stat().st_size for path in files]
-    tally = Tally()
+    total, tally = sum(sizes), Tally()
     began = time.monotonic()
     failure: KoinonError | OSError | None = None
     with (
         session.connect() as client,
         Interrupt() as interrupt,
-        _progress(sum(sizes), tally, quiet=session.json) as advance,
+        progress(
+            session.json, lambda: _bar(total, tally), _plain_progress(total, tally)
+        ) as advance,
         Loader(client, tally, session.timeout_or(DEFAULT_TIMEOUT_MS)) as loader,
     ):
         limit = client.table().cluster.max_value_bytes
@@ -280,19 +283,7 @@ def _rows(number: int) -> str:
 
 
 @contextlib.contextmanager
-def _progress(total: int, tally: Tally, *, quiet: bool) -> Iterator[Any]:
-    """Yield ``advance(bytes so far)``: a bar on a terminal, a line now and then elsewhere."""
-    if quiet:
-        yield lambda position: None
-    elif goes_to_terminal(stderr=True):
-        with _bar(total, tally) as advance:
-            yield advance
-    else:
-        yield _plain_progress(total, tally)
-
-
-@contextlib.contextmanager
-def _bar(total: int, tally: Tally) -> Iterator[Any]:
+def _bar(total: int, tally: Tally) -> Iterator[Callable[[int], None]]:
     from rich.progress import (
         BarColumn,
         Progress,
@@ -321,20 +312,15 @@ def _bar(total: int, tally: Tally) -> Iterator[Any]:
         yield advance
 
 
-def _plain_progress(total: int, tally: Tally) -> Any:
-    began = last = time.monotonic()
+def _plain_progress(total: int, tally: Tally) -> Callable[[int], None]:
+    began = time.monotonic()
 
-    def advance(position: int) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last < PLAIN_PROGRESS_S:
-            return
-        last = now
-        rate = tally.applied / (now - began)
+    def line(position: int) -> str:
+        rate = tally.applied / (time.monotonic() - began)
         share = 100 * position / max(1, total)
-        output.note(f"{share:3.0f} %  {tally.applied:,} rows  {rate:,.0f} rows/s")
+        return f"{share:3.0f} %  {tally.applied:,} rows  {rate:,.0f} rows/s"
 
-    return advance
+    return now_and_then(line, PLAIN_PROGRESS_S)
 
 
 def add_to(app: typer.Typer) -> None:

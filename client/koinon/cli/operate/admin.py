@@ -15,6 +15,7 @@ from koinon.cli.operate import bulk_loads, force, hot, moves, plans, verify
 from koinon.operate.admin import Admin, ClusterStatus, count_by_primary
 from koinon.operate.bulk_loads import LoadView
 from koinon.operate.health import is_short, notes, problems, replicas_by_node, summary
+from koinon.operate.nodes import by_name, node_name
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.contract.table import NodeInfo, NodeStatus, PartitionRow, PartitionStatus, Table
 
@@ -111,7 +112,7 @@ def nodes_table(status: ClusterStatus, table: Table) -> Any:
     columns = ["NODE", "ADDRESS", *["RACK"] * racks, "STATE", ">PRIMARIES", ">REPLICAS"]
     shown = output.table(*columns, ">RECORDS", ">USED", ">READS/S", ">WRITES/S", ">HEARD")
     primaries, replicas = count_by_primary(table), replicas_by_node(table)
-    for node in _by_name(table):
+    for node in by_name(table.nodes.values()):
         word = NODE_WORDS.get(node.status, node.status.name.lower())
         state = f"[{NODE_COLORS[node.status]}]{word}[/]"
         cells = [
@@ -132,10 +133,6 @@ def nodes_table(status: ClusterStatus, table: Table) -> Any:
             ]
         shown.add_row(*cells)
     return shown
-
-
-def _by_name(table: Table) -> list[NodeInfo]:
-    return sorted(table.nodes.values(), key=lambda node: (len(node.node_id), node.node_id))
 
 
 # --- for programs --------------------------------------------------------------------------------
@@ -212,7 +209,7 @@ def nodes_json(status: ClusterStatus) -> list[dict[str, Any]]:
             "weight": node.weight,
             "stats": _stats_json(status, node),
         }
-        for node in _by_name(table)
+        for node in by_name(table.nodes.values())
     ]
 
 
@@ -251,8 +248,7 @@ def _partition_json(row: PartitionRow, table: Table) -> dict[str, Any]:
 
 
 def _name(number: int, table: Table) -> str | None:
-    node = next((n for n in table.nodes.values() if n.number == number), None)
-    return node.node_id if node else None
+    return node_name(table, number) if number in table.nodes else None
 
 
 # --- commands ------------------------------------------------------------------------------------
@@ -310,7 +306,7 @@ def partitions(
     *,
     node: Annotated[
         str | None,
-        typer.Option(help="Only those with a replica on this node.", show_default=False),
+        typer.Option(help="Only those with a replica on this node."),
     ] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Only those not served now.")] = False,
     short: Annotated[
@@ -323,10 +319,9 @@ def partitions(
     if node is not None and (
         table is None or node not in {n.node_id for n in table.nodes.values()}
     ):
-        output.problem(f"no node {node!r} is registered\n  'koinon admin nodes' lists them.")
-        if session.json:
-            output.print_json({"error": f"no node {node!r} is registered"})
-        return NOT_FOUND
+        return session.refuse(
+            f"no node {node!r} is registered", "'koinon admin nodes' lists them.", code=NOT_FOUND
+        )
     if table is None or not rows:
         output.note("no partitions yet: the cluster waits for its first nodes")
         return None
@@ -389,25 +384,25 @@ def list_coordinators(session: Session) -> None:
         output.show(coordinators_table(status), expendable=("LOG AT",))
 
 
-MemberId = Annotated[str, typer.Argument(metavar="ID", show_default=False)]
+MemberId = Annotated[str, typer.Argument(metavar="ID")]
 
 
 def add(
     session: Session,
     member_id: MemberId,
-    address: Annotated[str, typer.Argument(metavar="HOST:PORT", show_default=False)],
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT")],
 ) -> None:
     """Add a coordinator that runs with --join. It votes as soon as it has caught up."""
     with session.admin() as admin:
         admin.add_coordinator(member_id, address)
-    _done(session, f"{member_id} at {address} is a coordinator now.", {"added": member_id})
+    session.say(f"{member_id} at {address} is a coordinator now.", {"added": member_id})
 
 
 def remove(session: Session, member_id: MemberId) -> None:
     """Take a coordinator out of the group. Its process may be stopped afterwards."""
     with session.admin() as admin:
         admin.remove_coordinator(member_id)
-    _done(session, f"{member_id} is no coordinator any more.", {"removed": member_id})
+    session.say(f"{member_id} is no coordinator any more.", {"removed": member_id})
 
 
 def transfer(
@@ -419,14 +414,7 @@ def transfer(
     """Hand the leadership to another coordinator."""
     with session.admin() as admin:
         leader = admin.transfer_leadership(member_id)
-    _done(session, f"{leader} leads.", {"leader_id": leader})
-
-
-def _done(session: Session, message: str, answer: dict[str, Any]) -> None:
-    if session.json:
-        output.print_json(answer)
-    else:
-        output.console().print(message, markup=False)
+    session.say(f"{leader} leads.", {"leader_id": leader})
 
 
 command(

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Group
-from rich.live import Live
-from rich.text import Text
 
 from koinon.cli.console import output
 from koinon.cli.console.session import INTERRUPTED, NOT_FOUND, Session, command, default_command
 from koinon.cli.console.units import UINT64_MAX
-from koinon.cli.operate.plans import Yes, ask, say
+from koinon.cli.operate.following import until_ended
+from koinon.cli.operate.plans import Yes, ask
 from koinon.operate.bulk_loads import LoadState, LoadView
-from koinon_proto.contract.errors import KoinonError
-from koinon_proto.process.printable import goes_to_terminal, printable_bytes
+from koinon_proto.process.printable import printable_bytes
 
 if TYPE_CHECKING:
     from koinon.operate.admin import Admin
 
 app = typer.Typer()
 ENDED_SHOWN = 10
-POLL_S = 0.4
-LINE_S = 2.0
-SILENT_S_MAX = 60.0
 COLORS = {
     LoadState.OPEN: "yellow",
     LoadState.MERGING: "cyan",
@@ -37,8 +29,6 @@ COLORS = {
 }
 EXPENDABLE = ("PREFIX", "MODE", "BYTES", "WHY", "IDLE")
 """What a narrow terminal does without, in this order."""
-
-Draw = Callable[[Sequence[LoadView] | None], None]
 
 
 # --- the commands --------------------------------------------------------------------------------
@@ -69,7 +59,7 @@ def list_loads(
 def abort(
     session: Session,
     load_id: Annotated[
-        int, typer.Argument(metavar="ID", min=1, max=UINT64_MAX, show_default=False)
+        int, typer.Argument(metavar="ID", min=1, max=UINT64_MAX)
     ],
     *,
     reason: Annotated[
@@ -81,18 +71,18 @@ def abort(
     with session.admin() as admin:
         load = next((load for load in admin.loads() if load.load_id == load_id), None)
         if load is None:
-            problem = f"there is no load {load_id}, or it ended long ago"
-            output.problem(f"{problem}\n  'koinon admin loads --all' lists those that are known.")
-            if session.json:
-                output.print_json({"error": problem})
-            return NOT_FOUND
+            return session.refuse(
+                f"there is no load {load_id}, or it ended long ago",
+                "'koinon admin loads --all' lists those that are known.",
+                code=NOT_FOUND,
+            )
         if load.state is LoadState.OPEN and not yes:
             if not session.json and output.somebody_is_there():
                 output.show(_table([load]))
             if (refused := ask(session, f"Abort load {load_id}?")) is not None:
                 return refused
         admin.abort_load(load_id, reason=reason)
-    say(session, f"Load {load_id} is aborted.", {"aborted": load_id})
+    session.say(f"Load {load_id} is aborted.", {"aborted": load_id})
     return None
 
 
@@ -181,64 +171,15 @@ def load_json(load: LoadView) -> dict[str, Any]:
 
 def _follow(session: Session, admin: Admin) -> int | None:
     """Show the loads under way until none is; return an exit code if that was not waited for."""
-    try:
-        with _view(session) as draw:
-            _until_ended(admin, draw)
-    except KeyboardInterrupt:
-        output.note("\nthe loads go on without you")
-        return INTERRUPTED
-    return None
-
-
-def _until_ended(admin: Admin, draw: Draw) -> None:
-    """Coordinators that fail over meanwhile are waited for."""
-    heard = time.monotonic()
-    while True:
-        try:
-            active = [load for load in admin.loads() if not load.state.ended]
-        except KoinonError as error:
-            is_passing = error.retriable or error.maybe_applied
-            if not is_passing or time.monotonic() - heard > SILENT_S_MAX:
-                raise
-            draw(None)
-        else:
-            heard = time.monotonic()
-            if not active:
-                return
-            draw(active)
-        time.sleep(POLL_S)
-
-
-@contextmanager
-def _view(session: Session) -> Iterator[Draw]:
-    if session.json:
-        yield lambda _loads: None
-        return
-    if not goes_to_terminal(stderr=True):
-        yield _line_by_line()
-        return
-    silent = Text("no coordinator answers: waiting for them", style="yellow")
-    hint = Text("Ctrl-C leaves them to go on by themselves.", style="dim")
-    with Live(console=output.console(stderr=True), transient=True, auto_refresh=False) as live:
-        live.update(Text("…"), refresh=True)
-
-        def draw(loads: Sequence[LoadView] | None) -> None:
-            live.update(silent if loads is None else Group(_table(loads), hint), refresh=True)
-
-        yield draw
-
-
-def _line_by_line() -> Draw:
-    last = float("-inf")
-
-    def draw(loads: Sequence[LoadView] | None) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last >= LINE_S:
-            last = now
-            output.note("no coordinator answers: waiting" if loads is None else line(loads))
-
-    return draw
+    seen = until_ended(
+        session,
+        lambda: [load for load in admin.loads() if not load.state.ended],
+        lambda active: not active,
+        picture=_table,
+        line=line,
+        farewell="the loads go on without you",
+    )
+    return INTERRUPTED if seen is None else None
 
 
 def line(loads: Sequence[LoadView]) -> str:

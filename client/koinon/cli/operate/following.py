@@ -1,11 +1,11 @@
-"""Following moves: a live view on a terminal, a line now and then elsewhere."""
+"""Following what goes on in the cluster until it ends, and moves in particular."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Group
 from rich.live import Live
@@ -13,13 +13,14 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from koinon.cli.console import output
+from koinon.cli.console.progress import BAR_WIDTH, now_and_then, progress
 from koinon.cli.console.session import DONE, INTERRUPTED, NOT_FOUND, Session
 from koinon.operate.moves import Plan
+from koinon.operate.nodes import node_name
 from koinon.operate.progress import MovesTracker, Replicas, Share, Snapshot
 from koinon.operate.replicas import PartitionSize
 from koinon_proto.contract.errors import KoinonError, UnavailableError
 from koinon_proto.contract.table import Table
-from koinon_proto.process.printable import goes_to_terminal
 
 if TYPE_CHECKING:
     from koinon.operate.admin import Admin
@@ -27,10 +28,74 @@ if TYPE_CHECKING:
 POLL_S = 0.4
 LINE_S = 2.0
 SILENT_S_MAX = 60.0
-BAR_WIDTH = 28
 WAITS_MAX = 3
+NOBODY_ANSWERS = "no coordinator answers: waiting"
 
-Draw = Callable[[Snapshot | None], None]
+T = TypeVar("T")
+
+
+def until_ended(
+    session: Session,
+    look: Callable[[], T],
+    ended: Callable[[T], bool],
+    *,
+    picture: Callable[[T], Any],
+    line: Callable[[T], str],
+    farewell: str,
+) -> T | None:
+    """Look again and again, and show what is seen, until it has ended; return the last. Ctrl-C ends
+    the following, with a farewell, and returns None. Coordinators that fail over are waited for.
+    """
+
+    def said(seen: T | None) -> str:
+        return NOBODY_ANSWERS if seen is None else line(seen)
+
+    try:
+        plain = now_and_then(said, LINE_S, at_once=True)
+        with progress(session.json, lambda: _live(picture), plain) as draw:
+            return _looked(look, ended, draw)
+    except KeyboardInterrupt:
+        output.note(f"\n{farewell}")
+        return None
+
+
+def _looked(
+    look: Callable[[], T], ended: Callable[[T], bool], draw: Callable[[T | None], None]
+) -> T:
+    heard = time.monotonic()
+    while True:
+        try:
+            seen = look()
+        except KoinonError as error:
+            is_passing = error.retriable or error.maybe_applied
+            if not is_passing or time.monotonic() - heard > SILENT_S_MAX:
+                raise
+            draw(None)
+        else:
+            heard = time.monotonic()
+            draw(seen)
+            if ended(seen):
+                return seen
+        time.sleep(POLL_S)
+
+
+@contextmanager
+def _live(picture: Callable[[T], Any]) -> Iterator[Callable[[T | None], None]]:
+    last: Any = Text("…")
+    silent = Text(f"{NOBODY_ANSWERS} for them", style="yellow")
+    hint = Text("Ctrl-C leaves them to go on by themselves.", style="dim")
+    with Live(console=output.console(stderr=True), transient=True, auto_refresh=False) as live:
+
+        def draw(seen: T | None) -> None:
+            nonlocal last
+            if seen is not None:
+                last = Group(picture(seen), hint)
+            live.update(Group(last, silent) if seen is None else last, refresh=True)
+
+        yield draw
+
+
+# --- moves ---------------------------------------------------------------------------------------
 
 
 def follow(
@@ -40,49 +105,31 @@ def follow(
     plan: Plan | None = None,
     sizes: Mapping[int, PartitionSize] | None = None,
 ) -> int:
-    """Show how the moves (of a plan, or all) go on until they are over; return the exit code.
-
-    Coordinators that fail over meanwhile are waited for. Ctrl-C ends the following, not the moves.
-    """
+    """Show how the moves (of a plan, or all) go on until they are over; return the exit code."""
     tracker = MovesTracker(plan=plan, sizes=sizes or {})
     began = time.monotonic()
-    try:
-        with _view(session, admin.status().table) as draw:
-            snapshot = _until_ended(admin, tracker, draw)
-    except KeyboardInterrupt:
-        output.note(
-            "\nthe moves go on without you: 'koinon admin moves --watch' follows them again, "
-            "'koinon admin pause' halts them, 'koinon admin cancel' turns them back"
-        )
-        return INTERRUPTED
-    if not session.json:
-        output.console().print(summary(snapshot, time.monotonic() - began), markup=False)
-    return NOT_FOUND if snapshot.turned_back else DONE
+    table = admin.status().table
 
-
-def _until_ended(admin: Admin, tracker: MovesTracker, draw: Draw) -> Snapshot:
     def replicas() -> Replicas:
         status = admin.status()
         if not status.is_leader or status.table is None:  # others may not have heard yet
             raise UnavailableError(reason="no coordinator leads")
         return {int(row.partition_id): row.replicas for row in status.table.rows}
 
-    heard = time.monotonic()
-    while True:
-        try:
-            snapshot = tracker.update(admin.moves(), time.monotonic(), replicas)
-        except KoinonError as error:
-            if not (error.retriable or error.maybe_applied):
-                raise
-            if time.monotonic() - heard > SILENT_S_MAX:
-                raise
-            draw(None)
-        else:
-            heard = time.monotonic()
-            draw(snapshot)
-            if snapshot.ended:
-                return snapshot
-        time.sleep(POLL_S)
+    snapshot = until_ended(
+        session,
+        lambda: tracker.update(admin.moves(), time.monotonic(), replicas),
+        lambda seen: seen.ended,
+        picture=lambda seen: picture(seen, table),
+        line=line,
+        farewell="the moves go on without you: 'koinon admin moves --watch' follows them again, "
+        "'koinon admin pause' halts them, 'koinon admin cancel' turns them back",
+    )
+    if snapshot is None:
+        return INTERRUPTED
+    if not session.json:
+        output.console().print(summary(snapshot, time.monotonic() - began), markup=False)
+    return NOT_FOUND if snapshot.turned_back else DONE
 
 
 def summary(snapshot: Snapshot, seconds: float) -> str:
@@ -96,41 +143,6 @@ def summary(snapshot: Snapshot, seconds: float) -> str:
     if snapshot.turned_back:
         text += f"; {snapshot.turned_back:,} turned back or dropped"
     return text + "."
-
-
-# --- how it looks --------------------------------------------------------------------------------
-
-
-@contextmanager
-def _view(session: Session, table: Table | None) -> Iterator[Draw]:
-    if session.json:
-        yield lambda _snapshot: None
-    elif goes_to_terminal(stderr=True):
-        with Live(console=output.console(stderr=True), transient=True, auto_refresh=False) as live:
-            last: list[Any] = [Text("…")]
-
-            def draw(snapshot: Snapshot | None) -> None:
-                if snapshot is not None:
-                    last[0] = picture(snapshot, table)
-                silent = Text("no coordinator answers: waiting for them", style="yellow")
-                live.update(Group(last[0], silent) if snapshot is None else last[0], refresh=True)
-
-            yield draw
-    else:
-        yield _line_by_line()
-
-
-def _line_by_line() -> Draw:
-    last = 0.0
-
-    def draw(snapshot: Snapshot | None) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last >= LINE_S:
-            last = now
-            output.note("no coordinator answers: waiting" if snapshot is None else line(snapshot))
-
-    return draw
 
 
 def line(snapshot: Snapshot) -> str:
@@ -152,15 +164,13 @@ def line(snapshot: Snapshot) -> str:
 def picture(snapshot: Snapshot, table: Table | None) -> Any:
     """How far the moves are: a bar for each receiving node, and what is waited for."""
     rows = output.table("NODE", "", ">COPIES", ">BYTES")
-    names = {n.number: n.node_id for n in table.nodes.values()} if table else {}
     for number, share in sorted(snapshot.nodes.items()):
-        rows.add_row(names.get(number, f"node {number}"), *_cells(share))  # type: ignore[call-overload]
+        rows.add_row(node_name(table, number) if table else f"node {number}", *_cells(share))
     if len(snapshot.nodes) > 1:
         rows.add_row("all", *_cells(snapshot.whole))
     lines: list[Any] = [Text(line(snapshot)), rows]
     waits = sorted(snapshot.waits_for.items(), key=lambda wait: -wait[1])[:WAITS_MAX]
     lines += [Text(f"{number:,} wait: {reason}", style="yellow") for reason, number in waits]
-    lines.append(Text("Ctrl-C leaves them to go on by themselves.", style="dim"))
     return Group(*lines)
 
 

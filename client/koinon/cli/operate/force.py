@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from koinon.cli.console import output
 from koinon.cli.console.session import NOT_FOUND, USAGE, Session
 from koinon.cli.console.units import partition_ids
-from koinon.cli.operate.plans import node_name, say
 from koinon.cli.operate.verify import ready_table
 from koinon.operate.health import ranges
+from koinon.operate.nodes import node_name
 from koinon.operate.replicas import Checksum, Replicas
 from koinon_proto.contract.errors import MembershipChangeError, UnknownFateError, UnknownNodeError
 from koinon_proto.contract.table import (
@@ -58,7 +58,6 @@ def force_primary(
             metavar="PARTITIONS",
             help="Such as 3 or 0-15,40. 'lost': all whose in-sync copies are gone with their "
             "stores; 'offline': those, and those whose nodes are down.",
-            show_default=False,
         ),
     ],
     node: Annotated[
@@ -66,7 +65,6 @@ def force_primary(
         typer.Argument(
             metavar="NODE",
             help="Whose copies are to lead; without it, the most complete one of each.",
-            show_default=False,
         ),
     ] = None,
     *,
@@ -93,7 +91,7 @@ def force_primary(
         named = _number(table, node)
         if not rows:
             nothing = f"No partition is {partitions}: nothing has to be forced."
-            say(session, nothing, {"forced": [], "not_forced": []})
+            session.say(nothing, {"forced": [], "not_forced": []})
             return None
         with Replicas() as replicas:
             found, reasons = replicas.checksums(table, _asked(rows), positions_only=len(rows) > 1)
@@ -246,12 +244,8 @@ def _print_choice(choice: Choice, table: Table, offline: int) -> None:
 # --- refusing and asking -------------------------------------------------------------------------
 
 
-def _refuse(session: Session, reason: str, advice: str, **more: list[str]) -> int:
-    """Say why nothing is done and what would help; ``more``: for programs, beside the error."""
-    output.problem(f"not carried out: {reason}\n  {advice}")
-    if session.json:
-        output.print_json({"error": f"not carried out: {reason}", **more})
-    return USAGE
+def _refuse(session: Session, reason: str, advice: str, **more: Any) -> int:
+    return session.refuse(f"not carried out: {reason}", advice, **more)
 
 
 def _refuse_empty(session: Session, choice: Choice, table: Table) -> int:
@@ -318,7 +312,7 @@ def _carry_out(session: Session, admin: Admin, table: Table, choice: Choice) -> 
         partitions = [p for p, why in refused.items() if why == reason]
         output.problem(f"not forced: {ranges(partitions)}: {reason}")
     if forced or session.json:
-        say(session, _summary(forced), answer)
+        session.say(_summary(forced), answer)
     return None if forced else USAGE
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -11,7 +12,9 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn
 
 from koinon.cli.console import output
+from koinon.cli.console.progress import BAR_WIDTH, now_and_then, progress
 from koinon.cli.console.session import Session
+from koinon.cli.operate.verify import ready_table
 from koinon.operate.hotspots import (
     FEW_ROWS,
     READ_BYTES,
@@ -28,10 +31,10 @@ from koinon.operate.hotspots import (
     hottest,
     skew_of,
 )
+from koinon.operate.nodes import node_name
 from koinon.operate.traffic import NODE_KEYS_MAX, NODE_PARTITIONS_MAX, Survey, TrafficClient
-from koinon_proto.contract.errors import ClusterNotReadyError
-from koinon_proto.contract.table import NodeNumber, Table
-from koinon_proto.process.printable import goes_to_terminal, printable_bytes
+from koinon_proto.contract.table import Table
+from koinon_proto.process.printable import printable_bytes
 
 SECONDS_MAX = 60.0
 KEY_SHOWN = 48
@@ -70,11 +73,7 @@ def hot(
     """
     rank = RankBy[by.name]
     with session.admin() as admin:
-        table = admin.status().table
-    if table is None or not table.bootstrapped:
-        registered = len(table.nodes) if table else 0
-        wanted = table.cluster.bootstrap_nodes if table else 0
-        raise ClusterNotReadyError(registered_nodes=registered, bootstrap_nodes=wanted)
+        table = ready_table(admin)
     with TrafficClient() as traffic, _watching(session, table, seconds) as on_tick:
         survey = traffic.survey(
             table, seconds, by=rank, partitions_max=partitions, keys_max=keys, on_tick=on_tick
@@ -90,21 +89,21 @@ def hot(
         _print(survey, found, skew, blamed, table, by)
 
 
-@contextmanager
-def _watching(session: Session, table: Table, seconds: float) -> Iterator[Callable[[float], None]]:
+def _watching(
+    session: Session, table: Table, seconds: float
+) -> AbstractContextManager[Callable[[float], None]]:
     """Show on standard error that something goes on."""
     text = f"counting on {output.count(len(table.nodes), 'node')} for {seconds:g} s"
-    if session.json:
-        yield lambda _elapsed_s: None
-    elif not goes_to_terminal(stderr=True):
-        output.note(f"{text}…")
-        yield lambda _elapsed_s: None
-    else:
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=28))
+
+    @contextmanager
+    def bar() -> Iterator[Callable[[float], None]]:
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=BAR_WIDTH))
         console = output.console(stderr=True)
-        with Progress(*columns, console=console, transient=True) as progress:
-            task = progress.add_task(text, total=seconds)
-            yield lambda elapsed_s: progress.update(task, completed=elapsed_s)
+        with Progress(*columns, console=console, transient=True) as shown:
+            task = shown.add_task(text, total=seconds)
+            yield lambda elapsed_s: shown.update(task, completed=elapsed_s)
+
+    return progress(session.json, bar, now_and_then(lambda _: f"{text}…", math.inf, at_once=True))
 
 
 # --- how it looks --------------------------------------------------------------------------------
@@ -155,7 +154,7 @@ def _by_chance(survey: Survey, by: By) -> str:
 def say_silent(silent: Mapping[int, str], table: Table) -> None:
     """Name the nodes that have not answered: what they serve is missing."""
     for number, reason in sorted(silent.items()):
-        output.problem(f"{name_of(table, number)} does not count: {reason}")
+        output.problem(f"{node_name(table, number)} does not count: {reason}")
 
 
 def partitions_table(found: Sequence[HotPartition], table: Table) -> Any:
@@ -250,14 +249,9 @@ def rate_text(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= 10 or rate == 0 else f"{rate:.1f}"
 
 
-def name_of(table: Table, number: int) -> str:
-    node = table.nodes.get(NodeNumber(number))
-    return node.node_id if node else f"node {number}"
-
-
 def primary_of(table: Table, partition_id: int) -> str:
     number = table.rows[partition_id].primary
-    return name_of(table, number) if number else "-"
+    return node_name(table, number) if number else "-"
 
 
 def _bytes(columns: Columns) -> float:
@@ -287,10 +281,10 @@ def hot_json(
             "by_chance": round(survey.rates.by_chance(), 3),
         },
         "nodes": [
-            {"id": name_of(table, number), **rates_json(columns)}
+            {"id": node_name(table, number), **rates_json(columns)}
             for number, columns in sorted(survey.rates.nodes.items())
         ],
-        "silent": {name_of(table, n): reason for n, reason in sorted(survey.silent.items())},
+        "silent": {node_name(table, n): reason for n, reason in sorted(survey.silent.items())},
         "partitions": [partition_json(one, table) for one in found],
         "sampled": {
             "reads": _sampled_json(survey.sample.read),
@@ -305,7 +299,7 @@ def partition_json(one: HotPartition, table: Table) -> dict[str, Any]:
     primary = table.rows[one.partition_id].primary
     return {
         "partition_id": one.partition_id,
-        "primary": name_of(table, primary) if primary else None,
+        "primary": node_name(table, primary) if primary else None,
         **rates_json(one.per_second),
         "share": round(one.share, 4),
         "times_mean": round(one.times_mean, 2),

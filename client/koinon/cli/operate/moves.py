@@ -8,12 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from koinon.cli.console import output
-from koinon.cli.console.session import INTERRUPTED, USAGE, Session
+from koinon.cli.console.session import INTERRUPTED, Session
 from koinon.cli.console.units import UINT32_MAX, bytes_per_second, partition_ids
 from koinon.cli.operate.following import follow
-from koinon.cli.operate.plans import NodeId, Yes, ask, node_name, say, steps
+from koinon.cli.operate.plans import NodeId, Yes, ask, steps
 from koinon.operate.health import replicas_by_node
 from koinon.operate.moves import CopyProgress, MovesView, MoveView, Stage
+from koinon.operate.nodes import node_name
 from koinon_proto.contract.errors import UnknownNodeError
 from koinon_proto.contract.table import MoveSettings, NodeStatus, Table
 
@@ -151,7 +152,7 @@ def resume(session: Session) -> None:
 def throttle(
     session: Session,
     rate: Annotated[
-        str, typer.Argument(metavar="RATE", help="50MB, 1GiB, off", show_default=False)
+        str, typer.Argument(metavar="RATE", help="50MB, 1GiB, off")
     ],
 ) -> None:
     """Bound the bytes a second that each node receives as new replicas; 'off' lifts the bound."""
@@ -160,7 +161,7 @@ def throttle(
 
 def moves_per_node(
     session: Session,
-    number: Annotated[int, typer.Argument(metavar="N", min=1, max=UINT32_MAX, show_default=False)],
+    number: Annotated[int, typer.Argument(metavar="N", min=1, max=UINT32_MAX)],
 ) -> None:
     """Bound the moves at once that a node gives to or takes from."""
     _set(session, moves_per_node=number)
@@ -169,7 +170,7 @@ def moves_per_node(
 def _set(session: Session, **changes: Any) -> None:
     with session.admin() as admin:
         settings = admin.set_moves(**changes)
-    say(session, f"Moves: {settings_text(settings)}.", _settings_json(settings))
+    session.say(f"Moves: {settings_text(settings)}.", _settings_json(settings))
 
 
 def cancel(
@@ -183,8 +184,7 @@ def cancel(
     chosen = sorted({p for text in partitions or () for p in partition_ids(text)})
     with session.admin() as admin:
         dropped, turned_back = admin.cancel_moves(chosen)
-    say(
-        session,
+    session.say(
         f"{output.count(dropped, 'queued move')} dropped, {turned_back:,} under way turned back.",
         {"dropped": dropped, "turned_back": turned_back},
     )
@@ -198,9 +198,7 @@ def primaries(session: Session) -> None:
     with session.admin() as admin:
         wanted = admin.restore_primaries()
     message = f"{output.count(wanted, 'partition')} go back to their preferred primary."
-    say(
-        session, message if wanted else "Every preferred primary leads already.", {"wanted": wanted}
-    )
+    session.say(message if wanted else "Every preferred primary leads already.", {"wanted": wanted})
 
 
 def remove(session: Session, node: NodeId, *, yes: Yes = False) -> int | None:
@@ -213,21 +211,18 @@ def remove(session: Session, node: NodeId, *, yes: Yes = False) -> int | None:
             raise UnknownNodeError(node_id=node)
         held = replicas_by_node(table)[known.number]
         if held:
-            output.problem(
-                f"{node} still holds {output.count(held, 'replica')}: it cannot be removed\n"
-                f"  'koinon admin drain {node} --wait' moves them away first."
+            return session.refuse(
+                f"{node} still holds {output.count(held, 'replica')}: it cannot be removed",
+                f"'koinon admin drain {node} --wait' moves them away first.",
+                error=f"{node} still holds {held} replicas",
             )
-            if session.json:
-                output.print_json({"error": f"{node} still holds {held} replicas"})
-            return USAGE
         if not yes:
             if not session.json and output.somebody_is_there():
                 output.note(f"{node} at {known.address} leaves for good: its id is not used again.")
             if (refused := ask(session, f"Remove {node}?")) is not None:
                 return refused
         admin.set_node_status(node, NodeStatus.LEFT)
-    say(
-        session,
+    session.say(
         f"{node} has left the cluster. Its process may be stopped, and its data deleted.",
         {"removed": node},
     )

@@ -15,6 +15,7 @@ from koinon.cli.console.units import UINT32_MAX
 from koinon.cli.operate.following import follow
 from koinon.operate.health import ranges
 from koinon.operate.moves import Plan, PlanKind, PlannedMove, PlanRequest
+from koinon.operate.nodes import name_order, node_name
 from koinon.operate.replicas import PartitionSize, Replicas
 from koinon_proto.contract.errors import PlanStaleError, UnknownFateError
 from koinon_proto.contract.table import NodeStatus, Table
@@ -31,7 +32,17 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show the plan.")]
 Wait = Annotated[bool, typer.Option("--wait", help="Follow the moves until they are done.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Every = Annotated[bool, typer.Option("--all", help="Show each partition's move.")]
-NodeId = Annotated[str, typer.Argument(metavar="NODE", show_default=False)]
+NodeId = Annotated[str, typer.Argument(metavar="NODE")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class How:
+    """The options that all plans have."""
+
+    dry_run: DryRun = False
+    wait: Wait = False
+    yes: Yes = False
+    every: Every = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,22 +85,13 @@ class Costed:
         return "-" if number is None else node_name(self.table, number)
 
 
-def node_name(table: Table, number: int) -> str:
-    """Return a node's id."""
-    node = next((n for n in table.nodes.values() if n.number == number), None)
-    return node.node_id if node else f"node {number}"
-
-
 # --- the commands --------------------------------------------------------------------------------
 
 
 def rebalance(
     session: Session,
     *,
-    dry_run: DryRun = False,
-    wait: Wait = False,
-    yes: Yes = False,
-    every: Every = False,
+    how: How,
 ) -> int | None:
     """Spread replicas and primaries over the nodes by their weights, with as few moves as it takes.
 
@@ -98,10 +100,7 @@ def rebalance(
     return _run(
         session,
         PlanRequest(kind=PlanKind.REBALANCE),
-        dry_run=dry_run,
-        wait=wait,
-        yes=yes,
-        every=every,
+        how,
     )
 
 
@@ -112,19 +111,15 @@ def drain(
     undo: Annotated[
         bool, typer.Option("--undo", help="Let it take replicas again; moves nothing back.")
     ] = False,
-    dry_run: DryRun = False,
-    wait: Wait = False,
-    yes: Yes = False,
-    every: Every = False,
+    how: How,
 ) -> int | None:
     """Move everything off a node, and give it nothing new. 'remove' takes it out afterwards."""
-    if undo and dry_run:
+    if undo and how.dry_run:
         raise typer.BadParameter("--undo moves nothing: there is no plan for --dry-run to show")
     if undo:
         with session.admin() as admin:
             admin.set_node_status(node, NodeStatus.ACTIVE)
-        say(
-            session,
+        session.say(
             f"{node} takes replicas again; 'koinon admin rebalance' gives it its share.",
             {"node": node, "draining": False},
         )
@@ -136,10 +131,7 @@ def drain(
     return _run(
         session,
         PlanRequest(kind=PlanKind.DRAIN, node_id=node),
-        dry_run=dry_run,
-        wait=wait,
-        yes=yes,
-        every=every,
+        how,
         also=(f"{node} is marked as draining: it gets no replicas any more.", mark),
         at_end=f"Once it holds nothing: 'koinon admin remove {node}'.",
     )
@@ -147,22 +139,16 @@ def drain(
 
 def replace(
     session: Session,
-    old: Annotated[str, typer.Argument(metavar="OLD", show_default=False)],
-    new: Annotated[str, typer.Argument(metavar="NEW", show_default=False)],
+    old: Annotated[str, typer.Argument(metavar="OLD")],
+    new: Annotated[str, typer.Argument(metavar="NEW")],
     *,
-    dry_run: DryRun = False,
-    wait: Wait = False,
-    yes: Yes = False,
-    every: Every = False,
+    how: How,
 ) -> int | None:
     """Give every replica of the node OLD to the node NEW."""
     return _run(
         session,
         PlanRequest(kind=PlanKind.REPLACE, node_id=old, with_node_id=new),
-        dry_run=dry_run,
-        wait=wait,
-        yes=yes,
-        every=every,
+        how,
         at_end=f"Once {old} holds nothing: 'koinon admin remove {old}'.",
     )
 
@@ -170,22 +156,16 @@ def replace(
 def set_replication_factor(
     session: Session,
     copies: Annotated[
-        int, typer.Argument(metavar="COPIES", min=1, max=UINT32_MAX, show_default=False)
+        int, typer.Argument(metavar="COPIES", min=1, max=UINT32_MAX)
     ],
     *,
-    dry_run: DryRun = False,
-    wait: Wait = False,
-    yes: Yes = False,
-    every: Every = False,
+    how: How,
 ) -> int | None:
     """Keep so many copies of each partition."""
     return _run(
         session,
         PlanRequest(kind=PlanKind.REPLICATION_FACTOR, replication_factor=copies),
-        dry_run=dry_run,
-        wait=wait,
-        yes=yes,
-        every=every,
+        how,
         also=(f"Each partition is to have {output.count(copies, 'copy')}.", None),
     )
 
@@ -197,11 +177,8 @@ Also = tuple[str, "Callable[[Admin], None] | None"]
 def _run(
     session: Session,
     request: PlanRequest,
+    how: How,
     *,
-    dry_run: bool,
-    wait: bool,
-    yes: bool,
-    every: bool,
     also: Also | None = None,
     at_end: str = "",
 ) -> int | None:
@@ -210,27 +187,23 @@ def _run(
         for _ in range(STALE_MAX):
             costed = _cost(admin, replicas, request)
             plan = costed.plan
-            _show(session, costed, every=every)
-            if dry_run or (not plan.moves and also is None):
+            _show(session, costed, every=how.every)
+            if how.dry_run or (not plan.moves and also is None):
                 _answer(session, costed, executed=False)
                 return None
             if also is not None and not session.json:
                 output.console().print(also[0], markup=False)
-            if not yes and (refused := ask(session, "Carry this out?")) is not None:
+            if not how.yes and (refused := ask(session, "Carry this out?")) is not None:
                 return refused
             if not _execute(session, admin, request, costed, also):
                 continue
             break
         else:
-            unsettled = "the cluster changes faster than it can be planned for; nothing was moved"
-            output.problem(
-                f"{unsettled}\n"
-                "  Try again once it has come to rest: 'koinon admin moves' shows what moves."
+            return session.refuse(
+                "the cluster changes faster than it can be planned for; nothing was moved",
+                "Try again once it has come to rest: 'koinon admin moves' shows what moves.",
             )
-            if session.json:
-                output.print_json({"error": unsettled})
-            return USAGE
-        return _afterwards(session, admin, costed, wait=wait, at_end=at_end)
+        return _afterwards(session, admin, costed, wait=how.wait, at_end=at_end)
 
 
 def _cost(admin: Admin, replicas: Replicas, request: PlanRequest) -> Costed:
@@ -287,25 +260,15 @@ def _afterwards(
 def ask(session: Session, question: str) -> int | None:
     """Ask for leave; return None if it was given, else the exit code."""
     if session.json or not output.somebody_is_there():
-        output.problem(
-            "not carried out: nobody is there to ask\n"
-            "  --yes carries it out without asking, --dry-run only shows it."
+        return session.refuse(
+            "not carried out: nobody is there to ask",
+            "--yes carries it out without asking, --dry-run only shows it.",
+            error="not carried out: --yes is missing",
         )
-        if session.json:
-            output.print_json({"error": "not carried out: --yes is missing"})
-        return USAGE
     if typer.confirm(question, err=True):
         return None
     output.note("nothing was changed")
     return USAGE
-
-
-def say(session: Session, message: str, answer: Mapping[str, Any]) -> None:
-    """Answer in words, or for programs."""
-    if session.json:
-        output.print_json(answer)
-    else:
-        output.console().print(message, markup=False)
 
 
 def _answer(session: Session, costed: Costed, *, executed: bool) -> None:
@@ -363,7 +326,7 @@ def _grouped(costed: Costed) -> Any:
         (what, costed.name(old), costed.name(new), reason, moves)
         for (old, new, what, reason), moves in groups.items()
     ]
-    rows.sort(key=lambda row: (row[0], _name_order(row[1]), _name_order(row[2]), row[3]))
+    rows.sort(key=lambda row: (row[0], name_order(row[1]), name_order(row[2]), row[3]))
     for what, old_name, new_name, reason, moves in rows:
         cells = [old_name, new_name, what, f"{len(moves):,}"]
         shown.add_row(*cells, *_size(costed, moves, what), output.escape(reason))
@@ -396,7 +359,7 @@ def _size(costed: Costed, moves: Sequence[PlannedMove], what: str) -> tuple[str,
 def _balance(costed: Costed) -> Any:
     after = {balance.node_number: balance for balance in costed.plan.after}
     shown = output.table("NODE", ">REPLICAS", "", ">THEN", ">PRIMARIES", "", ">THEN", ">RECEIVES")
-    by_name = sorted(costed.plan.before, key=lambda b: _name_order(costed.name(b.node_number)))
+    by_name = sorted(costed.plan.before, key=lambda b: name_order(costed.name(b.node_number)))
     for before in by_name:
         then = after.get(before.node_number, before)
         receives = costed.bytes_by_receiver.get(before.node_number, 0)
@@ -411,11 +374,6 @@ def _balance(costed: Costed) -> Any:
             output.bytes_text(receives) if receives else "",
         )
     return shown
-
-
-def _name_order(name: str) -> tuple[int, str]:
-    """n2 before n10."""
-    return len(name), name
 
 
 def _summary(costed: Costed) -> str:

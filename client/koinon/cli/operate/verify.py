@@ -12,8 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from koinon.cli.console import output
 from koinon.cli.console.session import NOT_FOUND, Session
 from koinon.cli.console.units import partition_ids
-from koinon.cli.operate.plans import node_name
 from koinon.operate.health import ranges
+from koinon.operate.nodes import node_name
 from koinon.operate.replicas import Replicas
 from koinon.operate.verify import CopyVerdict, PartitionVerdict, Report, Verdict, verify
 from koinon_proto.contract.errors import ClusterNotReadyError
@@ -32,7 +32,7 @@ def verify_copies(
     *,
     partition: Annotated[
         str | None,
-        typer.Option(help="Only these, such as 3 or 0-15,40.", show_default=False),
+        typer.Option(help="Only these, such as 3 or 0-15,40."),
     ] = None,
 ) -> int | None:
     """Compare the copies of each partition, record by record, by checksums.

@@ -16,7 +16,6 @@ from koinon.spark.encoding.arrays import U64Array
 from koinon_proto.contract.errors import InvalidArgumentError
 
 _SIGN: Final = np.uint64(1 << 63)
-_INFINITY: Final = np.uint64(0x7FF0_0000_0000_0000)
 _ALL: Final = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
 
 

@@ -11,7 +11,6 @@ import logging
 import secrets
 import time
 from collections.abc import Iterable, Iterator
-from types import TracebackType
 from typing import Any, Final, Self
 
 import numpy as np
@@ -71,12 +70,7 @@ class _Task:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         try:
             if self._staging is not None:
                 self._staging.close(error)
