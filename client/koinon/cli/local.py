@@ -41,16 +41,10 @@ DataDir = Annotated[
 def up(
     session: Session,
     *,
-    nodes: Annotated[
-        int | None, typer.Option(min=1, help="Storage nodes (default 3).")
-    ] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Storage nodes (default 3).")] = None,
     coordinators: Annotated[
         int | None,
-        typer.Option(
-            "--coordinators",
-            min=1,
-            help="Coordinators, an odd number (default 3).",
-        ),
+        typer.Option("--coordinators", min=1, help="Coordinators, an odd number (default 3)."),
     ] = None,
     replication_factor: Annotated[
         int | None,

@@ -168,8 +168,7 @@ Timeout = Annotated[
     ),
 ]
 Json = Annotated[
-    bool,
-    typer.Option("--json", help="Answer for programs.", rich_help_panel=CONNECTION_PANEL),
+    bool, typer.Option("--json", help="Answer for programs.", rich_help_panel=CONNECTION_PANEL)
 ]
 Debug = Annotated[
     bool,

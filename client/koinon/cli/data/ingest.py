@@ -45,49 +45,34 @@ KeyEncoding = Annotated[
         help="Integers in keys: text (7 becomes '7') or binary (8 bytes that sort like them)."
     ),
 ]
-Value = Annotated[
-    str | None, typer.Option(help="The column that is the value.")
-]
+Value = Annotated[str | None, typer.Option(help="The column that is the value.")]
 Encoding = Annotated[
     str | None,
     typer.Option(
-        help="The whole row is the value, as json (the default without --value) or msgpack.",
+        help="The whole row is the value, as json (the default without --value) or msgpack."
     ),
 ]
 FileFormat = Annotated[
     str | None,
-    typer.Option(
-        "--format",
-        help="parquet, csv, tsv, jsonl or orc; by default from the name.",
-    ),
+    typer.Option("--format", help="parquet, csv, tsv, jsonl or orc; by default from the name."),
 ]
 Mode = Annotated[
     str, typer.Option(help="append, or overwrite: what is not in the files is deleted.")
 ]
-Prefix = Annotated[
-    str | None, typer.Option(help="Overwrite only keys that begin so.")
-]
-Ttl = Annotated[
-    str | None, typer.Option(help="Let the rows expire after 30m, 2h, 1d.")
-]
+Prefix = Annotated[str | None, typer.Option(help="Overwrite only keys that begin so.")]
+Ttl = Annotated[str | None, typer.Option(help="Let the rows expire after 30m, 2h, 1d.")]
 OrderBy = Annotated[
     str | None,
     typer.Option(
         help="Of rows with one key the greatest of this column stays. Without it a key that "
-        "repeats fails the load.",
+        "repeats fails the load."
     ),
 ]
 BadRecords = Annotated[
     str | None,
-    typer.Option(
-        metavar="DIR",
-        help="Write rows that cannot be stored here, and load the others.",
-    ),
+    typer.Option(metavar="DIR", help="Write rows that cannot be stored here, and load the others."),
 ]
-MaxRate = Annotated[
-    str | None,
-    typer.Option(help="Send at most so much a second: 50MB, 1GiB."),
-]
+MaxRate = Annotated[str | None, typer.Option(help="Send at most so much a second: 50MB, 1GiB.")]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Only say what would be loaded, and how evenly.")
 ]

@@ -62,9 +62,7 @@ def _value(value: str | None, file: str | None, *, hexadecimal: bool, base_64: b
 def put(
     session: Session,
     key: Key,
-    value: Annotated[
-        str | None, typer.Argument(help="The value, as text.")
-    ] = None,
+    value: Annotated[str | None, typer.Argument(help="The value, as text.")] = None,
     *,
     value_file: Annotated[
         str | None,
@@ -157,12 +155,9 @@ def delete(
 def scan(
     session: Session,
     *,
-    prefix: Annotated[
-        str, typer.Option(help="Only keys that start with this.")
-    ] = "",
+    prefix: Annotated[str, typer.Option(help="Only keys that start with this.")] = "",
     limit: Annotated[
-        int | None,
-        typer.Option(min=1, max=INT64_MAX, help="At most this many records."),
+        int | None, typer.Option(min=1, max=INT64_MAX, help="At most this many records.")
     ] = None,
     keys_only: Annotated[bool, typer.Option("--keys-only", help="Keys without values.")] = False,
     hexadecimal: Annotated[bool, typer.Option("--hex", help="The prefix is hexadecimal.")] = False,

@@ -305,8 +305,7 @@ def partitions(
     session: Session,
     *,
     node: Annotated[
-        str | None,
-        typer.Option(help="Only those with a replica on this node."),
+        str | None, typer.Option(help="Only those with a replica on this node.")
     ] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Only those not served now.")] = False,
     short: Annotated[

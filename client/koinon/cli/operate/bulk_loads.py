@@ -58,9 +58,7 @@ def list_loads(
 
 def abort(
     session: Session,
-    load_id: Annotated[
-        int, typer.Argument(metavar="ID", min=1, max=UINT64_MAX)
-    ],
+    load_id: Annotated[int, typer.Argument(metavar="ID", min=1, max=UINT64_MAX)],
     *,
     reason: Annotated[
         str, typer.Option(help="Told to the job, and kept with the load.")

@@ -60,8 +60,7 @@ def hot(
         int, typer.Option(min=1, max=NODE_PARTITIONS_MAX, help="How many partitions to show.")
     ] = 10,
     keys: Annotated[
-        int,
-        typer.Option(min=0, max=NODE_KEYS_MAX, help="How many keys of each; 0: sample none."),
+        int, typer.Option(min=0, max=NODE_KEYS_MAX, help="How many keys of each; 0: sample none.")
     ] = 3,
     by: Annotated[
         By, typer.Option(help="What makes a partition hot; 'all' are rows read and written.")

@@ -151,9 +151,7 @@ def resume(session: Session) -> None:
 
 def throttle(
     session: Session,
-    rate: Annotated[
-        str, typer.Argument(metavar="RATE", help="50MB, 1GiB, off")
-    ],
+    rate: Annotated[str, typer.Argument(metavar="RATE", help="50MB, 1GiB, off")],
 ) -> None:
     """Bound the bytes a second that each node receives as new replicas; 'off' lifts the bound."""
     _set(session, bytes_per_second=bytes_per_second(rate))

@@ -155,9 +155,7 @@ def replace(
 
 def set_replication_factor(
     session: Session,
-    copies: Annotated[
-        int, typer.Argument(metavar="COPIES", min=1, max=UINT32_MAX)
-    ],
+    copies: Annotated[int, typer.Argument(metavar="COPIES", min=1, max=UINT32_MAX)],
     *,
     how: How,
 ) -> int | None:

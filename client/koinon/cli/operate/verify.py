@@ -30,10 +30,7 @@ SHOWN_MAX = 20
 def verify_copies(
     session: Session,
     *,
-    partition: Annotated[
-        str | None,
-        typer.Option(help="Only these, such as 3 or 0-15,40."),
-    ] = None,
+    partition: Annotated[str | None, typer.Option(help="Only these, such as 3 or 0-15,40.")] = None,
 ) -> int | None:
     """Compare the copies of each partition, record by record, by checksums.
 
