@@ -23,7 +23,7 @@ from typing import Any, Self
 
 from koinon import connect
 from koinon.client import Client
-from koinon.local.cluster import MODULES
+from koinon.local.servers import MODULES
 from koinon.operate.admin import Admin, ClusterStatus
 from koinon_proto.contract.errors import UnavailableError
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
+from koinon.core.quantities import parse_duration_ms, parse_size
 from koinon.spark.options import (
-    parse_duration_ms,
-    parse_size,
     read_options,
     write_options,
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 from random import Random
 from typing import Any
@@ -41,74 +42,42 @@ class Kind(Enum):
     DELETE = "delete"
 
 
+@dataclass(slots=True, eq=False)
 class PendingOperation:
-    """One get, put or delete, from its call to its end. ``on_done`` is called once, at the end,
-    unless the operation was abandoned before. ``waiter`` and ``timer`` are the driver's; so is
-    ``request``, the id that it was sent under, whose ``name`` is told of its error.
-    """
+    """One get, put or delete, from its call to its end."""
 
-    __slots__ = (
-        "attempt",
-        "deadline",
-        "done",
-        "durability",
-        "error",
-        "idempotent",
-        "if_version",
-        "key",
-        "kind",
-        "last_error",
-        "maybe_applied",
-        "on_done",
-        "partition_id",
-        "request",
-        "result",
-        "sent",
-        "timeout_ms",
-        "timer",
-        "ttl_ms",
-        "value",
-        "waiter",
-        "write",
-    )
+    kind: Kind
+    key: bytes
+    partition_id: int
+    _: KW_ONLY
+    deadline: float  # by the driver's clock
+    timeout_ms: int  # what the deadline was made of, for messages
+    value: bytes = b""
+    ttl_ms: int | None = None
+    if_version: int | None = None
+    retry_unknown: bool = False
+    durability: Durability = "all_in_sync"
+    request: Any = None  # the id that it was sent under, whose ``name`` is told of its error
+    attempt: int = 0  # refusals since it was sent first, or since its partition had news
+    sent: bool = False  # its batch is under way
+    done: bool = False  # ended, or abandoned
+    maybe_applied: bool = False  # an attempt of this write had no answer
+    last_error: KoinonError | None = None  # why it waits to go again
+    result: Any = None
+    error: KoinonError | None = None  # what it ended with
+    on_done: Callable[[PendingOperation], None] | None = None
+    """Called once, at the end, unless the operation was abandoned before."""
+    waiter: Any = None  # the driver's, as is the timer
+    timer: Any = None
 
-    def __init__(
-        self,
-        kind: Kind,
-        key: bytes,
-        partition_id: int,
-        *,
-        deadline: float,
-        timeout_ms: int,
-        value: bytes = b"",
-        ttl_ms: int | None = None,
-        if_version: int | None = None,
-        retry_unknown: bool = False,
-        durability: Durability = "all_in_sync",
-        request: Any = None,
-    ) -> None:
-        self.kind = kind
-        self.key = key
-        self.value = value
-        self.ttl_ms = ttl_ms
-        self.if_version = if_version
-        self.durability = durability
-        self.partition_id = partition_id
-        self.deadline = deadline
-        self.timeout_ms = timeout_ms
-        self.write = kind is Kind.PUT or kind is Kind.DELETE
-        self.idempotent = not self.write or (retry_unknown and if_version is None)
-        self.attempt = 0
-        self.sent = False
-        self.done = False
-        self.maybe_applied = False
-        self.last_error: KoinonError | None = None
-        self.result: Any = None
-        self.error: KoinonError | None = None
-        self.on_done: Callable[[PendingOperation], None] | None = None
-        self.waiter: Any = None
-        self.timer: Any = None
-        self.request = request
+    @property
+    def write(self) -> bool:
+        return self.kind is Kind.PUT or self.kind is Kind.DELETE
+
+    @property
+    def idempotent(self) -> bool:
+        """Whether an attempt of unknown fate may be repeated."""
+        return not self.write or (self.retry_unknown and self.if_version is None)
 
     def succeed(self, result: Any) -> None:
         self.result = result
@@ -150,18 +119,6 @@ class PendingOperation:
 class NodeQueue:
     """The single reads for one node, or its single writes of one durability: a batch has one."""
 
-    __slots__ = (
-        "_options",
-        "_queue",
-        "address",
-        "durability",
-        "flush_due",
-        "in_flight",
-        "rows_max",
-        "watch",
-        "write",
-    )
-
     def __init__(
         self,
         address: str,
@@ -174,10 +131,9 @@ class NodeQueue:
         self.address = address
         self.write = write
         self.durability = durability
-        self.in_flight = 0
-        self.rows_max = rows_max
-        self.flush_due = False
-        """The driver has scheduled a flush."""
+        self.in_flight = 0  # batches; counted by the driver
+        self.rows_max = rows_max  # of the next batch; less than the option after a large reply
+        self.flush_due = False  # the driver has scheduled a flush
         self._queue: deque[PendingOperation] = deque()
         self._options = (rows_max, bytes_max)
 
@@ -216,15 +172,13 @@ class NodeQueue:
             self.rows_max = min(self._options[0], self.rows_max + max(1, self.rows_max // 8))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Deferred:
     """Operations that wait for news of the table, at the latest for ``again.delay_s``."""
 
-    __slots__ = ("again", "revision", "singles")
-
-    def __init__(self, singles: list[PendingOperation], again: RetryAfter, revision: int) -> None:
-        self.singles = singles
-        self.again = again
-        self.revision = revision
+    singles: list[PendingOperation]
+    again: RetryAfter
+    revision: int  # of the routing under which they were refused
 
 
 def settle_singles(

@@ -10,8 +10,8 @@ Records come partition by partition, each in key order; the partitions come in n
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -47,14 +47,78 @@ class ScanCall:
     table_version: int
 
 
+class PartitionProgress:
+    """Which partitions are still to be read, and after which key."""
+
+    def __init__(self, partition_ids: Iterable[int]) -> None:
+        self._todo: dict[int, bytes] = dict.fromkeys(sorted(partition_ids), b"")
+        self._set_aside: set[int] = set()  # refused ones, left until the others are done
+
+    @property
+    def done(self) -> bool:
+        return not self._todo
+
+    @property
+    def only_refused_left(self) -> bool:
+        return self._set_aside.issuperset(self._todo)
+
+    def next_call(self, routing: Routing) -> tuple[str, list[int], bytes]:
+        """Return whom to ask next, for which partitions, ascending, and after which key of the
+        first: one that is begun, if there is any. Refused ones are left until the others are done.
+        """
+        ready = sorted(self._todo.keys() - self._set_aside)
+        if not ready:
+            self._set_aside.clear()
+            ready = sorted(self._todo)
+        first = next((p for p in ready if self._todo[p]), ready[0])
+        owner = routing.owner_of[first]
+        rest = ready[bisect_right(ready, first) :]
+        mine = [p for p in rest if routing.owner_of[p] == owner and not self._todo[p]]
+        return owner, [first, *mine], self._todo[first]
+
+    def refuse(self, partition_ids: Iterable[int]) -> None:
+        """None of these was read, or not to its end."""
+        self._set_aside.update(partition_ids)
+
+    def take(
+        self,
+        asked: Sequence[int],
+        next_at: tuple[int, bytes] | None,
+        refused: Collection[int],
+        last_keys: Iterable[tuple[int, bytes]],
+    ) -> bool:
+        """Take the answer for the partitions that were asked for; return whether one was brought
+        forward.
+
+        Args:
+            next_at: the partition that the page ends in, and after which key; None: in none.
+            last_keys: partitions of the page with keys, ascending; a partition may be refused after
+                some of it was read.
+        """
+        before = len(self._todo), self._todo[asked[0]]
+        at, after_key = next_at if next_at is not None else (1 << 32, b"")
+        for partition_id in asked:
+            if partition_id >= at:
+                break
+            if partition_id not in refused:
+                self._todo.pop(partition_id, None)
+        if at in self._todo and at not in refused:
+            self._todo[at] = after_key
+        if refused:
+            for partition_id, key in last_keys:
+                if partition_id in refused and partition_id in self._todo:
+                    self._todo[partition_id] = key
+        self.refuse(refused)
+        return (len(self._todo), self._todo.get(asked[0])) != before
+
+
 class ScanProgress:
-    """Which partitions are still to visit, and from which key on."""
+    """A scan's pages, their refusals and retries."""
 
     def __init__(
         self, partition_count: int, *, keys_only: bool, policy: RetryPolicy, random: Random
     ) -> None:
-        self._todo: dict[int, bytes] = dict.fromkeys(range(partition_count), b"")
-        self._set_aside: set[int] = set()
+        self._partitions = PartitionProgress(range(partition_count))
         self._keys_only = keys_only
         self._policy = policy
         self._random = random
@@ -65,26 +129,14 @@ class ScanProgress:
         """Why the last page that was refused was."""
 
     def next_call(self, routing: Routing) -> ScanCall | None:
-        """Return the page to ask for next; None: the scan is done.
-
-        Goes on with a partition that is begun, then in ascending order; refused partitions are
-        set aside until the others are done.
-        """
-        if not self._todo:
+        """Return the page to ask for next; None: the scan is done."""
+        if self._partitions.done:
             return None
-        ready = [p for p in self._todo if p not in self._set_aside]
-        if not ready:
-            self._set_aside.clear()
-            ready = list(self._todo)
-        ready.sort()
-        first = next((p for p in ready if self._todo[p]), ready[0])
-        address = routing.owner_of[first]
-        rest = ready[bisect_left(ready, first) + 1 :]
-        mine = [p for p in rest if routing.owner_of[p] == address and not self._todo[p]]
+        address, partition_ids, after_key = self._partitions.next_call(routing)
         return ScanCall(
             address=address,
-            partition_ids=[first, *mine],
-            after_key=self._todo[first],
+            partition_ids=partition_ids,
+            after_key=after_key,
             revision=routing.revision,
             table_version=routing.table.table_version,
         )
@@ -99,22 +151,24 @@ class ScanProgress:
         """
         if isinstance(outcome, KoinonError):
             router.learn((outcome,))
-            self._set_aside.update(call.partition_ids)
+            self._partitions.refuse(call.partition_ids)
             return [], self._again(outcome)
-        before = len(self._todo), self._todo[call.partition_ids[0]]
-        self._advance(call, outcome)
+        advanced = self._partitions.take(
+            call.partition_ids,
+            outcome.next,
+            outcome.refused,
+            zip(outcome.partition_ids, outcome.keys, strict=True),
+        )
         entries = self._entries(outcome)
-        after = len(self._todo), self._todo.get(call.partition_ids[0])
-        if entries or after != before:
+        if entries or advanced:
             self._attempt = 0
             self.steps += 1
         elif not outcome.refused:
             raise InternalError(reason=f"a page of {call.address} does not advance the scan")
         if outcome.refused:
             router.learn(outcome.refused.values())
-            self._set_aside.update(outcome.refused)
             again = [self._again(error) for error in outcome.refused.values()]
-            if not entries and self._set_aside.issuperset(self._todo):
+            if not entries and self._partitions.only_refused_left:
                 return [], max(again, key=lambda a: a.delay_s)
         return entries, None
 
@@ -131,20 +185,6 @@ class ScanProgress:
             raise final_error(error, write=False, maybe_applied=False)
         self._attempt += 1
         return again
-
-    def _advance(self, call: ScanCall, reply: ScanReply) -> None:
-        at, after_key = reply.next if reply.next is not None else (1 << 32, b"")
-        for partition_id in call.partition_ids:
-            if partition_id >= at:
-                break
-            if partition_id not in reply.refused:
-                self._todo.pop(partition_id, None)
-        if at in self._todo and at not in reply.refused:
-            self._todo[at] = after_key
-        if reply.refused:  # a partition may be refused after some of it was read
-            for partition_id, key in zip(reply.partition_ids, reply.keys, strict=True):
-                if partition_id in reply.refused and partition_id in self._todo:
-                    self._todo[partition_id] = key
 
     def _entries(self, reply: ScanReply) -> list[Entry]:
         values: Sequence[bytes] = reply.values

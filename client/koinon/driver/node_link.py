@@ -114,7 +114,7 @@ class Link:
             missing=reply.missing,
             versions=reply.versions,
             expires_at_ms=reply.expires_at_ms,
-            refused=_refused(reply.refusals),
+            refused=refused(reply),
         )
 
     async def write(
@@ -126,7 +126,7 @@ class Link:
         return WriteReply(
             versions=reply.versions,
             absent=reply.absent,
-            refused=_refused(reply.refusals),
+            refused=refused(reply),
             row_errors={e.row: convert.error_from_proto(e.error) for e in reply.row_errors},
         )
 
@@ -142,7 +142,7 @@ class Link:
             versions=reply.versions,
             expires_at_ms=reply.expires_at_ms,
             next=cursor,
-            refused=_refused(reply.refusals),
+            refused=refused(reply),
         )
 
     async def get_table(self, request: table_pb2.GetTableRequest, timeout_s: float) -> Any:
@@ -219,7 +219,7 @@ def _error_of(failure: grpc.aio.AioRpcError, address: str, *, write: bool) -> Ko
     return error
 
 
-def _refused(refusals: Sequence[kv_pb2.Refusal]) -> dict[int, KoinonError]:
-    if not refusals:
-        return {}
+def refused(reply: Any) -> dict[int, KoinonError]:
+    """Return the partitions that a reply refuses, and why."""
+    refusals: Sequence[kv_pb2.Refusal] = reply.refusals
     return {r.partition_id: convert.error_from_proto(r.error) for r in refusals}

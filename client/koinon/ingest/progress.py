@@ -7,10 +7,10 @@ ended, which Spark knows, and ends with the commit.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
 
+from koinon.core.rate_window import RateWindow
 from koinon.operate.bulk_loads import LoadState, LoadView
 
 RATE_WINDOW_S = 4.0
@@ -49,7 +49,7 @@ class LoadTracker:
 
     rows_total: int | None = None
     _began: dict[Phase, float] = field(default_factory=dict)
-    _samples: deque[tuple[float, float]] = field(default_factory=deque)
+    _shares: RateWindow = field(default_factory=lambda: RateWindow(RATE_WINDOW_S))
     _phase: Phase = Phase.STARTING
     rows: int = 0
     bytes: int = 0
@@ -124,16 +124,8 @@ class LoadTracker:
         if self._phase is Phase.STAGING:
             rows_left = (1 - share) * (self.rows_total or 0)
             return rows_left / rows_per_second if rows_per_second else None
-        rate = self._rate(share, now)
+        rate = self._shares.rate(share, now)
         return (1 - share) / rate if rate else None
-
-    def _rate(self, share: float, now: float) -> float:
-        """How much of the phase is done a second, over the last few seconds."""
-        self._samples.append((now, share))
-        while len(self._samples) > 2 and self._samples[0][0] < now - RATE_WINDOW_S:
-            self._samples.popleft()
-        (began, first), (ended, last) = self._samples[0], self._samples[-1]
-        return max(0.0, last - first) / (ended - began) if ended > began else 0.0
 
     def _rows_per_second(self, now: float) -> float:
         """Rows staged a second, from the first sight of the load to the end of the staging."""

@@ -11,7 +11,6 @@ import contextlib
 import os
 import shlex
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from koinon.local import files
+from koinon.local import files, members
 from koinon.local.files import ClusterFile, DirectoryLock, LocalClusterError, Member, PortClaims
 from koinon.local.processes import (
     Guardian,
@@ -31,7 +30,6 @@ from koinon.local.processes import (
     state_of,
     wait_stopped,
 )
-from koinon.local.servers import MODULES as MODULES
 from koinon.local.servers import environment, require_servers
 from koinon.operate.admin import Admin, ClusterStatus
 from koinon.operate.health import problems
@@ -85,19 +83,19 @@ class LocalCluster:
             self._temporary = tempfile.TemporaryDirectory(prefix="koinon-")
             data_dir = self._temporary.name
         self.data_dir = Path(data_dir).resolve()
-        self._detached = detached
-        self._node_port = node_port
-        self._lock: DirectoryLock | None = DirectoryLock(self.data_dir)
-        self._guardian: Guardian | None = None
+        self._detached = detached  # its processes outlive this program
+        self._node_port = node_port  # of the first node; 0: any
+        self._lock: DirectoryLock | None = DirectoryLock(self.data_dir)  # None once closed
+        self._guardian: Guardian | None = None  # from ``start`` on, unless detached
         self._started = False
-        self._fresh: dict[str, int] = {}
-        self._admin: Admin | None = None
+        self._fresh: dict[str, int] = {}  # what ``start`` started: node epochs before; 0 elsewhere
+        self._admin: Admin | None = None  # made when the status is first asked for
         self._claims = PortClaims()
         try:
             remembered = files.load(self.data_dir)
             if remembered is None:
                 remembered = ClusterFile(
-                    members=_first_members(
+                    members=members.first_members(
                         3 if coordinators is None else coordinators,
                         3 if nodes is None else nodes,
                         coordinator_port,
@@ -111,8 +109,7 @@ class LocalCluster:
                     node_flags=list(node_flags),
                 )
             self._file = remembered
-            self._check_counts(nodes, coordinators)
-            self._check_factor(replication_factor)
+            members.check_asked(remembered, self.data_dir, nodes, coordinators, replication_factor)
             self._processes = {name: self._process(name) for name in self._file.members}
             self._choose_metrics(self._file.metrics if metrics is None else metrics)
             while nodes is not None and len(self._file.names("node")) < nodes:
@@ -222,7 +219,7 @@ class LocalCluster:
     @property
     def coordinators(self) -> str:
         """The coordinators' addresses, as ``koinon.connect`` takes them."""
-        return ",".join(self._file.members[n].address for n in self._file.names("coordinator"))
+        return members.coordinators_of(self._file)
 
     @property
     def names(self) -> list[str]:
@@ -382,34 +379,6 @@ class LocalCluster:
 
     # --- inside ---------------------------------------------------------------------------------
 
-    def _check_counts(self, nodes: int | None, coordinators: int | None) -> None:
-        have = len(self._file.names("coordinator"))
-        if coordinators is not None and coordinators != have:
-            raise self._refuse_count("coordinators", coordinators, have)
-        have = len(self._file.names("node"))
-        if nodes is not None and nodes < have:
-            raise self._refuse_count("nodes", nodes, have)
-
-    def _check_factor(self, replication_factor: int | None) -> None:
-        if replication_factor is None:
-            return
-        if replication_factor != self._file.replication_factor:
-            raise LocalClusterError(
-                reason=f"the cluster on {self.data_dir} exists: once it runs, 'koinon admin "
-                f"set-replication-factor {replication_factor}' changes its copies"
-            )
-        if replication_factor > self._file.bootstrap_nodes:
-            raise LocalClusterError(
-                reason=f"{replication_factor} copies of each partition need as many nodes, "
-                f"not {self._file.bootstrap_nodes}"
-            )
-
-    def _refuse_count(self, what: str, asked: int, have: int) -> LocalClusterError:
-        return LocalClusterError(
-            reason=f"the cluster on {self.data_dir} has {have} {what}, not {asked}: "
-            f"leave --{what} out, or choose another --data"
-        )
-
     def _member(self, name: str) -> Member:
         if name not in self._file.members:
             raise LocalClusterError(reason=f"no member {name!r}: there are {', '.join(self.names)}")
@@ -448,29 +417,11 @@ class LocalCluster:
             self._processes[name] = self._process(name)
 
     def _taken(self) -> set[str]:
-        members = self._file.members.values()
-        return {a for member in members for a in (member.address, member.metrics) if a}
+        known = self._file.members.values()
+        return {a for member in known for a in (member.address, member.metrics) if a}
 
     def _process(self, name: str) -> ManagedProcess:
-        member = self._file.members[name]
-        argv = [sys.executable, "-m", MODULES[member.kind], "--id", name]
-        argv += ["--listen", member.address, "--data", str(self.data_dir / name)]
-        argv += ["--metrics-listen", member.metrics] if member.metrics else []
-        if member.kind == "node":
-            argv += ["--coordinators", self.coordinators]
-            argv += ["--rack", member.rack] if member.rack else []
-            argv += ["--weight", str(member.weight)] if member.weight is not None else []
-            argv += self._file.node_flags
-        else:
-            founders = [
-                n for n in self._file.names("coordinator") if not self._file.members[n].joins
-            ]
-            members = ",".join(f"{n}={self._file.members[n].address}" for n in founders)
-            argv += ["--join"] if member.joins else ["--members", members]
-            argv += ["--bootstrap-nodes", str(self._file.bootstrap_nodes)]
-            if self._file.replication_factor is not None:
-                argv += ["--replication-factor", str(self._file.replication_factor)]
-            argv += self._file.coordinator_flags
+        argv = members.command_line(self._file, name, self.data_dir)
         log_path = self.data_dir / "logs" / f"{name}.log"
         return ManagedProcess(name, argv, log_path, self._file.processes.get(name))
 
@@ -584,41 +535,6 @@ def stop_owner(owner: ProcessIdentity, timeout_s: float) -> bool:
             return True
         time.sleep(POLL_S)
     return False
-
-
-def _first_members(
-    coordinators: int,
-    nodes: int,
-    coordinator_port: int,
-    node_port: int,
-    racks: Sequence[str],
-    claims: PortClaims,
-) -> dict[str, Member]:
-    if coordinators < 1 or nodes < 1:
-        raise LocalClusterError(
-            reason=f"a cluster needs at least 1 coordinator and 1 node, "
-            f"not {coordinators} and {nodes}"
-        )
-    if coordinators % 2 == 0:
-        raise LocalClusterError(
-            reason=f"{coordinators} coordinators survive no more failures than "
-            f"{coordinators - 1}: choose an odd number"
-        )
-    members = {
-        f"c{index}": Member(kind="coordinator", address=address)
-        for index, address in enumerate(
-            files.choose_addresses(coordinators, coordinator_port, claims=claims), start=1
-        )
-    }
-    taken = {member.address for member in members.values()}
-    addresses = files.choose_addresses(nodes, node_port, taken, claims)
-    members |= {
-        f"n{index + 1}": Member(
-            kind="node", address=address, rack=racks[index % len(racks)] if racks else ""
-        )
-        for index, address in enumerate(addresses)
-    }
-    return members
 
 
 def _describe(status: ClusterStatus) -> str:

@@ -8,10 +8,11 @@ knew.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from koinon.core.rate_window import RateWindow
 from koinon.operate.moves import MovesView, MoveView, Plan, PlannedMove, Stage
 from koinon.operate.replicas import PartitionSize
 
@@ -72,13 +73,14 @@ class MovesTracker:
     sizes: Mapping[int, PartitionSize] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._moves: dict[tuple[str, int], PlannedMove] = {}
-        self._open: set[tuple[str, int]] = set()
-        self._back: set[tuple[str, int]] = set()
+        # Moves are known by (plan id, partition id), their copies by the receiving node as well.
+        self._moves: dict[tuple[str, int], PlannedMove] = {}  # all that count
+        self._open: set[tuple[str, int]] = set()  # queued or under way when last heard of
+        self._back: set[tuple[str, int]] = set()  # turned back or dropped
         self._copies: dict[tuple[str, int, int], _Copy] = {}
-        self._before = 0
-        self._plans: dict[str, int] = {}
-        self._samples: deque[tuple[float, int]] = deque()
+        self._before = 0  # moves that were done before the first view
+        self._plans: dict[str, int] = {}  # how many moves each plan began with
+        self._received = RateWindow(RATE_WINDOW_S)
         if self.plan is not None:
             for move in self.plan.moves:
                 self._begin(self.plan.plan_id, move)
@@ -167,7 +169,7 @@ class MovesTracker:
                 share.copies_done += copy.done
                 share.bytes += min(copy.bytes, copy.bytes_total)
                 share.bytes_total += copy.bytes_total
-        rate = self._rate(whole.bytes, now)
+        rate = self._received.rate(whole.bytes, now)
         running = sum(move.running for move in ours)
         back = len(self._back - self._open)
         left = whole.bytes_total - whole.bytes
@@ -184,10 +186,3 @@ class MovesTracker:
             seconds_left=left / rate if rate else None,
             waits_for=Counter(move.waits_for for move in ours if move.running and move.waits_for),
         )
-
-    def _rate(self, received: int, now: float) -> float:
-        self._samples.append((now, received))
-        while len(self._samples) > 2 and self._samples[0][0] < now - RATE_WINDOW_S:
-            self._samples.popleft()
-        (began, first), (ended, last) = self._samples[0], self._samples[-1]
-        return max(0, last - first) / (ended - began) if ended > began else 0.0

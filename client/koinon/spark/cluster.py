@@ -20,13 +20,12 @@ from koinon.driver.channels import Channels
 from koinon.driver.request_ids import operation
 from koinon.driver.table_source import TableSource
 from koinon.options import parse_addresses
-from koinon_proto.contract import convert
 from koinon_proto.contract.errors import (
     KoinonError,
     UnavailableError,
 )
 from koinon_proto.server import rpc
-from koinon_proto.v1 import kv_pb2, loads_pb2_grpc, table_pb2_grpc
+from koinon_proto.v1 import loads_pb2_grpc, table_pb2_grpc
 
 ASK_S = 2.0
 CALL_S = 30.0
@@ -165,9 +164,3 @@ class Retries:
         if again is None:
             raise error
         return again
-
-
-def refused(reply: Any) -> dict[int, KoinonError]:
-    """Return the partitions that a reply refuses, and why."""
-    refusals: Sequence[kv_pb2.Refusal] = reply.refusals
-    return {r.partition_id: convert.error_from_proto(r.error) for r in refusals}

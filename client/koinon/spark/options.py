@@ -42,11 +42,11 @@ reading
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
+from koinon.core.quantities import parse_duration_ms, parse_size
 from koinon.options import parse_addresses
 from koinon_proto.contract.bulk_loads import (
     LOAD_TEXT_CHARS_MAX,
@@ -83,11 +83,6 @@ WRITE_OPTIONS = (
 READ_OPTIONS = (*_COMMON, *_PREFIX, "keysOnly", "metadata", "partitionsPerTask", "pageBytes")
 _SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})
 """Spark hands a stream's own options on to its sink."""
-
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
-_UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?(?:/s)?")
-_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 T = TypeVar("T")
 
@@ -282,28 +277,3 @@ class _Given:
             self.refuse(name, str(error))
         except OverflowError:
             self.refuse(name, f"{text[:40]!r} is far too large")
-
-
-def parse_duration_ms(text: str) -> int:
-    """Return the milliseconds of ``500ms``, ``30s``, ``5m``, ``2h`` or ``1d``.
-
-    Raises:
-        ValueError: it is none of these.
-    """
-    match = _DURATION.fullmatch(text.strip().lower())
-    if match is None:
-        raise ValueError(f"{text!r} is no duration: write 500ms, 30s, 5m, 2h or 1d")
-    return int(float(match[1]) * _UNIT_MS[match[2]])
-
-
-def parse_size(text: str) -> int:
-    """Return the bytes of ``50MB``, ``1GiB``, ``800k`` or ``1048576``.
-
-    Raises:
-        ValueError: it is none of these.
-    """
-    match = _SIZE.fullmatch(text.strip().lower())
-    if match is None:
-        raise ValueError(f"{text!r} is no size: write 50MB, 1GiB or 1048576")
-    unit = 1024 if match[3] else 1000
-    return int(float(match[1]) * unit ** _POWERS[match[2]])

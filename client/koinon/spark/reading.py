@@ -1,14 +1,13 @@
 """Reading records in bulk, as record batches: whole partitions page by page, or single keys.
 
-Progress is kept per partition: not begun, begun up to a key, or done. A partition that moves, or
-whose page is lost, is resumed at its owner after the last key taken, so that every record that is
-there throughout is yielded exactly once. There is no snapshot: what is written meanwhile may or may
-not be seen. Deleted and expired records are neither read nor counted.
+A partition that moves, or whose page is lost, is resumed at its owner after the last key taken
+(``core/scanning.py``), so that every record that is there throughout is yielded exactly once. There
+is no snapshot: what is written meanwhile may or may not be seen. Deleted and expired records are
+neither read nor counted.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,7 +18,9 @@ import pyarrow as pa
 
 from koinon.client import connect
 from koinon.core.routing import Routing
-from koinon.spark.cluster import Cluster, Retries, refused
+from koinon.core.scanning import PartitionProgress
+from koinon.driver.node_link import refused
+from koinon.spark.cluster import Cluster, Retries
 from koinon.spark.encoding import arrays
 from koinon.spark.options import ReadOptions
 from koinon.types import Entry
@@ -49,61 +50,6 @@ class Page:
     expires_at_ms: Sequence[int]
 
 
-class Progress:
-    """Which partitions are still to be read, and after which key."""
-
-    def __init__(self, partition_ids: Sequence[int]) -> None:
-        self._todo: dict[int, bytes] = dict.fromkeys(sorted(partition_ids), b"")
-        self._set_aside: set[int] = set()
-
-    @property
-    def done(self) -> bool:
-        return not self._todo
-
-    def next_call(self, routing: Routing) -> tuple[str, list[int], bytes]:
-        """Return whom to ask next, for which partitions, ascending, and after which key of the
-        first. Refused ones are left until the others are done.
-        """
-        ready = sorted(self._todo.keys() - self._set_aside)
-        if not ready:
-            self._set_aside.clear()
-            ready = sorted(self._todo)
-        first = next((p for p in ready if self._todo[p]), ready[0])
-        owner = routing.owner_of[first]
-        rest = ready[bisect_right(ready, first) :]
-        mine = [p for p in rest if routing.owner_of[p] == owner and not self._todo[p]]
-        return owner, [first, *mine], self._todo[first]
-
-    def refuse(self, partition_ids: Sequence[int]) -> None:
-        """None of these was read."""
-        self._set_aside.update(partition_ids)
-
-    def take(
-        self,
-        asked: Sequence[int],
-        page: Page,
-        next_at: tuple[int, bytes] | None,
-        refusals: dict[int, KoinonError],
-    ) -> bool:
-        """Take the answer for the partitions that were asked for; return whether it is of use."""
-        before = len(self._todo), self._todo[asked[0]]
-        at, after_key = next_at if next_at is not None else (1 << 32, b"")
-        for partition_id in asked:
-            if partition_id >= at:
-                break
-            if partition_id not in refusals:
-                self._todo.pop(partition_id, None)
-        if at in self._todo and at not in refusals:
-            self._todo[at] = after_key
-        end = 0
-        for partition_id, rows in page.runs:
-            end += rows
-            if rows and partition_id in refusals and partition_id in self._todo:
-                self._todo[partition_id] = _key(page.rows, end - 1)  # refused after some of it
-        self.refuse(list(refusals))
-        return bool(end) or (len(self._todo), self._todo.get(asked[0])) != before
-
-
 def read_partitions(
     options: ReadOptions, names: Sequence[str], partition_ids: Sequence[int]
 ) -> Iterator[Any]:
@@ -127,7 +73,7 @@ def read_partitions(
 def _pages(
     cluster: Cluster, options: ReadOptions, names: Sequence[str], partition_ids: Sequence[int]
 ) -> Iterator[Page]:
-    progress, retries = Progress(partition_ids), Retries(cluster)
+    progress, retries = PartitionProgress(partition_ids), Retries(cluster)
     while not progress.done:
         routing = cluster.routing()
         owner, asked, after_key = progress.next_call(routing)
@@ -140,8 +86,9 @@ def _pages(
         page, refusals = _page(reply), refused(reply)
         cursor = reply.next
         next_at = (cursor.partition_id, cursor.after_key) if reply.HasField("next") else None
-        useful = progress.take(asked, page, next_at, refusals)
+        useful = progress.take(asked, next_at, refusals, _last_keys(page))
         if page.rows.header.rows:
+            useful = True
             yield page
         errors = list(refusals.values())
         if useful:
@@ -189,6 +136,14 @@ def _page(reply: loads_pb2.ReadColumnsResponse) -> Page:
     if sum(reply.row_counts) != rows.header.rows:
         raise InternalError(reason="a page's runs do not add up to its rows")
     return Page(rows, runs, reply.versions, reply.expires_at_ms)
+
+
+def _last_keys(page: Page) -> Iterator[tuple[int, bytes]]:
+    end = 0
+    for partition_id, rows in page.runs:
+        end += rows
+        if rows:
+            yield partition_id, _key(page.rows, end - 1)
 
 
 def _key(rows: columns.Columns, at: int) -> bytes:

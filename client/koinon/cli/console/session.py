@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -21,8 +20,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from koinon.cli.console import output
+from koinon.core.quantities import parse_duration_ms
 from koinon.local.cluster import running_cluster
 from koinon.local.files import ClusterFile, LocalClusterError
+from koinon.local.members import coordinators_of
 from koinon_proto.contract import errors
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.contract.table import MAX_TTL_MS
@@ -44,9 +45,6 @@ DEFAULT_TIMEOUT_MS = 5000
 CLUSTER_ID = "KOINON_CLUSTER_ID"
 """Names the cluster that an operator means: any other refuses."""
 CONNECTION_PANEL = "Connection and output"
-
-DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
-UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 _EXIT_CODES: dict[type[KoinonError], int] = {
     errors.InvalidArgumentError: USAGE,
@@ -113,13 +111,14 @@ class Session:
 
 def duration_ms(text: str) -> int:
     """Return the milliseconds of a duration with a unit, such as ``500ms``, ``30s`` or ``2h``."""
-    match = DURATION.fullmatch(text.strip().lower())
-    if match is None:
-        raise typer.BadParameter(f"{text!r} is no duration: write 500ms, 30s, 5m, 2h or 1d")
-    found = float(match[1]) * UNIT_MS[match[2]]
-    if found > MAX_TTL_MS:  # infinity too
+    try:
+        value = parse_duration_ms(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    except OverflowError:
+        value = MAX_TTL_MS + 1
+    if value > MAX_TTL_MS:
         raise typer.BadParameter("a duration may be a hundred years at most")
-    value = int(found)
     if value < 1:
         raise typer.BadParameter("a duration must be at least 1ms")
     return value
@@ -134,7 +133,7 @@ def default_data_dir() -> Path:
 def default_coordinators() -> str:
     """The running local cluster of the default directory, else the usual local addresses."""
     running = _default_cluster()
-    return DEFAULT_COORDINATORS if running is None else ",".join(_coordinators_of(running))
+    return DEFAULT_COORDINATORS if running is None else coordinators_of(running)
 
 
 def _default_cluster() -> ClusterFile | None:
@@ -143,10 +142,6 @@ def _default_cluster() -> ClusterFile | None:
         return running_cluster(Path(os.environ.get("KOINON_DATA") or default_data_dir()))
     except KoinonError:
         return None
-
-
-def _coordinators_of(cluster: ClusterFile) -> list[str]:
-    return [cluster.members[name].address for name in cluster.names("coordinator")]
 
 
 Coordinators = Annotated[
@@ -362,7 +357,7 @@ def fail(error: KoinonError | OSError, *, debug: bool, coordinators: str = "") -
 def _dead_members_advice(coordinators: str) -> str:
     running = _default_cluster()
     ours = running is not None and (
-        not coordinators or set(coordinators.split(",")) == set(_coordinators_of(running))
+        not coordinators or set(coordinators.split(",")) == set(coordinators_of(running).split(","))
     )
     if running is None or not ours:
         return "\n  'koinon admin status' shows which nodes are down: start them again."

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
-
 import typer
+
+from koinon.core.quantities import parse_size
 
 MAX_PARTITION = (1 << 16) - 1
 DIGITS_MAX = 20
 """Whoever types longer numbers means none that fits; Python refuses to read very long ones."""
 UINT32_MAX, INT64_MAX, UINT64_MAX = (1 << 32) - 1, (1 << 63) - 1, (1 << 64) - 1
 """What fits where it goes; the coordinators have closer bounds of their own."""
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?(?:/s)?", re.IGNORECASE)
-_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def bytes_per_second(text: str) -> int:
@@ -20,15 +18,15 @@ def bytes_per_second(text: str) -> int:
     text = text.strip()
     if text.lower() in ("off", "none", "unlimited"):
         return 0
-    match = _SIZE.fullmatch(text)
-    if match is None:
-        raise typer.BadParameter(f"{text!r} is no rate: write 50MB, 1GiB, 800kB, or off")
-    unit = 1024 if match[3] else 1000
-    found = float(match[1]) * unit ** _POWERS[match[2].lower()]
-    if found >= INT64_MAX:  # infinity too
+    try:
+        value = parse_size(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no rate: write 50MB, 1GiB, 800kB, or off") from None
+    except OverflowError:
+        value = INT64_MAX
+    if value >= INT64_MAX:
         raise typer.BadParameter(f"{text!r} is more than any network carries")
-    value = int(found)
-    if not value and float(match[1]):
+    if not value and any(digit in text for digit in "123456789"):
         raise typer.BadParameter(f"{text!r} is less than a byte a second")
     return value
 

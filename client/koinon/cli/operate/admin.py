@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from koinon.cli.console import output
-from koinon.cli.console.session import NOT_FOUND, Session, command, default_command
+from koinon.cli.console.session import NOT_FOUND, Body, Session, command, default_command
 from koinon.cli.operate import bulk_loads, force, hot, moves, plans, verify
 from koinon.operate.admin import Admin, ClusterStatus, count_by_primary
 from koinon.operate.bulk_loads import LoadView
@@ -416,52 +416,33 @@ def transfer(
     session.say(f"{leader} leads.", {"leader_id": leader})
 
 
-command(
-    app,
-    "status",
-    examples=[
-        "koinon admin status",
-        "koinon admin status --brief || alert",
-        "koinon admin status --json | jq .ok",
-    ],
-)(show_status)
-command(app, "nodes")(nodes)
-command(
-    app,
-    "partitions",
-    examples=["koinon admin partitions --offline", "koinon admin partitions --node n2"],
-)(partitions)
-command(
-    app,
-    "hot",
-    examples=["koinon admin hot", "koinon admin hot --by writes --seconds 10 --keys 5"],
-)(hot.hot)
-for _name_of, _function, _examples in (
-    ("rebalance", plans.rebalance, ["rebalance --dry-run", "rebalance --wait"]),
-    ("drain", plans.drain, ["drain n2 --wait", "drain n2 --undo"]),
-    ("remove", moves.remove, ["remove n2"]),
-    ("replace", plans.replace, ["replace n2 n5 --wait"]),
-    (
-        "set-replication-factor",
-        plans.set_replication_factor,
-        ["set-replication-factor 3 --dry-run"],
-    ),
-    ("moves", moves.moves, ["moves --watch"]),
-    ("pause", moves.pause, []),
-    ("resume", moves.resume, []),
-    ("cancel", moves.cancel, ["cancel", "cancel 3 16-31"]),
-    ("throttle", moves.throttle, ["throttle 50MB", "throttle off"]),
-    ("moves-per-node", moves.moves_per_node, ["moves-per-node 8"]),
-    ("primaries", moves.primaries, []),
-    ("verify", verify.verify_copies, ["verify", "verify --partition 0-15"]),
-    ("force-primary", force.force_primary, ["force-primary 17 n2", "force-primary lost"]),
-):
-    command(
-        app,
-        _name_of,
-        examples=[f"koinon admin {example}" for example in _examples],
-        panel=REPLICAS_PANEL,
-    )(_function)
+LOOKS: dict[str, tuple[Body, list[str]]] = {
+    "status": (show_status, ["", "--brief || alert", "--json | jq .ok"]),
+    "nodes": (nodes, []),
+    "partitions": (partitions, ["--offline", "--node n2"]),
+    "hot": (hot.hot, ["", "--by writes --seconds 10 --keys 5"]),
+}
+CHANGES: dict[str, tuple[Body, list[str]]] = {
+    "rebalance": (plans.rebalance, ["--dry-run", "--wait"]),
+    "drain": (plans.drain, ["n2 --wait", "n2 --undo"]),
+    "remove": (moves.remove, ["n2"]),
+    "replace": (plans.replace, ["n2 n5 --wait"]),
+    "set-replication-factor": (plans.set_replication_factor, ["3 --dry-run"]),
+    "moves": (moves.moves, ["--watch"]),
+    "pause": (moves.pause, []),
+    "resume": (moves.resume, []),
+    "cancel": (moves.cancel, ["", "3 16-31"]),
+    "throttle": (moves.throttle, ["50MB", "off"]),
+    "moves-per-node": (moves.moves_per_node, ["8"]),
+    "primaries": (moves.primaries, []),
+    "verify": (verify.verify_copies, ["", "--partition 0-15"]),
+    "force-primary": (force.force_primary, ["17 n2", "lost"]),
+}
+"""Commands by name, with the arguments of their examples."""
+for _panel, _commands in ((None, LOOKS), (REPLICAS_PANEL, CHANGES)):
+    for _name_of, (_function, _arguments) in _commands.items():
+        _examples = [f"koinon admin {_name_of} {text}".rstrip() for text in _arguments]
+        command(app, _name_of, examples=_examples, panel=_panel)(_function)
 default_command(coordinators_app, list_coordinators)
 command(
     coordinators_app,

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from koinon.core.routing import Routing
-from koinon.spark.cluster import Cluster, Retries, refused
+from koinon.driver.node_link import refused
+from koinon.spark.cluster import Cluster, Retries
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.v1 import loads_pb2
 
@@ -61,35 +61,26 @@ def prepare(
     return Duplicates(sum(duplicates.rows for duplicates in found), tuple(keys[:EXAMPLES]))
 
 
+@dataclass
 class _Check:
-    def __init__(
-        self,
-        cluster: Cluster,
-        load_id: int,
-        attempts: Sequence[int],
-        rows_of: Mapping[int, int],
-        duplicates_allowed: bool,
-    ) -> None:
-        self._cluster = cluster
-        self._load_id = load_id
-        self._attempts = attempts
-        self._rows_of = rows_of
-        self._duplicates_allowed = duplicates_allowed
-        self.stopped = threading.Event()
-        self._leave: defaultdict[str, threading.Semaphore] = defaultdict(
-            lambda: threading.Semaphore(CALLS_AT_ONCE_TO_A_NODE)
-        )
-        self._leave_lock = threading.Lock()
+    cluster: Cluster
+    load_id: int
+    attempts: Sequence[int]
+    rows_of: Mapping[int, int]
+    duplicates_allowed: bool
+    stopped: threading.Event = field(default_factory=threading.Event)
+    _leave: dict[str, threading.Semaphore] = field(default_factory=dict)  # to call, by owner
+    _leave_lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, partition_ids: list[int]) -> Duplicates:
         """Check some partitions, wherever they are led."""
-        retries = Retries(self._cluster, self.stopped)
+        retries = Retries(self.cluster, self.stopped)
         rows, keys = 0, []
         while partition_ids:
-            routing = self._cluster.routing()
+            routing = self.cluster.routing()
             left: list[int] = []
             errors: list[KoinonError] = []
-            for owner, mine in slices(partition_ids, self._rows_of, routing):
+            for owner, mine in slices(partition_ids, self.rows_of, routing):
                 reply = self._ask(owner, mine, routing)
                 if isinstance(reply, KoinonError):
                     left += mine
@@ -115,16 +106,16 @@ class _Check:
         request = loads_pb2.PrepareRequest(
             cluster_id=routing.table.cluster.cluster_id,
             table_version=routing.table.table_version,
-            load_id=self._load_id,
-            attempts=self._attempts,
+            load_id=self.load_id,
+            attempts=self.attempts,
             partition_ids=partition_ids,
-            rows=[self._rows_of[p] for p in partition_ids],
-            duplicates_allowed=self._duplicates_allowed,
+            rows=[self.rows_of[p] for p in partition_ids],
+            duplicates_allowed=self.duplicates_allowed,
         )
         with self._leave_lock:
-            leave = self._leave[owner]
+            leave = self._leave.setdefault(owner, threading.Semaphore(CALLS_AT_ONCE_TO_A_NODE))
         with leave:
-            reply: loads_pb2.PrepareResponse | KoinonError = self._cluster.bulk(
+            reply: loads_pb2.PrepareResponse | KoinonError = self.cluster.bulk(
                 owner, "Prepare", request
             )
         return reply

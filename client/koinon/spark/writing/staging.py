@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from koinon.core.routing import Routing
-from koinon.spark.cluster import Cluster, Retries, refused
+from koinon.driver.node_link import refused
+from koinon.spark.cluster import Cluster, Retries
 from koinon.spark.writing.batching import Chunk
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.v1 import loads_pb2

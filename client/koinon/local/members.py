@@ -1,0 +1,114 @@
+"""The members of a local cluster: which there are at first, and how their processes are started."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from koinon.local.files import (
+    ClusterFile,
+    LocalClusterError,
+    Member,
+    PortClaims,
+    choose_addresses,
+)
+from koinon.local.servers import MODULES
+
+
+def first_members(
+    coordinators: int,
+    nodes: int,
+    coordinator_port: int,
+    node_port: int,
+    racks: Sequence[str],
+    claims: PortClaims,
+) -> dict[str, Member]:
+    """Return the members of a new cluster by name: ``c1, c2, …, n1, n2, …``.
+
+    Raises:
+        LocalClusterError: the numbers make no cluster, or too few ports are free.
+    """
+    if coordinators < 1 or nodes < 1:
+        raise LocalClusterError(
+            reason=f"a cluster needs at least 1 coordinator and 1 node, "
+            f"not {coordinators} and {nodes}"
+        )
+    if coordinators % 2 == 0:
+        raise LocalClusterError(
+            reason=f"{coordinators} coordinators survive no more failures than "
+            f"{coordinators - 1}: choose an odd number"
+        )
+    addresses = choose_addresses(coordinators, coordinator_port, claims=claims)
+    members = {
+        f"c{index}": Member(kind="coordinator", address=address)
+        for index, address in enumerate(addresses, start=1)
+    }
+    for index, address in enumerate(choose_addresses(nodes, node_port, addresses, claims)):
+        rack = racks[index % len(racks)] if racks else ""
+        members[f"n{index + 1}"] = Member(kind="node", address=address, rack=rack)
+    return members
+
+
+def check_asked(
+    file: ClusterFile,
+    data_dir: Path,
+    nodes: int | None,
+    coordinators: int | None,
+    replication_factor: int | None,
+) -> None:
+    """Check what was asked for against what the directory remembers (None: not asked for).
+
+    Raises:
+        LocalClusterError: an existing cluster would have to change otherwise than by more nodes.
+    """
+    have = len(file.names("coordinator"))
+    if coordinators is not None and coordinators != have:
+        raise _refused(data_dir, "coordinators", coordinators, have)
+    have = len(file.names("node"))
+    if nodes is not None and nodes < have:
+        raise _refused(data_dir, "nodes", nodes, have)
+    if replication_factor is None:
+        return
+    if replication_factor != file.replication_factor:
+        raise LocalClusterError(
+            reason=f"the cluster on {data_dir} exists: once it runs, 'koinon admin "
+            f"set-replication-factor {replication_factor}' changes its copies"
+        )
+    if replication_factor > file.bootstrap_nodes:
+        raise LocalClusterError(
+            reason=f"{replication_factor} copies of each partition need as many nodes, "
+            f"not {file.bootstrap_nodes}"
+        )
+
+
+def _refused(data_dir: Path, what: str, asked: int, have: int) -> LocalClusterError:
+    return LocalClusterError(
+        reason=f"the cluster on {data_dir} has {have} {what}, not {asked}: "
+        f"leave --{what} out, or choose another --data"
+    )
+
+
+def coordinators_of(file: ClusterFile) -> str:
+    """Return the coordinators' addresses, as ``koinon.connect`` takes them."""
+    return ",".join(file.members[name].address for name in file.names("coordinator"))
+
+
+def command_line(file: ClusterFile, name: str, data_dir: Path) -> list[str]:
+    """Return how a member's process is started."""
+    member = file.members[name]
+    argv = [sys.executable, "-m", MODULES[member.kind], "--id", name]
+    argv += ["--listen", member.address, "--data", str(data_dir / name)]
+    argv += ["--metrics-listen", member.metrics] if member.metrics else []
+    if member.kind == "node":
+        argv += ["--coordinators", coordinators_of(file)]
+        argv += ["--rack", member.rack] if member.rack else []
+        argv += ["--weight", str(member.weight)] if member.weight is not None else []
+        return argv + file.node_flags
+    founders = [n for n in file.names("coordinator") if not file.members[n].joins]
+    members = ",".join(f"{n}={file.members[n].address}" for n in founders)
+    argv += ["--join"] if member.joins else ["--members", members]
+    argv += ["--bootstrap-nodes", str(file.bootstrap_nodes)]
+    if file.replication_factor is not None:
+        argv += ["--replication-factor", str(file.replication_factor)]
+    return argv + file.coordinator_flags
