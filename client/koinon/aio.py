@@ -28,7 +28,7 @@ async def connect(coordinators: str | Sequence[str], **options: Any) -> AsyncCli
 
     Raises:
         ClusterNotReadyError: the cluster still waits for its first nodes, up to the deadline.
-        UnavailableError: nobody answered in time.
+        UnavailableError: no address answered in time.
     """
     engine = Engine(parse_addresses(coordinators), ClientOptions(**options))
     try:

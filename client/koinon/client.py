@@ -52,7 +52,7 @@ def connect(coordinators: str | Sequence[str], **options: Any) -> Client:
 
     Raises:
         ClusterNotReadyError: the cluster still waits for its first nodes, up to the deadline.
-        UnavailableError: nobody answered in time.
+        UnavailableError: no address answered in time.
     """
     return Client(parse_addresses(coordinators), ClientOptions(**options))
 
@@ -158,7 +158,7 @@ class Client(Face, Closing):
         self._submit_all()  # what was handed over too late is refused
         self._loop.run_until_complete(_end_tasks())
         self._loop.close()
-        self._refuse_all()  # what came since: its wake-up found the loop open, but nobody on it
+        self._refuse_all()  # what came since: its wake-up found the loop open, but not running
 
     def _wake(self, callback: Callable[..., object], *args: Any) -> None:
         """Call back on the loop."""

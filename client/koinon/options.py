@@ -1,4 +1,4 @@
-"""What a client can be told at ``connect``."""
+"""The options of a client at ``connect``."""
 
 from __future__ import annotations
 

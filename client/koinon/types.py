@@ -1,4 +1,4 @@
-"""What the client hands back."""
+"""The values that clients return."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RowFailure(NamedTuple):
 
 @dataclass(slots=True)
 class WriteResult:
-    """What became of the rows of ``put_many`` or ``delete_many``: counts, and the failures whole.
+    """The result of ``put_many`` or ``delete_many``: counts of rows, and the failures whole.
 
     ``applied + len(refused) + len(unknown) == rows``.
     """

@@ -44,7 +44,7 @@ class Measure:
 
 @dataclass(kw_only=True)
 class Report:
-    """What ``run`` measured, by the name of the step."""
+    """The results of ``run``, by the name of the step."""
 
     keys: int = KEYS
     value_bytes: int = VALUE_BYTES

@@ -1,1 +1,1 @@
-"""What the client decides, without I/O: routes, batches, retries, and what became of each row."""
+"""The client's decisions, without I/O: routes, batches, retries, and the fate of each row."""

@@ -34,7 +34,7 @@ from koinon_proto.contract.errors import (
 
 
 class Kind(Enum):
-    """What a single operation does."""
+    """The kind of a single operation."""
 
     GET = "get"
     GET_ENTRY = "get_entry"
@@ -76,7 +76,7 @@ class PendingOperation:
 
     @property
     def idempotent(self) -> bool:
-        """Whether an attempt of unknown fate may be repeated."""
+        """True if an attempt of unknown fate may be repeated."""
         return not self.write or (self.retry_unknown and self.if_version is None)
 
     def succeed(self, result: Any) -> None:

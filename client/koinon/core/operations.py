@@ -1,8 +1,8 @@
-"""Operations over many rows: which rows go where, what became of each, which go again.
+"""Operations over many rows: routes them, keeps the fate of each, and sends some again.
 
 A driver takes calls from ``route``, sends each, and hands what came back to ``settle``, which
 stores the results and returns the rows to route again, if any. Rows settle one call at a time:
-a node that is slow or gone holds up nobody else's rows. Everything is columns; a row costs no
+a node that is slow or gone holds up no other node's rows. Everything is columns; a row costs no
 object of its own unless it fails.
 """
 
@@ -75,11 +75,11 @@ class Leftover:
     revision: int
     """The routing under which they were refused."""
     error: KoinonError
-    """The last reason, for whoever gives up on them."""
+    """The last error, which the rows fail with if they are given up."""
 
 
 class RowsOperation(ABC, Generic[Reply]):
-    """What reads and writes of many rows have in common: routing, refusals, retries."""
+    """The common part of reads and writes of many rows: routing, refusals, retries."""
 
     idempotent: bool
     write: bool
@@ -134,7 +134,7 @@ class RowsOperation(ABC, Generic[Reply]):
         return None
 
     def settle(self, call: Call, outcome: Reply | KoinonError, router: Router) -> Leftover | None:
-        """Store what came of ``call``; return the rows to send again."""
+        """Store the outcome of ``call``; return the rows to send again."""
         if not isinstance(outcome, KoinonError):
             failed = self._store(call, outcome)
         elif not self.write and len(call.rows) > 1 and isinstance(outcome, ReplyTooLargeError):

@@ -1,4 +1,4 @@
-"""How fast a number grows, over the last few seconds."""
+"""The growth of a number over the last few seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a failed attempt is tried again, and when. Decided by the error's class, never by text.
+"""Decides whether and when a failed attempt is tried again, by the error's class, never by text.
 
 What an attempt may end with, beside a reply:
 

@@ -1,4 +1,4 @@
-"""Who serves which key, as far as this client knows.
+"""Maps keys to the nodes that serve them, as far as this client knows.
 
 A ``Routing`` is an immutable snapshot: operations in flight keep theirs, whatever is learned
 meanwhile. The ``Router`` replaces it when a newer table arrives, or when a refusal names a primary
@@ -61,7 +61,7 @@ class Routing:
         return [(self.addresses[i], np.flatnonzero(owners == i)) for i in present.tolist()]
 
     def changed_since(self, partition_ids: PartitionIds | Sequence[int], revision: int) -> bool:
-        """Whether there is news of any of these partitions since ``revision``."""
+        """Return whether one of these partitions has changed since ``revision``."""
         return self.revision > revision and bool((self.changed[partition_ids] > revision).any())
 
     def owned_by(self, addresses: Sequence[str]) -> PartitionIds:
@@ -70,7 +70,7 @@ class Routing:
         return np.flatnonzero(np.isin(self.owner_index, places)).astype(np.uint32)
 
     def is_live(self, address: str) -> bool:
-        """Whether a node of the cluster that is not fenced is known at this address, or one that
+        """Return whether a node that is not fenced is known at this address, or one that
         the table does not know yet.
         """
         known = [node for node in self.table.nodes.values() if node.address == address]

@@ -34,13 +34,13 @@ class Chunk:
     values: Sequence[bytes] | None
     key_set: frozenset[bytes] | set[bytes]
     row_of: Sequence[int] | None
-    """Where keys were repeated: the row (in the chunk) of each entry; None: entry i is row i."""
+    """The row (in the chunk) of each entry, if keys were repeated; None: entry i is row i."""
     superseded: dict[bytes, list[int]] | None
-    """Where keys were repeated: the earlier rows of such a key."""
+    """The earlier rows of each key that was repeated; None if none was."""
 
 
 class LoadProgress:
-    """What is in flight of one ``*_many`` write, and its result so far."""
+    """The chunks of one ``*_many`` write that are in flight, and its result so far."""
 
     def __init__(self, *, in_flight_max: int) -> None:
         self.result = WriteResult()
@@ -56,7 +56,7 @@ class LoadProgress:
 
     @property
     def stopped(self) -> bool:
-        """Whether no further chunk should be read."""
+        """True when no further chunk should be read."""
         if self.error is not None:
             return True
         return len(self.result.refused) + len(self.result.unknown) >= FAILURES_MAX

@@ -42,13 +42,13 @@ class ScanCall:
     address: str
     partition_ids: list[int]
     after_key: bytes
-    """Where the first partition is resumed; b'': from its start."""
+    """The key after which the first partition is resumed; b'': from its start."""
     revision: int
     table_version: int
 
 
 class PartitionProgress:
-    """Which partitions are still to be read, and after which key."""
+    """The partitions that are still to be read, each with the key to go on after."""
 
     def __init__(self, partition_ids: Iterable[int]) -> None:
         self._todo: dict[int, bytes] = dict.fromkeys(sorted(partition_ids), b"")
@@ -124,9 +124,9 @@ class ScanProgress:
         self._random = random
         self._attempt = 0
         self.steps = 0
-        """How many pages brought the scan forward."""
+        """The number of pages that brought the scan forward."""
         self.last_error: KoinonError | None = None
-        """Why the last page that was refused was."""
+        """The error of the last page that was refused."""
 
     def next_call(self, routing: Routing) -> ScanCall | None:
         """Return the page to ask for next; None: the scan is done."""

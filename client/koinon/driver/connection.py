@@ -54,7 +54,7 @@ class Connection:
         self._idle.set()
 
     def may_send(self) -> bool:
-        """Whether a call handed to gRPC now is sent, and is not cut off by a node that stops."""
+        """Return whether a call handed to gRPC now is sent, and not cut off by a stopping node."""
         if self._attendance is None and not self._unattended:
             return False
         return self._channel.get_state(try_to_connect=True) is READY
@@ -137,7 +137,7 @@ class Connection:
 
     @property
     def dropped(self) -> bool:
-        """Whether what was under way was given up, because nobody will answer it."""
+        """True once the calls under way were given up, because no answer will come."""
         return self._dropped
 
     async def drop(self) -> None:

@@ -1,4 +1,4 @@
-"""Keeping the table fresh: one refresh at a time, whoever waits for it.
+"""Keeps the table fresh: one refresh at a time serves all who wait for it.
 
 Coordinators and nodes both serve the table. A refresh asks one of them, and the next when that one
 fails or does not answer shortly, until the table is as new as refusals said it is. Those who wait
@@ -125,8 +125,8 @@ class Discovery:
 
         Raises:
             ClusterNotReadyError: there is none yet.
-            UnavailableError: nobody answered.
-            KoinonError: whoever answered refused for good.
+            UnavailableError: no address answered.
+            KoinonError: an answer refused for good.
         """
         deadline = self._loop.time() + timeout_ms / 1000
         error: KoinonError = NotSentError(reason=f"nobody reached at {', '.join(self._seeds)}")
@@ -145,7 +145,7 @@ class Discovery:
             ) from None
 
     async def _ask_around(self) -> tuple[bool, KoinonError | None]:
-        """Ask until the table is as new as wanted or nobody is left to ask; return whether there
+        """Ask until the table is as new as wanted or every address was asked; return whether there
         was news, and the most telling error if there was none.
         """
         before, wanted = self._router.table_version, self._router.wanted_version
@@ -240,7 +240,7 @@ def _status(reply: Any) -> admin_pb2.ClusterStatus:
 
 def _most_telling(errors: Sequence[KoinonError]) -> KoinonError | None:
     """Return the error that a caller can do most about: a final one, else one that somebody
-    answered with, else that nobody was reached.
+    answered with, else that no address was reached.
     """
     for error in errors:
         if not error.retriable and not error.maybe_applied:

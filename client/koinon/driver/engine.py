@@ -332,7 +332,7 @@ class Engine:
                 self._enqueue(single)
 
     def _wake_on_news(self, revision: int) -> None:
-        """What a refusal taught one operation concerns the others that wait as well."""
+        """Wake the operations that wait, if a refusal of one of them changed the routing."""
         if self.router.revision > revision:
             self.discovery.wake()
 

@@ -73,7 +73,7 @@ class Link:
         return self._connection.last_request
 
     def ready(self) -> bool:
-        """Whether a request handed to gRPC now would be sent; begins to connect if not."""
+        """Return whether a request handed to gRPC now would be sent; begin to connect if not."""
         return not self._closed and self._connection.may_send()
 
     async def connect(self) -> bool:
@@ -91,7 +91,7 @@ class Link:
             return False  # closed, or dropped, meanwhile
 
     async def connect_soon(self) -> bool:
-        """As ``connect``, but False as well where that takes long: whoever needs this node then
+        """As ``connect``, but False as well where that takes long: who needs this node then
         finds out whether another has taken its place, and may come back; the attempt goes on.
         """
         try:
@@ -206,7 +206,7 @@ class Link:
 
 
 def _cancelling() -> bool:
-    """Whether the running task itself is being cancelled."""
+    """Return whether the running task itself is being cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

@@ -1,4 +1,4 @@
-"""Under which id an operation is known to the servers, and to whoever reads their logs.
+"""The ids by which servers, and their logs, know an operation.
 
 Every operation has one, its own or the application's; every call made for it carries the id and
 the call's number (``koinon_proto.contract.request_ids``), and an error that ends it names the id.

@@ -126,6 +126,6 @@ class Pages:
 
 
 def _forget(task: asyncio.Task[list[Entry] | None]) -> None:
-    """Take the outcome of a dropped page, so that nobody reports it as lost."""
+    """Take the outcome of a dropped page, so that asyncio does not report it as lost."""
     if not task.cancelled():
         task.exception()

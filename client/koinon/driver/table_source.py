@@ -1,5 +1,5 @@
-"""Where the partition table comes from, for clients of either kind: whom to ask, and what answers
-teach a router. Coordinators and nodes both serve it.
+"""The source of the partition table, for clients of either kind: gives the addresses to ask, and
+passes answers to a router. Coordinators and nodes both serve the table.
 """
 
 from __future__ import annotations

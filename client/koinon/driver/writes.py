@@ -59,7 +59,7 @@ class Load:
         yield self._drain()
 
     def result(self) -> WriteResult:
-        """Return what became of the rows."""
+        """Return the fates of the rows."""
         return self.progress.end(self._input_left)
 
     def told(self, error: BaseException) -> BaseException:

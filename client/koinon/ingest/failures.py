@@ -25,7 +25,7 @@ FLAGS = {
     "badRecordsPath": "--bad-records",
     "maxBytesPerSecond": "--max-rate",
 }
-"""What options of the Spark format are called on the command line."""
+"""The names that options of the Spark format have on the command line."""
 REASON_CHARS_MAX = 600
 ROW_CHARS_MAX = 200
 

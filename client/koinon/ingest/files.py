@@ -31,7 +31,7 @@ _REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://")
 
 
 def is_local(path: str) -> bool:
-    """Whether the path is of this machine's file system, rather than ``s3a://…``."""
+    """Return whether the path is of this machine's file system, rather than ``s3a://…``."""
     return _REMOTE.match(path) is None
 
 

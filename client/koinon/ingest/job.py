@@ -32,8 +32,8 @@ ABORT_REASON = "koinon ingest gave up"
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of a job. ``state`` is its load's: None if it failed before one was opened, or
-    nobody could say; ``error`` why Spark gave up; seconds by phase.
+    """The end of a job. ``state`` is its load's: None if it failed before one was opened, or
+    unknown; ``error`` why Spark gave up; seconds by phase.
     """
 
     load_id: int
@@ -160,7 +160,7 @@ class Job:
         self._context.cancelJobGroup(self._token)
 
     def _view(self) -> LoadView | None:
-        """Our load, as the coordinators know it; None while nobody says."""
+        """Our load, as the coordinators know it; None while they do not answer."""
         with contextlib.suppress(KoinonError):
             return self._ours()
         return None
@@ -176,7 +176,7 @@ class Job:
         return bool(jobs) and all(job is not None and job.status == "SUCCEEDED" for job in jobs)
 
     def _final_view(self, *, abort: bool) -> LoadView | None:
-        """How our load is now that the job has ended; one that is open is aborted first."""
+        """Return our load now that the job has ended; one that is open is aborted first."""
         deadline = time.monotonic() + SETTLE_S
         view: LoadView | None = None
         while time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""How far a bulk load is, from what the coordinators say of it again and again. Pure: time is an
+"""The progress of a bulk load, by the coordinators' answers over time. Pure: time is an
 argument.
 
 A stage is told by the load's state, but for *prepare*: it begins when every task of the job has
@@ -17,7 +17,7 @@ RATE_WINDOW_S = 4.0
 
 
 class Phase(Enum):
-    """What a job is doing; the value says it to people."""
+    """The phase of a job; the value names it for people."""
 
     STARTING = "starting"
     STAGING = "reading and staging"
@@ -29,7 +29,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """How far a job is at one moment. ``rows_total`` and ``seconds_left`` are None where nobody can
+    """A job's progress at one moment. ``rows_total`` and ``seconds_left`` are None where nobody can
     say; rates are rows per second, of late. ``share`` is of the phase, 0 to 1.
     """
 
@@ -116,8 +116,8 @@ class LoadTracker:
     def _seconds_left(
         self, share: float | None, rows_per_second: float, now: float
     ) -> float | None:
-        """What is left of the phase; of the staging by its whole pace, for tasks report now and
-        then only.
+        """Return the seconds left in the phase, in the staging by its whole pace: tasks report only
+        now and then.
         """
         if share is None:
             return None

@@ -47,7 +47,7 @@ class Groups:
 
 
 Part = tuple[Groups, ...]
-"""What one task reads."""
+"""The part of the files that one task reads."""
 
 
 def parts_of(

@@ -1,4 +1,4 @@
-"""What an ingest writes how."""
+"""The settings of an ingest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from koinon.spark.writing.planning import RowPlan, plan_rows
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What is written how; the options of the Spark format ``koinon``. ``value`` None: the whole
+    """The settings, as options of the Spark format ``koinon``. ``value`` None: the whole
     row, encoded as ``encoding`` says. ``ttl`` is a duration with a unit, such as ``1h``;
     ``bytes_per_second`` is for the whole job, 0 for no limit.
     """

@@ -1,4 +1,4 @@
-"""What a load would do to a cluster, before it is made: one pass over the rows for their sizes,
+"""Foretells the effect of a load on a cluster: one pass over the rows for their sizes,
 one for keys that repeat.
 
 Sizes are those of keys and values as they would be stored, without what a node adds to a record.
@@ -31,7 +31,7 @@ I64Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class Skew:
-    """How evenly something lies over the partitions. ``variation`` is the standard deviation over
+    """The spread of a number over the partitions. ``variation`` is the standard deviation over
     the mean (the coefficient of variation); 0 for nothing.
     """
 
@@ -60,7 +60,7 @@ def skew_of(counts: I64Array) -> Skew:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeShare:
-    """What one node would receive: ``bytes`` over all the copies that it holds, ``rows`` and
+    """The share of one node: ``bytes`` over all the copies that it holds, ``rows`` and
     ``primary_bytes`` of the partitions that it leads.
     """
 
@@ -82,7 +82,7 @@ class HeavyKey:
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """What was found. ``rows`` and ``bytes`` are one number per partition; ``bad_rows`` could not
+    """The result. ``rows`` and ``bytes`` are one number per partition; ``bad_rows`` could not
     be stored; ``duplicate_rows`` are those beyond the first of their key.
     """
 

@@ -236,14 +236,14 @@ class LocalCluster:
 
     @property
     def states(self) -> dict[str, ProcessState]:
-        """What each member's process does."""
+        """The state of each member's process, by name."""
         return {name: self._processes[name].state for name in self.names}
 
     def address(self, name: str) -> str:
         return self._member(name).address
 
     def metrics_address(self, name: str) -> str:
-        """Where the member's process serves ``/metrics``; '' where it does not."""
+        """Return the address at which the member's process serves ``/metrics``; '': it does not."""
         return self._member(name).metrics
 
     def pid(self, name: str) -> int | None:
@@ -444,7 +444,7 @@ class LocalCluster:
         files.save(self.data_dir, self._file)
 
     def _end_leftovers(self) -> None:
-        """End what a foreground cluster left behind: we hold the lock, so nobody else runs it.
+        """End what a foreground cluster left behind: we hold the lock, so no other program runs it.
         (Its guardian is doing the same.)
 
         Raises:

@@ -1,8 +1,8 @@
-"""What a local cluster remembers in its data directory: members, addresses, processes.
+"""The memory of a local cluster in its data directory: members, addresses, processes.
 
 ``cluster.json`` is written whole and renamed into place, so a crash leaves the old or the new one.
 Members and addresses are chosen once; until a cluster is closed, no other on this host chooses the
-ports that it chose. ``cluster.lock`` is held by whoever is changing or running the cluster.
+ports that it chose. ``cluster.lock`` is held by the program that changes or runs the cluster.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from koinon_proto.process import private_files
 FORMAT = 1
 HOST = "127.0.0.1"
 FREE_PORTS = range(10_000, 30_000)
-"""Where free ports are looked for: below the range that the system gives to outgoing connections,
+"""The range of ports that members get: below the one that the system gives to outgoing connections,
 so that a stopped member's port is still free when it starts again."""
 PORT_ATTEMPTS = 1000
 
@@ -142,9 +142,7 @@ class PortClaims:
         self._sockets: dict[int, socket.socket] = {}
 
     def claim(self, port: int) -> bool:
-        """Return whether the port is nobody else's: then it is claimed now, if that is possible
-        here at all.
-        """
+        """Return whether no other cluster claims the port; then claim it, where the system can."""
         if port in self._sockets:
             return True
         try:
@@ -209,7 +207,7 @@ def port_of(address: str) -> int:
 
 
 def _is_free(port: int) -> bool:
-    """Whether the port can be bound."""
+    """Return whether the port can be bound."""
     with socket.socket() as s:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

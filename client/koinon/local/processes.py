@@ -1,7 +1,7 @@
 """Processes that may outlive the object which started them: identity, signals, logs.
 
-A pid alone names nobody: it is reused after a reboot or a wrap-around. A process is known here by
-its pid *and* its start time, and no signal is sent before both have been checked.
+A pid alone does not name a process: it is reused after a reboot or a wrap-around. A process is
+known here by its pid *and* its start time, and no signal is sent before both have been checked.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ POLL_S = 0.01
 
 
 class ProcessState(Enum):
-    """What a process is doing, as far as its keeper is concerned."""
+    """The state of a process, as far as its keeper is concerned."""
 
     RUNNING = "running"
     PAUSED = "paused"

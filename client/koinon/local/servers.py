@@ -10,7 +10,7 @@ from koinon.local.files import LocalClusterError
 
 MODULES = {"coordinator": "koinon_coordinator", "node": "koinon_node"}
 SERVER_NEEDS = ("typer", "lmdb", "prometheus_client", "uvloop", "grpc_health", "grpc_reflection")
-"""What the servers import beyond the client; it comes with the ``[server]`` extra."""
+"""Packages that the servers import beyond the client's; the ``[server]`` extra brings them."""
 PACKAGES = (*MODULES.values(), "koinon", "koinon_proto")
 
 
@@ -23,7 +23,7 @@ def environment() -> dict[str, str]:
 
 
 def is_importable(module: str) -> bool:
-    """Whether a top-level module could be imported, without doing so."""
+    """Return whether a top-level module could be imported, without doing so."""
     return importlib.util.find_spec(module) is not None
 
 

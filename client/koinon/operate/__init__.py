@@ -1,1 +1,1 @@
-"""What operators ask of a cluster, how they ask for it, and what the answers mean."""
+"""Operators' calls to a cluster, and the meaning of the answers."""

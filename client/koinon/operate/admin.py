@@ -1,4 +1,4 @@
-"""What an operator asks of the coordinators: the cluster's status, changes of its coordinators, of
+"""An operator's calls to the coordinators: the cluster's status, changes of its coordinators, of
 its nodes, of where replicas are, and of bulk loads.
 
 ``Admin`` asks every known coordinator at once and prefers the leader's answer; a coordinator that
@@ -85,7 +85,7 @@ class ClusterStatus:
 
     @property
     def ready(self) -> bool:
-        """Whether every partition is served."""
+        """True if every partition is served."""
         table = self.table
         return (
             table is not None

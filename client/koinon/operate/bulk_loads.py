@@ -1,6 +1,6 @@
-"""Bulk loads as whoever runs one sees them: opened, kept alive, committed or aborted.
+"""Bulk loads as their jobs see them: opened, kept alive, committed or aborted.
 
-``LoadsClient`` talks to the coordinators' leader, whoever it is by then; staging rows on the nodes
+``LoadsClient`` talks to the coordinators' leader; staging rows on the nodes
 is not done here. It blocks, needs no event loop, and may be used by any number of threads. Every
 call may be made twice without harm (``v1/loads.proto``), so a call whose answer was lost is made
 again, of the next leader if need be, until its time is over.
@@ -65,7 +65,7 @@ class LoadView:
 class LoadsClient(Closing):
     """See the module's text. Every method raises, beside what it names:
 
-    UnavailableError: nobody answered, or nobody leads, until the time was over.
+    UnavailableError: no member answered as the leader until the time was over.
     UnknownFateError: it was asked, and no answer came until the time was over; ask again.
     WrongClusterError: the coordinators belong to another cluster than ``cluster_id``.
     """
@@ -186,7 +186,7 @@ class LoadsClient(Closing):
         return self._views(0)
 
     def get(self, load_id: int) -> LoadView | None:
-        """Return a load; None if there never was one, or it ended so long ago that nobody knows."""
+        """Return a load; None if there never was one, or it ended too long ago."""
         return next(iter(self._views(load_id)), None)
 
     def _views(self, load_id: int) -> tuple[LoadView, ...]:

@@ -46,7 +46,7 @@ class Coordinators(Channels):
         ``cluster_id``: the cluster that is meant; '': learnt from the addresses.
 
         Raises:
-            ConfigurationError: it names nobody, or one is not host:port.
+            ConfigurationError: no address is given, or one is not host:port.
         """
         super().__init__()
         self.addresses = parse_addresses(addresses)
@@ -64,7 +64,7 @@ class Coordinators(Channels):
         Raises:
             ConfigurationError: the addresses are of several clusters, none of them that of most.
             WrongClusterError: all that answer are another cluster's.
-            NotSentError: nobody answered.
+            NotSentError: no member answered.
         """
         arrived: queue.Queue[tuple[str, grpc.Future[admin_pb2.ClusterStatus]]] = queue.Queue()
         asked: set[str] = set()
@@ -105,7 +105,7 @@ class Coordinators(Channels):
         return answers
 
     def _is_enough(self, answers: dict[str, admin_pb2.ClusterStatus]) -> bool:
-        """Whether the leader of the cluster that is meant has answered."""
+        """Return whether the leader of the cluster that is meant has answered."""
         meant = self.cluster_id or self._of_most(answers)
         leads = {_cluster_of(answer) for answer in answers.values() if answer.is_leader}
         return bool(leads & {meant, ""}) if meant else False
@@ -139,7 +139,7 @@ class Coordinators(Channels):
         leads. (The address that it gives to the others may mean nothing here.)
 
         Raises:
-            NotSentError: nobody answered.
+            NotSentError: no member answered.
         """
         answers = self.ask_all(deadline)
         address, best = max(answers.items(), key=lambda item: (item[1].is_leader, item[1].term))
@@ -166,7 +166,7 @@ class Coordinators(Channels):
             unimplemented: what coordinators lack that do not know the method.
 
         Raises:
-            UnavailableError: nobody answered, or nobody led, until the time was over.
+            UnavailableError: no member answered as the leader until the time was over.
             KoinonError: as ``LeaderSearch.failure``.
         """
         deadline = time.monotonic() + timeout_s

@@ -45,7 +45,7 @@ _LOOKS_WITHOUT_MOVES = 4  # while nothing moves, moves are asked for every so ma
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """What was heard in one look. ``moves`` and ``loads`` are None where nobody said."""
+    """The answers of one look. ``moves`` and ``loads`` are None where there was no answer."""
 
     at: float  # by a clock that is never set
     unix_s: float

@@ -1,6 +1,6 @@
-"""What a cluster's status means: what is wrong and what to do about it, and what is under way.
+"""Judges a cluster's status: names what is wrong and what to do about it, and what is under way.
 
-Pure: judges a ``ClusterStatus`` (and the bulk loads, if they are given), asks nobody.
+Pure: judges a ``ClusterStatus`` (and the bulk loads, if they are given).
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ FULL = 0.95
 """A store that holds so much of what it may is about to refuse writes."""
 FILLING = 0.8
 UNEVEN = 1.25
-"""How many times its share of replicas a node may have before that is worth a note."""
+"""A node with more than so many times its share of replicas is worth a note."""
 DISK_FREE_SHARE_MIN = 0.05
 DISK_FREE_BYTES_ENOUGH = 4 << 30
 """A disk is scarce with less than both."""
 HANGS_MS_MIN = 1_500
 """A commit that has been out for less does not count as hanging."""
 SLOW, SLOW_MS_MIN = 10, 50
-"""How many times as long as elsewhere, and how long, commits take on a slow disk."""
+"""On a slow disk commits take so many times as long as elsewhere, and so many milliseconds."""
 IDLE_MS = 5 * 60_000
-"""A load that nobody has touched for so long may have lost its job."""
+"""A load that was not touched for so long may have lost its job."""
 
 
 def summary(status: ClusterStatus) -> str:
@@ -195,7 +195,7 @@ def _uneven_in(table: Table, rack: str, held: Counter[int]) -> list[str]:
 
 
 def _could_lead(table: Table, row: PartitionRow) -> bool:
-    """Whether another node leads though the preferred one could."""
+    """Return whether another node leads though the preferred one could."""
     preferred = row.replicas[0] if row.replicas else row.primary
     return (
         row.status is PartitionStatus.ONLINE
@@ -302,7 +302,7 @@ def _disks_slow(status: ClusterStatus) -> list[str]:
 
 
 def used_share(session: SessionView) -> float:
-    """Return which part of what a node's store may hold it holds; 0 where nobody knows."""
+    """Return the share of a node's store that is in use; 0 where it is not known."""
     return session.used_bytes / session.map_bytes if session.map_bytes else 0.0
 
 
@@ -326,7 +326,7 @@ def _table_problems(status: ClusterStatus) -> list[str]:
 
 
 def _unserved(table: Table) -> list[str]:
-    """Partitions that nobody leads, but for those that have lost their stores."""
+    """Partitions without a primary, but for those that have lost their stores."""
     unserved = [
         row
         for row in table.rows
@@ -429,7 +429,7 @@ def _under_replicated(table: Table) -> list[str]:
 
 
 def _missing(table: Table, rows: Iterable[PartitionRow]) -> str:
-    """Which nodes' copies are missing, and how those nodes are."""
+    """Return the nodes whose copies are missing, each with its state."""
     counts = Counter(
         n for row in rows for n in row.target if n not in row.in_sync or not _is_live(table, n)
     )
@@ -443,7 +443,7 @@ def _missing(table: Table, rows: Iterable[PartitionRow]) -> str:
 
 
 def is_short(row: PartitionRow) -> bool:
-    """Whether a partition that has a primary lacks a copy in sync; one being added is none yet."""
+    """Return whether a partition with a primary lacks a copy in sync; one being added is none."""
     return row.status is not PartitionStatus.OFFLINE and any(
         number not in row.in_sync and number not in row.adding for number in row.target
     )

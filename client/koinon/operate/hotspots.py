@@ -1,4 +1,4 @@
-"""Where the load is: rates by partition and node, how uneven they are, and which keys make them.
+"""Hot spots: rates by partition and node, their unevenness, and the keys that make them.
 
 Pure: judges counters and samples that somebody has asked for.
 """
@@ -31,7 +31,7 @@ KEY_TAKEN = 5
 
 
 class RankBy(IntEnum):
-    """What makes a partition hot; numbers are those of the wire."""
+    """The measure by which partitions are ranked; numbers are those of the wire."""
 
     ALL = 0
     READS = 1
@@ -49,7 +49,7 @@ _RANKED: dict[RankBy, tuple[int, ...]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FollowerLag:
-    """What a primary has sent to a follower that has not acknowledged it."""
+    """The records that a primary has sent to a follower, and the follower has not acknowledged."""
 
     node_number: int
     records: int
@@ -59,7 +59,7 @@ class FollowerLag:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeCounters:
-    """What one node process has counted in ``elapsed_s``."""
+    """The counters of one node process, over ``elapsed_s``."""
 
     elapsed_s: float
     counts: Columns
@@ -143,7 +143,7 @@ def behind(counters: Mapping[int, NodeCounters]) -> dict[int, FollowerLag]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Skew:
-    """How uneven the heat of partitions is; both are 0 where there is none."""
+    """The unevenness of partitions' heat; both numbers are 0 where there is no heat."""
 
     max_over_mean: float
     coefficient_of_variation: float
@@ -163,7 +163,7 @@ def skew_of(heat: Columns) -> Skew:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampledRows:
-    """How much of the traffic was looked at for keys. Any count may be too small by
+    """The part of the traffic that was sampled for keys. Any count may be too small by
     ``missed_max``.
     """
 

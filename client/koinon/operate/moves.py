@@ -17,7 +17,7 @@ from koinon_proto.v1 import admin_pb2
 
 
 class PlanKind(IntEnum):
-    """What a plan is to achieve; numbers are those of the wire."""
+    """The aim of a plan; numbers are those of the wire."""
 
     REBALANCE = 1
     DRAIN = 2
@@ -27,7 +27,7 @@ class PlanKind(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanRequest:
-    """What to plan: ``node_id`` for a drain, both nodes for a replacement."""
+    """A request for a plan: ``node_id`` for a drain, both nodes for a replacement."""
 
     kind: PlanKind
     node_id: str = ""
@@ -63,7 +63,7 @@ class PlannedMove:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeBalance:
-    """How many replicas a node has, and of how many partitions it is the preferred primary."""
+    """The numbers of a node's replicas, and of the partitions whose preferred primary it is."""
 
     node_number: int
     replicas: int
@@ -72,7 +72,7 @@ class NodeBalance:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanRefusal:
-    """What a plan could not do, or would not; ``node_number`` 0: it is about no node."""
+    """A thing that a plan leaves undone; ``node_number`` 0: it is about no node."""
 
     code: str
     reason: str
@@ -82,7 +82,7 @@ class PlanRefusal:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What would move, and what the nodes have before and after."""
+    """The moves, and what the nodes have before and after them."""
 
     plan_id: str
     table_version: int
@@ -93,7 +93,7 @@ class Plan:
 
 
 class Stage(IntEnum):
-    """How far a new replica is; numbers are those of the wire."""
+    """The stage of a new replica; numbers are those of the wire."""
 
     UNKNOWN = 0
     WAITING = 1
@@ -104,7 +104,7 @@ class Stage(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CopyProgress:
-    """What a node has received of a replica that is being added; totals are 0 where unknown."""
+    """The part of a new replica that its node has received; totals are 0 where unknown."""
 
     node_number: int
     stage: Stage

@@ -1,9 +1,9 @@
-"""How far moves are, from what the coordinators say again and again. Pure: time is an argument.
+"""The progress of moves, by the coordinators' answers over time. Pure: time is an argument.
 
-Nobody counts finished moves: a move that was there and is not there any more is done, unless it
-was turned back or dropped, which the replicas of its partition show. Bytes are what receiving nodes
-say of themselves; a finished copy counts with what it was expected to be, or had received if nobody
-knew.
+Finished moves are not counted anywhere: a move that was there and is not there any more is done,
+unless it was turned back or dropped, which the replicas of its partition show. Receiving nodes tell
+their bytes; a finished copy counts with its expected size, or with the bytes received where none is
+known.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Copy:
 
 @dataclass(kw_only=True)
 class Share:
-    """What is done of the copies that one node receives, or of all."""
+    """The progress of the copies that one node receives, or of all."""
 
     copies: int = 0
     copies_done: int = 0
@@ -43,7 +43,7 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """How far the moves are at one moment. ``seconds_left`` is None while nobody can say."""
+    """The progress of the moves at one moment. ``seconds_left`` is None while it is not known."""
 
     moves: int
     done: int
@@ -116,7 +116,7 @@ class MovesTracker:
     def _not_made(
         self, gone: Iterable[tuple[str, int]], view: MovesView, replicas: Replicas
     ) -> list[tuple[str, int]]:
-        """Which moves have not come to their targets. A later move of the same partition has begun
+        """Return moves that have not come to their targets. A later move of the partition has begun
         where the one that is gone ended.
         """
         later = {
@@ -126,7 +126,7 @@ class MovesTracker:
         return [key for key in gone if held.get(key[1]) != self._moves[key].target]
 
     def _count_plans(self, ours: list[MoveView]) -> None:
-        """What was done of a plan before anybody looked."""
+        """Count the moves of a plan that were done before the first view."""
         if self.plan is not None:
             return
         seen = Counter(move.plan_id for move in ours)

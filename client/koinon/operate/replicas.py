@@ -25,7 +25,7 @@ CHECKSUMS_S_MAX = 60.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checksum:
-    """What one copy holds. Two copies that are complete through the same sequence are alike if
+    """The content of one copy. Two copies that are complete through the same sequence are alike if
     records and digest are. Not ``usable``: there is none, or it is being replaced.
     """
 
@@ -38,7 +38,7 @@ class Checksum:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartitionSize:
-    """How much a partition holds; ``guessed``: its share of its node's total, nobody said it."""
+    """The size of a partition; ``guessed``: computed as a share of its node's total."""
 
     records: int
     bytes: int

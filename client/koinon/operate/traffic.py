@@ -42,7 +42,7 @@ NODE_PARTITIONS_MAX, NODE_KEYS_MAX = 64, 100
 
 @dataclass(frozen=True, kw_only=True)
 class Counters:
-    """What nodes have counted, by number, and why the others have not answered."""
+    """The nodes' counters by node number, and the reasons why others have not answered."""
 
     nodes: Mapping[int, NodeCounters] = field(default_factory=dict)
     silent: Mapping[int, str] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Counters:
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """What clients asked of the cluster for some seconds."""
+    """The traffic of some seconds."""
 
     seconds: float
     rates: Rates

@@ -1,4 +1,4 @@
-"""Whether all copies of each partition are alike, while they are written to.
+"""Compares the copies of each partition while they are written to.
 
 A copy is compared with its primary's only where both are complete through the same sequence: then
 they must hold the same records. Where they are not, somebody wrote meanwhile or the copy is behind;
@@ -17,11 +17,11 @@ from koinon_proto.contract.table import NO_NODE, NodeStatus, PartitionRow, Table
 
 LOOKS_MAX = 6
 STEP_PARTITIONS = (32, 8, 2, 1)
-"""How many partitions are looked at together, by the number of the look; the last goes on."""
+"""Partitions that one look takes together, by the number of the look; the last goes on."""
 
 
 class Verdict(Enum):
-    """What became of the comparison of one copy, or of all copies of a partition."""
+    """The result of comparing one copy, or all copies of a partition."""
 
     IDENTICAL = "identical"
     DIFFERENT = "different"
@@ -55,7 +55,7 @@ class PartitionVerdict:
 
     @property
     def reasons(self) -> list[str]:
-        """Why copies are not identical, each once."""
+        """The reasons for which copies are not identical, each once."""
         return list(dict.fromkeys(copy.reason for copy in self.copies if copy.reason))
 
 

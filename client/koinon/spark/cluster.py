@@ -36,7 +36,7 @@ class Cluster(Channels):
     """Knows who leads which partition, and calls nodes."""
 
     def __init__(self, coordinators: str, *, timeout_s: float) -> None:
-        """``timeout_s``: how long one step is retried while nobody serves it.
+        """``timeout_s``: how long one step is retried while it is not served.
 
         Raises:
             ConfigurationError: no address is given, or one is not host:port.
@@ -56,7 +56,7 @@ class Cluster(Channels):
         Raises:
             ClusterNotReadyError: the cluster still waits for its first nodes, until the time was
                 over.
-            UnavailableError: nobody answered until then.
+            UnavailableError: no address answered until then.
         """
         routing = self._router.routing
         if routing is None:
@@ -74,7 +74,7 @@ class Cluster(Channels):
 
     def refresh(self, revision: int) -> KoinonError | None:
         """Ask for the table, unless another thread has brought news since ``revision``; return
-        the last error if nobody had any.
+        the last error if none had any.
         """
         with self._refreshing:
             if self._router.revision > revision:
@@ -117,7 +117,7 @@ class Cluster(Channels):
 
 
 class Retries:
-    """How long one step is tried again. ``progress`` begins its time anew."""
+    """The repetitions of one step, within the cluster's timeout. ``progress`` begins it anew."""
 
     def __init__(self, cluster: Cluster, stopped: threading.Event | None = None) -> None:
         self._cluster = cluster

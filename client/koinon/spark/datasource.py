@@ -105,7 +105,7 @@ class KoinonDataSource(DataSource):
 
 @dataclass
 class Staged(WriterCommitMessage):
-    """What a task says to the driver."""
+    """A task's message to the driver."""
 
     report: TaskReport
 
@@ -296,7 +296,7 @@ def _reached(coordinators: str, timeout_s: float) -> Cluster:
     """Return a view of the cluster that has its table.
 
     Raises:
-        UnavailableError: nobody answered; the text names the option.
+        UnavailableError: no address answered; the text names the option.
     """
     cluster = Cluster(coordinators, timeout_s=min(timeout_s, PLANNING_TIMEOUT_S))
     try:

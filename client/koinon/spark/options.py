@@ -4,7 +4,7 @@ Every option, with its default:
 
 ========================= =================================================================
 ``coordinators``          required: ``host:port,host:port`` of coordinators (or nodes)
-``timeout``               ``2m``: how long one step is retried while nobody serves it
+``timeout``               ``2m``: how long one step is retried while it is not served
 writing
 ``keyColumn``             the key: one column, or several separated by commas
                           (``key``, where the columns are exactly ``key`` and ``value``)
@@ -174,7 +174,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
 
 
 class _Given:
-    """What the user gave, by lower-case names; every complaint names the option."""
+    """The options as given, by lower-case names; every complaint names the option."""
 
     def __init__(self, given: Mapping[str, str], known: Sequence[str]) -> None:
         self._given = {name.lower(): str(value) for name, value in given.items()}

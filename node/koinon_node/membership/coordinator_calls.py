@@ -130,7 +130,7 @@ class Member(Protocol):
 
 
 class LeaderCalls:
-    """A primary's proposals (seams.CoordinatorCalls), from the event loop.
+    """A primary's proposals (ports.CoordinatorCalls), from the event loop.
 
     Nothing is sent before the connection stands, so that "never sent" is a fact: only then, or when
     the other side refused by name, is another member asked. All else is of unknown fate.
@@ -143,7 +143,7 @@ class LeaderCalls:
         self._channels: dict[str, Any] = {}
 
     async def alter_partitions(self, changes: Sequence[RowChange]) -> frozenset[int]:
-        """See seams.CoordinatorCalls."""
+        """See ports.CoordinatorCalls."""
         registration = self._member.registration()
         if registration is None:
             await _pause()
@@ -169,7 +169,7 @@ class LeaderCalls:
         return frozenset(reply.rejected)
 
     async def load_manifest(self, cluster_id: str, load_id: int) -> loads_pb2.LoadManifest:
-        """See seams.LoadCalls."""
+        """See ports.LoadCalls."""
         request = loads_pb2.GetManifestRequest(cluster_id=cluster_id, load_id=load_id)
         manifest: loads_pb2.LoadManifest = await self._ask(
             loads_pb2_grpc.LoadsStub, "GetManifest", request
@@ -179,7 +179,7 @@ class LeaderCalls:
     async def report_merged(
         self, cluster_id: str, load_id: int, partition_ids: Sequence[int]
     ) -> None:
-        """See seams.LoadCalls."""
+        """See ports.LoadCalls."""
         request = loads_pb2.ReportMergedRequest(
             cluster_id=cluster_id, load_id=load_id, partition_ids=partition_ids
         )

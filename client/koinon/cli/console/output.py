@@ -1,4 +1,4 @@
-"""How answers look: tables and lines for people, JSON for programs, exact bytes when asked."""
+"""Writes answers: tables and lines for people, JSON for programs, exact bytes when asked."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class _Console(Console):
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console; wide where nobody looks, so that piped tables are neither cut nor wrapped. A key
-    such as ``user:key:1`` is printed as it is: no part of it stands for an emoji.
+    """Return a console; wide where it is no terminal, so that piped tables are neither cut nor
+    wrapped. A key such as ``user:key:1`` is printed as it is: no part stands for an emoji.
     """
     seen = goes_to_terminal(stderr=stderr)
     columns = os.environ.get("COLUMNS", "")
@@ -47,7 +47,7 @@ def escape(text: str) -> str:
 
 
 def somebody_is_there() -> bool:
-    """Whether a question would reach a person."""
+    """Return whether a question would reach a person."""
     return sys.stdin.isatty()
 
 
@@ -87,7 +87,7 @@ def table(*columns: str, title: str | None = None) -> RichTable:
 
 
 def show(made: RichTable, *, expendable: Sequence[str] = ()) -> None:
-    """Print a table, without the blanks that fill its last column where nobody sees them. Where it
+    """Print a table, without the blanks that fill its last column. Where it
     is too wide, columns are left out as far as needed, in the order of ``expendable``.
     """
     printer = console()
@@ -152,7 +152,7 @@ def _json_escape(found: re.Match[str]) -> str:
 
 
 def write_line(line: str, *, flush: bool = False) -> None:
-    """Write a line to standard output, which keeps it for a while where nobody waits for it."""
+    """Write a line to standard output, which may buffer it for a while."""
     sys.stdout.write(line + "\n")
     if flush:
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""What a command shows while it goes on: a picture on a terminal, a line now and then elsewhere."""
+"""Shows a command's progress: a picture on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every command shares: where the cluster is, how to answer, and how it ends.
+"""The common part of every command: the cluster's addresses, the form of answers, exit codes.
 
 ``command`` registers a function whose first parameter is a :class:`Session`; it adds the common
 options to it, and turns errors into one line on standard error and an exit code:
@@ -68,7 +68,7 @@ class Session:
     debug: bool
 
     def timeout_or(self, default_ms: int) -> int:
-        """What --timeout says, else a default of the command's own."""
+        """Return the value of --timeout, or else the command's own default."""
         return self.timeout_ms if self.timeout_given else default_ms
 
     def connect(self) -> Client:
@@ -125,7 +125,7 @@ def duration_ms(text: str) -> int:
 
 
 def default_data_dir() -> Path:
-    """Where ``koinon up`` keeps its cluster unless told otherwise."""
+    """Return the directory in which ``koinon up`` keeps its cluster by default."""
     base = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
     return Path(base) / "koinon" / "local"
 

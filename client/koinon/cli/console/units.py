@@ -8,9 +8,9 @@ from koinon.core.quantities import parse_size
 
 MAX_PARTITION = (1 << 16) - 1
 DIGITS_MAX = 20
-"""Whoever types longer numbers means none that fits; Python refuses to read very long ones."""
+"""A longer number fits nowhere; Python refuses to read very long ones."""
 UINT32_MAX, INT64_MAX, UINT64_MAX = (1 << 32) - 1, (1 << 63) - 1, (1 << 64) - 1
-"""What fits where it goes; the coordinators have closer bounds of their own."""
+"""Bounds of the fields that carry a number; the coordinators have closer ones of their own."""
 
 
 def bytes_per_second(text: str) -> int:

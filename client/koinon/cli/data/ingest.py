@@ -29,7 +29,7 @@ ENCODINGS = ("json", "msgpack")
 KEY_ENCODINGS = ("text", "binary")
 WHERE = "Where Spark runs"
 ASK_S = 3.0
-"""How long one question of how far the load is may take."""
+"""The time that one question about the load's progress may take."""
 
 
 Paths = Annotated[
@@ -160,7 +160,7 @@ def ingest(
 def _parts(
     frame: Any, paths: Sequence[str], kind: str, conf: Mapping[str, str]
 ) -> list[row_groups.Part] | None:
-    """What tasks read themselves, if they can."""
+    """Return the parts of the files that tasks read themselves; None if they cannot."""
     context = frame.sparkSession.sparkContext
     return row_groups.parts_of(
         paths,
@@ -196,7 +196,7 @@ def _run(session: Session, job: Job, malformed: int) -> int:
 
 
 def _bad_rows(job: Job, outcome: Outcome, malformed: int) -> int | None:
-    """How many rows of the source were not loaded; None where nobody counted."""
+    """Return the number of rows that were not loaded; None where they were not counted."""
     if outcome.state is not LoadState.DONE or job.settings.bad_records is None:
         return 0 if outcome.state is LoadState.DONE else None
     if job.rows_total is not None:

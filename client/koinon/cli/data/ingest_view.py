@@ -1,4 +1,4 @@
-"""How an ingest looks: a bar while it goes on, a summary at its end, what a dry run found."""
+"""Shows an ingest: a bar while it goes on, a summary at its end, the result of a dry run."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _line(snapshot: Snapshot) -> str:
 
 
 def remark(snapshot: Snapshot) -> str:
-    """How far it is, in a line: rows and rows/s while they are staged, partitions afterwards."""
+    """Return the progress in a line: rows and rows/s while they are staged, then partitions."""
     parts = []
     if snapshot.phase in (Phase.STAGING, Phase.PREPARING):
         parts.append(f"{snapshot.rows:,} rows")
@@ -104,7 +104,7 @@ def summary_json(outcome: Outcome, bad: int | None) -> dict[str, Any]:
 
 
 def print_summary(outcome: Outcome, bad: int | None, *, kept_in: str) -> None:
-    """The summary for people. ``bad`` rows (None: nobody counted them) are in ``kept_in``."""
+    """The summary for people. ``bad`` rows (None: not counted) are in ``kept_in``."""
     printer = output.console()
     rows = output.count(outcome.rows, "row")
     if outcome.state is LoadState.DONE:
@@ -155,7 +155,7 @@ def _rate(outcome: Outcome) -> float:
 
 
 def survey_json(schema: Any, survey: Survey, table: Table) -> dict[str, Any]:
-    """What a dry run found, for programs; docs/cli.md lists the keys."""
+    """Return the result of a dry run for programs; docs/cli.md lists the keys."""
     skew = survey.skew
     return {
         "schema": [
@@ -197,7 +197,7 @@ def _keys_json(keys: Sequence[HeavyKey]) -> list[dict[str, Any]]:
 
 
 def print_survey(schema: Any, plan: RowPlan, survey: Survey, table: Table) -> None:
-    """What a dry run found, for people."""
+    """Print the result of a dry run for people."""
     shown = output.table("COLUMN", "TYPE", "USE")
     for at, field in enumerate(schema):
         uses = ["key"] if at in plan.key_columns else []

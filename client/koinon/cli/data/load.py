@@ -38,7 +38,7 @@ PLAIN_PROGRESS_S = 5.0
 
 @dataclass(kw_only=True)
 class Tally:
-    """What has become of the rows so far."""
+    """The rows so far, counted by their fates."""
 
     read: int = 0
     applied: int = 0
@@ -116,12 +116,12 @@ class Loader:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Left early, it waits for nobody: what is under way ends when the client is closed."""
+        """Left early, it does not wait: what is under way ends when the client is closed."""
         self._pool.shutdown(wait=kind is None, cancel_futures=True)
 
     @property
     def failing(self) -> bool:
-        """Whether rows were refused or lost: going on would only add to them."""
+        """True once rows were refused or lost: going on would only add to them."""
         return bool(self._tally.refused or self._tally.unknown)
 
     def _collect(self) -> None:

@@ -373,7 +373,7 @@ class _Malformed:
         return len(self.rows) - self._next
 
     def due(self, row: int) -> bool:
-        """Whether the next one is that row, or comes before it."""
+        """Return whether the next one is that row, or comes before it."""
         return bool(self.rows) and self.rows[self._next] <= row
 
     def take(self) -> str:

@@ -34,7 +34,7 @@ NODE_COLORS = {
 }
 NODE_WORDS = {NodeStatus.FENCED: "down", NodeStatus.ACTIVE: "active"}
 NODE_COLUMNS_EXPENDABLE = ("HEARD", "RACK", "READS/S", "WRITES/S", "USED", "ADDRESS")
-"""What a narrow terminal does without, in this order."""
+"""Columns that a narrow terminal leaves out, in this order."""
 PARTITION_COLORS = {
     PartitionStatus.ONLINE: "green",
     PartitionStatus.ASSIGNED: "yellow",
@@ -165,7 +165,7 @@ def status_json(status: ClusterStatus, loads: Iterable[LoadView] = ()) -> dict[s
 
 
 def partitions_json(table: Table | None) -> dict[str, int]:
-    """How many partitions are in which state."""
+    """Return the numbers of partitions by state."""
     rows = table.rows if table else ()
     counts = Counter(row.status for row in rows)
     return {
@@ -281,7 +281,7 @@ def show_status(
 
 
 def _loads(admin: Admin, status: ClusterStatus) -> tuple[LoadView, ...]:
-    """What is known of bulk loads, if there are any: nothing of the status depends on it."""
+    """Return the bulk loads, () where they cannot be had: nothing of the status depends on them."""
     if status.table is None or not status.table.loads or not status.is_leader:
         return ()
     try:
@@ -368,7 +368,7 @@ def _print_partitions(rows: list[PartitionRow], table: Table) -> None:
 
 
 def _changes(row: PartitionRow, table: Table) -> str:
-    """What is being added (+) to a partition's replicas, and removed (-)."""
+    """Return the nodes that are being added (+) to a partition's replicas, and removed (-)."""
     added = [f"+{_name(number, table)}" for number in row.adding]
     removed = [f"-{_name(number, table)}" for number in row.removing]
     return " ".join(added + removed)

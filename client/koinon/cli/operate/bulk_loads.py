@@ -28,7 +28,7 @@ COLORS = {
     LoadState.ABORTED: "red",
 }
 EXPENDABLE = ("PREFIX", "MODE", "BYTES", "WHY", "IDLE")
-"""What a narrow terminal does without, in this order."""
+"""Columns that a narrow terminal leaves out, in this order."""
 
 
 # --- the commands --------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ def _cells(load: LoadView) -> list[str]:
 
 
 def what(load: LoadView) -> str:
-    """What a load brings, for people: its description, else its job."""
+    """Return a load's description for people, or else its job."""
     batch = load.stream_batch
     of_stream = f" (batch {batch.batch_id:,} of {batch.query_id})" if batch is not None else ""
     return (load.description or load.job_id) + of_stream
@@ -181,7 +181,7 @@ def _follow(session: Session, admin: Admin) -> int | None:
 
 
 def line(loads: Sequence[LoadView]) -> str:
-    """How far loads are, in a line."""
+    """Return the progress of loads in a line."""
     parts = []
     for load in loads:
         rows = output.count(load.rows, "row")

@@ -133,7 +133,7 @@ def follow(
 
 
 def summary(snapshot: Snapshot, seconds: float) -> str:
-    """What the moves came to, in a sentence."""
+    """Return the result of the moves in a sentence."""
     whole = snapshot.whole
     text = f"{snapshot.done:,} of {output.count(snapshot.moves, 'move')} done"
     if whole.bytes:
@@ -146,7 +146,7 @@ def summary(snapshot: Snapshot, seconds: float) -> str:
 
 
 def line(snapshot: Snapshot) -> str:
-    """How far the moves are, in a line."""
+    """Return the progress of the moves in a line."""
     whole = snapshot.whole
     parts = [f"{snapshot.done:,} of {output.count(snapshot.moves, 'move')} done"]
     parts += [f"{snapshot.running:,} under way", f"{snapshot.queued:,} queued"]
@@ -162,7 +162,7 @@ def line(snapshot: Snapshot) -> str:
 
 
 def picture(snapshot: Snapshot, table: Table | None) -> Any:
-    """How far the moves are: a bar for each receiving node, and what is waited for."""
+    """Return the progress of the moves: a bar for each receiving node, and what they wait for."""
     rows = output.table("NODE", "", ">COPIES", ">BYTES")
     for number, share in sorted(snapshot.nodes.items()):
         rows.add_row(node_name(table, number) if table else f"node {number}", *_cells(share))

@@ -35,19 +35,19 @@ WHO_HAS = "'koinon admin partitions' shows who has copies: start those nodes, or
 
 @dataclass(kw_only=True)
 class Choice:
-    """Which copy of each partition is to lead, and what speaks against it."""
+    """The copy of each partition that is to lead, and the objections to it."""
 
     leaders: dict[int, NodeNumber] = field(default_factory=dict)
     skipped: dict[int, str] = field(default_factory=dict)
     """Partitions that cannot be forced, and why."""
     empty: list[int] = field(default_factory=list)
-    """Where the copy to lead is not usable, though another one is or may be."""
+    """Partitions whose copy to lead is not usable, though another one is or may be."""
     usable: Counter[NodeNumber] = field(default_factory=Counter)
-    """Who has usable copies of those that are ``empty``, and of how many."""
+    """The number of usable copies of those that are ``empty``, by node."""
     behind: Counter[NodeNumber] = field(default_factory=Counter)
-    """Who has a copy that is complete through more than the one to lead, and of how many."""
+    """The number of copies that are complete through more than the one to lead, by node."""
     silent: Counter[NodeNumber] = field(default_factory=Counter)
-    """Who does not say what its copies hold, and of how many partitions it has one."""
+    """The number of copies whose node does not answer, by node."""
 
 
 def force_primary(
@@ -218,7 +218,7 @@ def _print_copies(
 
 
 def _print_choice(choice: Choice, table: Table, offline: int) -> None:
-    """Who is to lead how many, and what an operator should know before."""
+    """Print the choice, and what an operator should know before agreeing."""
     printer = output.console()
     if offline > 1:
         printer.print(f"{output.count(offline, 'partition')} are offline.", markup=False)

@@ -42,7 +42,7 @@ PARTITION_COLUMNS_EXPENDABLE = ("BYTES/S", "PRIMARY")
 
 
 class By(StrEnum):
-    """What makes a partition hot."""
+    """The measure by which partitions are hot."""
 
     READS = "reads"
     WRITES = "writes"
@@ -212,7 +212,7 @@ def _founded_on(survey: Survey) -> str:
 
 
 def advice(blamed: Sequence[Blamed], survey: Survey, table: Table) -> list[str]:
-    """What to make of the heat."""
+    """Return what an operator may do about the heat."""
     lines = []
     if survey.rates.rows < FEW_ROWS:
         lines.append(

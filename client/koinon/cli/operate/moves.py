@@ -90,7 +90,7 @@ def _move_cells(move: MoveView, table: Table) -> list[str]:
 
 
 def settings_text(settings: MoveSettings) -> str:
-    """How moves go on, in words."""
+    """Return the settings of moves in words."""
     rate = settings.bytes_per_second
     limit = f"{output.bytes_text(rate)}/s a node" if rate else "no limit of bytes"
     paused = "paused; " if settings.paused else ""

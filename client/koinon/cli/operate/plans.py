@@ -169,7 +169,7 @@ def set_replication_factor(
 
 
 Also = tuple[str, "Callable[[Admin], None] | None"]
-"""What a plan does besides its moves: in words, and how, unless carrying out the plan does it."""
+"""A plan's effect besides its moves: in words, and a call, unless carrying out the plan does it."""
 
 
 def _run(
@@ -233,7 +233,7 @@ def _execute(
 
 
 def _is_queued(admin: Admin, plan: Plan) -> bool:
-    """Whether a plan whose answer got lost was taken."""
+    """Return whether a plan whose answer got lost was taken."""
     return any(move.plan_id == plan.plan_id for move in admin.moves().moves)
 
 

@@ -308,7 +308,7 @@ def _moves_text(view: View) -> str:
 
 
 def _hottest_and_events(view: View, printer: Console, left: int | None) -> list[Any]:
-    """What fills the rest of the screen."""
+    """Return the lines that fill the rest of the screen."""
     lines: list[Any] = []
     events = list(view.events)[-EVENTS_SHOWN:]
     if left is not None:

@@ -127,7 +127,7 @@ def _print(report: Report, table: Table) -> None:
 
 
 def _records(found: PartitionVerdict) -> int:
-    """What the primary holds of a partition."""
+    """Return the number of records that the primary holds of a partition."""
     copy = next((c for c in found.copies if c.node_number == found.primary), None)
     return copy.checksum.records if copy is not None and copy.checksum is not None else 0
 

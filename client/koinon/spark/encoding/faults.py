@@ -24,12 +24,12 @@ from koinon_proto.contract.table import MAX_KEY_BYTES
 EXAMPLES: Final = 3
 EXAMPLE_CHARS: Final = 200
 CHUNK_BYTES_MAX: Final = 8 * 1024 * 1024
-"""What one chunk may have; a row has to fit into one."""
+"""The bound of one chunk; a row has to fit into one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What rows have to keep to; ``key_name`` and ``value_name`` say where they come from."""
+    """The limits of rows; ``key_name`` and ``value_name`` name the columns in messages."""
 
     key_name: str
     value_name: str
@@ -51,7 +51,7 @@ class Fault:
 
 
 class BadRows(Protocol):
-    """What becomes of bad rows."""
+    """Takes bad rows: refuses them, or sets them aside."""
 
     def take(self, batch: Any, faults: list[Fault], rows_before: int) -> None:
         """Take the faults of a record batch; ``rows_before`` were read before it."""

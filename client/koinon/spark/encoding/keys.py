@@ -1,4 +1,4 @@
-"""How columns become keys, so that keys sort like the columns, byte by byte.
+"""Encodes columns as keys, so that keys sort like the columns, byte by byte.
 
 One column:
 

@@ -1,4 +1,4 @@
-"""How whole rows become values: ``json`` or ``msgpack``, both readable by any client.
+"""Encodes whole rows as values: ``json`` or ``msgpack``, both readable by any client.
 
 A value is one object, respectively map, of all columns of the row by name, in their order:
 

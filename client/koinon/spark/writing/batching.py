@@ -23,7 +23,7 @@ from koinon_proto.partitioner import Partitioner
 
 CHUNK_BYTES: Final = 256 * 1024
 GATHERED_BYTES: Final = 4 * 1024 * 1024
-"""What is brought into its order at once."""
+"""Bytes of rows that are brought into their order at once."""
 ROW_BYTES: Final = 16
 """Of a row beside its key and value: lengths, and its order."""
 
@@ -54,7 +54,7 @@ class Batcher:
 
     @property
     def full(self) -> bool:
-        """Whether ``chunks`` is to be called before more is added."""
+        """True when ``chunks`` is to be called before more is added."""
         return self._buffered >= self._memory_bytes
 
     def add(self, keys: Any, values: Any, orders: U64Array | None) -> None:

@@ -46,7 +46,7 @@ SAY_EVERY_S: Final = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What all tasks of a write share."""
+    """The settings that all tasks of a write share."""
 
     job_id: str
     options: WriteOptions
@@ -83,7 +83,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskReport:
-    """What an attempt staged. ``load_id`` 0: nothing. ``applied``: its micro-batch had been
+    """The rows that an attempt staged. ``load_id`` 0: none. ``applied``: its micro-batch had been
     committed before, by the load ``load_id``, if that is still known, and nothing was staged now.
     ``partition_ids`` and ``rows_of`` are columns: int32 and int64.
     """
@@ -117,7 +117,7 @@ class Commit:
             LoadClosedError: the load was aborted meanwhile, by its timeout or an operator.
             LoadIncompleteError: staged rows are missing.
         UnknownFateError: the commit was lost with all coordinators, or its answer was.
-            UnavailableError: nobody served it in time; what the text says of the load holds.
+            UnavailableError: it was not served in time; what the text says of the load holds.
         """
         self._commit(sorted(self.reports, key=lambda report: report.task))
         bad_rows = sum(report.bad_rows for report in self.reports)
@@ -200,7 +200,7 @@ class Commit:
         """Return when the load is merged; say how far it is if that takes long.
 
         Raises:
-            UnavailableError: its merge does not advance, or nobody says whether it does.
+            UnavailableError: its merge does not advance, or the coordinators do not answer.
             UnknownFateError, LoadClosedError: its commit was lost, with all coordinators.
         """
         poll_s, began = POLL_S, time.monotonic()
@@ -247,7 +247,7 @@ class Commit:
 
 def abort(job: Job, reports: Sequence[TaskReport], reason: str) -> None:
     """End the job's load without a trace; one that is committed stays so. Raises nothing: a load
-    that nobody can be told to abort is aborted by its timeout.
+    that cannot be aborted now is aborted by its timeout.
     """
     timeout_s = min(ABORT_TIMEOUT_S, job.options.timeout_s)
     with (

@@ -1,4 +1,4 @@
-"""Keeps a load open while somebody works on it: one that nobody touches for its time-out is given
+"""Keeps a load open while a job works on it: one that is not touched for its time-out is given
 up by the coordinators' leader.
 """
 

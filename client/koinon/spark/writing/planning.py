@@ -1,4 +1,4 @@
-"""What a write does with the DataFrame's columns, decided before any row is read. Pure.
+"""The use that a write makes of the DataFrame's columns, decided before any row is read. Pure.
 
 Types come as Spark's schema writes them in JSON: a name such as ``long`` or ``decimal(15,2)``, or a
 dict for arrays, maps and structs.
@@ -31,7 +31,7 @@ Field = tuple[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class RowPlan:
-    """Which columns make the key, the value and the order, by their places; -1: none. Without a
+    """The columns that make the key, the value and the order, by place; -1: none. Without a
     value column whole rows are the values.
     """
 

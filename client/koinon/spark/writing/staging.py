@@ -1,7 +1,7 @@
 """Sending one attempt's chunks to the primaries of their partitions.
 
 Chunks gather per owner into messages; few messages are under way at once. What a node refuses, or
-leaves unanswered, is sent again under the same numbers, to whoever leads the partitions by then:
+leaves unanswered, is sent again under the same numbers, to the partitions' primaries of that time:
 staging twice is staging once. The first error that is final ends the attempt.
 """
 

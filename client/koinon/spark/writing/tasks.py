@@ -1,4 +1,4 @@
-"""What one task of a write does with its record batches, from columns to staged chunks.
+"""Carries out one task of a write, from record batches to staged chunks.
 
 Columns become keys, values and orders batch by batch; rows that cannot be stored are refused or set
 aside; the others are buffered, and staged lot by lot. The load is opened with the first rows, and
@@ -46,7 +46,7 @@ def run_task(job: Job, task: int, batches: Iterable[Any]) -> TaskReport:
     Raises:
         InvalidArgumentError: rows that cannot be stored; it names the column.
         LoadClosedError: the load has ended meanwhile.
-        KoinonError: the cluster refused for good, or served nobody in time.
+        KoinonError: the cluster refused for good, or did not serve in time.
     """
     with memory.kept(), _Task(job, task) as running:
         return running.run(batches)
