@@ -69,15 +69,15 @@ class Client(Face, Closing):
     """
 
     def __init__(self, addresses: Sequence[str], options: ClientOptions) -> None:
-        self._pid = os.getpid()
+        self._pid = os.getpid()  # that connected: a fork has no loop
         self._loop = asyncio.new_event_loop()
-        self._submissions: deque[tuple[PendingOperation, _Waiter]] = deque()
-        self._wake_due = False
+        self._submissions: deque[tuple[PendingOperation, _Waiter]] = deque()  # for the loop to take
+        self._wake_due = False  # the loop has been told of them and has not looked yet
         self._thread = threading.Thread(target=self._serve, name="koinon-client", daemon=True)
         self._thread.start()
-        self._submit_lock = threading.Lock()
-        self._stopping = False
-        self._close_lock = threading.Lock()
+        self._submit_lock = threading.Lock()  # orders submissions and the loop's stop
+        self._stopping = False  # the loop takes no more; under the lock
+        self._close_lock = threading.Lock()  # one thread closes
         try:
             self._engine = self._run(_make_engine(addresses, options))
         except BaseException:

@@ -94,7 +94,7 @@ class RowsOperation(ABC, Generic[Reply]):
     ) -> None:
         self.keys = keys
         self.partition_ids = partition_ids
-        self.rows_max = len(keys)
+        self.rows_max = len(keys)  # of a call; less after a reply that was too large
         self._policy = policy
         self._random = random
 
@@ -265,9 +265,9 @@ class WriteRows(RowsOperation[WriteReply]):
         self.ttl_ms = ttl_ms
         self.idempotent = retry_unknown
         self.durability = durability
-        self.absent = 0
-        self.failures: dict[int, KoinonError] = {}
-        self._maybe_applied: set[int] = set()
+        self.absent = 0  # deletes that found no record
+        self.failures: dict[int, KoinonError] = {}  # by row
+        self._maybe_applied: set[int] = set()  # rows with an attempt that had no answer
 
     @property
     def deletes(self) -> bool:

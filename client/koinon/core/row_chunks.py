@@ -47,8 +47,8 @@ class LoadProgress:
         self.error: BaseException | None = None
         """A defect that ended a chunk: raised to the caller when the rest is settled."""
         self._in_flight_max = in_flight_max
-        self._in_flight = 0
-        self._keys: set[bytes] = set()
+        self._in_flight = 0  # chunks
+        self._keys: set[bytes] = set()  # of the chunks in flight
 
     @property
     def idle(self) -> bool:

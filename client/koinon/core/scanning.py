@@ -122,7 +122,7 @@ class ScanProgress:
         self._keys_only = keys_only
         self._policy = policy
         self._random = random
-        self._attempt = 0
+        self._attempt = 0  # failures since the last step
         self.steps = 0
         """The number of pages that brought the scan forward."""
         self.last_error: KoinonError | None = None

@@ -45,12 +45,12 @@ class Connection:
         self._attendance: Any = None  # the call, once it was answered
         self._left: Any = None  # the attendance that the node has ended
         self._unattended = False  # the node knows no attendance
-        self._listening: asyncio.Task[None] | None = None
-        self._calls = 0
+        self._listening: asyncio.Task[None] | None = None  # for the end of the attendance
+        self._calls = 0  # under way
         self._silent_since = 0.0  # while calls are under way: when one began, or ended, last of all
         self.last_request: request_ids.RequestId | None = None  # for which a call was begun last
-        self._dropped = False
-        self._idle = asyncio.Event()
+        self._dropped = False  # what was under way was given up
+        self._idle = asyncio.Event()  # set while no call is under way
         self._idle.set()
 
     def may_send(self) -> bool:

@@ -43,10 +43,11 @@ class Discovery:
         self._link = link
         self._loop = asyncio.get_running_loop()
         self._schedule = RefreshSchedule()
+        # By a token of their own: how to wake them, for news of which partitions, since when.
         self._waiters: dict[
             object, tuple[Callable[[], None], PartitionIds | Sequence[int], int]
         ] = {}
-        self._refreshing: asyncio.Task[None] | None = None
+        self._refreshing: asyncio.Task[None] | None = None  # one at a time
         self._source = TableSource(seeds, router)
         self._closed = False
 

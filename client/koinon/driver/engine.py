@@ -60,13 +60,13 @@ class Engine:
         self.router = Router()
         self.policy = RetryPolicy()
         self.random = Random()
-        self.closed = False
+        self.closed = False  # no operation begins any more
         self._loop = asyncio.get_running_loop()
         self.now = self._loop.time
-        self._links: dict[str, Link] = {}
+        self._links: dict[str, Link] = {}  # by address; kept until the client is closed
         self._lanes: dict[tuple[str, bool, Durability], NodeQueue] = {}
-        self._live: set[PendingOperation] = set()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._live: set[PendingOperation] = set()  # begun and not ended; ``max_pending`` at most
+        self._tasks: set[asyncio.Task[Any]] = set()  # asyncio itself holds tasks weakly
         self._look_after: Cancel | None = None  # ends the wait for the next look at silent nodes
         self.discovery = Discovery(seeds, self.router, self.link)
 

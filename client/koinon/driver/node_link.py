@@ -36,8 +36,8 @@ class Link:
     def __init__(self, address: str) -> None:
         self.address = address
         self._connection = self._new_connection()
-        self._connecting: asyncio.Task[bool] | None = None
-        self._retiring: dict[asyncio.Task[None], Connection] = {}
+        self._connecting: asyncio.Task[bool] | None = None  # the attempt that callers share
+        self._retiring: dict[asyncio.Task[None], Connection] = {}  # replaced, until all is answered
         self._closed = False
 
     def _new_connection(self) -> Connection:

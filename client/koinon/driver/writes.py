@@ -41,10 +41,10 @@ class Load:
             engine.options.retry_unknown if retry_unknown is None else retry_unknown
         )
         self._durability = durability
-        self._ended_one = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._input_left = False
-        self._begun = False
+        self._ended_one = asyncio.Event()  # a chunk has ended since it was last cleared
+        self._tasks: set[asyncio.Task[None]] = set()  # a chunk each
+        self._input_left = False  # the load stopped before the end of its input
+        self._begun = False  # a chunk was sent
         self._request = request_ids.given() or request_ids.RequestId()
 
     def steps(self, chunks: Iterable[Chunk]) -> Iterator[Coroutine[Any, Any, None]]:

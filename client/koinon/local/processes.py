@@ -114,8 +114,8 @@ class ManagedProcess:
         self.log_path = log_path
         self.identity = identity
         self.exit_code: int | None = None
-        self._popen: subprocess.Popen[bytes] | None = None
-        self._log_start = 0
+        self._popen: subprocess.Popen[bytes] | None = None  # if started here and not reaped
+        self._log_start = 0  # bytes of the log before this start
 
     @property
     def state(self) -> ProcessState:

@@ -65,9 +65,9 @@ class Observer(Closing):
         self._traffic = TrafficClient()
         self._timeout_s = timeout_s
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="observer")
-        self._table: Table | None = None
+        self._table: Table | None = None  # of the last status
         self._led = False  # by who was asked last
-        self._looks_without = _LOOKS_WITHOUT_MOVES
+        self._looks_without = _LOOKS_WITHOUT_MOVES  # since moves were asked for
 
     def close(self) -> None:
         self._traffic.close()
@@ -178,16 +178,16 @@ class Overview:
     """Takes observations, in their order."""
 
     def __init__(self) -> None:
-        self._before: Observation | None = None
-        self._status: ClusterStatus | None = None
-        self._leader = ("", 0)
+        self._before: Observation | None = None  # the last one
+        self._status: ClusterStatus | None = None  # the last that was heard
+        self._leader = ("", 0)  # id and term; the greatest term that was seen
         self._leader_changes = 0
         self._primary_changes = 0
         self._tracker = MovesTracker()
-        self._moves: Snapshot | None = None
+        self._moves: Snapshot | None = None  # None while nothing moves
         self._loads: Sequence[LoadView] = ()
         self._events: deque[tuple[float, str]] = deque(maxlen=EVENTS_MAX)
-        self._now = 0.0
+        self._now = 0.0  # Unix time of the observation that is being taken
 
     def update(self, seen: Observation) -> View:
         """Take what was heard now; return what is known then."""

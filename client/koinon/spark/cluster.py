@@ -45,8 +45,8 @@ class Cluster(Channels):
         self.timeout_s = timeout_s
         self._router = Router()
         self._source = TableSource(parse_addresses(coordinators), self._router)
-        self._lock = threading.Lock()
-        self._refreshing = threading.Lock()
+        self._lock = threading.Lock()  # of the router's changes
+        self._refreshing = threading.Lock()  # held by the one thread that asks for the table
 
     # --- the table ------------------------------------------------------------------------------
 
@@ -127,8 +127,8 @@ class Retries:
         self.progress()
 
     def progress(self) -> None:
-        self._attempt = 0
-        self._since = time.monotonic()
+        self._attempt = 0  # failures since the last progress
+        self._since = time.monotonic()  # the last progress
 
     def after(
         self, errors: Sequence[KoinonError], *, revision: int = 0, refresh: bool = True

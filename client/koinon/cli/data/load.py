@@ -88,7 +88,7 @@ class Loader:
         self._tally = tally
         self._timeout_ms = timeout_ms
         self._pool = ThreadPoolExecutor(SLABS_IN_FLIGHT, thread_name_prefix="load")
-        self._under_way: dict[Future[Any], set[bytes]] = {}
+        self._under_way: dict[Future[Any], set[bytes]] = {}  # slabs, with their keys
 
     def write(self, path: Path, slab: Slab) -> None:
         """Count the slab's rows, and send the good ones as soon as there is room."""

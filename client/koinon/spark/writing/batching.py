@@ -47,7 +47,7 @@ class Batcher:
         self._keys: list[Any] = []
         self._values: list[Any] = []
         self._orders: list[U64Array] = []
-        self._buffered = 0
+        self._buffered = 0  # bytes, as encoded
         self.rows_of: I64Array = np.zeros(partitioner.partition_count, np.int64)
         self.bytes = 0
         """Of keys and values so far."""

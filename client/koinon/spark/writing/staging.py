@@ -59,7 +59,7 @@ class Pace:
     def __init__(self, bytes_per_second: int, *, now: Callable[[], float] = time.monotonic) -> None:
         self._rate = bytes_per_second
         self._now = now
-        self._free_at = now() - 1.0
+        self._free_at = now() - 1.0  # when all that was let through is paid for
 
     def delay_s(self, size: int) -> float:
         """Return how long to wait before these bytes are sent."""
@@ -88,13 +88,13 @@ class Stager:
         self._attempt = attempt
         self._table_version = table_version
         self._pace = Pace(bytes_per_second_max)
-        self._filling: dict[str, Message] = {}
-        self._next_number = 0
+        self._filling: dict[str, Message] = {}  # by owner
+        self._next_number = 0  # of the attempt's next chunk
         self._senders = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="koinon-stage")
-        self._changed = threading.Condition()
-        self._in_flight: dict[str, int] = {}
-        self._error: BaseException | None = None
-        self._stopped = threading.Event()
+        self._changed = threading.Condition()  # guards what follows, and the counts
+        self._in_flight: dict[str, int] = {}  # messages by the owner that they were made for
+        self._error: BaseException | None = None  # the first one; ends the attempt
+        self._stopped = threading.Event()  # senders try no more
         self.rows = 0
         """That are staged: answered for by their nodes."""
         self.bytes = 0

@@ -60,11 +60,11 @@ class _Task:
         self._task = task
         self._attempt = secrets.randbits(63) + 1
         self._cluster = job.cluster()
-        self._staging: _Staging | None = None
-        self._applied = False
-        self._load_id = 0
+        self._staging: _Staging | None = None  # from the first rows on, unless applied
+        self._applied = False  # the micro-batch had been committed before
+        self._load_id = 0  # 0 until the load is opened
         self._rows_read = 0
-        self._bad_count = 0
+        self._bad_count = 0  # rows set aside
         self._bad = self._bad_rows()
 
     def __enter__(self) -> Self:
