@@ -156,15 +156,10 @@ def _sizing(
     settings: Settings, schema: Any, cluster: ClusterConfig
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """Return what makes batches as ``SIZED`` says of batches of rows, for ``mapInArrow``."""
-    from koinon.spark.encoding.faults import Limits
+    from koinon.spark.writing.rows import limits_of
 
     plan, options = settings.plan(schema), settings.write_options()
-    limits = Limits(
-        key_name=plan.key_name,
-        value_name=plan.value_name,
-        max_value_bytes=cluster.max_value_bytes,
-        prefix=options.prefix,
-    )
+    limits = limits_of(plan, options, cluster.max_value_bytes)
 
     def sized(batches: Iterator[Any]) -> Iterator[Any]:
         known = partitioner(cluster.partitioner, cluster.partition_count)
@@ -181,15 +176,9 @@ def _sized(
 
     from koinon.spark.encoding import arrays
     from koinon.spark.encoding.faults import find_faults
-    from koinon.spark.encoding.keys import encode_keys
-    from koinon.spark.encoding.values import ENCODERS, encode_column
+    from koinon.spark.writing.rows import encode_rows
 
-    columns = [batch.column(at) for at in plan.key_columns]
-    keys = encode_keys(columns, options.key_encoding)
-    if plan.value_column >= 0:
-        values = encode_column(batch.column(plan.value_column), plan.value_name)
-    else:
-        values = ENCODERS[options.value_encoding](batch)
+    keys, values = encode_rows(batch, plan, options)
     bad = np.zeros(len(batch), np.bool_)
     for fault in find_faults(keys, values, limits):
         bad[fault.rows] = True

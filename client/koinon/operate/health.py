@@ -6,7 +6,7 @@ Pure: judges a ``ClusterStatus`` (and the bulk loads, if they are given).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
 from koinon.operate.admin import ClusterStatus, SessionView
@@ -229,12 +229,10 @@ def _of_coordinators(status: ClusterStatus) -> list[str]:
 
 def _full(status: ClusterStatus, least: float, below: float) -> list[str]:
     """Stores that hold from ``least`` to ``below`` of what they may."""
-    table = status.table
     found = []
-    for session in status.sessions:
+    for node, session in _running(status):
         used = used_share(session)
-        node = _node(table, session.node_number) if table is not None else None
-        if node is None or not session.live or not least <= used < below:
+        if not least <= used < below:
             continue
         soon = "" if used < FULL else ", and writes to it fail soon or already"
         found.append(
@@ -247,10 +245,9 @@ def _full(status: ClusterStatus, least: float, below: float) -> list[str]:
 def _disks_full(status: ClusterStatus) -> list[str]:
     """Nodes that are about to find no room on their disk, whatever their store may hold."""
     found = []
-    for session in status.sessions:
-        node = _node(status.table, session.node_number) if status.table is not None else None
+    for node, session in _running(status):
         scarce = min(DISK_FREE_SHARE_MIN * session.disk_bytes, DISK_FREE_BYTES_ENOUGH)
-        if node is None or not session.live or session.disk_free_bytes >= scarce:
+        if session.disk_free_bytes >= scarce:
             continue
         found.append(
             f"the disk of node {node.node_id} has {session.disk_free_bytes / 1e6:,.0f} MB left, "
@@ -265,10 +262,9 @@ def _disks_hang(status: ClusterStatus) -> list[str]:
     if table is None:
         return []
     found = []
-    for session in status.sessions:
-        node = _node(table, session.node_number)
-        hangs_ms = max(HANGS_MS_MIN, table.cluster.session_timeout_ms)
-        if node is None or not session.live or session.commit_out_ms <= hangs_ms:
+    hangs_ms = max(HANGS_MS_MIN, table.cluster.session_timeout_ms)
+    for node, session in _running(status):
+        if session.commit_out_ms <= hangs_ms:
             continue
         led = sum(row.primary == node.number for row in table.rows)
         rest = "; others lead what it led"
@@ -286,10 +282,9 @@ def _disks_slow(status: ClusterStatus) -> list[str]:
     """Nodes whose commits take many times as long as other nodes', so that writes wait for them."""
     known = [s for s in status.sessions if s.live and s.commit_ms]
     found = []
-    for session in known:
-        node = _node(status.table, session.node_number) if status.table is not None else None
+    for node, session in _running(status):
         others = [other.commit_ms for other in known if other is not session]
-        if node is None or not others or session.commit_ms < SLOW_MS_MIN:
+        if not others or session.commit_ms < SLOW_MS_MIN:
             continue
         usual = median(others)
         if session.commit_ms >= SLOW * usual:
@@ -299,6 +294,14 @@ def _disks_slow(status: ClusterStatus) -> list[str]:
                 f"look at the disk, or 'koinon admin drain {node.node_id}'"
             )
     return found
+
+
+def _running(status: ClusterStatus) -> Iterator[tuple[NodeInfo, SessionView]]:
+    """Yield the nodes of the table that have a live session, with it."""
+    for session in status.sessions:
+        node = _node(status.table, session.node_number) if status.table is not None else None
+        if node is not None and session.live:
+            yield node, session
 
 
 def used_share(session: SessionView) -> float:

@@ -7,6 +7,7 @@ import binascii
 import itertools
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,28 +35,35 @@ IfVersion = Annotated[
 ]
 
 
-def decode(text: str, what: str, *, hexadecimal: bool, base_64: bool) -> bytes:
-    """Return the bytes that an argument (named by ``what``) stands for."""
-    if hexadecimal and base_64:
-        raise typer.BadParameter("--hex and --base64 exclude each other")
-    try:
-        if hexadecimal:
-            if len("".join(text.split())) % 2:
-                raise ValueError("an odd number of hexadecimal digits")
-            return bytes.fromhex(text)
-        if base_64:
-            return base64.b64decode(text, validate=True)
-    except (ValueError, binascii.Error) as error:
-        raise typer.BadParameter(f"{what} {text!r}: {error}") from error
-    return os.fsencode(text)
+@dataclass(frozen=True, kw_only=True)
+class Encoding:
+    """How bytes are given on the command line; by default as text."""
+
+    hexadecimal: Hex = False
+    base_64: Base64 = False
+
+    def decode(self, text: str, what: str) -> bytes:
+        """Return the bytes that an argument (named by ``what``) stands for."""
+        if self.hexadecimal and self.base_64:
+            raise typer.BadParameter("--hex and --base64 exclude each other")
+        try:
+            if self.hexadecimal:
+                if len("".join(text.split())) % 2:
+                    raise ValueError("an odd number of hexadecimal digits")
+                return bytes.fromhex(text)
+            if self.base_64:
+                return base64.b64decode(text, validate=True)
+        except (ValueError, binascii.Error) as error:
+            raise typer.BadParameter(f"{what} {text!r}: {error}") from error
+        return os.fsencode(text)
 
 
-def _value(value: str | None, file: str | None, *, hexadecimal: bool, base_64: bool) -> bytes:
+def _value(value: str | None, file: str | None, encoding: Encoding) -> bytes:
     if (value is None) == (file is None):
         raise typer.BadParameter("give either a VALUE or --value-file")
     if file is None:
         assert value is not None
-        return decode(value, "VALUE", hexadecimal=hexadecimal, base_64=base_64)
+        return encoding.decode(value, "VALUE")
     return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
 
 
@@ -72,12 +80,11 @@ def put(
         str | None, typer.Option(help="Let it expire after 500ms, 30s, 5m, 2h, 1d.")
     ] = None,
     if_version: IfVersion = None,
-    hexadecimal: Hex = False,
-    base_64: Base64 = False,
+    encoding: Encoding,
 ) -> None:
     """Write a record. When this returns, it is durable."""
-    data = _value(value, value_file, hexadecimal=hexadecimal, base_64=base_64)
-    key_bytes = decode(key, "KEY", hexadecimal=hexadecimal, base_64=base_64)
+    data = _value(value, value_file, encoding)
+    key_bytes = encoding.decode(key, "KEY")
     ttl_ms = duration_ms(ttl) if ttl else None
     with session.connect() as client:
         version = client.put(key_bytes, data, ttl_ms=ttl_ms, if_version=if_version)
@@ -95,11 +102,10 @@ def get(
             "--raw", help="Exactly the value's bytes, without a line's end (not to a terminal)."
         ),
     ] = False,
-    hexadecimal: Hex = False,
-    base_64: Base64 = False,
+    encoding: Encoding,
 ) -> int:
     """Read a record. Exit code 1 if there is none."""
-    key_bytes = decode(key, "KEY", hexadecimal=hexadecimal, base_64=base_64)
+    key_bytes = encoding.decode(key, "KEY")
     with session.connect() as client:
         entry = client.get_entry(key_bytes)
     if entry is None:
@@ -138,11 +144,10 @@ def delete(
     key: Key,
     *,
     if_version: IfVersion = None,
-    hexadecimal: Hex = False,
-    base_64: Base64 = False,
+    encoding: Encoding,
 ) -> int:
     """Delete a record. Exit code 1 if there was none."""
-    key_bytes = decode(key, "KEY", hexadecimal=hexadecimal, base_64=base_64)
+    key_bytes = encoding.decode(key, "KEY")
     with session.connect() as client:
         found = client.delete(key_bytes, if_version=if_version)
     if session.json:
@@ -167,7 +172,8 @@ def scan(
 
     Records come by partition and then by key, not in one global order.
     """
-    prefix_bytes = decode(prefix, "--prefix", hexadecimal=hexadecimal, base_64=base_64)
+    encoding = Encoding(hexadecimal=hexadecimal, base_64=base_64)
+    prefix_bytes = encoding.decode(prefix, "--prefix")
     shown = 0
     with session.connect() as client:
         options: dict[str, Any] = {"page_rows": min(limit, 1000)} if limit else {}

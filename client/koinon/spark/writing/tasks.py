@@ -25,13 +25,12 @@ from koinon.spark.encoding.faults import (
     find_faults,
     without,
 )
-from koinon.spark.encoding.keys import encode_keys
-from koinon.spark.encoding.values import ENCODERS, encode_column
 from koinon.spark.writing import memory
 from koinon.spark.writing.batching import Batcher
 from koinon.spark.writing.jobs import Job, TaskReport
 from koinon.spark.writing.load_keepalive import LoadKeepalive
 from koinon.spark.writing.orders import orders_of
+from koinon.spark.writing.rows import encode_rows, limits_of
 from koinon.spark.writing.staging import Stager
 
 log = logging.getLogger(__name__)
@@ -91,12 +90,7 @@ class _Task:
             memory_bytes=options.memory_bytes,
             expires_at_ms=expires_at_ms,
         )
-        limits = Limits(
-            key_name=plan.key_name,
-            value_name=plan.value_name,
-            max_value_bytes=config.max_value_bytes,
-            prefix=options.prefix,
-        )
+        limits = limits_of(plan, options, config.max_value_bytes)
         for batch in _slices(batches):
             if not self._rows_read:
                 self._open()  # and from now on somebody touches it, however slow the rows come
@@ -112,11 +106,7 @@ class _Task:
     def _add(self, batch: Any, batcher: Batcher, limits: Limits) -> None:
         """Encode a batch's rows and buffer them."""
         options, plan = self._job.options, self._job.plan
-        keys = encode_keys([batch.column(at) for at in plan.key_columns], options.key_encoding)
-        if plan.value_column >= 0:
-            values = encode_column(batch.column(plan.value_column), plan.value_name)
-        else:
-            values = ENCODERS[options.value_encoding](batch)
+        keys, values = encode_rows(batch, plan, options)
         orders = None
         if plan.order_column >= 0:
             orders = orders_of(batch.column(plan.order_column), plan.names[plan.order_column])

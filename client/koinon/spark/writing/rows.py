@@ -1,0 +1,29 @@
+"""The rows of a record batch as a write stores them: keys and values, and their limits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from koinon.spark.encoding.faults import Limits
+from koinon.spark.encoding.keys import encode_keys
+from koinon.spark.encoding.values import ENCODERS, encode_column
+from koinon.spark.options import WriteOptions
+from koinon.spark.writing.planning import RowPlan
+
+
+def encode_rows(batch: Any, plan: RowPlan, options: WriteOptions) -> tuple[Any, Any]:
+    """Return the keys and the values, ``binary`` arrays with a null where the column has one."""
+    keys = encode_keys([batch.column(at) for at in plan.key_columns], options.key_encoding)
+    if plan.value_column >= 0:
+        return keys, encode_column(batch.column(plan.value_column), plan.value_name)
+    return keys, ENCODERS[options.value_encoding](batch)
+
+
+def limits_of(plan: RowPlan, options: WriteOptions, max_value_bytes: int) -> Limits:
+    """Return the limits of the rows of a write to a cluster with this bound of values."""
+    return Limits(
+        key_name=plan.key_name,
+        value_name=plan.value_name,
+        max_value_bytes=max_value_bytes,
+        prefix=options.prefix,
+    )
