@@ -12,8 +12,12 @@ from koinon_coordinator.core.decide.operations import REPLICATION_FACTOR_MAX
 from koinon_coordinator.core.decide.sessions import SessionTimes
 from koinon_proto.contract.addresses import check_address
 from koinon_proto.contract.errors import ConfigurationError
-from koinon_proto.contract.table import MAX_BATCH_BYTES, ClusterConfig
-from koinon_proto.partitioner import MAX_PARTITION_COUNT, PARTITIONERS
+from koinon_proto.contract.table import (
+    MAX_BATCH_BYTES,
+    MAX_PARTITION_COUNT,
+    PARTITIONER_NAMES,
+    ClusterConfig,
+)
 from koinon_proto.server.admission import LaneLimits, Share
 
 _MIB = 1024 * 1024
@@ -150,8 +154,8 @@ class BootstrapConfig:
             f"replication-factor {self.copies} is above bootstrap-nodes {self.bootstrap_nodes}",
         )
         _require(
-            self.partitioner in PARTITIONERS,
-            f"partitioner {self.partitioner!r} is not one of {', '.join(sorted(PARTITIONERS))}",
+            self.partitioner in PARTITIONER_NAMES,
+            f"partitioner {self.partitioner!r} is not one of {', '.join(PARTITIONER_NAMES)}",
         )
         _require(
             1 <= self.max_value_bytes <= MAX_BATCH_BYTES // 2,

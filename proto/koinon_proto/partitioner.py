@@ -23,9 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from koinon_proto.contract.errors import ConfigurationError, InvalidArgumentError
-
-MAX_PARTITION_COUNT: Final = 65_536
-"""A stored key begins with its partition as a big-endian u16."""
+from koinon_proto.contract.table import MAX_PARTITION_COUNT
 
 _SEED: Final = 0x9747B28C
 _M: Final = 0x5BD1E995

@@ -23,6 +23,10 @@ NodeNumber = NewType("NodeNumber", int)
 PartitionId = NewType("PartitionId", int)
 
 NO_NODE = NodeNumber(0)
+MAX_PARTITION_COUNT = 65_536
+"""A stored key begins with its partition as a big-endian u16."""
+PARTITIONER_NAMES = ("md5", "murmur2")
+"""Those of ``koinon_proto.partitioner``, for processes that hash no keys: it imports NumPy."""
 MAX_KEY_BYTES = 500
 MAX_TTL_MS = 100 * 366 * 24 * 3600 * 1000
 """A hundred years: more is a mistake in the unit."""
