@@ -59,6 +59,7 @@ SHOWN_BY = {
     "snapshot-keeps-what-the-primary-lacks": 9,
     "merges-where-not-all-chunks-have-come": 17,
     "stages-for-loads-that-are-closed": 132,
+    "takes-any-two-lineages-for-alike": 69,
     "takes-an-empty-disk-for-the-known-one": 42,
     "forgets-to-fence-by-epoch": 5,
     "begins-a-merge-anew-after-each-takeover": 10,
