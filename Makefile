@@ -25,10 +25,10 @@ demo: env       ## a local cluster, real data, processes killed, nodes added: wa
 	$(BIN)/python -m demo
 
 test: env       ## the test suite
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not long"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder -m "not long"
 
 test-long: env  ## what takes long: more seeds, everybody killed at every step, Spark killed
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m long
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder -m long
 
 soak: env       ## thousands of new seeds of the simulation (SEEDS=5000)
 	$(BIN)/python -m tests.simulation --count $(SEEDS) --workers $(WORKERS)

@@ -1,5 +1,5 @@
-"""Clusters of real processes for the tests that need one; which process of a run takes which tests
-first, and the long tests.
+"""Clusters of real processes for the tests that need one; which tests stay together in a process of
+the run, and the long tests.
 
 Tests that are marked ``long`` are run by ``make test-long``. KOINON_TESTS_UNTIL (seconds since
 1970) says when no more of them are begun: the others are skipped, and named at the end.
@@ -7,13 +7,11 @@ Tests that are marked ``long`` are run by ``make test-long``. KOINON_TESTS_UNTIL
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -24,9 +22,15 @@ from koinon.local import LocalCluster
 
 ClusterFactory = Callable[..., LocalCluster]
 
-LONGEST_FIRST = ("spark", "ingest", "demo", "simulation", "integration", "observe", "raft")
-"""Folders whose tests take seconds each. They are begun first, so that the last tests of a run are
-short ones, which any process that has nothing left to do can take over.
+TOGETHER = ("spark", "shared_cluster")
+"""Fixtures that are made once a run: all modules with a test that asks for one are in its group."""
+LONGEST_FIRST = (
+    *TOGETHER,
+    *("integration.test_loads", "simulation.test_simulation", "integration.test_isolation"),
+    *("integration", "local_cluster", "observe", "coordinator", "raft", "fuzz", "nemesis"),
+)
+"""Groups and folders whose tests take seconds each: they are begun before the others, so that those
+at the end of a run are short.
 """
 LEFT_OUT = "left out, for the time for long tests is over"
 
@@ -45,15 +49,12 @@ hypothesis.settings.load_profile("koinon")
 
 
 class SharedCluster:
-    """One cluster of 3 coordinators and 3 nodes for all tests of this process that ask for it. It
-    runs from the first of them to the end of the last module that has any: idle, it takes a fifth
-    of a core.
+    """One cluster of 3 coordinators and 3 nodes for all tests that ask for it. It runs from the
+    first of them to the end of their group: idle, it takes a fifth of a core.
     """
 
     def __init__(self) -> None:
         self._running: LocalCluster | None = None
-        self.modules: set[Path] = set()
-        """Those with a test that asks for it."""
 
     def running(self) -> LocalCluster:
         if self._running is None:
@@ -104,48 +105,32 @@ def make_cluster() -> Iterator[ClusterFactory]:
         one.close()
 
 
-@pytest.hookimpl(trylast=True)  # after those that leave out what is not run
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deal the tests to the processes of the run. Each is given one piece of the list, of as many
-    tests as another's, and takes over from the end of another's when it has none left.
-
-    The first has all tests that use the session of Spark or the shared cluster, so that there is
-    one of each; the others have the folders with long tests, the longest first. Then come, for all,
-    the short tests, which are taken over most easily.
-    """
-    SHARED.modules = _modules_with("shared_cluster", items)
-    sharing = _modules_with("spark", items) | SHARED.modules
-    places = {name: place for place, name in enumerate(LONGEST_FIRST)}
-    items.sort(key=lambda item: places.get(item.path.parent.name, len(places)))
-    items.sort(key=lambda item: item.path in SHARED.modules)  # one after the other
-    modules: dict[Path, list[pytest.Item]] = {}
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Group the tests: a process of the run takes a whole group, the next one in this order."""
+    groups = {item.path: f"{item.path.parent.name}.{item.path.stem}" for item in items}
+    for fixture in reversed(TOGETHER):
+        asking = (i.path for i in items if fixture in getattr(i, "fixturenames", ()))
+        groups |= dict.fromkeys(asking, fixture)
     for item in items:
-        modules.setdefault(item.path, []).append(item)
-    processes = getattr(config, "workerinput", {}).get("workercount", 1)
-    pieces: list[list[pytest.Item]] = [[] for _ in range(processes)]
-    others = itertools.cycle(pieces[1:] or pieces)
-    short: list[pytest.Item] = []
-    for path, tests in modules.items():
-        if path in sharing:
-            pieces[0] += tests
-        else:
-            (next(others) if path.parent.name in places else short).extend(tests)
-    begins = 0
-    for number, piece in enumerate(pieces):
-        room = len(items) * (number + 1) // processes - sum(map(len, pieces[: number + 1]))
-        piece += short[begins : begins + max(room, 0)]
-        begins += max(room, 0)
-    items[:] = itertools.chain(*pieces)
+        item.add_marker(pytest.mark.xdist_group(groups[item.path]))
+    items.sort(key=lambda item: _place(group_of(item)))
 
 
-def _modules_with(fixture: str, items: list[pytest.Item]) -> set[Path]:
-    """Return those with a test that asks for the fixture."""
-    return {item.path for item in items if fixture in getattr(item, "fixturenames", ())}
+def group_of(item: pytest.Item) -> str:
+    (mark,) = item.iter_markers("xdist_group")
+    return str(mark.args[0])
+
+
+def _place(group: str) -> int:
+    """Return the place of a group's name, or of its folder's."""
+    names = [name for name in (group, group.partition(".")[0]) if name in LONGEST_FIRST]
+    return LONGEST_FIRST.index(names[0]) if names else len(LONGEST_FIRST)
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
-    if nextitem is None or nextitem.path not in SHARED.modules:
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    if nextitem is None or group_of(nextitem) != group_of(item):
         SHARED.close()
 
 
@@ -164,7 +149,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     processes it ran in.
     """
     skipped = terminalreporter.stats.get("skipped", ())
-    left_out = [report.nodeid for report in skipped if LEFT_OUT in str(report.longrepr)]
+    left_out = [
+        report.nodeid.partition("@")[0] for report in skipped if LEFT_OUT in str(report.longrepr)
+    ]
     if left_out:
         terminalreporter.write_line(f"{len(left_out)} long tests were left out:")
         for name in left_out:

@@ -62,7 +62,7 @@ SHOWN_BY = {
     "takes-any-two-lineages-for-alike": 69,
     "takes-an-empty-disk-for-the-known-one": 42,
     "forgets-to-fence-by-epoch": 5,
-    "begins-a-merge-anew-after-each-takeover": 10,
+    "begins-a-merge-anew-after-each-takeover": 20,
     "leads-on-with-a-disk-that-hangs": 28,
     "gives-up-what-it-leads-for-a-disk-that-all-share": 47,
     "gives-up-what-it-leads-for-a-disk-that-is-hardly-faster": 20,
