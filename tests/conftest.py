@@ -12,13 +12,17 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
 
 from koinon.client import Client
 from koinon.local import LocalCluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ClusterFactory = Callable[..., LocalCluster]
 
@@ -50,11 +54,13 @@ hypothesis.settings.load_profile("koinon")
 
 class SharedCluster:
     """One cluster of 3 coordinators and 3 nodes for all tests that ask for it. It runs from the
-    first of them to the end of their group: idle, it takes a fifth of a core.
+    first of them to the end of the last module that has any: idle, it takes a fifth of a core.
     """
 
     def __init__(self) -> None:
         self._running: LocalCluster | None = None
+        self.modules: set[Path] = set()
+        """Those with a test that asks for it."""
 
     def running(self) -> LocalCluster:
         if self._running is None:
@@ -105,21 +111,56 @@ def make_cluster() -> Iterator[ClusterFactory]:
         one.close()
 
 
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """One session for all tests of this process: it takes seconds to start."""
+    import pyspark
+    from pyspark.sql import SparkSession
+
+    from koinon import java
+    from koinon.local.servers import environment
+    from koinon.spark import register
+
+    scratch = tmp_path_factory.mktemp("spark")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_PYTHON", sys.executable)
+        patch.setenv("JAVA_HOME", str(java.find_java(spark_version=pyspark.__version__).home))
+        patch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
+        session = (
+            SparkSession.builder.master("local[2,2]")  # a task that fails is tried once more
+            .config("spark.ui.enabled", "false")
+            .config("spark.ui.showConsoleProgress", "false")
+            .config("spark.driver.host", "127.0.0.1")
+            .config("spark.driver.bindAddress", "127.0.0.1")
+            .config("spark.driver.memory", "1g")
+            .config("spark.sql.shuffle.partitions", "2")
+            .config("spark.sql.adaptive.enabled", "false")
+            .config("spark.sql.codegen.wholeStage", "false")  # jobs end before it pays
+            .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
+            .config("spark.local.dir", str(scratch))
+            .getOrCreate()
+        )
+        session.sparkContext.setLogLevel("OFF")
+        register(session)
+        yield session
+        session.stop()
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Group the tests: a process of the run takes a whole group, the next one in this order."""
+    SHARED.modules = _modules_with("shared_cluster", items)
     groups = {item.path: f"{item.path.parent.name}.{item.path.stem}" for item in items}
     for fixture in reversed(TOGETHER):
-        asking = (i.path for i in items if fixture in getattr(i, "fixturenames", ()))
-        groups |= dict.fromkeys(asking, fixture)
+        groups |= dict.fromkeys(_modules_with(fixture, items), fixture)
     for item in items:
         item.add_marker(pytest.mark.xdist_group(groups[item.path]))
-    items.sort(key=lambda item: _place(group_of(item)))
+    items.sort(key=lambda item: (_place(groups[item.path]), item.path not in SHARED.modules))
 
 
-def group_of(item: pytest.Item) -> str:
-    (mark,) = item.iter_markers("xdist_group")
-    return str(mark.args[0])
+def _modules_with(fixture: str, items: list[pytest.Item]) -> set[Path]:
+    """Return those with a test that asks for the fixture."""
+    return {item.path for item in items if fixture in getattr(item, "fixturenames", ())}
 
 
 def _place(group: str) -> int:
@@ -129,8 +170,8 @@ def _place(group: str) -> int:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    if nextitem is None or group_of(nextitem) != group_of(item):
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    if nextitem is None or nextitem.path not in SHARED.modules:
         SHARED.close()
 
 

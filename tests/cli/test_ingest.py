@@ -19,6 +19,8 @@ from koinon.local import LocalCluster
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 NOWHERE = "127.0.0.1:9"
+USERS = "id,name\n007,Bond\n,nobody\n8,Bill\nx\n007,James\n"
+"""A CSV file with a row that has no key, one without a cell, and a key that comes twice."""
 WITHOUT = "import sys; sys.modules[{module!r}] = None; from koinon.cli import main; main()"
 
 
@@ -39,9 +41,8 @@ def run(*arguments: str, module_missing: str = "", **environment: str) -> Any:
 
 @pytest.fixture
 def users(tmp_path: Path) -> Path:
-    """A CSV file with a row that has no key, one without a cell, and a key that comes twice."""
     path = tmp_path / "users.csv"
-    path.write_text("id,name\n007,Bond\n,nobody\n8,Bill\nx\n007,James\n")
+    path.write_text(USERS)
     return path
 
 
@@ -103,28 +104,3 @@ def test_missing_java_is_told_with_what_to_install(
     assert ended.returncode == 2, ended.stderr
     assert "Spark needs Java" in ended.stderr
     assert "pip install 'koinon[spark]'" in ended.stderr
-
-
-def test_dry_run_counts_what_would_be_loaded_and_writes_nothing(
-    users: Path, cluster: LocalCluster
-) -> None:
-    pytest.importorskip("pyspark", reason="the spark extra is not installed")
-    command = ("ingest", str(users), "--key", "id", "--value", "name", "--dry-run")
-    ended = run(*command, "--json", KOINON_COORDINATORS=cluster.coordinators)
-    assert ended.returncode == 0, ended.stderr
-    assert "WARN" not in ended.stderr
-    told = json.loads(ended.stdout)
-    assert told["schema"] == [
-        {"column": "id", "type": "string"},
-        {"column": "name", "type": "string"},
-    ]
-    assert (told["rows"], told["rows_bad"], told["rows_repeating_a_key"]) == (5, 2, 1)
-    assert told["bytes"] == len("007Bond" + "8Bill" + "007James")
-    assert told["repeated_keys"] == [{"key": "007", "rows": 2, "bytes": 15}]
-    assert sum(told["rows_per_partition"]) == 3
-    assert told["partitions"]["most"] == 2
-    assert sum(node["rows"] for node in told["nodes"]) == 3
-    copies = sum(node["bytes"] for node in told["nodes"])
-    assert copies == told["bytes"] * 3
-    with cluster.client() as client:
-        assert client.get(b"007") is None

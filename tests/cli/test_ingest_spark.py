@@ -1,4 +1,6 @@
-"""``koinon ingest`` with a real Spark into a real cluster."""
+"""``koinon ingest`` with a real Spark into a real cluster: in processes of its own, with the Java
+that it starts, and, where it is the rows that matter, in this process, whose Spark it uses then.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +10,43 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from typer.testing import CliRunner
 
+from koinon.cli.app import app
 from koinon.client import Client
 from koinon.local import LocalCluster
 from koinon.operate.admin import Admin
 from koinon.operate.bulk_loads import LoadState
-from tests.cli.test_ingest import run
+from tests.cli.test_ingest import USERS, run
 
 pytest.importorskip("pyspark", reason="the spark extra is not installed")
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Ingest = Callable[..., tuple[int, dict[str, Any], str]]
 WAIT_S = 90.0
 
 
-def ingest(cluster: LocalCluster, path: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
-    """Run ``koinon ingest PATH ARGUMENTS --json``; return exit code, answer and messages."""
-    command = ("ingest", str(path), *arguments, "--json", "--master", "local[2]")
-    ended = run(*command, KOINON_COORDINATORS=cluster.coordinators)
-    return ended.returncode, json.loads(ended.stdout), ended.stderr
+@pytest.fixture
+def ingest(spark: SparkSession, cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> Ingest:
+    """Runs ``koinon ingest PATH ARGUMENTS --json`` on this process's Spark; returns exit code,
+    answer and messages.
+    """
+    monkeypatch.setattr(type(spark), "stop", lambda session: None)  # it is for other tests too
+
+    def run_here(path: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
+        command = ["ingest", str(path), *arguments, "--json"]
+        environment = {"KOINON_COORDINATORS": cluster.coordinators, "COLUMNS": "200"}
+        ended = CliRunner().invoke(app, command, env=environment)
+        return ended.exit_code, json.loads(ended.stdout), ended.stderr
+
+    return run_here
 
 
 def stored(client: Client, prefix: bytes) -> dict[bytes, bytes]:
@@ -49,28 +67,29 @@ def test_parquet_rows_become_json_that_any_client_reads(
     rows = 5_000
     names = [f"ingest/p/{n}" for n in range(rows)]
     path = parquet(tmp_path / "a.parquet", name=names, number=list(range(rows)))
-    code, told, messages = ingest(cluster, path, "--key", "name")
-    assert code == 0, messages
+    command = ("ingest", str(path), "--key", "name", "--json", "--master", "local[2]")
+    ended = run(*command, KOINON_COORDINATORS=cluster.coordinators)
+    assert ended.returncode == 0, ended.stderr
+    told = json.loads(ended.stdout)
     assert (told["state"], told["rows"], told["rows_bad"]) == ("done", rows, 0)
     assert set(told["seconds"]) == {"start", "stage", "prepare", "merge", "all"}
-    assert "WARN" not in messages
+    assert "WARN" not in ended.stderr
     found = stored(client, b"ingest/p/")
     assert len(found) == rows
     assert json.loads(found[b"ingest/p/7"]) == {"name": "ingest/p/7", "number": 7}
 
 
-@pytest.mark.long  # tests/ingest tries what is kept apart without the command
 def test_bad_rows_are_kept_apart_and_the_others_loaded(
-    cluster: LocalCluster, client: Client, tmp_path: Path
+    ingest: Ingest, client: Client, tmp_path: Path
 ) -> None:
     path, bad = tmp_path / "b.csv", tmp_path / "bad"
     path.write_text("id,name\ningest/b/007,Bond\n,nobody\ningest/b/8,\ntoo,many,cells\n")
-    code, told, messages = ingest(cluster, path, "--key", "id", "--value", "name")
+    code, told, messages = ingest(path, "--key", "id", "--value", "name")
     assert code == 2
     assert "malformed: too,many,cells" in messages
     assert stored(client, b"ingest/b/") == {}
     arguments = ("--key", "id", "--value", "name", "--bad-records", str(bad))
-    code, told, messages = ingest(cluster, path, *arguments)
+    code, told, messages = ingest(path, *arguments)
     assert code == 0, messages
     assert stored(client, b"ingest/b/") == {b"ingest/b/007": b"Bond", b"ingest/b/8": b""}
     files = [file for file in bad.rglob("*.json*") if not file.name.startswith(".")]
@@ -80,36 +99,57 @@ def test_bad_rows_are_kept_apart_and_the_others_loaded(
     assert told["rows_bad"] == 2
 
 
-@pytest.mark.long  # tests/spark/test_cluster.py tries it without the command
 def test_repeated_key_fails_the_load_unless_an_order_decides(
-    cluster: LocalCluster, client: Client, tmp_path: Path
+    ingest: Ingest, client: Client, tmp_path: Path
 ) -> None:
     path = tmp_path / "c.csv"
     path.write_text("id,v,at\ningest/c/1,old,9\ningest/c/1,new,10\ningest/c/2,x,1\n")
     arguments = ("--key", "id", "--value", "v")
-    code, told, messages = ingest(cluster, path, *arguments)
+    code, told, messages = ingest(path, *arguments)
     assert code == 2
     assert "--order-by" in messages
     assert told["state"] == "aborted"
     assert stored(client, b"ingest/c/") == {}
-    code, told, messages = ingest(cluster, path, *arguments, "--order-by", "at")
+    code, told, messages = ingest(path, *arguments, "--order-by", "at")
     assert code == 0, messages
     assert stored(client, b"ingest/c/") == {b"ingest/c/1": b"new", b"ingest/c/2": b"x"}
 
 
-@pytest.mark.long  # likewise
 def test_overwrite_replaces_what_the_prefix_holds(
-    cluster: LocalCluster, client: Client, tmp_path: Path
+    ingest: Ingest, client: Client, tmp_path: Path
 ) -> None:
     client.put(b"ingest/d/gone", b"old")
     client.put(b"ingest/e/stays", b"old")
     path = tmp_path / "d.jsonl"
     path.write_text('{"id":"ingest/d/1","n":1}\n{"id":"ingest/d/2","n":2}\n')
     arguments = ("--key", "id", "--mode", "overwrite", "--prefix", "ingest/d/")
-    code, _, messages = ingest(cluster, path, *arguments)
+    code, _, messages = ingest(path, *arguments)
     assert code == 0, messages
     assert set(stored(client, b"ingest/d/")) == {b"ingest/d/1", b"ingest/d/2"}
     assert client.get(b"ingest/e/stays") == b"old"
+
+
+def test_dry_run_counts_what_would_be_loaded_and_writes_nothing(
+    ingest: Ingest, client: Client, tmp_path: Path
+) -> None:
+    """Of rows of which one has no key, one is malformed, and two have the same key."""
+    users = tmp_path / "users.csv"
+    users.write_text(USERS)
+    code, told, messages = ingest(users, "--key", "id", "--value", "name", "--dry-run")
+    assert code == 0, messages
+    assert told["schema"] == [
+        {"column": "id", "type": "string"},
+        {"column": "name", "type": "string"},
+    ]
+    assert (told["rows"], told["rows_bad"], told["rows_repeating_a_key"]) == (5, 2, 1)
+    assert told["bytes"] == len("007Bond" + "8Bill" + "007James")
+    assert told["repeated_keys"] == [{"key": "007", "rows": 2, "bytes": 15}]
+    assert sum(told["rows_per_partition"]) == 3
+    assert told["partitions"]["most"] == 2
+    assert sum(node["rows"] for node in told["nodes"]) == 3
+    copies = sum(node["bytes"] for node in told["nodes"])
+    assert copies == told["bytes"] * 3
+    assert client.get(b"007") is None
 
 
 def test_ctrl_c_leaves_nothing_behind(

@@ -36,7 +36,7 @@ from tests.integration.workload import Workload
 
 RIDE_TIMEOUT_S = 30.0
 SETTLE_TIMEOUT_S = 120.0
-SILENT_S = 5.0
+SILENT_S = 1.0
 
 
 @pytest.fixture(autouse=True)

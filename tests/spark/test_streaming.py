@@ -29,7 +29,7 @@ class Stream:
         lines = [json.dumps({"key": f"{i}", "value": f"{name}{i}"}) for i in range(first, last)]
         (self.source / f"{name}.json").write_text("\n".join(lines))
 
-    def run(self) -> None:
+    def run(self, timeout: str = "5s") -> None:
         """Apply what has been fed. Raises Spark's error of a batch that fails."""
         stream = (
             self.spark.readStream.schema("key string, value string")
@@ -37,7 +37,7 @@ class Stream:
             .json(str(self.source))
             .writeStream.format("koinon")
             .option("coordinators", self.fake.seeds)
-            .option("timeout", "5s")
+            .option("timeout", timeout)
             .option("checkpointLocation", str(self.checkpoint))
             .trigger(availableNow=True)
             .start()
@@ -86,8 +86,8 @@ def test_stream_batch_that_fails_is_whole_in_the_next_run(
 ) -> None:
     stream.feed("a", 0, 10)
     fake.move(range(16), 0)
-    with pytest.raises(Exception, match="not served within 5 s"):
-        stream.run()
+    with pytest.raises(Exception, match="not served within 1 s"):
+        stream.run("1s")
     assert fake.values() == {}
     fake.move(range(16), 1)
     stream.run()
