@@ -104,7 +104,9 @@ class Hosts:
 class HostCluster:
     """Coordinators ``c1…`` and nodes ``n1…``, a host each."""
 
-    def __init__(self, directory: Path, *, nodes: int = 3, coordinators: int = 3) -> None:
+    def __init__(
+        self, directory: Path, *, nodes: int = 3, coordinators: int = 3, partitions: int = 64
+    ) -> None:
         self.hosts = Hosts()
         self._directory = directory
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -112,7 +114,7 @@ class HostCluster:
         self.node_names = [f"n{n + 1}" for n in range(nodes)]
         for name in (*self.coordinator_names, *self.node_names):
             self.hosts.add(name)
-        self._bootstrap_nodes = nodes
+        self._flags = ["--bootstrap-nodes", str(nodes), "--partitions", str(partitions)]
 
     def __enter__(self) -> Self:
         for name in (*self.coordinator_names, *self.node_names):
@@ -166,7 +168,7 @@ class HostCluster:
         if name not in self.coordinator_names:
             return [*arguments, "--coordinators", self.coordinators]
         members = ",".join(f"{n}={self.address(n)}" for n in self.coordinator_names)
-        return [*arguments, "--members", members, "--bootstrap-nodes", str(self._bootstrap_nodes)]
+        return [*arguments, "--members", members, *self._flags]
 
     def kill(self, name: str) -> None:
         self._processes[name].kill()

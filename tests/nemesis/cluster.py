@@ -66,7 +66,7 @@ class NemesisCluster(HostCluster):
         self._lives = 0
         self._offset: dict[str, int] = {}  # seconds on the clocks since boot, by member
         self.disks: dict[str, Disk] = {}
-        super().__init__(directory, nodes=nodes, coordinators=coordinators)
+        super().__init__(directory, nodes=nodes, coordinators=coordinators, partitions=PARTITIONS)
         for name in CLIENTS:
             self.hosts.add(name)
         self.links = Links(self.hosts)
@@ -117,8 +117,6 @@ class NemesisCluster(HostCluster):
         if self._defect:
             command += ["--defect", self._defect]
         command += [self.module(name), *self.arguments(name, self.disks[name].path)]
-        if name in self.coordinator_names:
-            command += ["--partitions", str(PARTITIONS)]
         self._processes[name] = self._spawn(name, command)
 
     def start_clients(self, directory: Path) -> None:
