@@ -20,6 +20,7 @@ import pytest
 
 from koinon.client import Client
 from koinon.local import LocalCluster
+from tests.kit.forked import Forked
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -109,6 +110,14 @@ def make_cluster() -> Iterator[ClusterFactory]:
         if any(one.pid(name) is not None for name in one.names):
             one.stop(timeout_s=0.0)  # how they end is another test's subject
         one.close()
+
+
+@pytest.fixture(scope="session")
+def forked() -> Iterator[Forked]:
+    """Runs ``koinon`` in processes of its own, which need not import it."""
+    running = Forked()
+    yield running
+    running.close()
 
 
 @pytest.fixture(scope="session")

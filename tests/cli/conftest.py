@@ -13,17 +13,8 @@ from koinon.cli.console import output
 from koinon.cli.operate import following, verify
 from koinon_proto.contract.table import NodeNumber
 from tests.cli.fake_operator import FakeOperator
-from tests.cli.forked import Forked
 
 Run = Callable[..., Any]
-
-
-@pytest.fixture(scope="session")
-def forked() -> Iterator[Forked]:
-    """Runs ``koinon`` in processes of its own, which need not import it."""
-    running = Forked()
-    yield running
-    running.close()
 
 
 @pytest.fixture

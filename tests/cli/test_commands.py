@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from koinon.cli.app import app
 from koinon.local import LocalCluster
 from koinon.operate.health import problems
-from tests.cli.forked import Forked
 from tests.conftest import ClusterFactory
+from tests.kit.forked import Forked
 
 Run = Callable[..., "subprocess.CompletedProcess[Any]"]
 

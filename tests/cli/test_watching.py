@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import os
@@ -32,6 +33,7 @@ from koinon.operate.traffic import Counters
 from koinon_proto.contract.table import NodeId, NodeNumber, NodeStatus, Table
 from tests.cli.terminal import on_terminal, read_until
 from tests.client.test_health import session, status_of, table_of, with_node
+from tests.kit.forked import Forked
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -40,25 +42,14 @@ def arguments_of(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "koinon.cli", *arguments]
 
 
-def environment_of(cluster: LocalCluster) -> dict[str, str]:
+def environment_of(cluster: LocalCluster) -> dict[str, Any]:
     return {**os.environ, "KOINON_COORDINATORS": cluster.coordinators, "TERM": "xterm"}
 
 
 @pytest.fixture
-def koinon(cluster: LocalCluster) -> Run:
+def koinon(cluster: LocalCluster, forked: Forked) -> Run:
     """Runs ``koinon ARGS`` against the shared cluster."""
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            arguments_of(*arguments),
-            env=environment_of(cluster),
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-
-    return run
+    return functools.partial(forked.koinon, **environment_of(cluster))
 
 
 @contextmanager

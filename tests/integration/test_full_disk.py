@@ -15,7 +15,7 @@ from koinon.client import Client
 from koinon.local import LocalCluster
 from koinon_proto.contract.errors import KoinonError
 from tests.conftest import ClusterFactory
-from tests.raft.waiting import until_true
+from tests.kit.waiting import until_true
 
 SMALL_BYTES = 64_000
 VALUE = b"v" * 4_000

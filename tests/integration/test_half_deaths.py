@@ -15,7 +15,7 @@ from koinon.operate.admin import ClusterStatus
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.contract.table import NodeStatus
 from tests.integration.standing import loop_stands_still
-from tests.raft.waiting import until_true
+from tests.kit.waiting import until_true
 
 KEYS = [b"key:%d" % number for number in range(64)]
 

@@ -23,7 +23,7 @@ from tests.integration.copies import (
     table_of,
 )
 from tests.integration.hosts import HostCluster, available
-from tests.raft.waiting import until_true
+from tests.kit.waiting import until_true
 
 pytestmark = pytest.mark.skipif(
     not available(), reason="network namespaces need root and iproute2: not tested here"

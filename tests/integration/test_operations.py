@@ -6,10 +6,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,10 +26,13 @@ from tests.integration.copies import (
     number_of,
     table_of,
 )
+from tests.kit.forked import Forked
+from tests.kit.waiting import until_true
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 PARTITIONS = 16
 TIMEOUT_S = 90.0
-POLL_S = 0.05
 BALLAST = {b"ballast/%d" % n: b"x" * 1_000 for n in range(1_600)}
 STANDSTILL = 1  # bytes per second
 REBALANCE = PlanRequest(kind=PlanKind.REBALANCE)
@@ -42,23 +43,20 @@ def command(cluster: LocalCluster, *arguments: str) -> list[str]:
     return [*line, "--coordinators", cluster.coordinators]
 
 
-def run(cluster: LocalCluster, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(cluster, *arguments), capture_output=True, text=True, check=False, timeout=TIMEOUT_S
-    )
+@pytest.fixture
+def run(forked: Forked) -> Run:
+    """Runs ``koinon admin ARGUMENTS`` of a cluster to its end."""
+
+    def admin(cluster: LocalCluster, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return forked.koinon("admin", *arguments, KOINON_COORDINATORS=cluster.coordinators)
+
+    return admin
 
 
 def begin(cluster: LocalCluster, log: Path, *arguments: str) -> subprocess.Popen[str]:
     """Begin a command that goes on; what it says comes into ``log``."""
     with log.open("w") as out:
         return subprocess.Popen(command(cluster, *arguments), stdout=out, stderr=out, text=True)
-
-
-def wait_until(condition: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {TIMEOUT_S:g} s: {what}"
-        time.sleep(POLL_S)
 
 
 def started(make_cluster: ClusterFactory, *, nodes: int = 3, coordinators: int = 1) -> LocalCluster:
@@ -101,7 +99,7 @@ def test_rebalance_that_is_waited_for_outlives_the_leader(
         admin.set_moves(bytes_per_second=STANDSTILL)
         log = tmp_path / "rebalance"
         waiting = begin(cluster, log, "rebalance", "--yes", "--wait")
-        wait_until(lambda: "under way" in log.read_text(), "the moves are followed")
+        until_true("the moves are followed", lambda: "under way" in log.read_text())
         leader = cluster.wait_for(lambda s: s.is_leader, timeout_s=TIMEOUT_S, what="one leads")
         cluster.kill(leader.member_id)
         load.wait_for_progress()
@@ -115,7 +113,7 @@ def test_rebalance_that_is_waited_for_outlives_the_leader(
 
 
 def test_interrupted_wait_leaves_the_moves_to_go_on_at_whatever_throttle_is_set(
-    make_cluster: ClusterFactory, tmp_path: Path
+    make_cluster: ClusterFactory, run: Run, tmp_path: Path
 ) -> None:
     cluster = started(make_cluster)
     name = cluster.add_node()
@@ -126,14 +124,14 @@ def test_interrupted_wait_leaves_the_moves_to_go_on_at_whatever_throttle_is_set(
         assert run(cluster, "throttle", "200kB").returncode == DONE
         log = tmp_path / "rebalance"
         waiting = begin(cluster, log, "rebalance", "--yes", "--wait")
-        wait_until(lambda: "under way" in log.read_text(), "the moves are followed")
+        until_true("the moves are followed", lambda: "under way" in log.read_text())
         with pytest.raises(PlanStaleError):  # they are queued already
             admin.execute(REBALANCE, stale)
         waiting.send_signal(signal.SIGINT)
         assert waiting.wait(TIMEOUT_S) == INTERRUPTED
         assert "koinon admin moves --watch" in log.read_text()
 
-        wait_until(lambda: held_by(cluster, name), "a move is over")
+        until_true("a move is over", lambda: held_by(cluster, name))
         admin.set_moves(bytes_per_second=STANDSTILL)
         assert admin.moves().moves, "they ended before they could be slowed down"
         load.wait_for_progress()
@@ -141,13 +139,13 @@ def test_interrupted_wait_leaves_the_moves_to_go_on_at_whatever_throttle_is_set(
         assert run(cluster, "throttle", "off").returncode == DONE
         followed = run(cluster, "moves", "--watch")
         assert followed.returncode == DONE, followed.stderr
-        wait_until(lambda: not admin.moves().moves, "all moves are over")
+        until_true("all moves are over", lambda: not admin.moves().moves)
         assert held_by(cluster, name) == 3 * PARTITIONS // 4
     judge(cluster, load)
 
 
 def test_replaced_node_holds_nothing_and_the_new_one_all_that_it_held(
-    make_cluster: ClusterFactory,
+    make_cluster: ClusterFactory, run: Run
 ) -> None:
     cluster = started(make_cluster)
     name = cluster.add_node()
@@ -164,7 +162,7 @@ def test_replaced_node_holds_nothing_and_the_new_one_all_that_it_held(
     judge(cluster, load)
 
 
-def test_forced_primary_serves_what_its_copy_holds(make_cluster: ClusterFactory) -> None:
+def test_forced_primary_serves_what_its_copy_holds(make_cluster: ClusterFactory, run: Run) -> None:
     """The store that held the newest writes is lost; what is left of the other copy goes on."""
     cluster = started(make_cluster, nodes=2)
     keys = [b"lost/%d" % n for n in range(200)]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+import pytest
 
 from koinon.client import Client
 from koinon.local import LocalCluster
@@ -18,7 +19,9 @@ from koinon.operate.health import is_short, problems
 from koinon_proto.contract.errors import KoinonError, UnknownFateError
 from koinon_proto.partitioner import partitioner
 from tests.conftest import ClusterFactory
+from tests.kit.forked import Forked
 
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
 SMALL: dict[str, Any] = {"coordinators": 1, "coordinator_flags": ["--partitions", "64"]}
 FAILOVER_S_MAX = 5.0
 
@@ -28,15 +31,14 @@ def all_in_sync(status: ClusterStatus) -> bool:
     return status.ready and not any(map(is_short, status.table.rows))
 
 
-def admin(cluster: LocalCluster, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "koinon.cli", "admin", *arguments]
-    return subprocess.run(
-        [*command, "--coordinators", cluster.coordinators],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=180,
-    )
+@pytest.fixture
+def admin(forked: Forked) -> Run:
+    """Runs ``koinon admin ARGUMENTS`` of a cluster to its end."""
+
+    def run(cluster: LocalCluster, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return forked.koinon("admin", *arguments, "--coordinators", cluster.coordinators)
+
+    return run
 
 
 @contextmanager
@@ -87,7 +89,7 @@ def keys_of_each_partition(cluster: LocalCluster) -> dict[int, bytes]:
 
 
 def test_three_nodes_keep_three_copies_and_outlive_one_of_them(
-    make_cluster: ClusterFactory,
+    make_cluster: ClusterFactory, admin: Run
 ) -> None:
     with make_cluster(**SMALL) as cluster, cluster.client(timeout_ms=20_000) as client:
         table = cluster.wait_for(all_in_sync, timeout_s=30, what="all in sync").table
@@ -115,7 +117,7 @@ def test_three_nodes_keep_three_copies_and_outlive_one_of_them(
 
 
 def test_fourth_node_joins_and_first_one_leaves_under_writes(
-    make_cluster: ClusterFactory,
+    make_cluster: ClusterFactory, admin: Run
 ) -> None:
     with make_cluster(**SMALL) as cluster, cluster.client(timeout_ms=20_000) as client:
         rows = {b"row%d" % n: b"%d" % n for n in range(5_000)}

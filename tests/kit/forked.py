@@ -1,6 +1,6 @@
 """Runs ``koinon`` in processes that have imported it already: it takes a second to import.
 
-    python -m tests.cli.forked REQUESTS ANSWERS     (two file descriptors)
+    python -m tests.kit.forked REQUESTS ANSWERS     (two file descriptors)
 
 imports the command line, then forks for each request, and waits for the end. The forked process
 has the request's arguments, environment and files for its standard streams, runs the command as
@@ -32,7 +32,7 @@ class Forked:
         requests, self._requests = os.pipe()
         self._answers, answers = os.pipe()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.cli.forked", str(requests), str(answers)],
+            [sys.executable, "-m", "tests.kit.forked", str(requests), str(answers)],
             stdin=subprocess.DEVNULL,
             pass_fds=(requests, answers),
             cwd=ROOT,
@@ -68,6 +68,14 @@ class Forked:
             code = int(os.read(self._answers, 100))
             said = [paths[name].read_bytes() for name in ("stdout", "stderr")]
         return subprocess.CompletedProcess(list(arguments), code, *said)
+
+    def koinon(
+        self, *arguments: str, timeout_s: float = 180.0, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run ``koinon ARGUMENTS`` to its end in our environment and this; what it says is text."""
+        ended = self.run(arguments, environment=os.environ | environment, timeout_s=timeout_s)
+        said = ended.stdout.decode(), ended.stderr.decode()
+        return subprocess.CompletedProcess(ended.args, ended.returncode, *said)
 
     def close(self) -> None:
         """End it, and the command that runs."""
