@@ -9,7 +9,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,19 +20,17 @@ from koinon.local.files import LocalClusterError
 from koinon.local.processes import ProcessState, identify
 from koinon_proto.contract.errors import DataDirectoryError
 from tests.conftest import ClusterFactory
+from tests.kit.forked import Forked
 from tests.scraping import scrape
 
-SMALL = {"nodes": 1, "coordinators": 1}
+SMALL: dict[str, Any] = {"nodes": 1, "coordinators": 1}
 
 
-def run_koinon(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "koinon.cli", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+@pytest.fixture(scope="module")
+def small() -> Iterator[LocalCluster]:
+    """One node and one coordinator, for tests that leave both of them running."""
+    with LocalCluster(**SMALL) as cluster:
+        yield cluster
 
 
 def test_cluster_stopped_and_started_again_keeps_members_and_data(
@@ -42,7 +42,11 @@ def test_cluster_stopped_and_started_again_keeps_members_and_data(
             client.put(b"k", b"v")
         pids = [cluster.pid(name) for name in cluster.names]
     assert all(pid is not None and identify(pid) is None for pid in pids)
-    with make_cluster(tmp_path) as again, again.client() as client:
+    again = make_cluster(tmp_path)
+    again.start()
+    status = again.wait_ready()  # which waits until the node knows what it holds
+    assert sum(session.records for session in status.sessions) == 1
+    with again.client() as client:
         assert {name: again.address(name) for name in again.names} == addresses
         assert client.get(b"k") == b"v"
 
@@ -55,25 +59,24 @@ def test_cluster_without_directory_removes_its_own(make_cluster: ClusterFactory)
     assert not cluster.data_dir.exists()
 
 
-def test_added_node_registers_and_others_are_undisturbed(make_cluster: ClusterFactory) -> None:
-    with make_cluster(**SMALL) as cluster:
-        name = cluster.add_node()
-        status = cluster.wait_ready()
-        assert name == "n2"
-        assert status.table is not None
-        assert {node.node_id for node in status.table.nodes.values()} == {"n1", "n2"}
+def test_member_states_follow_kill_pause_and_restart(small: LocalCluster) -> None:
+    small.pause("n1")
+    small.kill("n1")
+    assert small.states == {"c1": ProcessState.RUNNING, "n1": ProcessState.STOPPED}
+    small.restart("n1")
+    small.wait_ready()
+    assert small.leader() == "c1"
+    with pytest.raises(LocalClusterError, match="n9"):
+        small.kill("n9")
 
 
-def test_member_states_follow_kill_pause_and_restart(make_cluster: ClusterFactory) -> None:
-    with make_cluster(**SMALL) as cluster:
-        cluster.pause("n1")
-        cluster.kill("n1")
-        assert cluster.states == {"c1": ProcessState.RUNNING, "n1": ProcessState.STOPPED}
-        cluster.restart("n1")
-        cluster.wait_ready()
-        assert cluster.leader() == "c1"
-        with pytest.raises(LocalClusterError, match="n9"):
-            cluster.kill("n9")
+def test_added_node_registers_and_others_are_undisturbed(small: LocalCluster) -> None:
+    before = small.pid("n1")
+    assert small.add_node() == "n2"
+    table = small.wait_ready().table
+    assert table is not None
+    assert {node.node_id for node in table.nodes.values()} == {"n1", "n2"}
+    assert small.pid("n1") == before
 
 
 def test_process_that_dies_at_start_is_shown_with_its_log(make_cluster: ClusterFactory) -> None:
@@ -143,9 +146,9 @@ def test_damaged_cluster_file_is_refused_by_name(
 def test_stale_pids_of_another_boot_are_no_obstacle(
     make_cluster: ClusterFactory, tmp_path: Path
 ) -> None:
-    make_cluster(tmp_path, **SMALL).close()
-    with make_cluster(tmp_path, **SMALL) as cluster:
-        cluster.stop()
+    never_started = make_cluster(tmp_path, **SMALL)
+    never_started.stop()  # notes what runs
+    never_started.close()
     path = files.cluster_file_path(tmp_path)
     data = json.loads(path.read_text())
     data["detached"] = True
@@ -196,9 +199,9 @@ def test_clusters_made_at_once_choose_different_ports(tmp_path: Path) -> None:
     last.close()
 
 
-def test_up_detached_then_down_then_up_keeps_the_data(tmp_path: Path) -> None:
+def test_up_detached_then_down_then_up_keeps_the_data(tmp_path: Path, forked: Forked) -> None:
     data = str(tmp_path)
-    started = run_koinon(
+    started = forked.koinon(
         *("up", "--detach", "--data", data, "--nodes", "1", "--coordinators", "1", "--json"),
         "--metrics",
     )
@@ -208,14 +211,14 @@ def test_up_detached_then_down_then_up_keeps_the_data(tmp_path: Path) -> None:
         for member in answer["members"].values():
             assert scrape(member["metrics"]).sum("koinon_build_info") == 1
         where = answer["coordinators"]
-        assert run_koinon("put", "k", "v", "--coordinators", where).returncode == 0
+        assert forked.koinon("put", "k", "v", "--coordinators", where).returncode == 0
         os.kill(answer["members"]["n1"]["pid"], signal.SIGKILL)
-        again = run_koinon("up", "--detach", "--data", data, "--json")
+        again = forked.koinon("up", "--detach", "--data", data, "--json")
         assert again.returncode == 0, again.stderr
         pids = {name: m["pid"] for name, m in json.loads(again.stdout)["members"].items()}
         assert pids["c1"] == answer["members"]["c1"]["pid"]
         assert pids["n1"] != answer["members"]["n1"]["pid"]
-        refused = run_koinon("up", "--data", data)
+        refused = forked.koinon("up", "--data", data)
         assert refused.returncode == 2
         assert "koinon down" in refused.stderr
         attached = LocalCluster.attach(tmp_path)
@@ -223,10 +226,10 @@ def test_up_detached_then_down_then_up_keeps_the_data(tmp_path: Path) -> None:
         attached.close()
         assert identify(pids["c1"]) is not None
     finally:
-        stopped = run_koinon("down", "--data", data)
+        stopped = forked.koinon("down", "--data", data)
     assert stopped.returncode == 0, stopped.stderr
     assert all(identify(pid) is None for pid in pids.values())
-    assert run_koinon("down", "--data", data).returncode == 1
+    assert forked.koinon("down", "--data", data).returncode == 1
     with LocalCluster(tmp_path) as cluster, cluster.client() as client:
         assert client.get(b"k") == b"v"
 
@@ -283,13 +286,3 @@ def test_up_again_on_a_taken_port_names_member_and_port(
         assert cluster.states["n2"] is ProcessState.RUNNING
     finally:
         cluster.stop()
-
-
-def test_cluster_started_again_is_ready_with_its_records(
-    make_cluster: ClusterFactory, tmp_path: Path
-) -> None:
-    with make_cluster(tmp_path, **SMALL) as cluster, cluster.client() as client:
-        client.put(b"k", b"v")
-    again = make_cluster(tmp_path)
-    again.start()
-    assert sum(session.records for session in again.wait_ready().sessions) == 1
