@@ -20,6 +20,7 @@ import pytest
 
 from koinon.client import Client
 from koinon.local import LocalCluster
+from tests.kit.clusters import end_at_once
 from tests.kit.forked import Forked
 
 if TYPE_CHECKING:
@@ -70,8 +71,7 @@ class SharedCluster:
 
     def close(self) -> None:
         if self._running is not None:
-            self._running.stop(timeout_s=0.0)
-            self._running.close()
+            end_at_once(self._running)
             self._running = None
 
 
@@ -107,9 +107,7 @@ def make_cluster() -> Iterator[ClusterFactory]:
 
     yield make
     for one in made:
-        if any(one.pid(name) is not None for name in one.names):
-            one.stop(timeout_s=0.0)  # how they end is another test's subject
-        one.close()
+        end_at_once(one)
 
 
 @pytest.fixture(scope="session")

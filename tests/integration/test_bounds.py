@@ -18,6 +18,7 @@ import pytest
 
 from koinon.local import LocalCluster
 from koinon_proto.v1 import kv_pb2
+from tests.kit.clusters import running_cluster
 
 VALUE = b"v" * 1_000_000
 KEYS = [b"big:%d" % n for n in range(14)]
@@ -46,7 +47,7 @@ asyncio.run(main())
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(nodes=1, coordinators=1) as cluster:
+    with running_cluster(nodes=1, coordinators=1) as cluster:
         yield cluster
 
 

@@ -33,6 +33,7 @@ from tests.integration.copies import (
 )
 from tests.integration.rolling import restore_primaries
 from tests.integration.workload import Workload
+from tests.kit.clusters import running_cluster
 
 RIDE_TIMEOUT_S = 30.0
 SETTLE_TIMEOUT_S = 120.0
@@ -188,7 +189,7 @@ def test_node_killed_under_load_rides_through_its_restart(
 @pytest.fixture(scope="module")
 def lone_copies() -> Iterator[LocalCluster]:
     """Two nodes, each with the only copies of what it leads."""
-    with LocalCluster(nodes=2, coordinators=1, replication_factor=1) as cluster:
+    with running_cluster(nodes=2, coordinators=1, replication_factor=1) as cluster:
         yield cluster
 
 

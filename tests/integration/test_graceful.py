@@ -26,6 +26,7 @@ from tests.conftest import ClusterFactory
 from tests.integration.loading import Load, readable, rows_of
 from tests.integration.rolling import STOP_S_MAX, restart, restore_primaries, wait_well
 from tests.integration.test_moves import REBALANCE, execute, held_by, joined, wait_moved
+from tests.kit.clusters import running_cluster
 from tests.node.scripted_coordinator import free_port
 
 ROUNDS = int(os.environ.get("KOINON_GRACEFUL_ROUNDS", "1"))
@@ -69,7 +70,9 @@ def test_rolling_restart_fails_no_operation(make_cluster: ClusterFactory, replic
 
 @pytest.fixture(scope="module")
 def stoppable() -> Iterator[LocalCluster]:
-    with LocalCluster(replication_factor=3, coordinator_flags=[*PARTITIONS, *PATIENT]) as cluster:
+    with running_cluster(
+        replication_factor=3, coordinator_flags=[*PARTITIONS, *PATIENT]
+    ) as cluster:
         yield cluster
 
 

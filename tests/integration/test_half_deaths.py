@@ -15,6 +15,7 @@ from koinon.operate.admin import ClusterStatus
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.contract.table import NodeStatus
 from tests.integration.standing import loop_stands_still
+from tests.kit.clusters import running_cluster
 from tests.kit.waiting import until_true
 
 KEYS = [b"key:%d" % number for number in range(64)]
@@ -23,7 +24,7 @@ KEYS = [b"key:%d" % number for number in range(64)]
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
     """Each test waits until whom it has stopped is back."""
-    with LocalCluster(coordinator_flags=("--partitions", "64")) as made:
+    with running_cluster(coordinator_flags=("--partitions", "64")) as made:
         try:
             with loop_stands_still(pid_of(made, "n1")):
                 pass

@@ -23,6 +23,7 @@ from tests.integration.rolling import restore_primaries
 from tests.integration.test_full_disk import writer_of
 from tests.integration.test_leaving import led_by
 from tests.integration.test_moves import is_settled, number_of
+from tests.kit.clusters import running_cluster
 
 TIMEOUT_S = 30.0
 STREAM_ENDED = "stream to primary ended"
@@ -32,7 +33,7 @@ STREAM_ENDED = "stream to primary ended"
 def shaken() -> Iterator[LocalCluster]:
     """One for all tests here: each leaves it without one node at most."""
     flags = ["--partitions", "64", "--replication-factor", "3"]
-    with LocalCluster(coordinators=1, coordinator_flags=flags) as cluster:
+    with running_cluster(coordinators=1, coordinator_flags=flags) as cluster:
         yield cluster
 
 

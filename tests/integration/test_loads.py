@@ -28,6 +28,7 @@ from tests.integration.copies import assert_copies_are_identical, is_settled
 from tests.integration.loading import Load, readable, rows_of, wait_until_clean
 from tests.integration.watching import wait_for_table
 from tests.integration.workload import Workload
+from tests.kit.clusters import running_cluster
 
 PARTITIONS = 64
 ROWS = 40_000
@@ -48,7 +49,7 @@ def whole_with() -> Iterator[Callable[[int], LocalCluster]]:
         @functools.cache
         def with_factor(factor: int) -> LocalCluster:
             return running.enter_context(
-                LocalCluster(replication_factor=factor, coordinator_flags=FEW_PARTITIONS)
+                running_cluster(replication_factor=factor, coordinator_flags=FEW_PARTITIONS)
             )
 
         def whole(factor: int) -> LocalCluster:
@@ -72,7 +73,7 @@ def settle(cluster: LocalCluster) -> None:
 @pytest.fixture(scope="module")
 def small() -> Iterator[LocalCluster]:
     """One cluster for the tests that break nothing."""
-    with LocalCluster(coordinators=1, coordinator_flags=FEW_PARTITIONS) as cluster:
+    with running_cluster(coordinators=1, coordinator_flags=FEW_PARTITIONS) as cluster:
         yield cluster
 
 
@@ -125,6 +126,7 @@ def test_attempts_that_the_commit_does_not_name_leave_nothing(small: LocalCluste
         wait_until_clean(small, client)
 
 
+@pytest.mark.long  # coordinator/test_loads_leader and the simulation try it without processes
 def test_load_that_nobody_touches_is_given_up(small: LocalCluster) -> None:
     """What a driver and workers that are killed leave behind."""
     with small.client() as client, LoadsClient(small.coordinators) as loads:
@@ -270,7 +272,7 @@ def test_load_ends_whole_or_without_a_trace_whoever_is_killed(
 
 
 def test_load_goes_on_while_its_partitions_move(make_cluster: ClusterFactory) -> None:
-    cluster = make_cluster(replication_factor=2, coordinator_flags=FEW_PARTITIONS)
+    cluster = make_cluster(coordinators=1, replication_factor=2, coordinator_flags=FEW_PARTITIONS)
     cluster.start()
     cluster.wait_ready()
     admin = Admin(cluster.coordinators)
@@ -278,7 +280,7 @@ def test_load_goes_on_while_its_partitions_move(make_cluster: ClusterFactory) ->
         client.put_many(rows_of("ballast", 20_000)).raise_for_errors()
         cluster.add_node()
         cluster.wait_ready()
-        loads = [Load(cluster, rows_of(f"moving{n}", ROWS)) for n in range(3)]
+        loads = [Load(cluster, rows_of(f"moving{n}", ROWS // 2)) for n in range(3)]
         assert loads[0].save()
         request = PlanRequest(kind=PlanKind.REBALANCE)
         plan = admin.plan(request)
@@ -293,7 +295,7 @@ def test_load_goes_on_while_its_partitions_move(make_cluster: ClusterFactory) ->
             what="the moves are over",
         )
         for load in loads:
-            assert readable(client, load.rows) == ROWS
+            assert readable(client, load.rows) == ROWS // 2
     with cluster.client() as client:
         workload.check(client)
         wait_until_clean(cluster, client)

@@ -17,6 +17,7 @@ from koinon.operate.admin import Admin
 from koinon.operate.moves import PlanKind, PlanRequest
 from tests.integration.copies import is_settled
 from tests.integration.loading import Load, rows_of
+from tests.kit.clusters import running_cluster
 from tests.scraping import Scrape, scrape
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -28,7 +29,9 @@ TIMEOUT_S = 60.0
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(metrics=True, coordinator_flags=["--partitions", str(PARTITIONS)]) as running:
+    with running_cluster(
+        metrics=True, coordinator_flags=["--partitions", str(PARTITIONS)]
+    ) as running:
         running.wait_for(is_settled, timeout_s=TIMEOUT_S, what="all replicas are in sync")
         yield running
 

@@ -16,6 +16,7 @@ from koinon.operate.bulk_loads import LoadsClient
 from koinon_proto.contract.errors import LoadClosedError
 from koinon_proto.partitioner import partitioner
 from tests.integration.copies import is_settled
+from tests.kit.clusters import running_cluster
 
 FLAGS = ["--log-format", "json", "--log-level", "DEBUG", "--slow-request-ms", "600"]
 TIMEOUT_S = 60.0
@@ -23,7 +24,7 @@ TIMEOUT_S = 60.0
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(
+    with running_cluster(
         nodes=2,
         coordinators=1,
         coordinator_flags=["--partitions", "16", *FLAGS],

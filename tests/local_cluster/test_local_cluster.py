@@ -20,6 +20,7 @@ from koinon.local.files import LocalClusterError
 from koinon.local.processes import ProcessState, identify
 from koinon_proto.contract.errors import DataDirectoryError
 from tests.conftest import ClusterFactory
+from tests.kit.clusters import running_cluster
 from tests.kit.forked import Forked
 from tests.scraping import scrape
 
@@ -29,7 +30,7 @@ SMALL: dict[str, Any] = {"nodes": 1, "coordinators": 1}
 @pytest.fixture(scope="module")
 def small() -> Iterator[LocalCluster]:
     """One node and one coordinator, for tests that leave both of them running."""
-    with LocalCluster(**SMALL) as cluster:
+    with running_cluster(**SMALL) as cluster:
         yield cluster
 
 

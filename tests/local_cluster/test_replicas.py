@@ -18,7 +18,7 @@ from koinon.operate.admin import ClusterStatus
 from koinon.operate.health import is_short, problems
 from koinon_proto.contract.errors import KoinonError, UnknownFateError
 from koinon_proto.partitioner import partitioner
-from tests.conftest import ClusterFactory
+from tests.kit.clusters import running_cluster
 from tests.kit.forked import Forked
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -89,9 +89,9 @@ def keys_of_each_partition(cluster: LocalCluster) -> dict[int, bytes]:
 
 
 def test_three_nodes_keep_three_copies_and_outlive_one_of_them(
-    make_cluster: ClusterFactory, admin: Run
+    admin: Run,
 ) -> None:
-    with make_cluster(**SMALL) as cluster, cluster.client(timeout_ms=20_000) as client:
+    with running_cluster(**SMALL) as cluster, cluster.client(timeout_ms=20_000) as client:
         table = cluster.wait_for(all_in_sync, timeout_s=30, what="all in sync").table
         assert table is not None
         assert table.cluster.replication_factor == 3
@@ -117,9 +117,9 @@ def test_three_nodes_keep_three_copies_and_outlive_one_of_them(
 
 
 def test_fourth_node_joins_and_first_one_leaves_under_writes(
-    make_cluster: ClusterFactory, admin: Run
+    admin: Run,
 ) -> None:
-    with make_cluster(**SMALL) as cluster, cluster.client(timeout_ms=20_000) as client:
+    with running_cluster(**SMALL) as cluster, cluster.client(timeout_ms=20_000) as client:
         rows = {b"row%d" % n: b"%d" % n for n in range(5_000)}
         client.put_many(rows).raise_for_errors()
         with writing(client) as acknowledged:

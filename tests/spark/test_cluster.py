@@ -19,7 +19,7 @@ from koinon.local import LocalCluster
 from koinon.operate.bulk_loads import LoadsClient, LoadState
 from koinon.spark import partition_id
 from tests.client.helpers import wait_until
-from tests.conftest import ClusterFactory
+from tests.kit.clusters import running_cluster
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -132,9 +132,9 @@ def test_cluster_python_workers_killed_while_they_write_change_nothing(
 
 
 def test_cluster_node_killed_while_rows_are_written_loses_none(
-    spark: SparkSession, make_cluster: ClusterFactory
+    spark: SparkSession,
 ) -> None:
-    with make_cluster(nodes=3, coordinators=1, replication_factor=3) as cluster:
+    with running_cluster(nodes=3, coordinators=1, replication_factor=3) as cluster:
 
         def strike() -> None:
             with LoadsClient(cluster.coordinators) as loads:
