@@ -23,14 +23,14 @@ POLL_S = 0.2
 
 
 def quick_rules(directory: Path) -> list[Path]:
-    """Copies of the shipped rules, expressions and all, that wait for one second only."""
+    """Copies of the shipped rules, expressions and all, that wait for half a second only."""
     copies = []
     for path in RULES:
         rules = yaml.safe_load(path.read_text())
         for group in rules["groups"]:
             for rule in group["rules"]:
                 if "for" in rule:
-                    rule["for"] = "1s"
+                    rule["for"] = "500ms"
         copies.append(directory / path.name)
         copies[-1].write_text(yaml.safe_dump(rules, sort_keys=False))
     return copies
@@ -105,12 +105,16 @@ class Prometheus:
 
 @contextmanager
 def prometheus(directory: Path, targets: Mapping[str, Sequence[str]]) -> Iterator[Prometheus]:
-    """Run Prometheus on the targets (addresses by job), scraping every second."""
+    """Run Prometheus on the targets (addresses by job), scraping twice a second."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     config = {
-        "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+        "global": {
+            "scrape_interval": "500ms",
+            "scrape_timeout": "500ms",
+            "evaluation_interval": "250ms",
+        },
         "rule_files": [str(path) for path in quick_rules(directory)],
         "scrape_configs": [
             {"job_name": job, "static_configs": [{"targets": list(members)}]}
