@@ -1,9 +1,9 @@
 """Processes that are stopped by SIGTERM and started again, one at a time, under a load of every
 kind of operation: no caller hears of it.
 
-``KOINON_GRACEFUL_ROUNDS=10 pytest tests/integration/test_graceful.py`` is the longer form, with
-rolling restarts at full load and moves under way: that wants a machine of its own. ``make
-compose-test`` stops and rolls every server in containers, under a load that leaves room.
+``KOINON_GRACEFUL_ROUNDS=10 pytest tests/integration/test_graceful.py`` is the longer form, which
+wants a machine of its own. ``make compose-test`` stops and rolls every server in containers, under
+a load that leaves room.
 """
 
 from __future__ import annotations
@@ -39,10 +39,6 @@ looked at here. ``bench/graceful_bench.py`` uses the defaults."""
 LOADED_ROWS = 20_000
 
 pytestmark = pytest.mark.timeout(300 * ROUNDS)
-long_form = pytest.mark.skipif(
-    "KOINON_GRACEFUL_ROUNDS" not in os.environ,
-    reason="wants a machine of its own: where CPU is short, leases and hand-overs end late",
-)
 
 
 def start(make_cluster: ClusterFactory, replicas: int) -> LocalCluster:
@@ -52,8 +48,8 @@ def start(make_cluster: ClusterFactory, replicas: int) -> LocalCluster:
     return cluster
 
 
-@long_form
-@pytest.mark.parametrize("replicas", [3, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long  # a node and the leader: test_load_goes_on; every node: test_leaving
+@pytest.mark.parametrize("replicas", [3, 2])
 def test_rolling_restart_fails_no_operation(make_cluster: ClusterFactory, replicas: int) -> None:
     cluster = start(make_cluster, replicas)
     with SteadyLoad(cluster) as load, Admin(cluster.coordinators) as admin:
@@ -99,7 +95,7 @@ def test_load_goes_on_while_a_node_and_the_leader_are_stopped(cluster: LocalClus
             assert readable(client, loading.rows) == LOADED_ROWS
 
 
-@long_form
+@pytest.mark.long  # test_moves kills them instead
 def test_moves_go_on_after_a_source_and_a_target_were_stopped(
     make_cluster: ClusterFactory,
 ) -> None:
