@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 from koinon_proto.contract.errors import LeaseExpiredError
 from tests.client.fake_cluster import PARTITIONS, FakeCluster, FakeNode
 
 ALL = range(PARTITIONS)
 LEASE = LeaseExpiredError(node_id="n1")
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come about"
-        time.sleep(0.002)
 
 
 def keys_of(cluster: FakeCluster, node: FakeNode, count: int = 1) -> list[bytes]:

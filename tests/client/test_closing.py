@@ -13,7 +13,8 @@ import pytest
 import koinon
 from koinon.core.batching import Kind
 from tests.client.fake_cluster import FakeCluster
-from tests.client.helpers import ALL, wait_until
+from tests.client.helpers import ALL
+from tests.kit.waiting import wait_until
 
 
 @pytest.fixture

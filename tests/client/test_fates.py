@@ -18,7 +18,8 @@ from koinon_proto.contract.errors import (
 )
 from tests.client.conftest import Connect
 from tests.client.fake_cluster import PARTITIONS, FakeCluster, Proxy
-from tests.client.helpers import ALL, LEASE, keys_of, wait_until
+from tests.client.helpers import ALL, LEASE, keys_of
+from tests.kit.waiting import wait_until
 
 # --- fates --------------------------------------------------------------------------------------
 

@@ -16,7 +16,8 @@ from koinon_proto.contract import request_ids
 from koinon_proto.contract.errors import InternalError, KoinonError, StorageFullError
 from tests.client.conftest import Connect
 from tests.client.fake_cluster import FakeCluster
-from tests.client.helpers import LEASE, keys_of, wait_until
+from tests.client.helpers import LEASE, keys_of
+from tests.kit.waiting import wait_until
 
 Seen = list[tuple[str, str, int]]
 OWN = re.compile(r"[0-9a-f]{8}-[0-9a-f]+")

@@ -13,7 +13,8 @@ import koinon
 from koinon.driver.node_link import Link
 from koinon_proto.v1 import kv_pb2
 from tests.client.fake_cluster import FakeCluster, FakeNode
-from tests.client.helpers import keys_of, wait_until
+from tests.client.helpers import keys_of
+from tests.kit.waiting import wait_until
 
 TIMEOUT_MS = 60_000  # far more than the test may take: what ends by it has failed
 BOUND_S = 20.0

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -30,15 +29,6 @@ from koinon_proto.v1 import (
 )
 
 CALL_TIMEOUT_S = 2.0
-
-
-async def wait_for(condition: Callable[[], bool], limit_s: float = 60.0, what: str = "") -> None:
-    """Wait until the condition holds; fail after ``limit_s``."""
-    end = time.monotonic() + limit_s
-    while not condition():
-        if time.monotonic() > end:
-            raise AssertionError(f"not within {limit_s} s: {what or condition}")
-        await asyncio.sleep(0.01)
 
 
 class Caller:

@@ -35,6 +35,7 @@ from koinon_proto.contract.table import (
     PartitionRow,
 )
 from koinon_proto.v1.membership_pb2 import NodeStats
+from tests.kit.waiting import until
 
 T = TypeVar("T")
 TIMING = TimingConfig()
@@ -334,12 +335,6 @@ def run_term(
         return term
 
     return asyncio.run(asyncio.wait_for(whole(), 20))
-
-
-async def until(condition: Callable[[], bool], limit_s: float = 5.0) -> None:
-    async with asyncio.timeout(limit_s):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
 
 
 def hold_proposals(term: LeaderContext) -> tuple[asyncio.Event, asyncio.Event]:

@@ -25,10 +25,11 @@ from koinon_proto.contract.errors import (
 )
 from koinon_proto.contract.table import NodeId, PartitionStatus, apply_update
 from koinon_proto.v1 import membership_pb2
+from tests.kit.waiting import until
 
-from .fake_node import Caller, FakeNode, wait_for
+from .fake_node import Caller, FakeNode
 from .states import change_of, row_of
-from .support import LeaderContext, bootstrapped, fence, hold_proposals, run_term, until
+from .support import LeaderContext, bootstrapped, fence, hold_proposals, run_term
 from .test_service import online, with_coordinator
 
 
@@ -204,7 +205,7 @@ def test_alter_over_the_wire_answers_with_the_rejected_and_the_difference(tmp_pa
     async def test(_: Coordinator, caller: Caller) -> None:
         nodes = [FakeNode(f"n{i}", [caller.address]) for i in (1, 2)]
         lives = [asyncio.ensure_future(node.run()) for node in nodes]
-        await wait_for(lambda: all(online(node) == 8 for node in nodes))
+        await until(lambda: all(online(node) == 8 for node in nodes))
         node = nodes[0]
         table = node.table
         assert table is not None

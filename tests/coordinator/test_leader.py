@@ -26,8 +26,9 @@ from koinon_proto.contract.errors import (
     WrongClusterError,
 )
 from koinon_proto.contract.table import NodeNumber, NodeStatus, PartitionStatus
+from tests.kit.waiting import until
 
-from .support import LeaderContext, hold_proposals, request, run_term, until
+from .support import LeaderContext, hold_proposals, request, run_term
 
 
 def online(term: LeaderContext) -> int:

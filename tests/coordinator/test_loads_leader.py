@@ -19,9 +19,10 @@ from koinon_proto.contract.errors import (
     UnknownFateError,
     WrongClusterError,
 )
+from tests.kit.waiting import until
 
 from .load_states import ABORTED, DONE, MERGING, OPEN, commit_load, small_state
-from .support import LeaderContext, hold_proposals, run_term, settled, until
+from .support import LeaderContext, hold_proposals, run_term, settled
 
 APPEND = int(LoadMode.APPEND)
 TIMEOUT_MS = 10_000

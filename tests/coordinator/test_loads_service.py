@@ -30,8 +30,9 @@ from koinon_proto.contract.errors import (
 )
 from koinon_proto.contract.table import ActiveLoad, apply_update
 from koinon_proto.v1 import loads_pb2, loads_pb2_grpc
+from tests.kit.waiting import until
 
-from .fake_node import Caller, FakeNode, wait_for
+from .fake_node import Caller, FakeNode
 from .test_service import online, with_coordinator
 
 T = TypeVar("T")
@@ -78,7 +79,7 @@ class Bench:
 async def benched(coordinator: Coordinator, caller: Caller) -> AsyncIterator[Bench]:
     node = FakeNode("n1", [caller.address])
     life = asyncio.ensure_future(node.run())
-    await wait_for(lambda: online(node) == 8)
+    await until(lambda: online(node) == 8)
     bench = Bench(coordinator, caller, life)
     try:
         yield bench
@@ -241,7 +242,7 @@ def test_commit_that_needs_an_offline_partition_is_refused_when_its_time_is_over
     async def test(bench: Bench) -> None:
         load_id = (await bench.open()).load_id
         bench.life.cancel()
-        await wait_for(lambda: _offline(bench.coordinator, 3))
+        await until(lambda: _offline(bench.coordinator, 3))
         client = LoadsClient(bench.caller.address, timeout_s=0.3)
         with pytest.raises(PartitionOfflineError) as refused:
             await bench.ask(client.commit, load_id, attempts=[1], partition_ids=[3])

@@ -39,6 +39,7 @@ from koinon_proto.contract.errors import (
     UnknownNodeError,
 )
 from koinon_proto.contract.table import NO_NODE, NodeNumber, NodeStatus, PartitionId, PartitionRow
+from tests.kit.waiting import until
 
 from .states import force, record_of, row_of
 from .support import (
@@ -51,7 +52,6 @@ from .support import (
     register,
     run_term,
     settled,
-    until,
 )
 
 P0 = PartitionId(0)

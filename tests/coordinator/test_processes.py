@@ -18,8 +18,9 @@ import pytest
 
 from koinon_proto.contract.errors import KoinonError, NotLeaderError
 from koinon_proto.v1 import admin_pb2, membership_pb2
+from tests.kit.waiting import until
 
-from .fake_node import Caller, FakeNode, wait_for
+from .fake_node import Caller, FakeNode
 
 PARTITIONS = 64
 
@@ -99,7 +100,7 @@ async def living(processes: Processes, count: int = 2) -> AsyncIterator[list[Fak
     nodes = [FakeNode(f"n{i + 1}", coordinators) for i in range(count)]
     lives = [asyncio.ensure_future(node.run()) for node in nodes]
     try:
-        await wait_for(lambda: all(hosts_all(node) for node in nodes), what="all online")
+        await until(lambda: all(hosts_all(node) for node in nodes), what="all online")
         yield nodes
     finally:
         for life in lives:
@@ -144,7 +145,7 @@ def test_processes_leader_killed_then_all_killed_nodes_keep_their_sessions_and_t
                 leader = await processes.leader()
                 acknowledged = [node.acknowledged_at for node in nodes]
                 processes.kill(leader)
-                await wait_for(
+                await until(
                     lambda before=acknowledged: all(  # type: ignore[misc]
                         node.acknowledged_at > was + 1
                         for node, was in zip(nodes, before, strict=True)
@@ -164,7 +165,7 @@ def test_processes_leader_killed_then_all_killed_nodes_keep_their_sessions_and_t
             assert after.table_version >= before.table_version
             assert len(after.rows) == PARTITIONS
             heard = [node.acknowledged_at for node in nodes]
-            await wait_for(
+            await until(
                 lambda: all(n.acknowledged_at > was for n, was in zip(nodes, heard, strict=True))
             )
             assert len({frozenset(node.cluster_ids) for node in nodes}) == 1
@@ -181,11 +182,11 @@ def test_processes_leader_stopped_for_long_fences_nobody_when_it_resumes(tmp_pat
             everyone, processes.running = processes.running, others
             second = await processes.leader()
             long_after = time.monotonic() + 2.5  # every session that the stopped one knows is over
-            await wait_for(lambda: all(node.acknowledged_at > long_after for node in nodes))
+            await until(lambda: all(node.acknowledged_at > long_after for node in nodes))
             processes.running = everyone
             processes.signal(leader, signal.SIGCONT)
             resumed_at = time.monotonic()
-            await wait_for(lambda: all(node.acknowledged_at > resumed_at + 1.0 for node in nodes))
+            await until(lambda: all(node.acknowledged_at > resumed_at + 1.0 for node in nodes))
             assert await processes.leader() == second
             assert [(node.epochs, node.fenced) for node in nodes] == [([1], 0), ([1], 0)]
             assert "node fenced" not in processes.log(leader) + processes.log(second)
@@ -206,10 +207,10 @@ def test_processes_only_leader_stopped_for_long_fences_nobody_when_it_resumes(
     async def test(processes: Processes) -> None:
         async with living(processes) as nodes:
             processes.signal("c1", signal.SIGSTOP)
-            await wait_for(lambda: all(node.unanswered_s > 2.5 for node in nodes))
+            await until(lambda: all(node.unanswered_s > 2.5 for node in nodes))
             processes.signal("c1", signal.SIGCONT)
             resumed_at = time.monotonic()
-            await wait_for(lambda: all(n.acknowledged_at > resumed_at + 0.5 for n in nodes))
+            await until(lambda: all(n.acknowledged_at > resumed_at + 0.5 for n in nodes))
             assert [(node.epochs, node.fenced) for node in nodes] == [([1], 0), ([1], 0)]
 
     with_processes(tmp_path, test, count=1)
@@ -224,10 +225,10 @@ def test_processes_stopped_cleanly_the_leader_hands_over_first(tmp_path: Path) -
                 node.worst_gap_s = 0.0
             began_at = time.monotonic()
             process.send_signal(signal.SIGTERM)
-            await wait_for(lambda: process.poll() is not None)
+            await until(lambda: process.poll() is not None)
             assert process.returncode == 0
             await processes.leader()
-            await wait_for(lambda: all(n.acknowledged_at > began_at + 0.5 for n in nodes))
+            await until(lambda: all(n.acknowledged_at > began_at + 0.5 for n in nodes))
             assert [(node.epochs, node.fenced) for node in nodes] == [([1], 0), ([1], 0)]
             assert "coordinator stopped" in processes.log(leader)
 

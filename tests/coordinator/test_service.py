@@ -38,8 +38,9 @@ from koinon_proto.contract.errors import (
 )
 from koinon_proto.contract.table import MoveSettings, NodeId, NodeStatus, PartitionStatus
 from koinon_proto.v1 import admin_pb2, membership_pb2
+from tests.kit.waiting import until
 
-from .fake_node import Caller, FakeNode, wait_for
+from .fake_node import Caller, FakeNode
 from .support import bootstrapped, fence
 
 TWO_NODES = BootstrapConfig(partition_count=8, bootstrap_nodes=2)
@@ -74,7 +75,7 @@ def with_coordinator(
         async with running(config) as coordinator:
             caller = Caller(address)
             try:
-                await wait_for(lambda: coordinator.leads and coordinator.table() is not None)
+                await until(lambda: coordinator.leads and coordinator.table() is not None)
                 await test(coordinator, caller)
             finally:
                 await caller.close()
@@ -94,7 +95,7 @@ def test_services_node_joins_and_the_table_is_served_whole_and_as_a_delta(tmp_pa
         assert (not_ready.value.registered_nodes, not_ready.value.bootstrap_nodes) == (0, 1)
         node = FakeNode("n1", [caller.address])
         life = asyncio.ensure_future(node.run())
-        await wait_for(lambda: online(node) == 8)
+        await until(lambda: online(node) == 8)
         whole = await caller.get_table()
         assert (whole.base_version, len(whole.rows), len(whole.nodes)) == (0, 8, 1)
         cluster_id = whole.cluster.cluster_id
@@ -205,11 +206,11 @@ def test_services_moves_are_planned_executed_shown_and_cancelled(tmp_path: Path)
     async def test(coordinator: Coordinator, caller: Caller) -> None:
         admin, nodes = caller.admin, [FakeNode(f"n{i}", [caller.address]) for i in (1, 2)]
         lives = [asyncio.ensure_future(node.run()) for node in nodes]
-        await wait_for(lambda: all(online(node) == 8 for node in nodes))
+        await until(lambda: all(online(node) == 8 for node in nodes))
         newcomer = FakeNode("n3", [caller.address])
         newcomer.weight = 200
         lives.append(asyncio.ensure_future(newcomer.run()))
-        await wait_for(lambda: online(newcomer) == 8)
+        await until(lambda: online(newcomer) == 8)
         assert newcomer.table is not None
         number = newcomer.table.by_id[NodeId("n3")].number
         assert newcomer.table.nodes[number].weight == 200
@@ -260,7 +261,7 @@ def test_services_nodes_and_primaries_are_changed_by_operators(tmp_path: Path) -
     async def test(coordinator: Coordinator, caller: Caller) -> None:
         admin, nodes = caller.admin, [FakeNode(f"n{i}", [caller.address]) for i in (1, 2)]
         lives = [asyncio.ensure_future(node.run()) for node in nodes]
-        await wait_for(lambda: all(online(node) == 8 for node in nodes))
+        await until(lambda: all(online(node) == 8 for node in nodes))
 
         def status(node_id: str, status: int) -> admin_pb2.SetNodeStatusRequest:
             return admin_pb2.SetNodeStatusRequest(node_id=node_id, status=status)  # type: ignore[arg-type]
@@ -435,7 +436,7 @@ def test_server_restarted_keeps_the_cluster_and_its_table(tmp_path: Path) -> Non
         node = FakeNode("n1", [caller.address], address="127.0.0.1:9")
         if not seen:
             await node.register()
-            await wait_for(lambda: coordinator._replicated.state.bootstrapped)
+            await until(lambda: coordinator._replicated.state.bootstrapped)
         update = await caller.get_table()
         seen.append((update.cluster.cluster_id, update.table_version))
         await node.close()

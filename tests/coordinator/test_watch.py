@@ -37,8 +37,9 @@ from koinon_proto.contract.table import (
 )
 from koinon_proto.server.rpc import error_of
 from koinon_proto.v1 import table_pb2
+from tests.kit.waiting import until
 
-from .fake_node import Caller, FakeNode, wait_for
+from .fake_node import Caller, FakeNode
 from .support import bootstrapped
 from .test_service import online, with_coordinator
 
@@ -227,7 +228,7 @@ def test_watch_refusals_are_typed_and_watchers_are_bounded(
         assert isinstance(await refused(caller), ClusterNotReadyError)
         node = FakeNode("n1", [caller.address])
         life = asyncio.ensure_future(node.run())
-        await wait_for(lambda: online(node) == 8)
+        await until(lambda: online(node) == 8)
         assert isinstance(await refused(caller, cluster_id="elsewhere"), WrongClusterError)
         streams = [caller.tables.WatchTable(table_pb2.GetTableRequest()) for _ in range(4)]
         for stream in streams:
@@ -256,7 +257,7 @@ def test_watch_over_the_wire_sees_a_fence_and_ends_when_the_server_stops(tmp_pat
     async def test(coordinator: Coordinator, caller: Caller) -> None:
         nodes = [FakeNode(f"n{i}", [caller.address]) for i in (1, 2, 3)]
         lives = [asyncio.ensure_future(node.run()) for node in nodes]
-        await wait_for(lambda: all(online(node) == 8 for node in nodes))
+        await until(lambda: all(online(node) == 8 for node in nodes))
         stream = caller.tables.WatchTable(table_pb2.GetTableRequest())
         table = apply_update(None, convert.update_from_proto(await stream.read()))
         lives[0].cancel()

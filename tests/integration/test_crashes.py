@@ -23,7 +23,6 @@ from koinon_proto.contract.table import NO_NODE, NodeStatus, PartitionStatus, Ta
 from koinon_proto.partitioner import partitioner
 from koinon_proto.server import rpc
 from koinon_proto.v1 import kv_pb2, kv_pb2_grpc
-from tests.client.helpers import wait_until
 from tests.conftest import ClusterFactory
 from tests.integration.copies import (
     assert_copies_are_identical,
@@ -34,6 +33,7 @@ from tests.integration.copies import (
 from tests.integration.rolling import restore_primaries
 from tests.integration.workload import Workload
 from tests.kit.clusters import running_cluster
+from tests.kit.waiting import wait_until
 
 RIDE_TIMEOUT_S = 30.0
 SETTLE_TIMEOUT_S = 120.0

@@ -15,7 +15,7 @@ from koinon.client import Client
 from koinon.local import LocalCluster
 from koinon_proto.contract.errors import KoinonError
 from tests.conftest import ClusterFactory
-from tests.kit.waiting import until_true
+from tests.kit.waiting import wait_until
 
 SMALL_BYTES = 64_000
 VALUE = b"v" * 4_000
@@ -69,12 +69,12 @@ def test_node_with_a_full_disk_outlives_it_and_serves_again(
         rows = fill(client)
         epoch = node_epoch(cluster)
         cluster.pause("n1")  # long enough to be fenced: it has to register and adopt without room
-        until_true("the node is fenced", lambda: not any_online(cluster))
+        wait_until(lambda: not any_online(cluster), "the node is fenced")
         cluster.resume("n1")
-        until_true("the node has registered or waits for room", lambda: beyond(cluster, epoch))
+        wait_until(lambda: beyond(cluster, epoch), "the node has registered or waits for room")
         assert cluster.pid("n1") == node
         resource.prlimit(writer, resource.RLIMIT_FSIZE, unlimited)
-        until_true("writes go on", lambda: can_put(client))
+        wait_until(lambda: can_put(client), "writes go on")
         assert client.get_many([b"fill:%d" % row for row in range(rows)]) == [VALUE] * rows
     assert cluster.pid("n1") == node
 

@@ -16,7 +16,7 @@ from koinon_proto.contract.errors import KoinonError
 from koinon_proto.contract.table import NodeStatus
 from tests.integration.standing import loop_stands_still
 from tests.kit.clusters import running_cluster
-from tests.kit.waiting import until_true
+from tests.kit.waiting import wait_until
 
 KEYS = [b"key:%d" % number for number in range(64)]
 
@@ -63,7 +63,7 @@ def test_node_whose_event_loop_hangs_is_led_by_others_and_comes_back(cluster: Lo
         assert is_written(client, b"before")
         with loop_stands_still(pid_of(cluster, "n1")):
             began = time.monotonic()
-            until_true("others lead", lambda: is_written(client, b"meanwhile"))
+            wait_until(lambda: is_written(client, b"meanwhile"), "others lead")
             assert time.monotonic() - began > 1.0  # not by a stall that is legal
         assert client.get_many(KEYS) == [b"meanwhile"] * len(KEYS)
         cluster.wait_for(partial(is_back, name="n1"), timeout_s=30.0, what="n1 is back")
@@ -76,9 +76,9 @@ def test_coordinators_leader_whose_event_loop_hangs_is_replaced(cluster: LocalCl
     assert hung is not None
     with cluster.client() as client:
         with loop_stands_still(pid_of(cluster, hung)):
-            until_true("another leads", lambda: cluster.leader() not in (None, hung))
+            wait_until(lambda: cluster.leader() not in (None, hung), "another leads")
             cluster.kill("n3")  # a fence needs a leader that can commit
-            until_true("others lead", lambda: is_written(client, b"meanwhile"))
+            wait_until(lambda: is_written(client, b"meanwhile"), "others lead")
         cluster.restart("n3")
         cluster.wait_for(partial(is_back, name="n3"), timeout_s=30.0, what="n3 is back")
         assert is_written(client, b"after")

@@ -23,7 +23,7 @@ from tests.integration.copies import (
     table_of,
 )
 from tests.integration.hosts import HostCluster, available
-from tests.kit.waiting import until_true
+from tests.kit.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(
     not available(), reason="network namespaces need root and iproute2: not tested here"
@@ -42,7 +42,7 @@ def hosts(running: HostCluster) -> HostCluster:
     """One for all tests here, each of which leaves it whole; each node leads what it is to."""
     running.wait_for(is_settled, "every replica is in sync")
     with Admin(running.coordinators) as admin:
-        until_true("primaries return", lambda: not admin.restore_primaries())
+        wait_until(lambda: not admin.restore_primaries(), "primaries return")
     return running
 
 

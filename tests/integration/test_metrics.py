@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from koinon.operate.moves import PlanKind, PlanRequest
 from tests.integration.copies import is_settled
 from tests.integration.loading import Load, rows_of
 from tests.kit.clusters import running_cluster
+from tests.kit.waiting import wait_until
 from tests.scraping import Scrape, scrape
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -50,13 +50,6 @@ def scrapes(cluster: LocalCluster, names: list[str]) -> list[Scrape]:
 
 def total(cluster: LocalCluster, names: list[str], metric: str, **labels: str) -> float:
     return sum(one.sum(metric, **labels) for one in scrapes(cluster, names))
-
-
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not in time: {what}"
-        time.sleep(0.05)
 
 
 def documented() -> dict[str, tuple[str, set[str], set[str]]]:
@@ -157,7 +150,7 @@ def test_load_shows_on_nodes_and_coordinators(cluster: LocalCluster, client: Cli
     assert total(cluster, nodes, "koinon_staged_bytes_total") > 100_000
     assert total(cluster, cluster.coordinator_names, "koinon_loads", state="open") == 3
     load.commit(reports)
-    wait_for(
+    wait_until(
         lambda: total(cluster, nodes, "koinon_merged_rows_total") == 2_000, "all rows are merged"
     )
 
@@ -166,7 +159,7 @@ def test_killed_node_and_killed_leader_show(cluster: LocalCluster, client: Clien
     coordinators = cluster.coordinator_names
     before = total(cluster, coordinators, "koinon_fences_total")
     cluster.kill("n3")
-    wait_for(
+    wait_until(
         lambda: all(
             one.sum("koinon_cluster_under_replicated_partitions") == PARTITIONS
             and one.sum("koinon_cluster_nodes", status="fenced") == 1
@@ -180,7 +173,7 @@ def test_killed_node_and_killed_leader_show(cluster: LocalCluster, client: Clien
     cluster.restart("n3")
     cluster.wait_for(is_settled, timeout_s=TIMEOUT_S, what="all replicas are in sync")
     nodes = cluster.node_names
-    wait_for(
+    wait_until(
         lambda: total(cluster, coordinators, "koinon_cluster_under_replicated_partitions") == 0,
         "no partition lacks a copy",
     )
@@ -199,8 +192,8 @@ def test_killed_node_and_killed_leader_show(cluster: LocalCluster, client: Clien
         for name in others
     }
     cluster.kill(leader)
-    wait_for(lambda: total(cluster, others, "koinon_raft_is_leader") == 1, "another one leads")
-    wait_for(
+    wait_until(lambda: total(cluster, others, "koinon_raft_is_leader") == 1, "another one leads")
+    wait_until(
         lambda: all(
             scrape(cluster.metrics_address(name)).sum("koinon_raft_leader_changes_total")
             > changes[name]
@@ -231,7 +224,7 @@ def test_moves_show_while_they_wait_and_are_gone_when_done(
         assert scrape(address).sum("koinon_moves", state="queued") == len(plan.moves) > 0
         assert "koinon_moves_eta_seconds" not in scrape(address).samples
         admin.set_moves(paused=False)
-        wait_for(lambda: scrape(address).sum("koinon_moves") == 0, "all moves are done")
+        wait_until(lambda: scrape(address).sum("koinon_moves") == 0, "all moves are done")
     cluster.wait_for(is_settled, timeout_s=TIMEOUT_S, what="all replicas are in sync")
     found = scrape(cluster.metrics_address(name))
     assert found.sum("koinon_copied_bytes_total", direction="pulled") > 0
@@ -239,7 +232,7 @@ def test_moves_show_while_they_wait_and_are_gone_when_done(
     assert told.samples["koinon_moves_eta_seconds"] == {frozenset(): 0}
     hosted = told.sum("koinon_cluster_node_partitions", node=name, role="replica")
     assert hosted > 0
-    wait_for(
+    wait_until(
         lambda: scrape(cluster.metrics_address(name)).sum("koinon_partitions") == hosted,
         "the new node tells of them",
     )

@@ -27,7 +27,7 @@ from tests.integration.copies import (
     table_of,
 )
 from tests.kit.forked import Forked
-from tests.kit.waiting import until_true
+from tests.kit.waiting import wait_until
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -99,7 +99,7 @@ def test_rebalance_that_is_waited_for_outlives_the_leader(
         admin.set_moves(bytes_per_second=STANDSTILL)
         log = tmp_path / "rebalance"
         waiting = begin(cluster, log, "rebalance", "--yes", "--wait")
-        until_true("the moves are followed", lambda: "under way" in log.read_text())
+        wait_until(lambda: "under way" in log.read_text(), "the moves are followed")
         leader = cluster.wait_for(lambda s: s.is_leader, timeout_s=TIMEOUT_S, what="one leads")
         cluster.kill(leader.member_id)
         load.wait_for_progress()
@@ -124,14 +124,14 @@ def test_interrupted_wait_leaves_the_moves_to_go_on_at_whatever_throttle_is_set(
         assert run(cluster, "throttle", "200kB").returncode == DONE
         log = tmp_path / "rebalance"
         waiting = begin(cluster, log, "rebalance", "--yes", "--wait")
-        until_true("the moves are followed", lambda: "under way" in log.read_text())
+        wait_until(lambda: "under way" in log.read_text(), "the moves are followed")
         with pytest.raises(PlanStaleError):  # they are queued already
             admin.execute(REBALANCE, stale)
         waiting.send_signal(signal.SIGINT)
         assert waiting.wait(TIMEOUT_S) == INTERRUPTED
         assert "koinon admin moves --watch" in log.read_text()
 
-        until_true("a move is over", lambda: held_by(cluster, name))
+        wait_until(lambda: held_by(cluster, name), "a move is over")
         admin.set_moves(bytes_per_second=STANDSTILL)
         assert admin.moves().moves, "they ended before they could be slowed down"
         load.wait_for_progress()
@@ -139,7 +139,7 @@ def test_interrupted_wait_leaves_the_moves_to_go_on_at_whatever_throttle_is_set(
         assert run(cluster, "throttle", "off").returncode == DONE
         followed = run(cluster, "moves", "--watch")
         assert followed.returncode == DONE, followed.stderr
-        until_true("all moves are over", lambda: not admin.moves().moves)
+        wait_until(lambda: not admin.moves().moves, "all moves are over")
         assert held_by(cluster, name) == 3 * PARTITIONS // 4
     judge(cluster, load)
 

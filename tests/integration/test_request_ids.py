@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from koinon_proto.contract.errors import LoadClosedError
 from koinon_proto.partitioner import partitioner
 from tests.integration.copies import is_settled
 from tests.kit.clusters import running_cluster
+from tests.kit.waiting import wait_until
 
 FLAGS = ["--log-format", "json", "--log-level", "DEBUG", "--slow-request-ms", "600"]
 TIMEOUT_S = 60.0
@@ -38,14 +38,6 @@ def lines_of(path: Path, request_id: str) -> list[dict[str, Any]]:
     """What a process has logged under an id."""
     documents = (json.loads(line) for line in path.read_text().splitlines() if line[:1] == "{")
     return [document for document in documents if document.get("request_id") == request_id]
-
-
-def wait_for(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not (result := condition()):
-        assert time.monotonic() < deadline, f"not in time: {what}"
-        time.sleep(0.05)
-    return result
 
 
 def test_slow_write_is_found_in_the_logs_of_its_node_and_of_the_coordinator(
@@ -70,13 +62,13 @@ def test_slow_write_is_found_in_the_logs_of_its_node_and_of_the_coordinator(
         lines = lines_of(cluster.log_path(name), "order-4711")
         return [line for line in lines if line["event"] == "slow request"]
 
-    line = wait_for(slow, "the node tells of the slow write")[0]
+    line = wait_until(slow, "the node tells of the slow write")[0]
     assert line["method"] == "KeyValue/BatchWrite"
     assert line["level"] == "WARNING"
     assert line["took_ms"] >= 600
     assert (line["component"], line["component_id"], line["call"]) == ("node", name, 1)
     # Meanwhile the client has asked who serves the partition now.
-    asked = wait_for(
+    asked = wait_until(
         lambda: lines_of(cluster.log_path("c1"), "order-4711"), "the coordinator was asked"
     )
     assert {line["method"] for line in asked} == {"TableService/GetTable"}
@@ -87,7 +79,7 @@ def test_slow_write_is_found_in_the_logs_of_its_node_and_of_the_coordinator(
 def test_error_names_the_id_under_which_the_servers_tell_why(cluster: LocalCluster) -> None:
     with LoadsClient(cluster.coordinators) as loads, pytest.raises(LoadClosedError) as caught:
         loads.abort(4711)
-    lines = wait_for(
+    lines = wait_until(
         lambda: [
             line
             for line in lines_of(cluster.log_path("c1"), caught.value.request_id)

@@ -12,7 +12,7 @@ import pytest
 
 from koinon.driver.channels import OPTIONS
 from koinon_proto.v1 import admin_pb2, admin_pb2_grpc
-from tests.kit.waiting import until_true
+from tests.kit.waiting import wait_until
 from tests.raft.processes import free_address
 
 NAMES = ("c1", "c2", "c3")
@@ -76,10 +76,10 @@ def test_coordinator_of_another_cluster_on_a_members_address_stops_nobody(
 ) -> None:
     other, ours = on_the_same_addresses("other"), on_the_same_addresses("ours")
     other.start(*NAMES)
-    until_true("the other cluster is there", other.leader)
+    wait_until(other.leader, "the other cluster is there")
     other.kill(*NAMES)
     ours.start(*NAMES)
-    leader = until_true("our cluster is there", ours.leader)
+    leader = wait_until(ours.leader, "our cluster is there")
     lost = next(name for name in NAMES if name != leader)
     ours.kill(lost)
     other.start(lost)  # a member that knows our members' names by other stores
@@ -87,5 +87,5 @@ def test_coordinator_of_another_cluster_on_a_members_address_stops_nobody(
     kept = [name for name in NAMES if name != lost]
     ours.kill(kept[0])  # a restart is the moment at which it hears the stranger anew
     ours.start(kept[0])
-    until_true("our two members have a leader", lambda: ours.leader() in kept)
+    wait_until(lambda: ours.leader() in kept, "our two members have a leader")
     assert all(ours.processes[name].poll() is None for name in kept)

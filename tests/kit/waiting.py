@@ -8,6 +8,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 TIMEOUT_S = 60.0  # of a condition; on a machine that does much else too
+POLL_S = 0.002
+BLOCKING_POLL_S = 0.01
 
 T = TypeVar("T")
 
@@ -20,17 +22,23 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(bounded())
 
 
-async def until(what: str, condition: Callable[[], object]) -> None:
-    deadline = asyncio.get_running_loop().time() + TIMEOUT_S
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline, f"not in time: {what}"
-        await asyncio.sleep(0.005)
-
-
-def until_true(what: str, condition: Callable[[], T]) -> T:
-    """Return the first true thing that the condition says."""
-    deadline = time.monotonic() + TIMEOUT_S
+async def until(
+    condition: Callable[[], T | None], what: str = "the condition", *, timeout_s: float = TIMEOUT_S
+) -> T:
+    """Return the first true thing that the condition says; fail after ``timeout_s``."""
+    deadline = time.monotonic() + timeout_s
     while not (answer := condition()):
-        assert time.monotonic() < deadline, f"not in time: {what}"
-        time.sleep(0.02)
+        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
+        await asyncio.sleep(POLL_S)
+    return answer
+
+
+def wait_until(
+    condition: Callable[[], T | None], what: str = "the condition", *, timeout_s: float = TIMEOUT_S
+) -> T:
+    """As ``until``, of tests without an event loop."""
+    deadline = time.monotonic() + timeout_s
+    while not (answer := condition()):
+        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
+        time.sleep(BLOCKING_POLL_S)
     return answer

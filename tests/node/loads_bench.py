@@ -19,10 +19,10 @@ from koinon_proto.contract import columns
 from koinon_proto.contract.errors import KoinonError, LoadClosedError
 from koinon_proto.contract.table import ActiveLoad, Table, first_sequence
 from koinon_proto.v1.loads_pb2 import LOAD_MODE_APPEND, LOAD_MODE_OVERWRITE, LoadManifest
+from tests.kit.waiting import until
 from tests.node.held_writer import EPOCH, ME, PARTITIONS, WAIT_S, Bench, in_partition, table_of
 from tests.node.held_writer import row_of as row
 from tests.node.played_follower import PlayedFollower
-from tests.node.scripted_primary import until
 from tests.node.staged_chunks import LOAD, Partition, Rows, chunk_of
 
 Answer = TypeVar("Answer")

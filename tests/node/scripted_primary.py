@@ -43,21 +43,13 @@ from koinon_proto.contract.table import (
     first_sequence,
 )
 from koinon_proto.v1 import replication_pb2 as wire
+from tests.kit.waiting import until
 from tests.node.groups import lone_writer
 
 ME, P1, P2 = NodeNumber(1), NodeNumber(2), NodeNumber(3)
 PARTITIONS = 4
 WAIT_S = 15.0
 Answer = TypeVar("Answer")
-
-
-async def until(condition: Callable[[], Any], what: str) -> Any:
-    """Return the first true result of ``condition``."""
-    deadline = time.monotonic() + WAIT_S
-    while not (result := condition()):
-        assert time.monotonic() < deadline, f"not in time: {what}"
-        await asyncio.sleep(0.002)
-    return result
 
 
 def a_table(

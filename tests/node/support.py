@@ -7,7 +7,6 @@ import contextlib
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,22 +20,13 @@ from koinon_proto.contract.errors import KoinonError
 from koinon_proto.partitioner import partitioner
 from koinon_proto.server.rpc import CHANNEL_OPTIONS, error_of
 from koinon_proto.v1 import kv_pb2_grpc, loads_pb2_grpc, table_pb2_grpc
+from tests.kit.waiting import wait_until
 from tests.node.groups import lone_writer
 from tests.node.scripted_coordinator import ScriptedCoordinator, free_port
 
 PARTITIONS = 16
 WAIT_S = 15.0
 Answer = TypeVar("Answer")
-
-
-def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> Any:
-    """Return the first true result of ``condition``."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        if result := condition():
-            return result
-        assert time.monotonic() < deadline, f"not in time: {what}"
-        time.sleep(0.01)
 
 
 def partitions_of(keys: list[bytes]) -> list[int]:
@@ -113,7 +103,7 @@ def running_node(
         return hosts or node.process.poll() is not None
 
     try:
-        wait_for(hosts_or_ended, "the node hosts its partitions")
+        wait_until(hosts_or_ended, "the node hosts its partitions")
         assert node.process.poll() is None, node.errors()
         yield node
     finally:

@@ -21,8 +21,9 @@ from koinon_proto.contract.errors import (
     WrongClusterError,
 )
 from koinon_proto.v1 import kv_pb2
+from tests.kit.waiting import wait_until
 from tests.node.scripted_coordinator import Script, ScriptedCoordinator, free_port
-from tests.node.support import WAIT_S, NodeProcess, refusal, running_node, wait_for
+from tests.node.support import WAIT_S, NodeProcess, refusal, running_node
 
 
 def test_registration_is_repeated_with_one_id_until_its_reply_arrives(tmp_path: Path) -> None:
@@ -55,7 +56,7 @@ def test_registration_id_survives_a_kill_before_the_reply(tmp_path: Path) -> Non
 
         script.on_register = pending
         node = NodeProcess(tmp_path / "n1", coordinator.address)
-        wait_for(lambda: len(coordinator.registrations) >= 2, "two attempts")
+        wait_until(lambda: len(coordinator.registrations) >= 2, "two attempts")
         node.kill()
         node.close()
         script.on_register = lambda request: None
@@ -68,7 +69,7 @@ def test_registration_id_survives_a_kill_before_the_reply(tmp_path: Path) -> Non
             last = coordinator.registrations[-1]
             assert last.last_node_epoch == 1
             assert last.cluster_id == "cluster-a"
-            wait_for(lambda: coordinator.heartbeats[-1].node_epoch == 2, "a heartbeat")
+            wait_until(lambda: coordinator.heartbeats[-1].node_epoch == 2, "a heartbeat")
             assert coordinator.heartbeats[-1].registration_id == last.registration_id
 
 
@@ -81,7 +82,7 @@ def test_agent_follows_the_leaders_address_past_dead_coordinators(tmp_path: Path
         follower.script.on_register = follower.script.on_heartbeat = redirect
         dead = f"127.0.0.1:{free_port()}"
         node = NodeProcess(tmp_path / "n1", f"{dead},{follower.address}")
-        wait_for(leader.hosted_all, "hosted at the leader")
+        wait_until(leader.hosted_all, "hosted at the leader")
         node.close()
 
 
@@ -119,7 +120,7 @@ def test_node_that_was_removed_says_so_seldom_and_still_stops_at_once(tmp_path: 
 
     with ScriptedCoordinator(Script(on_register=refuse)) as coordinator:
         node = NodeProcess(tmp_path / "n1", coordinator.address)
-        wait_for(lambda: "has left the cluster" in node.errors(), "the refusal in the log")
+        wait_until(lambda: "has left the cluster" in node.errors(), "the refusal in the log")
         time.sleep(1.0)
         assert len(coordinator.registrations) == 1
         began = time.monotonic()
@@ -146,9 +147,9 @@ def test_fenced_node_registers_again_without_restart_and_serves_in_a_new_epoch(
     with ScriptedCoordinator() as coordinator, running_node(tmp_path / "n1", coordinator) as node:
         before = node.kv.Put(kv_pb2.PutRequest(key=b"k", value=b"1")).version
         coordinator.fence()
-        wait_for(lambda: len(coordinator.registrations) == 2, "a second registration")
-        wait_for(coordinator.hosted_all, "hosted again")
-        wait_for(lambda: serves(node), "serving again")
+        wait_until(lambda: len(coordinator.registrations) == 2, "a second registration")
+        wait_until(coordinator.hosted_all, "hosted again")
+        wait_until(lambda: serves(node), "serving again")
         after = node.kv.Put(kv_pb2.PutRequest(key=b"k", value=b"2")).version
         assert after >> 40 > before >> 40
         assert node.process.poll() is None
@@ -178,11 +179,11 @@ def test_node_cut_off_from_coordinators_refuses_after_its_lease_and_says_so_in_h
             answer = health.Check(health_pb2.HealthCheckRequest(service="koinon.v1.KeyValue"))
             return int(answer.status)
 
-        wait_for(lambda: serves(node), "serving")
-        wait_for(lambda: status() == health_pb2.HealthCheckResponse.SERVING, "healthy")
+        wait_until(lambda: serves(node), "serving")
+        wait_until(lambda: status() == health_pb2.HealthCheckResponse.SERVING, "healthy")
         coordinator.script.on_heartbeat = silent
         cut_off = time.monotonic()
-        wait_for(lambda: not serves(node), "refusing")
+        wait_until(lambda: not serves(node), "refusing")
         assert time.monotonic() - cut_off < 5
         for call in (
             lambda: node.kv.Get(kv_pb2.GetRequest(key=b"k")),
@@ -190,9 +191,9 @@ def test_node_cut_off_from_coordinators_refuses_after_its_lease_and_says_so_in_h
             lambda: node.kv.Scan(kv_pb2.ScanRequest(partition_ids=[0])),
         ):
             assert isinstance(refusal(call), LeaseExpiredError)
-        wait_for(lambda: status() == health_pb2.HealthCheckResponse.NOT_SERVING, "unhealthy")
+        wait_until(lambda: status() == health_pb2.HealthCheckResponse.NOT_SERVING, "unhealthy")
         coordinator.script.on_heartbeat = lambda request: None
-        wait_for(lambda: serves(node), "serving again, in the same epoch")
+        wait_until(lambda: serves(node), "serving again, in the same epoch")
         assert coordinator.node_epoch == 1
 
 
@@ -210,9 +211,9 @@ def test_slow_coordinator_does_not_eat_the_lease(tmp_path: Path) -> None:
         slow.script.on_register = redirect
         slow.script.on_heartbeat = lambda request: time.sleep(3)
         node = NodeProcess(tmp_path / "n1", f"{slow.address},{leader.address}")
-        wait_for(lambda: serves(node), "serving")
+        wait_until(lambda: serves(node), "serving")
         leader.script.on_heartbeat = to_the_slow_one
-        wait_for(lambda: slow.heartbeats, "a heartbeat to the slow one")
+        wait_until(lambda: slow.heartbeats, "a heartbeat to the slow one")
         asked = len(leader.heartbeats)
         refused = 0
         while len(leader.heartbeats) < asked + 5:

@@ -31,7 +31,7 @@ from koinon_proto.contract.table import (
     Table,
 )
 from koinon_proto.v1 import membership_pb2
-from tests.node.support import wait_for
+from tests.kit.waiting import wait_until
 
 LEASE_S = 1.0
 START_S = 100.0
@@ -92,12 +92,12 @@ class ScriptedChannel:
 
     def answer(self, how: Callable[[], Heartbeat]) -> None:
         """Answer the next heartbeat so; return when the agent has asked for the one after it."""
-        wait_for(lambda: len(self.requests) > self._answered, "a heartbeat")
+        wait_until(lambda: len(self.requests) > self._answered, "a heartbeat")
         with self._changed:
             asked = len(self.requests)  # the last of them waits
             self._answers.append(how)
             self._changed.notify_all()
-        wait_for(lambda: len(self.requests) > asked, "the next heartbeat")
+        wait_until(lambda: len(self.requests) > asked, "the next heartbeat")
 
     def unary_unary(self, method: str, **_: Any) -> Callable[..., Any]:
         return self._register if method.endswith("Register") else self._heartbeat
@@ -243,7 +243,7 @@ def running_agent(tmp_path: Path, table: Table) -> Iterator[Running]:
     running.agent = agent
     agent.start(loop)
     try:
-        wait_for(lambda: running.channel.requests or running.failures, "the first heartbeat")
+        wait_until(lambda: running.channel.requests or running.failures, "the first heartbeat")
         yield running
         assert running.failures == []
     finally:
@@ -294,7 +294,7 @@ def test_lease_is_extended_only_after_the_replys_table_is_applied(tmp_path: Path
     with running_agent(tmp_path, table_of(1, [1, 1])) as running:
         running.make_durable()
         running.channel.answer(running.reply())
-        wait_for(lambda: led(running.state) == {0, 1}, "both are served")
+        wait_until(lambda: led(running.state) == {0, 1}, "both are served")
         moved = table_of(2, [1, 2])
         moved = replace(moved, rows=(table_of(1, [1, 1]).rows[0], moved.rows[1]))
         running.now_s += 0.5
@@ -316,4 +316,4 @@ def test_partition_is_served_only_once_its_epoch_is_durable(tmp_path: Path) -> N
         assert led(running.state) == frozenset()
         running.make_durable()
         running.channel.answer(running.reply())
-        wait_for(lambda: led(running.state) == {0}, "it is served")
+        wait_until(lambda: led(running.state) == {0}, "it is served")

@@ -24,11 +24,11 @@ from koinon_proto.contract.errors import (
     UnknownFateError,
 )
 from koinon_proto.contract.table import ActiveLoad
+from tests.kit.waiting import until
 from tests.node.held_writer import row_of as row
 from tests.node.held_writer import settle, table_of
 from tests.node.loads_bench import MERGING, OPEN, LoadsBench, with_loads
 from tests.node.played_follower import PlayedFollower, turn
-from tests.node.scripted_primary import until
 from tests.node.staged_chunks import LOAD, chunk_of
 
 ROWS = [(b"a", b"1"), (b"b", b"2")]

@@ -24,16 +24,10 @@ from koinon_proto.contract.errors import (
 )
 from koinon_proto.contract.table import ActiveLoad
 from koinon_proto.v1 import kv_pb2, loads_pb2
+from tests.kit.waiting import wait_until
 from tests.node.scripted_coordinator import Script, ScriptedCoordinator
 from tests.node.staged_chunks import chunk_of, rows_of
-from tests.node.support import (
-    PARTITIONS,
-    NodeProcess,
-    partitions_of,
-    refusal,
-    running_node,
-    wait_for,
-)
+from tests.node.support import PARTITIONS, NodeProcess, partitions_of, refusal, running_node
 
 NOT_OURS = 5  # led by another node
 OPEN, COMMITTED = 7, 9
@@ -64,7 +58,7 @@ def node(
     with running_node(tmp_path_factory.mktemp("bulk") / "n1", coordinator) as running:
         name_loads(coordinator, ActiveLoad(load_id=OPEN, merging=False))
         version = table_version(coordinator)
-        wait_for(lambda: knows(running, version), "the node knows of the load")
+        wait_until(lambda: knows(running, version), "the node knows of the load")
         yield running
 
 
@@ -263,7 +257,7 @@ def test_load_is_staged_prepared_merged_and_read_in_columns(
         table_version=version,
     )
 
-    wait_for(lambda: knows(node, version), "the node knows of the load")
+    wait_until(lambda: knows(node, version), "the node knows of the load")
     reply = node.bulk.Stage(request)
     (elsewhere,) = reply.refusals
     assert elsewhere.partition_id == NOT_OURS
@@ -284,7 +278,7 @@ def test_load_is_staged_prepared_merged_and_read_in_columns(
         partition_ids=sorted(keys),
     )
     name_loads(coordinator, ActiveLoad(load_id=COMMITTED, merging=True))
-    wait_for(lambda: coordinator.merged.get(COMMITTED) == set(keys), "all is reported")
+    wait_until(lambda: coordinator.merged.get(COMMITTED) == set(keys), "all is reported")
     expected = [(p, key, b"v" + key) for p in sorted(keys) for key in keys[p]]
     assert read_all(node, prefix=b"load") == expected
     assert read_all(node, prefix=b"load", bytes_max=500) == expected

@@ -20,6 +20,7 @@ from koinon_node.core.records import EpochStart, PartitionEpochs
 from koinon_node.storage.store import EXPIRY_DB
 from koinon_node.storage.writer import columns
 from koinon_proto.contract.table import Table, first_sequence
+from tests.kit.waiting import until
 from tests.node.scripted_primary import (
     P1,
     P2,
@@ -29,7 +30,6 @@ from tests.node.scripted_primary import (
     a_row,
     a_table,
     follow,
-    until,
 )
 
 E4 = first_sequence(4)

@@ -18,6 +18,7 @@ from koinon_proto.contract.convert import error_to_proto
 from koinon_proto.contract.errors import TableBehindError
 from koinon_proto.contract.table import MoveSettings, first_sequence
 from koinon_proto.v1 import replication_pb2 as wire
+from tests.kit.waiting import until
 from tests.node.scripted_primary import (
     E5,
     E6,
@@ -34,7 +35,6 @@ from tests.node.scripted_primary import (
     follow,
     live,
     one_row,
-    until,
     value,
 )
 

@@ -15,6 +15,7 @@ from koinon_node.core.records import EpochStart, PartitionEpochs
 from koinon_node.core.replica_sync import ProgressStage
 from koinon_node.storage.store import DATA_DB, PARTITIONS_DB
 from koinon_proto.v1 import replication_pb2 as wire
+from tests.kit.waiting import until
 from tests.node.scripted_primary import (
     E4,
     E5,
@@ -27,7 +28,6 @@ from tests.node.scripted_primary import (
     follow,
     live,
     one_row,
-    until,
     value,
 )
 

@@ -22,6 +22,7 @@ from koinon_node.core.copies import CopyState
 from koinon_node.core.records import PartitionEpochs
 from koinon_node.core.replica_sync import Stage
 from koinon_proto.v1 import replication_pb2 as wire
+from tests.kit.waiting import until
 from tests.node.held_writer import EPOCH, table_of
 from tests.node.held_writer import row_of as row
 from tests.node.loads_bench import MERGING, OPEN, LoadsBench, with_loads
@@ -36,7 +37,6 @@ from tests.node.scripted_primary import (
     follow,
     live,
     one_row,
-    until,
 )
 from tests.node.staged_chunks import LOAD, Rows, chunk_of, content, step_of
 

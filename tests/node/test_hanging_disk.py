@@ -18,10 +18,11 @@ from koinon_node.core.disk_health import DiskHealth
 from koinon_proto.contract.errors import StorageFullError, UnavailableError, UnknownFateError
 from koinon_proto.contract.table import NO_NODE
 from koinon_proto.v1 import replication_pb2 as wire
+from tests.kit.waiting import until
 from tests.node.held_writer import EPOCH, F2, F3, ME, Bench, row_of
 from tests.node.played_follower import PlayedFollower, turn
 from tests.node.primary import LEAVES, START, THREE, TWO, newer, proposed, start, tick, with_rows
-from tests.node.scripted_primary import Rig, ScriptedPrimary, follow, live, one_row, until
+from tests.node.scripted_primary import Rig, ScriptedPrimary, follow, live, one_row
 
 SESSION_S = 1.5
 

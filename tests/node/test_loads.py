@@ -20,6 +20,7 @@ from koinon_proto.contract.errors import (
 )
 from koinon_proto.contract.table import ActiveLoad
 from koinon_proto.v1.replication_pb2 import MergeStep
+from tests.kit.waiting import until
 from tests.node.held_writer import EPOCH
 from tests.node.loads_bench import (
     ALL,
@@ -34,7 +35,6 @@ from tests.node.loads_bench import (
     with_one_replica_more,
 )
 from tests.node.played_follower import PlayedFollower, turn
-from tests.node.scripted_primary import until
 from tests.node.staged_chunks import LOAD
 
 # --- merging -----------------------------------------------------------------------------------

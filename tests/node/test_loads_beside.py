@@ -18,6 +18,7 @@ from koinon_proto.contract.errors import (
     StorageFullError,
 )
 from koinon_proto.v1.replication_pb2 import MergeStep
+from tests.kit.waiting import until
 from tests.node.held_writer import in_partition
 from tests.node.loads_bench import (
     MERGING,
@@ -31,7 +32,6 @@ from tests.node.loads_bench import (
     with_one_replica_more,
 )
 from tests.node.played_follower import PlayedFollower, turn
-from tests.node.scripted_primary import until
 
 # --- reads beside a step -----------------------------------------------------------------------
 

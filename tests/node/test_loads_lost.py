@@ -13,6 +13,7 @@ from koinon_node.bulk_load import staging
 from koinon_node.config import Limits
 from koinon_node.core.assignment import Adoption
 from koinon_proto.contract.table import ActiveLoad
+from tests.kit.waiting import until
 from tests.node.held_writer import EPOCH, table_of
 from tests.node.held_writer import row_of as row
 from tests.node.loads_bench import (
@@ -29,7 +30,6 @@ from tests.node.loads_bench import (
     with_one_replica_more,
 )
 from tests.node.played_follower import PlayedFollower
-from tests.node.scripted_primary import until
 from tests.node.staged_chunks import LOAD
 
 # --- what is lost between two looks ------------------------------------------------------------

@@ -15,6 +15,7 @@ from koinon_proto.contract.errors import (
     UnavailableError,
 )
 from koinon_proto.contract.table import ActiveLoad
+from tests.kit.waiting import until
 from tests.node.held_writer import EPOCH, table_of
 from tests.node.held_writer import row_of as row
 from tests.node.loads_bench import (
@@ -27,7 +28,6 @@ from tests.node.loads_bench import (
     with_loads,
 )
 from tests.node.played_follower import turn
-from tests.node.scripted_primary import until
 from tests.node.staged_chunks import LOAD
 
 # --- what is left of loads that have ended -----------------------------------------------------

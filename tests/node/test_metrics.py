@@ -22,15 +22,9 @@ from koinon_proto.contract.errors import (
     UnknownFateError,
 )
 from koinon_proto.v1 import kv_pb2
+from tests.kit.waiting import wait_until
 from tests.node.scripted_coordinator import Script, ScriptedCoordinator, free_port
-from tests.node.support import (
-    PARTITIONS,
-    NodeProcess,
-    partitions_of,
-    refusal,
-    running_node,
-    wait_for,
-)
+from tests.node.support import PARTITIONS, NodeProcess, partitions_of, refusal, running_node
 from tests.scraping import Scrape, scrape
 
 NOT_OURS = 5  # led by another node
@@ -211,7 +205,7 @@ def test_hosted_partitions_are_there_from_the_start_and_records_once_counted(
             keys=keys, values=[b"1"] * len(keys), partition_ids=partitions_of(keys)
         )
     )
-    wait_for(
+    wait_until(
         lambda: scrape(metrics_address).sum("koinon_partition_records", role="primary") >= 40,
         "the pass has counted the records",
     )
@@ -238,14 +232,14 @@ def test_lease_that_is_not_renewed_is_counted_as_lost(
     before = scrape(metrics_address).sum("koinon_lease_losses_total")
     answer, coordinator.script.on_heartbeat = coordinator.script.on_heartbeat, refuse
     try:
-        wait_for(lambda: scrape(metrics_address).sum("koinon_serving") == 0, "the lease ends")
-        wait_for(
+        wait_until(lambda: scrape(metrics_address).sum("koinon_serving") == 0, "the lease ends")
+        wait_until(
             lambda: scrape(metrics_address).sum("koinon_lease_losses_total") > before,
             "it is counted",
         )
     finally:
         coordinator.script.on_heartbeat = answer
-    wait_for(lambda: scrape(metrics_address).sum("koinon_serving") == 1, "it serves again")
+    wait_until(lambda: scrape(metrics_address).sum("koinon_serving") == 1, "it serves again")
 
 
 @pytest.mark.parametrize("address", ["taken", "no address"])

@@ -33,6 +33,7 @@ from koinon_proto.contract.errors import (
 )
 from koinon_proto.contract.table import NodeInfo, NodeNumber
 from koinon_proto.v1 import replication_pb2
+from tests.kit.waiting import until
 from tests.node.scripted_coordinator import free_port
 from tests.node.test_agent_lease import table_of
 
@@ -140,14 +141,6 @@ def with_pair(tmp_path: Path, use: Callable[[Pair], Awaitable[None]]) -> None:
             await use(both)
 
     asyncio.run(run())
-
-
-async def until(condition: Callable[[], Any], what: str) -> None:
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + WAIT_S
-    while not condition():
-        assert loop.time() < deadline, f"not in time: {what}"
-        await asyncio.sleep(0.005)
 
 
 async def error_on(stream: FollowerEnd) -> KoinonError:

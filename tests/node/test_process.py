@@ -19,8 +19,9 @@ import pytest
 from koinon_proto.contract.errors import LeaseExpiredError, UnknownFateError
 from koinon_proto.server.rpc import error_of
 from koinon_proto.v1 import kv_pb2
+from tests.kit.waiting import wait_until
 from tests.node.scripted_coordinator import Script, ScriptedCoordinator
-from tests.node.support import WAIT_S, NodeProcess, partitions_of, running_node, wait_for
+from tests.node.support import WAIT_S, NodeProcess, partitions_of, running_node
 
 
 def test_acknowledged_writes_survive_kill_9_of_the_node(tmp_path: Path) -> None:
@@ -43,7 +44,7 @@ def test_acknowledged_writes_survive_kill_9_of_the_node(tmp_path: Path) -> None:
             workers = [threading.Thread(target=write, args=(node, n)) for n in range(4)]
             for worker in workers:
                 worker.start()
-            wait_for(lambda: len(acknowledged) > 2000, "some acknowledged writes")
+            wait_until(lambda: len(acknowledged) > 2000, "some acknowledged writes")
             node.kill()
             for worker in workers:
                 worker.join(WAIT_S)
@@ -73,7 +74,7 @@ def test_paused_node_resumed_serves_nothing_under_its_old_lease(tmp_path: Path) 
         calls.append(
             node.kv.Scan.future(kv_pb2.ScanRequest(partition_ids=range(16)), timeout=WAIT_S)
         )
-        wait_for(lambda: time.monotonic() > resumed_at, "more than a lease")
+        wait_until(lambda: time.monotonic() > resumed_at, "more than a lease")
         epoch = coordinator.node_epoch
         os.kill(node.process.pid, signal.SIGCONT)
         for call in calls:

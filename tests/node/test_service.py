@@ -24,15 +24,9 @@ from koinon_proto.contract.errors import (
 )
 from koinon_proto.contract.table import MAX_BATCH_BYTES, MAX_BATCH_ROWS
 from koinon_proto.v1 import kv_pb2, replication_pb2, replication_pb2_grpc, table_pb2
+from tests.kit.waiting import wait_until
 from tests.node.scripted_coordinator import Script, ScriptedCoordinator
-from tests.node.support import (
-    PARTITIONS,
-    NodeProcess,
-    partitions_of,
-    refusal,
-    running_node,
-    wait_for,
-)
+from tests.node.support import PARTITIONS, NodeProcess, partitions_of, refusal, running_node
 
 NOT_OURS = 5  # led by another node
 OFFLINE = 6
@@ -133,7 +127,7 @@ def test_expired_record_is_served_by_no_read_and_is_reclaimed(node: NodeProcess)
     got = node.kv.Get(kv_pb2.GetRequest(key=keys[0]))
     assert got.found
     assert got.expires_at_ms > time.time() * 1000
-    wait_for(lambda: not node.kv.Get(kv_pb2.GetRequest(key=keys[0])).found, "expiry")
+    wait_until(lambda: not node.kv.Get(kv_pb2.GetRequest(key=keys[0])).found, "expiry")
     reply = node.kv.BatchGet(read_request(keys, want_versions=True))
     assert list(reply.missing) == list(range(50))
     assert scan_all(node, prefix=b"ttl")[0] == []
@@ -145,13 +139,13 @@ def test_expired_records_nobody_reads_are_reclaimed_in_the_background(
     node: NodeProcess, coordinator: ScriptedCoordinator
 ) -> None:
     keys = ours(600, "reclaim")
-    wait_for(lambda: coordinator.heartbeats[-1].HasField("stats"), "stats")
+    wait_until(lambda: coordinator.heartbeats[-1].HasField("stats"), "stats")
     node.kv.BatchWrite(write_request(keys, keys, ttl_ms=[100]))
     kept = ours(1, "kept")
     node.kv.BatchWrite(write_request(kept, kept, ttl_ms=[100]))
     node.kv.BatchWrite(write_request(kept, kept))  # rewritten: its old entry is only dropped
-    wait_for(lambda: not node.kv.Get(kv_pb2.GetRequest(key=keys[0])).found, "expiry")
-    wait_for(lambda: coordinator.heartbeats[-1].stats.records < 600, "reclaimed")
+    wait_until(lambda: not node.kv.Get(kv_pb2.GetRequest(key=keys[0])).found, "expiry")
+    wait_until(lambda: coordinator.heartbeats[-1].stats.records < 600, "reclaimed")
     assert node.kv.Get(kv_pb2.GetRequest(key=kept[0])).value == kept[0]
 
 
@@ -362,7 +356,7 @@ def test_node_serves_the_table_whole_and_as_a_difference(
     assert len(whole.rows) == PARTITIONS
     version = whole.table_version
     coordinator.change_row(NOT_OURS, primary_epoch=77)
-    wait_for(
+    wait_until(
         lambda: node.table.GetTable(table_pb2.GetTableRequest()).table_version > version, "newer"
     )
     change = node.table.GetTable(
@@ -379,14 +373,14 @@ def test_node_serves_the_table_whole_and_as_a_difference(
 def test_node_before_bootstrap_says_the_cluster_is_not_ready(tmp_path: Path) -> None:
     with ScriptedCoordinator(Script(bootstrapped=False)) as coordinator:
         node = NodeProcess(tmp_path / "n1", coordinator.address)
-        wait_for(lambda: coordinator.heartbeats, "a heartbeat")
+        wait_until(lambda: coordinator.heartbeats, "a heartbeat")
         for call in (
             lambda: node.kv.Get(kv_pb2.GetRequest(key=b"k"), wait_for_ready=True),
             lambda: node.table.GetTable(table_pb2.GetTableRequest()),
         ):
             assert isinstance(refusal(call), ClusterNotReadyError)
         coordinator.script.bootstrapped = True
-        wait_for(coordinator.hosted_all, "hosted")
+        wait_until(coordinator.hosted_all, "hosted")
         node.close()
 
 
@@ -458,7 +452,7 @@ def test_checksums_and_sizes_tell_what_is_held(node: NodeProcess) -> None:
         )
         return found.get(2) == (mine.records, mine.bytes)
 
-    wait_for(counted, "the sizes")
+    wait_until(counted, "the sizes")
     error = refusal(lambda: stub.Checksums(replication_pb2.ChecksumsRequest(partition_ids=[16])))
     assert isinstance(error, InvalidArgumentError)
     for call in (

@@ -22,15 +22,8 @@ from koinon_node.storage.store import DATA_DB, PARTITIONS_DB, Store
 from koinon_node.storage.writer import Writer
 from koinon_proto.contract.errors import ConfigurationError, DataDirectoryError
 from koinon_proto.contract.table import first_sequence
-from tests.node.scripted_primary import (
-    PARTITIONS,
-    Rig,
-    ScriptedPrimary,
-    a_row,
-    a_table,
-    follow,
-    until,
-)
+from tests.kit.waiting import until
+from tests.node.scripted_primary import PARTITIONS, Rig, ScriptedPrimary, a_row, a_table, follow
 from tests.node.support import with_writer
 
 

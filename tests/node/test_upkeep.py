@@ -16,10 +16,11 @@ from koinon_node.storage import index_sweeper
 from koinon_node.storage.index_sweeper import StepResult
 from koinon_proto.contract.errors import StorageFullError, UnknownFateError
 from koinon_proto.v1 import replication_pb2 as wire
+from tests.kit.waiting import until
 from tests.node.held_writer import Bench, row_of
 from tests.node.played_follower import PlayedFollower, turn
 from tests.node.primary import answered, start, with_rows
-from tests.node.scripted_primary import Rig, ScriptedPrimary, a_row, a_table, follow, until
+from tests.node.scripted_primary import Rig, ScriptedPrimary, a_row, a_table, follow
 
 FULL = StorageFullError(node_id="n1", reason="no room")
 

@@ -29,8 +29,9 @@ from koinon_proto.contract.errors import (
     UnknownFateError,
 )
 from koinon_proto.contract.table import NodeNumber, PartitionStatus
+from tests.kit.waiting import wait_until
 from tests.node.scripted_coordinator import Script, ScriptedCoordinator, free_port
-from tests.node.support import WAIT_S, wait_for
+from tests.node.support import WAIT_S
 from tests.node.test_agent_lease import HeldHost, led
 
 
@@ -89,7 +90,7 @@ def member(
         running.loop.call_soon_threadsafe(running.host.durable.set)
     running.agent.start(running.loop)
     try:
-        wait_for(running.state.serving, "a lease")
+        wait_until(running.state.serving, "a lease")
         yield running
         assert running.failures == []
     finally:
@@ -134,11 +135,11 @@ def not_leader(leader: ScriptedCoordinator | None = None) -> Callable[[Any], Non
 def test_watched_table_is_applied_without_waiting_for_a_heartbeat(tmp_path: Path) -> None:
     script = Script(heartbeats_bring_tables=False, heartbeat_interval_ms=60_000, lease_ms=120_000)
     with ScriptedCoordinator(script) as coordinator, member(tmp_path, coordinator) as node:
-        wait_for(partial(leads, node, 16), "it leads all")
-        wait_for(lambda: coordinator.watching, "it watches")
+        wait_until(partial(leads, node, 16), "it leads all")
+        wait_until(lambda: coordinator.watching, "it watches")
         for version in range(2, 20):
             coordinator.change_row(3, primary=NodeNumber(0), primary_epoch=version)
-            wait_for(partial(has_version, node, version), "the change is applied")
+            wait_until(partial(has_version, node, version), "the change is applied")
         assert led(node.state) == frozenset(range(16)) - {3}
         # The first one twice: when it came, and when a heartbeat was acknowledged.
         assert [t[0] for t in node.host.tables] == [1, *range(1, 20)]
@@ -149,14 +150,14 @@ def test_watch_is_opened_at_the_new_leader(tmp_path: Path) -> None:
     with ScriptedCoordinator() as one, ScriptedCoordinator() as two:
         two.script.on_register = two.script.on_heartbeat = not_leader(one)
         with member(tmp_path, one, two) as node:
-            wait_for(lambda: one.watching, "it watches the leader")
+            wait_until(lambda: one.watching, "it watches the leader")
             with two._lock:
                 two.table, two.node_epoch = one.table, one.node_epoch
             two.script.on_heartbeat = lambda request: None
             one.script.on_heartbeat = not_leader(two)
-            wait_for(lambda: two.watching and not one.watching, "it watches the new leader")
+            wait_until(lambda: two.watching and not one.watching, "it watches the new leader")
             two.change_row(3, primary=NodeNumber(0))
-            wait_for(lambda: node.version() == 2, "the change is applied")
+            wait_until(lambda: node.version() == 2, "the change is applied")
 
 
 def test_watch_that_misses_a_table_is_opened_anew(tmp_path: Path) -> None:
@@ -164,10 +165,10 @@ def test_watch_that_misses_a_table_is_opened_anew(tmp_path: Path) -> None:
         ScriptedCoordinator(Script(watches_bring_tables=False)) as coordinator,
         member(tmp_path, coordinator) as node,
     ):
-        wait_for(lambda: coordinator.watching, "it watches")
+        wait_until(lambda: coordinator.watching, "it watches")
         coordinator.change_row(3, primary=NodeNumber(0))
-        wait_for(lambda: node.version() == 2, "heartbeats bring it all the same")
-        wait_for(lambda: len(coordinator.watches) >= 2, "a second watch")
+        wait_until(lambda: node.version() == 2, "heartbeats bring it all the same")
+        wait_until(lambda: len(coordinator.watches) >= 2, "a second watch")
         assert coordinator.watches[-1].known_version == 2
         assert coordinator.watches[-1].cluster_id == "cluster-a"
 
@@ -177,10 +178,10 @@ def test_watch_refused_is_tried_again_with_a_growing_pause(tmp_path: Path) -> No
         ScriptedCoordinator(Script(on_watch=not_leader())) as coordinator,
         member(tmp_path, coordinator) as node,
     ):
-        wait_for(lambda: len(coordinator.watches) >= 4, "tries")
+        wait_until(lambda: len(coordinator.watches) >= 4, "tries")
         began, tried = time.monotonic(), len(coordinator.watches)
         coordinator.script.on_watch = lambda request: None
-        wait_for(lambda: coordinator.watching, "it watches")
+        wait_until(lambda: coordinator.watching, "it watches")
         assert len(coordinator.watches) - tried <= 2
         assert time.monotonic() - began < 5
         assert node.state.serving()
@@ -189,10 +190,10 @@ def test_watch_refused_is_tried_again_with_a_growing_pause(tmp_path: Path) -> No
 def test_agent_stops_at_once_while_the_watch_is_open(tmp_path: Path) -> None:
     with ScriptedCoordinator() as coordinator:
         with member(tmp_path, coordinator):
-            wait_for(lambda: coordinator.watching, "it watches")
+            wait_until(lambda: coordinator.watching, "it watches")
             began = time.monotonic()
         assert time.monotonic() - began < 3
-        wait_for(lambda: not coordinator.watching, "the watch has ended")
+        wait_until(lambda: not coordinator.watching, "the watch has ended")
 
 
 # --- adoption ----------------------------------------------------------------------------------
@@ -204,13 +205,13 @@ def test_partitions_are_led_and_acknowledged_as_each_becomes_ready(tmp_path: Pat
         ScriptedCoordinator(script) as coordinator,
         member(tmp_path, coordinator, ready=False) as node,
     ):
-        wait_for(lambda: node.host.adopting, "it is told to adopt")
+        wait_until(lambda: node.host.adopting, "it is told to adopt")
         adoptions = list(node.host.adopting)
         random.Random(1).shuffle(adoptions)
         for count, adoption in enumerate(adoptions, start=1):
             node.agent.on_ready([adoption])
-            wait_for(partial(leads, node, count), "it is led")
-            wait_for(partial(acknowledged, coordinator, count), "acknowledged at once")
+            wait_until(partial(leads, node, count), "it is led")
+            wait_until(partial(acknowledged, coordinator, count), "acknowledged at once")
         assert coordinator.hosted_all()
         assert coordinator.heartbeats[-1].progress[0].partition_id == 7
         assert coordinator.registrations[-1].weight == 250
@@ -221,25 +222,25 @@ def test_partition_that_left_the_rows_before_it_was_ready_is_ignored(tmp_path: P
         ScriptedCoordinator() as coordinator,
         member(tmp_path, coordinator, ready=False) as node,
     ):
-        wait_for(lambda: node.host.adopting, "it is told to adopt")
+        wait_until(lambda: node.host.adopting, "it is told to adopt")
         coordinator.change_row(3, primary=NodeNumber(0), primary_epoch=2)
-        wait_for(lambda: node.version() == 2, "the change is applied")
+        wait_until(lambda: node.version() == 2, "the change is applied")
         node.agent.on_ready(node.host.adopting)
-        wait_for(partial(leads, node, 15), "the others are led")
+        wait_until(partial(leads, node, 15), "the others are led")
         assert 3 not in led(node.state)
 
 
 def test_fence_is_told_to_the_loop_and_drops_everything(tmp_path: Path) -> None:
     with ScriptedCoordinator() as coordinator, member(tmp_path, coordinator) as node:
-        wait_for(partial(leads, node, 16), "it leads all")
+        wait_until(partial(leads, node, 16), "it leads all")
         coordinator.script.on_register = not_leader()
         coordinator.fence()
-        wait_for(lambda: node.host.tables[-1][2] == 0, "the loop hears of the fence")
+        wait_until(lambda: node.host.tables[-1][2] == 0, "the loop hears of the fence")
         assert led(node.state) == frozenset()
         with pytest.raises(UnavailableError):
             node.alter(change_of(coordinator, 3))
         coordinator.script.on_register = lambda request: None
-        wait_for(partial(leads, node, 16), "it leads all again")
+        wait_until(partial(leads, node, 16), "it leads all again")
         assert node.host.tables[-1][2] == coordinator.node_epoch
 
 
@@ -248,7 +249,7 @@ def test_fence_is_told_to_the_loop_and_drops_everything(tmp_path: Path) -> None:
 
 def test_proposal_returns_after_the_loop_has_seen_its_table(tmp_path: Path) -> None:
     with ScriptedCoordinator() as coordinator, member(tmp_path, coordinator) as node:
-        wait_for(partial(leads, node, 16), "it leads all")
+        wait_until(partial(leads, node, 16), "it leads all")
         for _ in range(20):
             assert node.alter(change_of(coordinator, 3)) == frozenset()
         assert coordinator.alterations[-1].node_epoch == 1
@@ -263,7 +264,7 @@ def test_proposal_finds_the_leader_past_members_that_are_dead_or_follow(tmp_path
     with ScriptedCoordinator() as one, ScriptedCoordinator() as leader:
         one.script.on_alter = not_leader(leader)
         with member(tmp_path, one, dead=dead) as node:
-            wait_for(partial(leads, node, 16), "it leads all")
+            wait_until(partial(leads, node, 16), "it leads all")
             with leader._lock:
                 leader.table, leader.node_epoch = one.table, one.node_epoch
             assert node.alter(change_of(one, 3)) == frozenset()
@@ -289,7 +290,7 @@ def test_proposal_refused_says_whether_it_may_be_committed(
         ScriptedCoordinator(Script(on_alter=refuse)) as coordinator,
         member(tmp_path, coordinator) as node,
     ):
-        wait_for(partial(leads, node, 16), "it leads all")
+        wait_until(partial(leads, node, 16), "it leads all")
         with pytest.raises(KoinonError) as raised:
             node.alter(change_of(coordinator, 3))
         assert type(raised.value) is seen
@@ -300,7 +301,7 @@ def test_proposal_that_is_cut_off_or_never_answered_is_of_unknown_fate(tmp_path:
     with ScriptedCoordinator() as coordinator, ScriptedCoordinator() as other:
         other.script.on_register = other.script.on_heartbeat = not_leader(coordinator)
         with member(tmp_path, coordinator, other) as node:
-            wait_for(partial(leads, node, 16), "it leads all")
+            wait_until(partial(leads, node, 16), "it leads all")
             coordinator.script.on_alter = lambda request: hold(release)
             change = change_of(coordinator, 3)
             with pytest.raises(UnknownFateError):
@@ -318,7 +319,7 @@ def test_proposal_with_no_coordinator_in_reach_was_not_made(tmp_path: Path) -> N
         ScriptedCoordinator(Script(lease_ms=60_000)) as coordinator,
         member(tmp_path, coordinator) as node,
     ):
-        wait_for(partial(leads, node, 16), "it leads all")
+        wait_until(partial(leads, node, 16), "it leads all")
         change = change_of(coordinator, 3)
         coordinator.__exit__()
         with pytest.raises(UnavailableError):

@@ -34,9 +34,10 @@ from koinon_proto.contract.errors import (
     UnknownFateError,
 )
 from koinon_proto.v1.replication_pb2 import MergeStep
+from tests.kit.waiting import wait_until
 from tests.node.groups import lone_writer
 from tests.node.staged_chunks import LOAD, chunk_of, content, step_of
-from tests.node.support import WAIT_S, wait_for, with_writer
+from tests.node.support import WAIT_S, with_writer
 
 MIB = 1024 * 1024
 
@@ -666,7 +667,7 @@ def test_writer_stopped_when_its_node_is_killed_is_gone_before_the_directory_ope
     node.kill()
     node.wait(WAIT_S)
     with Store(config_of(tmp_path)) as store:
-        wait_for(lambda: not _runs(writer), "the old writer is gone")
+        wait_until(lambda: not _runs(writer), "the old writer is gone")
         assert store.identity().node_epoch == 1
 
 

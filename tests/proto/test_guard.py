@@ -18,6 +18,7 @@ from koinon_proto.server.aio_server import GuardedServer
 from koinon_proto.server.guard import Guard
 from koinon_proto.server.rpc import error_of
 from koinon_proto.v1 import kv_pb2, table_pb2
+from tests.kit.waiting import until
 
 _SHARE = Share(calls=64, request_bytes=40, reply_bytes=20 << 20)
 LIMITS = LaneLimits(
@@ -88,12 +89,6 @@ async def refusal(call: Awaitable[Any]) -> Any:
     with pytest.raises(grpc.RpcError) as failure:
         await call
     return error_of(failure.value)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 def held(guarding: Guard) -> tuple[int, ...]:

@@ -13,10 +13,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
+
+from tests.kit.waiting import wait_until
 
 TIMEOUT_S = 30.0
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,20 +37,6 @@ def free_address() -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{probe.getsockname()[1]}"
-
-
-def wait_until(
-    what: str, condition: Callable[[], _Found | None], timeout_s: float = TIMEOUT_S
-) -> _Found:
-    """The first result of `condition` that is true."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        found = condition()
-        if found:
-            return found
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {timeout_s} s: {what}")
-        time.sleep(0.01)
 
 
 class Call:
@@ -114,8 +101,8 @@ class MemberProcess:
         self._reader.start()
         if wait:
             wait_until(
-                f"{self.member_id} starts, or says why not (see {log_path})",
                 lambda: self.store_id or self.stop_event or not self.is_alive,
+                f"{self.member_id} starts, or says why not (see {log_path})",
             )
 
     def _read(self, process: subprocess.Popen[str]) -> None:
@@ -170,8 +157,7 @@ class MemberProcess:
     def wait_for_progress(self, count: int) -> None:
         target = len(self.acknowledged) + count
         wait_until(
-            f"{self.member_id} acknowledges {count} more",
-            lambda: len(self.acknowledged) >= target,
+            lambda: len(self.acknowledged) >= target, f"{self.member_id} acknowledges {count} more"
         )
 
     # -- faults
@@ -259,4 +245,4 @@ class Cluster:
                     serving.append((status["serving_term"], member))
             return max(serving, key=lambda found: found[0])[1] if serving else None
 
-        return wait_until("a leader serves", find, timeout_s)
+        return wait_until(find, "a leader serves", timeout_s=timeout_s)

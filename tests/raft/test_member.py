@@ -112,7 +112,7 @@ class InProcessGroup:
                     found.append(member)
             return found
 
-        await until("a leader serves", serving)
+        await until(serving, "a leader serves")
         return serving()[-1]
 
 
@@ -139,8 +139,8 @@ def test_member_proposal_returns_what_apply_returned() -> None:
             index = await leader.read_barrier()
             assert leader.status().applied_index >= index
             await until(
-                "all have applied all",
                 lambda: all(len(s.applied) == 200 for s in group.states.values()),
+                "all have applied all",
             )
 
     run(test)
@@ -151,7 +151,7 @@ def test_member_follower_names_the_leader() -> None:
         async with group_of() as group:
             leader = await group.leader()
             follower = next(m for m in group.members.values() if m is not leader)
-            await until("it hears the leader", lambda: follower.status().leader_id)
+            await until(lambda: follower.status().leader_id, "it hears the leader")
             requests: list[Awaitable[object]] = [
                 follower.propose(b"x"),
                 follower.read_barrier(),
@@ -172,7 +172,7 @@ def test_member_quorum_contact_is_recent_on_its_clock() -> None:
     async def test() -> None:
         async with group_of() as group:
             leader = await group.leader()
-            await until("a round is answered", lambda: leader.quorum_contact_at() is not None)
+            await until(lambda: leader.quorum_contact_at() is not None, "a round is answered")
             contact = leader.quorum_contact_at()
             assert contact is not None
             assert contact <= boottime()
@@ -233,7 +233,7 @@ def test_member_isolated_leader_proposal_fate_is_unknown() -> None:
             await successor.propose(b"kept")
             group.network.blocked.clear()
             state = group.states[leader.member_id]
-            await until("the old leader catches up", lambda: b"kept" in state.applied)
+            await until(lambda: b"kept" in state.applied, "the old leader catches up")
             assert b"lost" not in state.applied
 
     run(test)
@@ -249,7 +249,7 @@ def test_member_on_leader_comes_after_everything_earlier_is_applied() -> None:
                 state = group.states[member_id]
                 member._on_leader = lambda _, s=state: seen.append(len(s.applied))
             await leader.stop()
-            await until("a successor serves", lambda: seen)
+            await until(lambda: seen, "a successor serves")
             assert seen[0] == 50
 
     run(test)
@@ -312,7 +312,7 @@ def test_member_leader_whose_disk_hangs_is_replaced() -> None:
             finally:
                 goes_on.set()
             state = group.states[leader.member_id]
-            await until("it catches up", lambda: b"y" in state.applied)
+            await until(lambda: b"y" in state.applied, "it catches up")
             assert leader.status().pending_save_s < 0.3
 
     run(test)
@@ -342,7 +342,7 @@ def test_member_restarted_replays_its_log_and_snapshot() -> None:
             await leader.stop()
             again = group.make("a")
             await again.start()
-            await until("it leads again", lambda: again.status().role is Role.LEADER)
+            await until(lambda: again.status().role is Role.LEADER, "it leads again")
             await again.read_barrier()
             assert group.states["a"].applied == [b"%d" % n for n in range(25)]
 
@@ -403,7 +403,7 @@ def test_member_joins_is_promoted_and_removed() -> None:
                 await leader.propose(b"%d" % number)
             await group.make("d", joins=True).start()
             await leader.add_learner("d", "host-d:1")
-            await until("it has all", lambda: len(group.states["d"].applied) == 50)
+            await until(lambda: len(group.states["d"].applied) == 50, "it has all")
             assert group.states["d"].restored == 1
             await leader.promote("d")
             status = leader.status().members["d"]
@@ -434,7 +434,7 @@ def test_member_refused_changes_name_their_subject_and_a_way_out() -> None:
                 with pytest.raises(MembershipChangeError, match=why):
                     await request
             group.network.isolate(other)
-            await until("it is silent", lambda: not leader.status().members[other].is_active)
+            await until(lambda: not leader.status().members[other].is_active, "it is silent")
             why = f"without {one} no majority answers: bring {other} back, or remove {other}"
             with pytest.raises(MembershipChangeError, match=why):
                 await leader.remove_member(one)
@@ -451,8 +451,8 @@ def test_member_leader_removes_itself_and_the_group_goes_on() -> None:
             members = leader.status().members
             others = [member_id for member_id in members if member_id != leader.member_id]
             await until(
-                "the others are in touch",
                 lambda: all(leader.status().members[m].is_active for m in others),
+                "the others are in touch",
             )
             await leader.remove_member(leader.member_id)
             with pytest.raises(MemberRemovedError):
@@ -554,7 +554,7 @@ def test_member_that_lost_its_directory_stops_and_says_so() -> None:
             leader = await group.leader()
             await leader.propose(b"x")
             follower_id = next(m for m in group.members if m != leader.member_id)
-            await until("all know one another", lambda: group.states[follower_id].applied)
+            await until(lambda: group.states[follower_id].applied, "all know one another")
             await group.members[follower_id].stop()
             del group.disks[follower_id]
             again = group.make(follower_id)
@@ -614,12 +614,12 @@ def test_members_that_only_follow_know_one_anothers_stores() -> None:
             )
             await members[member_id].start()
         try:
-            await until("it leads", lambda: members["a"].status().role is Role.LEADER)
+            await until(lambda: members["a"].status().role is Role.LEADER, "it leads")
             for one, other in ("bc", "cb"):
                 store_id = disks[other].store_id
                 await until(
-                    "they know each other",
                     lambda d=disks[one], m=other, s=store_id: d.pinned_stores().get(m) == s,  # type: ignore[misc]
+                    "they know each other",
                 )
         finally:
             for member in members.values():

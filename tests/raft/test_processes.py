@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from koinon_proto.process.clock import boottime
+from tests.kit.waiting import wait_until
 
-from .processes import Cluster, MemberProcess, RemoteError, free_address, wait_until
+from .processes import Cluster, MemberProcess, RemoteError, free_address
 
 COMMAND_BYTES = 100
 
@@ -25,13 +26,13 @@ def wait_for_all_to_apply(cluster: Cluster, command: str) -> None:
     for member in cluster.members.values():
         if member.is_alive:
             wait_until(
-                f"{member.member_id} applies {command}",
                 lambda m=member: command in m.call("dump"),  # type: ignore[misc]
+                f"{member.member_id} applies {command}",
             )
 
 
 def stop_event_of(member: MemberProcess) -> tuple[str, str]:
-    event = wait_until(f"{member.member_id} stops by itself", lambda: member.stop_event)
+    event = wait_until(lambda: member.stop_event, f"{member.member_id} stops by itself")
     return event["error"], event["text"]
 
 
@@ -128,7 +129,7 @@ def test_member_that_lost_its_disk_is_refused_and_can_be_replaced(cluster: Clust
     cluster.members["m4"] = newcomer
     newcomer.start()
     leader.call("add_learner", member_id="m4", address=address)
-    wait_until("it has caught up", lambda: leader.call("status")["lag"]["m4"] == 0)
+    wait_until(lambda: leader.call("status")["lag"]["m4"] == 0, "it has caught up")
     leader.call("promote", member_id="m4")
     assert "m4" in leader.call("status")["voters"]
     assert newcomer.call("dump") == ["x"]
@@ -144,8 +145,8 @@ def test_group_grows_and_shrinks_while_it_serves(cluster: Cluster) -> None:
         newcomer.start()
         leader.call("add_learner", member_id=member_id, address=address)
         wait_until(
-            f"{member_id} catches up",
             lambda m=member_id: (leader.call("status")["lag"][m] or 0) < 500,  # type: ignore[misc]
+            f"{member_id} catches up",
         )
         leader.call("promote", member_id=member_id)
     assert load.result()["acknowledged"] > 0
@@ -156,10 +157,7 @@ def test_group_grows_and_shrinks_while_it_serves(cluster: Cluster) -> None:
     successor.call("propose", command="without the first leader")
     for member in cluster.members.values():
         if member is not leader:
-            wait_until(
-                "it is there",
-                lambda m=member: "without the first leader" in m.call("dump"),  # type: ignore[misc]
-            )
+            wait_until(lambda m=member: "without the first leader" in m.call("dump"), "it is there")  # type: ignore[misc]
 
 
 def test_group_transfer_moves_leadership(cluster: Cluster) -> None:

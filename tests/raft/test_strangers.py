@@ -162,15 +162,15 @@ def test_streams_that_say_nothing_take_no_members_place(monkeypatch: pytest.Monk
         async with grpc.aio.insecure_channel(address) as channel:
             exchange = raft_pb2_grpc.RaftStub(channel).Exchange
             silent = [exchange() for _ in range(4)]
-            await until("they wait", lambda: len(transport._waiting) == 4)
+            await until(lambda: len(transport._waiting) == 4, "they wait")
             stream = exchange()
             await stream.write(hello("a", ""))
-            await until("it is taken", lambda: endpoint.received)
-            await until("one was ended", lambda: any(call.done() for call in silent))
+            await until(lambda: endpoint.received, "it is taken")
+            await until(lambda: any(call.done() for call in silent), "one was ended")
             assert not stream.done()
             again = exchange()
             await again.write(hello("a", ""))
-            await until("the newer stream stands for it", stream.done)
+            await until(stream.done, "the newer stream stands for it")
             assert not again.done()
             for call in (*silent, again):
                 call.cancel()
@@ -193,7 +193,7 @@ def test_member_with_a_term_that_cannot_be_gone_on_from_says_what_to_do() -> Non
         disk.save(hard_state=HardState(term=1 << 60), snapshot_write=None, entries=())
         member = group.make("a")
         await member.start()
-        await until("it leads", lambda: member.status().role is Role.LEADER)
+        await until(lambda: member.status().role is Role.LEADER, "it leads")
         await member.stop()
 
     asyncio.run(test())

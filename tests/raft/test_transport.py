@@ -144,7 +144,7 @@ async def send_until(transport: RaftTransport, condition: Callable[[], object]) 
         transport.send([reply("a", "b")])
         return condition()
 
-    await until("a message has its effect", send)
+    await until(send, "a message has its effect")
 
 
 class Wires:
@@ -202,7 +202,7 @@ def test_transport_delivers_to_the_peer_named(wire_kind: str) -> None:
         to_others.set_peers({"a": a.address, "b": b.address, "c": c.address})
         to_others.send([reply("a", "b", n) for n in range(1000)])
         to_others.send([reply("a", "nobody")])
-        await until("all is there", lambda: len(b.received) == 1000)
+        await until(lambda: len(b.received) == 1000, "all is there")
         assert b.received == [reply("a", "b", n) for n in range(1000)]
         assert c.received == []
 
@@ -217,9 +217,9 @@ def test_transport_answers_a_sender_it_has_no_address_of(wire_kind: str) -> None
         from_a.set_peers({"b": b.address})
         from_b.set_peers({})
         from_a.send([reply("a", "b")])
-        await until("it is there", lambda: b.received)
+        await until(lambda: b.received, "it is there")
         from_b.send([reply("b", "a")])
-        await until("the answer is there", lambda: a.received)
+        await until(lambda: a.received, "the answer is there")
 
     with_wires(wire_kind, test)
 
@@ -233,10 +233,10 @@ def test_transport_peer_that_is_configured_no_more_is_still_answered(wire_kind: 
         from_b.set_peers({"a": a.address, "b": b.address})
         from_a.send([reply("a", "b")])
         from_b.send([reply("b", "a")])
-        await until("both are there", lambda: a.received and b.received)
+        await until(lambda: a.received and b.received, "both are there")
         from_b.set_peers({"b": b.address})
         from_b.send([reply("b", "a")])
-        await until("another is there", lambda: len(a.received) == 2)
+        await until(lambda: len(a.received) == 2, "another is there")
 
     with_wires(wire_kind, test)
 
@@ -282,7 +282,7 @@ def test_transport_member_refused_by_another_group_goes_on(wire_kind: str) -> No
         b.group = "another"
         from_a.set_peers({"b": b.address, "c": c.address})
         from_a.send([reply("a", "b"), reply("a", "c")])
-        await until("the other message is there", lambda: c.received)
+        await until(lambda: c.received, "the other message is there")
         assert b.received == []
         assert a.refused_by == []
 
@@ -403,10 +403,10 @@ def test_grpc_configured_peers_know_a_member_that_says_nothing() -> None:
             receiver.attach(endpoint)
         servers = [await served(receivers[0], first)]
         sender.set_peers({"b": first, "c": later})
-        await until("b knows it", lambda: endpoints[0].pins == {"a": "store"})
-        await until("c was looked for", lambda: sender.counters["stream_ends"] >= 1)
+        await until(lambda: endpoints[0].pins == {"a": "store"}, "b knows it")
+        await until(lambda: sender.counters["stream_ends"] >= 1, "c was looked for")
         servers.append(await served(receivers[1], later))
-        await until("c knows it", lambda: endpoints[1].pins == {"a": "store"})
+        await until(lambda: endpoints[1].pins == {"a": "store"}, "c knows it")
         assert endpoints[0].received == endpoints[1].received == []
         for transport in (sender, *receivers):
             await transport.close()
@@ -432,7 +432,7 @@ def test_grpc_hello_is_repeated_for_one_who_took_the_member_for_a_stranger() -> 
         receiver.attach(endpoint)
         server = await served(receiver, address)
         sender.set_peers({"b": address})
-        await until("three hellos", lambda: len(hellos) >= 3)
+        await until(lambda: len(hellos) >= 3, "three hellos")
         assert sender.counters["stream_ends"] == 0
         await sender.close()
         await receiver.close()
@@ -450,19 +450,19 @@ def test_grpc_stream_that_was_idle_is_not_given_up_at_its_next_message() -> None
         receiver.attach(endpoint)
         server = await served(receiver, address)
         sender.set_peers({"b": address})
-        await until("b knows it", lambda: endpoint.pins)
+        await until(lambda: endpoint.pins, "b knows it")
         ends = sender.counters["stream_ends"]
         for count in range(1, 4):
             await asyncio.sleep(0.15)  # longer than the silence
             sender.send([reply("a", "b", count)])
-            await until("it is there", lambda n=count: len(endpoint.received) == n)  # type: ignore[misc]
+            await until(lambda n=count: len(endpoint.received) == n, "it is there")  # type: ignore[misc]
         assert sender.counters["stream_ends"] == ends
 
         def given_up() -> bool:
             sender.send([reply("a", "b")])
             return sender.counters["stream_ends"] > ends
 
-        await until("one that is written to and never answers is given up", given_up)
+        await until(given_up, "one that is written to and never answers is given up")
         await sender.close()
         await receiver.close()
         await server.stop(0)

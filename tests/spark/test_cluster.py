@@ -18,8 +18,8 @@ from koinon.client import Client
 from koinon.local import LocalCluster
 from koinon.operate.bulk_loads import LoadsClient, LoadState
 from koinon.spark import partition_id
-from tests.client.helpers import wait_until
 from tests.kit.clusters import running_cluster
+from tests.kit.waiting import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -120,7 +120,7 @@ def test_cluster_python_workers_killed_while_they_write_change_nothing(
     killed: list[int] = []
 
     def strike() -> None:
-        wait_until(lambda: any(load.load_id not in known for load in loads.loads()), 60)
+        wait_until(lambda: any(load.load_id not in known for load in loads.loads()), timeout_s=60)
         killed.extend(pid for pid in _python_workers() if _kill(pid))
 
     striking = threading.Thread(target=strike)
@@ -138,7 +138,7 @@ def test_cluster_node_killed_while_rows_are_written_loses_none(
 
         def strike() -> None:
             with LoadsClient(cluster.coordinators) as loads:
-                wait_until(lambda: bool(loads.loads()), 60)
+                wait_until(lambda: bool(loads.loads()), timeout_s=60)
             cluster.kill("n2")
 
         striking = threading.Thread(target=strike)

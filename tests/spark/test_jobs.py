@@ -30,7 +30,7 @@ from koinon_proto.contract.errors import (
     UnavailableError,
     UnknownFateError,
 )
-from tests.client.helpers import wait_until
+from tests.kit.waiting import wait_until
 from tests.spark.fake_loads import LoadsCluster, refuse_once
 from tests.spark.helpers import batch_of, commit, make_job, pairs, run
 

@@ -24,7 +24,7 @@ from koinon.client import Client
 from koinon.local import LocalCluster
 from koinon.local.servers import environment
 from koinon.operate.bulk_loads import LoadsClient, LoadState
-from tests.client.helpers import wait_until
+from tests.kit.waiting import wait_until
 
 ROWS = 60_000
 TIMEOUT_S = 120.0
@@ -180,7 +180,7 @@ def _new(loads: LoadsClient, known: set[int]) -> int | None:
 
 
 def _wait_for_new(loads: LoadsClient, known: set[int]) -> None:
-    wait_until(lambda: _new(loads, known) is not None, TIMEOUT_S)
+    wait_until(lambda: _new(loads, known) is not None, timeout_s=TIMEOUT_S)
 
 
 def _end_of(loads: LoadsClient, known: set[int]) -> LoadState:
@@ -195,7 +195,7 @@ def _end_of(loads: LoadsClient, known: set[int]) -> LoadState:
         ends.append(load.state)
         return load.state in (LoadState.DONE, LoadState.ABORTED)
 
-    wait_until(ended, TIMEOUT_S)
+    wait_until(ended, timeout_s=TIMEOUT_S)
     return ends[-1]
 
 

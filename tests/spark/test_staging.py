@@ -14,7 +14,7 @@ from koinon.spark.writing.batching import Chunk
 from koinon.spark.writing.staging import IN_FLIGHT_PER_OWNER, MESSAGE_BYTES, Pace, Stager
 from koinon_proto.contract.bulk_loads import LoadMode
 from koinon_proto.contract.errors import KoinonError, LeaseExpiredError, StorageFullError
-from tests.client.helpers import wait_until
+from tests.kit.waiting import wait_until
 from tests.spark.fake_loads import LoadsCluster
 
 
