@@ -22,15 +22,12 @@ from koinon_proto.contract.errors import (
     UnknownNodeError,
 )
 from koinon_proto.contract.table import (
-    ClusterConfig,
     MoveSettings,
     NodeId,
     NodeInfo,
     NodeNumber,
     NodeStatus,
     OfflineReason,
-    PartitionId,
-    PartitionRow,
     PartitionStatus,
     Table,
     first_sequence,
@@ -46,6 +43,7 @@ from koinon_proto.v1 import (
     replication_pb2_grpc,
 )
 from tests.client.fake_cluster import LoopThread
+from tests.kit.tables import config_of, node_of, row_of, table_with
 
 PARTITIONS = 8
 Progress = membership_pb2.ReplicaProgress
@@ -340,45 +338,15 @@ class FakeOperator(admin_pb2_grpc.AdminServicer):
 
 
 def _table(addresses: Sequence[str], partitions: int) -> Table:
-    numbers = [NodeNumber(n) for n in range(1, len(addresses) + 1)]
-    nodes = {
-        n: NodeInfo(
-            number=n,
-            node_id=NodeId(f"n{n}"),
-            address=addresses[n - 1],
-            rack="",
-            node_epoch=1,
-            status=NodeStatus.ACTIVE,
-            store_id=f"s{n}",
-            changed_at=1,
-        )
-        for n in numbers
-    }
-    rows = []
-    for p in range(partitions):
-        held = tuple(numbers[(p + i) % len(numbers)] for i in range(min(3, len(numbers))))
-        rows.append(
-            PartitionRow(
-                partition_id=PartitionId(p),
-                replicas=held,
-                in_sync=held,
-                primary=held[0],
-                primary_epoch=1,
-                partition_epoch=1,
-                status=PartitionStatus.ONLINE,
-                changed_at=1,
-            )
-        )
-    config = ClusterConfig(
-        cluster_id="fake",
-        partitioner="murmur2",
-        partition_count=partitions,
-        replication_factor=3,
-        min_in_sync=2,
-        bootstrap_nodes=3,
-        max_value_bytes=1 << 20,
+    count = len(addresses)
+    rows = (
+        row_of(p, *((p + i) % count + 1 for i in range(min(3, count)))) for p in range(partitions)
     )
-    return Table(cluster=config, table_version=1, nodes=nodes, rows=tuple(rows))
+    config = config_of(
+        partitions, cluster_id="fake", replication_factor=3, min_in_sync=2, bootstrap_nodes=3
+    )
+    nodes = (node_of(n, address=address) for n, address in enumerate(addresses, 1))
+    return table_with(rows, nodes, config=config)
 
 
 LOST: dict[str, Any] = {

@@ -28,13 +28,8 @@ from koinon_proto.contract.errors import (
 from koinon_proto.contract.table import (
     MAX_BATCH_BYTES,
     NO_NODE,
-    ClusterConfig,
-    NodeId,
-    NodeInfo,
     NodeNumber,
     NodeStatus,
-    PartitionId,
-    PartitionRow,
     PartitionStatus,
     Table,
     first_sequence,
@@ -49,6 +44,7 @@ from koinon_proto.v1 import (
     table_pb2,
     table_pb2_grpc,
 )
+from tests.kit.tables import config_of, node_of, row_of, table_with
 
 T = TypeVar("T")
 Hook = Callable[[str, Any], Awaitable[None]]
@@ -262,44 +258,10 @@ class FakeCluster:
         self.served_table: Table | None = self.table
 
     def _first_table(self, partitions: int, cluster_id: str = "fake") -> Table:
-        members = {
-            node.number: NodeInfo(
-                number=node.number,
-                node_id=NodeId(f"n{node.number}"),
-                address=node.address,
-                rack="",
-                node_epoch=1,
-                status=NodeStatus.ACTIVE,
-                store_id=f"s{node.number}",
-                changed_at=1,
-            )
-            for node in self.nodes
-        }
-        rows = []
-        for p in range(partitions):
-            owner = self.nodes[p % len(self.nodes)].number
-            rows.append(
-                PartitionRow(
-                    partition_id=PartitionId(p),
-                    replicas=(owner,),
-                    in_sync=(owner,),
-                    primary=owner,
-                    primary_epoch=1,
-                    partition_epoch=1,
-                    status=PartitionStatus.ONLINE,
-                    changed_at=1,
-                )
-            )
-        config = ClusterConfig(
-            cluster_id=cluster_id,
-            partitioner=self.partitioner.name,
-            partition_count=partitions,
-            replication_factor=1,
-            min_in_sync=1,
-            bootstrap_nodes=1,
-            max_value_bytes=1 << 20,
-        )
-        return Table(cluster=config, table_version=1, nodes=members, rows=tuple(rows))
+        rows = (row_of(p, self.nodes[p % len(self.nodes)].number) for p in range(partitions))
+        members = (node_of(node.number, address=node.address) for node in self.nodes)
+        config = config_of(partitions, cluster_id=cluster_id, partitioner=self.partitioner.name)
+        return table_with(rows, members, config=config)
 
     @property
     def seeds(self) -> str:

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from koinon_proto.contract.errors import NotPrimaryError
 from koinon_proto.contract.table import (
-    ClusterConfig,
-    NodeId,
     NodeInfo,
-    NodeNumber,
-    NodeStatus,
-    PartitionId,
-    PartitionRow,
     PartitionStatus,
     TableUpdate,
 )
+from tests.kit.tables import config_of, node_of, row_of
 
 PARTITIONS = 16
 
@@ -31,24 +26,14 @@ def update(
     wanted = {p: p % nodes + 1 for p in range(PARTITIONS)} if not base else {}
     wanted |= owners or {}
     return TableUpdate(
-        cluster=ClusterConfig(
-            cluster_id=cluster_id,
-            partitioner="murmur2",
-            partition_count=PARTITIONS,
-            replication_factor=1,
-            min_in_sync=1,
-            bootstrap_nodes=1,
-            max_value_bytes=1000,
-        ),
+        cluster=config_of(PARTITIONS, cluster_id=cluster_id, max_value_bytes=1000),
         base_version=base,
         table_version=version,
         nodes=tuple(node(n, version) for n in range(1, nodes + 1)),
         rows=tuple(
-            PartitionRow(
-                partition_id=PartitionId(p),
-                replicas=(NodeNumber(owner),),
-                in_sync=(NodeNumber(owner),),
-                primary=NodeNumber(owner),
+            row_of(
+                p,
+                owner,
                 primary_epoch=epoch,
                 partition_epoch=epoch,
                 status=PartitionStatus.ONLINE if owner else PartitionStatus.OFFLINE,
@@ -60,16 +45,7 @@ def update(
 
 
 def node(number: int, version: int) -> NodeInfo:
-    return NodeInfo(
-        number=NodeNumber(number),
-        node_id=NodeId(f"n{number}"),
-        address=f"host{number}:1",
-        rack="",
-        node_epoch=1,
-        status=NodeStatus.ACTIVE,
-        store_id=f"s{number}",
-        changed_at=version,
-    )
+    return node_of(number, address=f"host{number}:1", changed_at=version)
 
 
 def not_primary(

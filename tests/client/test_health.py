@@ -12,17 +12,13 @@ from koinon.operate.bulk_loads import LoadMode, LoadState, LoadView
 from koinon.operate.health import notes, problems, summary
 from koinon_proto.contract.table import (
     ActiveLoad,
-    ClusterConfig,
-    NodeId,
-    NodeInfo,
     NodeNumber,
     NodeStatus,
     OfflineReason,
-    PartitionId,
-    PartitionRow,
     PartitionStatus,
     Table,
 )
+from tests.kit.tables import config_of, node_of, row_of, table_with
 
 PARTITIONS = 12
 
@@ -32,42 +28,10 @@ def number(n: int) -> NodeNumber:
 
 
 def table_of(**changes: Any) -> Table:
-    nodes = {
-        NodeNumber(n): NodeInfo(
-            number=NodeNumber(n),
-            node_id=NodeId(f"n{n}"),
-            address=f"host{n}:1",
-            rack="",
-            node_epoch=1,
-            status=NodeStatus.ACTIVE,
-            store_id=f"s{n}",
-            changed_at=1,
-        )
-        for n in (1, 2, 3)
-    }
-    rows = tuple(
-        PartitionRow(
-            partition_id=PartitionId(p),
-            replicas=(number(p), number(p + 1)),
-            in_sync=(number(p), number(p + 1)),
-            primary=number(p),
-            primary_epoch=1,
-            partition_epoch=1,
-            status=PartitionStatus.ONLINE,
-            changed_at=1,
-        )
-        for p in range(PARTITIONS)
-    )
-    config = ClusterConfig(
-        cluster_id="one",
-        partitioner="murmur2",
-        partition_count=PARTITIONS,
-        replication_factor=2,
-        min_in_sync=1,
-        bootstrap_nodes=3,
-        max_value_bytes=1000,
-    )
-    return replace(Table(cluster=config, table_version=1, nodes=nodes, rows=rows), **changes)
+    rows = [row_of(p, number(p), number(p + 1)) for p in range(PARTITIONS)]
+    config = config_of(PARTITIONS, cluster_id="one", replication_factor=2, bootstrap_nodes=3)
+    nodes = [node_of(n, address=f"host{n}:1") for n in (1, 2, 3)]
+    return replace(table_with(rows, nodes, config=config), **changes)
 
 
 def with_row(table: Table, p: int, **fields: Any) -> Table:

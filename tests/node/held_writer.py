@@ -46,10 +46,7 @@ from koinon_node.storage.writer_process import MERGES, stored_entries
 from koinon_proto.contract.table import (
     NO_NODE,
     ActiveLoad,
-    ClusterConfig,
     MoveSettings,
-    NodeId,
-    NodeInfo,
     NodeNumber,
     NodeStatus,
     PartitionId,
@@ -59,6 +56,7 @@ from koinon_proto.contract.table import (
     registration_digest,
 )
 from koinon_proto.v1.replication_pb2 import MergeStep
+from tests.kit.tables import config_of, node_of
 
 WAIT_S = 10.0
 PARTITIONS = 4
@@ -109,27 +107,17 @@ def table_of(
     """Return a table of these rows (or of all partitions with this node alone) and three nodes."""
     rows = rows or tuple(row_of(p) for p in range(PARTITIONS))
     nodes = {
-        NodeNumber(n): NodeInfo(
-            number=NodeNumber(n),
-            node_id=NodeId(f"n{n}"),
-            address=f"127.0.0.1:{n}",
-            rack="",
+        NodeNumber(n): node_of(
+            n,
             node_epoch=(node_epochs or {}).get(n, 1),
             status=NodeStatus.FENCED if n in fenced else NodeStatus.ACTIVE,
-            store_id=f"s{n}",
             changed_at=version,
             registration_digest=registration_digest((registration_ids or {}).get(n, "")),
         )
         for n in (1, 2, 3)
     }
-    cluster = ClusterConfig(
-        cluster_id="c",
-        partitioner="murmur2",
-        partition_count=len(rows),
-        replication_factor=3,
-        min_in_sync=min_in_sync,
-        bootstrap_nodes=1,
-        max_value_bytes=1024,
+    cluster = config_of(
+        len(rows), replication_factor=3, min_in_sync=min_in_sync, max_value_bytes=1024
     )
     return Table(
         cluster=cluster,

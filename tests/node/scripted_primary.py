@@ -30,19 +30,15 @@ from koinon_node.storage.writer import Writer
 from koinon_proto.contract.convert import error_to_proto
 from koinon_proto.contract.errors import KoinonError, TableBehindError
 from koinon_proto.contract.table import (
-    ClusterConfig,
     MoveSettings,
-    NodeId,
     NodeInfo,
     NodeNumber,
-    NodeStatus,
-    PartitionId,
     PartitionRow,
-    PartitionStatus,
     Table,
     first_sequence,
 )
 from koinon_proto.v1 import replication_pb2 as wire
+from tests.kit.tables import config_of, node_of, row_of, table_with
 from tests.kit.waiting import until
 from tests.node.groups import lone_writer
 
@@ -59,33 +55,14 @@ def a_table(
     node_epoch: int = 1,
     moves: MoveSettings | None = None,
 ) -> Table:
-    cluster = ClusterConfig(
-        cluster_id="c",
-        partitioner="murmur2",
-        partition_count=len(rows),
-        replication_factor=2,
-        min_in_sync=1,
-        bootstrap_nodes=3,
-        max_value_bytes=1 << 20,
-    )
-    nodes = {
-        number: NodeInfo(
-            number=number,
-            node_id=NodeId(f"n{number}"),
-            address=f"10.0.0.{number}:1",
-            rack="",
-            node_epoch=node_epoch if number == ME else 1,
-            status=NodeStatus.ACTIVE,
-            store_id="",
-            changed_at=version,
-        )
-        for number in (ME, P1, P2)
-    }
-    return Table(
-        cluster=cluster,
-        table_version=version,
-        nodes=nodes,
-        rows=tuple(rows),
+    return table_with(
+        rows,
+        [
+            node_of(number, node_epoch=node_epoch if number == ME else 1, changed_at=version)
+            for number in (ME, P1, P2)
+        ],
+        version=version,
+        config=config_of(len(rows), replication_factor=2, bootstrap_nodes=3),
         moves=moves or MoveSettings(),
     )
 
@@ -100,15 +77,14 @@ def a_row(
     adding: tuple[NodeNumber, ...] = (),
     partition_epoch: int = 0,
 ) -> PartitionRow:
-    return PartitionRow(
-        partition_id=PartitionId(partition_id),
-        replicas=replicas,
+    return row_of(
+        partition_id,
+        *replicas,
         in_sync=(primary, ME) if in_sync else (primary,),
         primary=primary,
         primary_epoch=epoch,
         partition_epoch=partition_epoch or epoch,
         adding=adding,
-        status=PartitionStatus.ONLINE,
         changed_at=epoch,
     )
 

@@ -20,17 +20,11 @@ from koinon_node.state import NodeState
 from koinon_node.storage.store import Identity
 from koinon_proto.contract import convert
 from koinon_proto.contract.table import (
-    ClusterConfig,
-    NodeId,
-    NodeInfo,
     NodeNumber,
-    NodeStatus,
-    PartitionId,
-    PartitionRow,
-    PartitionStatus,
     Table,
 )
 from koinon_proto.v1 import membership_pb2
+from tests.kit.tables import config_of, node_of, row_of, table_with
 from tests.kit.waiting import wait_until
 
 LEASE_S = 1.0
@@ -40,42 +34,12 @@ Heartbeat = membership_pb2.HeartbeatResponse
 
 def table_of(version: int, primaries: Sequence[int]) -> Table:
     """A table of two nodes; this one, n1, has number 1."""
-    nodes = {
-        NodeNumber(number): NodeInfo(
-            number=NodeNumber(number),
-            node_id=NodeId(f"n{number}"),
-            address=f"127.0.0.1:{number}",
-            rack="",
-            node_epoch=1,
-            status=NodeStatus.ACTIVE,
-            store_id=f"s{number}",
-            changed_at=1,
-        )
-        for number in (1, 2)
-    }
-    rows = tuple(
-        PartitionRow(
-            partition_id=PartitionId(partition_id),
-            replicas=(NodeNumber(primary),),
-            in_sync=(NodeNumber(primary),),
-            primary=NodeNumber(primary),
-            primary_epoch=version,
-            partition_epoch=version,
-            status=PartitionStatus.ONLINE,
-            changed_at=version,
-        )
-        for partition_id, primary in enumerate(primaries)
-    )
-    cluster = ClusterConfig(
-        cluster_id="cluster-a",
-        partitioner="murmur2",
-        partition_count=len(primaries),
-        replication_factor=1,
-        min_in_sync=1,
-        bootstrap_nodes=1,
-        max_value_bytes=1024,
-    )
-    return Table(cluster=cluster, table_version=version, nodes=nodes, rows=rows)
+    rows = [
+        row_of(p, primary, primary_epoch=version, partition_epoch=version, changed_at=version)
+        for p, primary in enumerate(primaries)
+    ]
+    config = config_of(len(rows), cluster_id="cluster-a")
+    return table_with(rows, [node_of(1), node_of(2)], version=version, config=config)
 
 
 class ScriptedChannel:

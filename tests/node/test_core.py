@@ -16,16 +16,11 @@ from koinon_node.membership import agent
 from koinon_node.state import NodeState
 from koinon_proto.contract.errors import UnsupportedVersionError
 from koinon_proto.contract.table import (
-    ClusterConfig,
     NodeId,
-    NodeInfo,
     NodeNumber,
-    NodeStatus,
-    PartitionId,
-    PartitionRow,
-    PartitionStatus,
     Table,
 )
+from tests.kit.tables import node_of, row_of, table_with
 from tests.proto import records as any_records
 
 ME = NodeNumber(1)
@@ -33,42 +28,15 @@ OTHER = NodeNumber(2)
 
 
 def table_of(*primaries: tuple[NodeNumber, int], version: int = 1, node_epoch: int = 1) -> Table:
-    nodes = {
-        number: NodeInfo(
-            number=number,
-            node_id=NodeId(f"n{number}"),
-            address=f"127.0.0.1:{number}",
-            rack="",
-            node_epoch=node_epoch if number == ME else 1,
-            status=NodeStatus.ACTIVE,
-            store_id="s",
-            changed_at=version,
-        )
-        for number in (ME, OTHER)
-    }
-    rows = tuple(
-        PartitionRow(
-            partition_id=PartitionId(p),
-            replicas=(primary,),
-            in_sync=(primary,),
-            primary=primary,
-            primary_epoch=epoch,
-            partition_epoch=version,
-            status=PartitionStatus.ONLINE,
-            changed_at=version,
-        )
+    nodes = [
+        node_of(ME, node_epoch=node_epoch, changed_at=version),
+        node_of(OTHER, changed_at=version),
+    ]
+    rows = [
+        row_of(p, primary, primary_epoch=epoch, partition_epoch=version, changed_at=version)
         for p, (primary, epoch) in enumerate(primaries)
-    )
-    cluster = ClusterConfig(
-        cluster_id="c",
-        partitioner="murmur2",
-        partition_count=len(rows),
-        replication_factor=1,
-        min_in_sync=1,
-        bootstrap_nodes=1,
-        max_value_bytes=1024,
-    )
-    return Table(cluster=cluster, table_version=version, nodes=nodes, rows=rows)
+    ]
+    return table_with(rows, nodes, version=version)
 
 
 def led(assignment: Assignment) -> list[int]:

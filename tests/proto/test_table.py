@@ -11,54 +11,31 @@ from hypothesis import strategies as st
 from koinon_proto.contract import convert
 from koinon_proto.contract.errors import UnsupportedVersionError, WrongClusterError
 from koinon_proto.contract.table import (
-    ClusterConfig,
     NodeId,
     NodeInfo,
     NodeNumber,
-    NodeStatus,
-    PartitionId,
     PartitionRow,
-    PartitionStatus,
     Table,
     apply_update,
 )
 from koinon_proto.v1 import table_pb2
+from tests.kit.tables import config_of, node_of, row_of
 
 PARTITIONS = 8
-CONFIG = ClusterConfig(
-    cluster_id="c1",
-    partitioner="murmur2",
-    partition_count=PARTITIONS,
-    replication_factor=1,
-    min_in_sync=1,
-    bootstrap_nodes=1,
-    max_value_bytes=1 << 20,
-)
+CONFIG = config_of(PARTITIONS, cluster_id="c1")
 
 
 def node(number: int, changed_at: int) -> NodeInfo:
-    return NodeInfo(
-        number=NodeNumber(number),
-        node_id=NodeId(f"n{number}"),
-        address=f"host{number}:7500",
-        rack="",
-        node_epoch=changed_at,
-        status=NodeStatus.ACTIVE,
-        store_id=f"s{number}",
-        changed_at=changed_at,
-    )
+    return node_of(number, node_epoch=changed_at, changed_at=changed_at)
 
 
 def row(partition: int, changed_at: int) -> PartitionRow:
     member = NodeNumber(1 + partition % 2)
-    return PartitionRow(
-        partition_id=PartitionId(partition),
-        replicas=(member,),
-        in_sync=(member,),
-        primary=member,
+    return row_of(
+        partition,
+        member,
         primary_epoch=changed_at,
         partition_epoch=changed_at,
-        status=PartitionStatus.ONLINE,
         changed_at=changed_at,
     )
 
