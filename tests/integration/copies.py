@@ -1,16 +1,19 @@
-"""Whether the replicas of a running cluster hold the same."""
+"""Whether a running cluster has lost nothing, and its replicas hold the same."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import grpc
 
 from koinon.driver.channels import OPTIONS
+from koinon.local import LocalCluster
 from koinon.operate.admin import ClusterStatus
-from koinon_proto.contract.table import NodeNumber, Table
+from koinon_proto.contract.table import NodeNumber, NodeStatus, Table
 from koinon_proto.v1 import replication_pb2, replication_pb2_grpc
+from tests.checkers.linearizability import check
+from tests.checkers.load import RecordedLoad
 
 TIMEOUT_S = 30.0
 POLL_S = 0.1
@@ -24,6 +27,20 @@ def table_of(status: ClusterStatus) -> Table:
 def number_of(table: Table, name: str) -> NodeNumber:
     """Return the number of the node with this id."""
     return next(n.number for n in table.nodes.values() if n.node_id == name)
+
+
+def is_fenced(table: Table, name: str) -> bool:
+    return table.nodes[number_of(table, name)].status is NodeStatus.FENCED
+
+
+def held_by(table: Table, name: str) -> int:
+    """Return of how many partitions the node is a replica."""
+    return sum(number_of(table, name) in row.replicas for row in table.rows)
+
+
+def led_by(table: Table, name: str) -> int:
+    """Return of how many partitions the node is the primary."""
+    return sum(row.primary == number_of(table, name) for row in table.rows)
 
 
 def is_settled(status: ClusterStatus) -> bool:
@@ -80,3 +97,15 @@ def assert_copies_are_identical(status: ClusterStatus, timeout_s: float = TIMEOU
     while left := differing(status.table, left):
         assert time.monotonic() < deadline, f"{len(left)} partitions differ: {left[:10]}"
         time.sleep(POLL_S)
+
+
+def judge(cluster: LocalCluster, load: RecordedLoad, rows: Mapping[bytes, bytes] = {}) -> None:
+    """Nothing acknowledged is lost, of the load and of these rows; nothing stale was read; and all
+    replicas are the same.
+    """
+    status = cluster.wait_for(is_settled, timeout_s=TIMEOUT_S, what="nothing is under way")
+    with cluster.client() as client:
+        assert load.lost(client) == []
+        assert client.get_many(list(rows)) == list(rows.values())
+    assert [str(v) for v in check(load.history)] == []
+    assert_copies_are_identical(status)

@@ -28,12 +28,12 @@ from koinon_proto.contract.table import (
     PartitionStatus,
     Table,
 )
-from tests.checkers.linearizability import check
 from tests.checkers.load import RecordedLoad
 from tests.conftest import ClusterFactory
 from tests.integration.copies import (
-    assert_copies_are_identical,
+    is_fenced,
     is_settled,
+    judge,
     number_of,
     table_of,
 )
@@ -73,19 +73,6 @@ def wait_settled(cluster: LocalCluster, admin: Admin) -> Table:
         what="nothing is under way",
     )
     return table_of(status)
-
-
-def judge(cluster: LocalCluster, load: RecordedLoad) -> None:
-    """Nothing acknowledged is lost, nothing stale was read, and all replicas are the same."""
-    with cluster.client() as client:
-        assert load.lost(client) == []
-        assert client.get_many(list(BALLAST)) == list(BALLAST.values())
-    assert [str(v) for v in check(load.history)] == []
-    assert_copies_are_identical(cluster.status())
-
-
-def is_fenced(table: Table, name: str) -> bool:
-    return table.nodes[number_of(table, name)].status is NodeStatus.FENCED
 
 
 def leader_of(cluster: LocalCluster) -> str:
@@ -169,7 +156,7 @@ def test_move_ends_by_itself_whoever_dies_after_whichever_step(
             assert len(held) == PARTITIONS
             load.wait_for_progress()
             old, new = new, old
-    judge(cluster, load)
+    judge(cluster, load, BALLAST)
 
 
 # --- failovers ---------------------------------------------------------------------------------
@@ -237,7 +224,7 @@ def test_failover_ends_by_itself_whoever_dies_after_whichever_step(
             wait_settled(cluster, admin)
             load.wait_for_progress()
             admin.restore_primaries()
-    judge(cluster, load)
+    judge(cluster, load, BALLAST)
 
 
 def run_failover_step(

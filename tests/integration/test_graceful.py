@@ -23,9 +23,10 @@ from koinon.local import LocalCluster
 from koinon.operate.admin import Admin
 from tests.checkers.steady import SteadyLoad
 from tests.conftest import ClusterFactory
+from tests.integration.copies import held_by, table_of
 from tests.integration.loading import Load, readable, rows_of
 from tests.integration.rolling import STOP_S_MAX, restart, restore_primaries, wait_well
-from tests.integration.test_moves import REBALANCE, execute, held_by, joined, wait_moved
+from tests.integration.test_moves import REBALANCE, execute, joined, wait_moved
 from tests.kit.clusters import running_cluster
 from tests.node.scripted_coordinator import free_port
 
@@ -105,7 +106,9 @@ def test_moves_go_on_after_a_source_and_a_target_were_stopped(
         new = joined(cluster)
         admin.set_moves(bytes_per_second=4_000)
         assert execute(admin, REBALANCE) > 10
-        cluster.wait_for(lambda s: held_by(s, new) > 0, timeout_s=30, what="moves under way")
+        cluster.wait_for(
+            lambda s: held_by(table_of(s), new) > 0, timeout_s=30, what="moves under way"
+        )
         for name in ("n1", new):
             cluster.terminate(name, timeout_s=STOP_S_MAX)
             cluster.restart(name)
@@ -114,7 +117,7 @@ def test_moves_go_on_after_a_source_and_a_target_were_stopped(
         wait_moved(cluster, admin)
         load.wait_for_progress()
     load.judge()
-    assert held_by(cluster.status(), new) == 48 * 3 // 4
+    assert held_by(table_of(cluster.status()), new) == 48 * 3 // 4
 
 
 def test_cluster_that_is_stopped_at_once_takes_no_longer_than_one_process(

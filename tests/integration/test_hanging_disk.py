@@ -16,13 +16,17 @@ import pytest
 from koinon.local import LocalCluster
 from koinon.operate.admin import Admin, ClusterStatus
 from koinon.operate.health import problems
-from koinon_proto.contract.table import NodeStatus
-from tests.checkers.linearizability import check
 from tests.checkers.load import RecordedLoad
+from tests.integration.copies import (
+    is_fenced,
+    is_settled,
+    judge,
+    led_by,
+    number_of,
+    table_of,
+)
 from tests.integration.rolling import restore_primaries
 from tests.integration.test_full_disk import writer_of
-from tests.integration.test_leaving import led_by
-from tests.integration.test_moves import is_settled, number_of
 from tests.kit.clusters import running_cluster
 
 TIMEOUT_S = 30.0
@@ -31,7 +35,7 @@ STREAM_ENDED = "stream to primary ended"
 
 @pytest.fixture(scope="module")
 def shaken() -> Iterator[LocalCluster]:
-    """One for all tests here: each leaves it without one node at most."""
+    """One for all tests here."""
     flags = ["--partitions", "64", "--replication-factor", "3"]
     with running_cluster(coordinators=1, coordinator_flags=flags) as cluster:
         yield cluster
@@ -40,12 +44,10 @@ def shaken() -> Iterator[LocalCluster]:
 @pytest.fixture
 def cluster(shaken: LocalCluster) -> LocalCluster:
     """Three nodes, of which each leads and follows."""
-    if shaken.pid("n1") is None:
-        shaken.restart("n1")
     shaken.wait_for(is_settled, timeout_s=TIMEOUT_S, what="every replica in sync")
     with Admin(shaken.coordinators) as admin:
         restore_primaries(shaken, admin)
-    assert all(led_by(shaken, name) > 10 for name in shaken.node_names)
+    assert all(led_by(table_of(shaken.status()), name) > 10 for name in shaken.node_names)
     return shaken
 
 
@@ -70,16 +72,10 @@ def hanging(cluster: LocalCluster, *names: str) -> Iterator[None]:
 def is_spared(status: ClusterStatus, name: str) -> bool:
     """Whether others lead everything, and no write waits for the node."""
     assert status.table is not None
-    number = number_of(status, name)
+    number = number_of(table_of(status), name)
     return status.ready and all(
         row.primary != number and number not in row.in_sync for row in status.table.rows
     )
-
-
-def judge(cluster: LocalCluster, load: RecordedLoad) -> None:
-    with cluster.client() as client:
-        assert load.lost(client) == []
-    assert [str(v) for v in check(load.history)] == []
 
 
 def test_node_whose_disk_hangs_leads_nothing_until_it_answers(cluster: LocalCluster) -> None:
@@ -104,7 +100,7 @@ def test_node_whose_disk_hangs_is_stopped_by_sigterm(cluster: LocalCluster) -> N
         load.wait_for_progress()
         with hanging(cluster, "n1"):
             cluster.terminate("n1", timeout_s=15.0)  # by force it would end after 25 s
-            assert led_by(cluster, "n1") == 0
+            assert led_by(table_of(cluster.status()), "n1") == 0
             load.wait_for_progress()
         cluster.restart("n1")
         cluster.wait_for(is_settled, timeout_s=TIMEOUT_S, what="every replica in sync")
@@ -140,14 +136,12 @@ def test_node_whose_writer_dies_is_replaced_at_once(cluster: LocalCluster) -> No
         load.wait_for_progress()
         os.kill(writer, signal.SIGKILL)
         died_at = time.monotonic()
-        cluster.wait_for(lambda s: is_fenced(s, "n1"), timeout_s=TIMEOUT_S, what="it has left")
+        cluster.wait_for(
+            lambda s: is_fenced(table_of(s), "n1"), timeout_s=TIMEOUT_S, what="it has left"
+        )
         assert time.monotonic() - died_at < 1.4  # it said so itself: a session lasts longer
         load.wait_for_progress()
-    judge(cluster, load)
     ended = log.read_text().count(STREAM_ENDED) - ended_before
     assert ended <= len(cluster.node_names)
-
-
-def is_fenced(status: ClusterStatus, name: str) -> bool:
-    assert status.table is not None
-    return status.table.nodes[number_of(status, name)].status is NodeStatus.FENCED
+    cluster.restart("n1")
+    judge(cluster, load)

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 import pytest
 
 from koinon.operate.admin import Admin, ClusterStatus
-from koinon_proto.contract.table import NodeStatus
 from tests.checkers.linearizability import check
 from tests.checkers.load import RecordedLoad
 from tests.integration.copies import (
     assert_copies_are_identical,
+    is_fenced,
     is_settled,
     number_of,
     table_of,
@@ -46,11 +46,6 @@ def hosts(running: HostCluster) -> HostCluster:
     return running
 
 
-def is_fenced(status: ClusterStatus, name: str) -> bool:
-    table = table_of(status)
-    return table.nodes[number_of(table, name)].status is NodeStatus.FENCED
-
-
 def leaderless(status: ClusterStatus, name: str) -> bool:
     """Whether the node leads nothing, and everything is led."""
     table = table_of(status)
@@ -77,7 +72,9 @@ def judged_load(cluster: HostCluster, prefix: bytes) -> Iterator[RecordedLoad]:
 def test_node_without_network_is_replaced_and_catches_up(hosts: HostCluster) -> None:
     with judged_load(hosts, b"without/") as load:
         hosts.hosts.isolate("n1")
-        hosts.wait_for(lambda s: is_fenced(s, "n1") and leaderless(s, "n1"), "the others lead")
+        hosts.wait_for(
+            lambda s: is_fenced(table_of(s), "n1") and leaderless(s, "n1"), "the others lead"
+        )
         load.wait_for_progress()
         hosts.hosts.rejoin("n1")
         hosts.wait_for(is_settled, "n1 has caught up", timeout_s=60)
@@ -87,7 +84,9 @@ def test_node_that_reaches_only_its_peers_stops_serving(hosts: HostCluster) -> N
     with judged_load(hosts, b"peers/") as load:
         for coordinator in hosts.coordinator_names:
             hosts.hosts.cut("n2", coordinator)
-        hosts.wait_for(lambda s: is_fenced(s, "n2") and leaderless(s, "n2"), "the others lead")
+        hosts.wait_for(
+            lambda s: is_fenced(table_of(s), "n2") and leaderless(s, "n2"), "the others lead"
+        )
         load.wait_for_progress()
         for coordinator in hosts.coordinator_names:
             hosts.hosts.mend("n2", coordinator)
@@ -109,7 +108,7 @@ def test_node_that_reaches_only_the_coordinators_hands_over_what_it_leads(
         for other in ("n2", "n3"):
             hosts.hosts.cut("n1", other)
         status = hosts.wait_for(lambda s: leaderless(s, "n1"), "the others lead", timeout_s=60)
-        assert not is_fenced(status, "n1")
+        assert not is_fenced(table_of(status), "n1")
         load.wait_for_progress()
         for other in ("n2", "n3"):
             hosts.hosts.mend("n1", other)
@@ -127,6 +126,8 @@ def test_isolated_leader_of_coordinators_is_replaced(hosts: HostCluster) -> None
 def test_frozen_node_wakes_up_as_a_follower(hosts: HostCluster) -> None:
     with judged_load(hosts, b"frozen/") as load:
         hosts.pause("n3")
-        hosts.wait_for(lambda s: is_fenced(s, "n3") and leaderless(s, "n3"), "the others lead")
+        hosts.wait_for(
+            lambda s: is_fenced(table_of(s), "n3") and leaderless(s, "n3"), "the others lead"
+        )
         load.wait_for_progress()
         hosts.resume("n3")

@@ -4,20 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from koinon.local import LocalCluster
-from tests.checkers.linearizability import check
 from tests.checkers.load import RecordedLoad
 from tests.conftest import ClusterFactory
-from tests.integration.test_moves import is_settled, number_of
+from tests.integration.copies import is_settled, judge, led_by, table_of
 
 TIMEOUT_S = 60.0
-
-
-def led_by(cluster: LocalCluster, name: str) -> int:
-    status = cluster.status()
-    assert status.table is not None
-    number = number_of(status, name)
-    return sum(row.primary == number for row in status.table.rows)
 
 
 @pytest.mark.parametrize("partitions", [64, pytest.param(1024, marks=pytest.mark.long)])
@@ -32,14 +23,14 @@ def test_nodes_stopped_in_turn_under_load_fail_no_operation(
         for name in cluster.node_names:
             load.wait_for_progress()
             cluster.terminate(name)
-            assert led_by(cluster, name) == 0  # by its own doing: the session lasts longer
+            assert (
+                led_by(table_of(cluster.status()), name) == 0
+            )  # by its own doing: the session lasts longer
             load.wait_for_progress()
             cluster.restart(name)
             cluster.wait_for(is_settled, timeout_s=TIMEOUT_S, what="every replica in sync")
     assert [str(error) for error in load.errors] == []
-    with cluster.client() as client:
-        assert load.lost(client) == []
-    assert [str(v) for v in check(load.history)] == []
+    judge(cluster, load)
 
 
 def test_node_that_holds_the_only_copies_just_stops(make_cluster: ClusterFactory) -> None:

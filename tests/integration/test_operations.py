@@ -23,6 +23,7 @@ from tests.conftest import ClusterFactory
 from tests.integration.copies import (
     assert_copies_are_identical,
     is_settled,
+    judge,
     number_of,
     table_of,
 )
@@ -77,14 +78,6 @@ def held_by(cluster: LocalCluster, name: str) -> int:
     return sum(number in row.replicas and number not in row.adding for row in table.rows)
 
 
-def judge(cluster: LocalCluster, load: RecordedLoad) -> None:
-    status = cluster.wait_for(is_settled, timeout_s=TIMEOUT_S, what="nothing is under way")
-    with cluster.client() as client:
-        assert load.lost(client) == []
-        assert client.get_many(list(BALLAST)) == list(BALLAST.values())
-    assert_copies_are_identical(status)
-
-
 def test_rebalance_that_is_waited_for_outlives_the_leader(
     make_cluster: ClusterFactory, tmp_path: Path
 ) -> None:
@@ -109,7 +102,7 @@ def test_rebalance_that_is_waited_for_outlives_the_leader(
         assert held_by(cluster, name) == 3 * PARTITIONS // 4
         cluster.restart(leader.member_id)
         load.wait_for_progress()
-    judge(cluster, load)
+    judge(cluster, load, BALLAST)
 
 
 def test_interrupted_wait_leaves_the_moves_to_go_on_at_whatever_throttle_is_set(
@@ -141,7 +134,7 @@ def test_interrupted_wait_leaves_the_moves_to_go_on_at_whatever_throttle_is_set(
         assert followed.returncode == DONE, followed.stderr
         wait_until(lambda: not admin.moves().moves, "all moves are over")
         assert held_by(cluster, name) == 3 * PARTITIONS // 4
-    judge(cluster, load)
+    judge(cluster, load, BALLAST)
 
 
 def test_replaced_node_holds_nothing_and_the_new_one_all_that_it_held(
@@ -159,7 +152,7 @@ def test_replaced_node_holds_nothing_and_the_new_one_all_that_it_held(
         assert removed.returncode == DONE, removed.stderr
         cluster.remove_node("n1")
         load.wait_for_progress()
-    judge(cluster, load)
+    judge(cluster, load, BALLAST)
 
 
 def test_forced_primary_serves_what_its_copy_holds(make_cluster: ClusterFactory, run: Run) -> None:
