@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import random
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -29,23 +28,17 @@ from bench.bare import PARTITIONS, bare_rates
 from koinon_proto.partitioner import partitioner
 from koinon_proto.server.rpc import CHANNEL_OPTIONS
 from koinon_proto.v1 import kv_pb2, kv_pb2_grpc
+from tests.kit.addresses import free_addresses
 
 ROWS = 1000
 VALUE = bytes(100)
 READY_TIMEOUT_S = 20.0
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @contextlib.contextmanager
 def cluster(directory: Path) -> Iterator[str]:
     """Run one coordinator and one node; yield the node's address."""
-    coordinator, node = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    coordinator, node = free_addresses(2)
     common = ["--log-level", "WARNING", "--data"]
     commands = (
         f"koinon_coordinator --id c1 --listen {coordinator} --members c1={coordinator}",

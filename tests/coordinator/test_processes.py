@@ -18,6 +18,7 @@ import pytest
 
 from koinon_proto.contract.errors import KoinonError, NotLeaderError
 from koinon_proto.v1 import admin_pb2, membership_pb2
+from tests.kit.addresses import free_addresses
 from tests.kit.waiting import until
 
 from .fake_node import Caller, FakeNode
@@ -83,14 +84,6 @@ class Processes:
             await caller.close()
         for member_id in list(self.running):
             self.kill(member_id)
-
-
-def free_addresses(count: int) -> list[str]:
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{probe.getsockname()[1]}" for probe in probes]
 
 
 @contextlib.asynccontextmanager

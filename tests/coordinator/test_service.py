@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -38,6 +37,7 @@ from koinon_proto.contract.errors import (
 )
 from koinon_proto.contract.table import MoveSettings, NodeId, NodeStatus, PartitionStatus
 from koinon_proto.v1 import admin_pb2, membership_pb2
+from tests.kit.addresses import free_address
 from tests.kit.waiting import until
 
 from .fake_node import Caller, FakeNode
@@ -45,12 +45,6 @@ from .support import bootstrapped, fence
 
 TWO_NODES = BootstrapConfig(partition_count=8, bootstrap_nodes=2)
 FAST = TimingConfig(election_timeout_ms=60, raft_heartbeat_ms=20)
-
-
-def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 def with_coordinator(

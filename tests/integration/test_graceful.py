@@ -27,8 +27,8 @@ from tests.integration.copies import held_by, table_of
 from tests.integration.loading import Load, readable, rows_of
 from tests.integration.rolling import STOP_S_MAX, restart, restore_primaries, wait_well
 from tests.integration.test_moves import REBALANCE, execute, joined, wait_moved
+from tests.kit.addresses import free_address
 from tests.kit.clusters import running_cluster
-from tests.node.scripted_coordinator import free_port
 
 ROUNDS = int(os.environ.get("KOINON_GRACEFUL_ROUNDS", "1"))
 PARTITIONS = ["--partitions", "48"]
@@ -157,7 +157,7 @@ def test_process_ends_with_0_whenever_it_is_told_to(
     }
     for delay_s in (0.0, 0.4, 1.2):
         data = tmp_path / f"{delay_s}"
-        command = [sys.executable, "-m", kind, "--id", "x", "--listen", f"127.0.0.1:{free_port()}"]
+        command = [sys.executable, "-m", kind, "--id", "x", "--listen", free_address()]
         with subprocess.Popen(
             [*command, "--advertise", address, "--data", str(data), *others[kind]],
             stdout=subprocess.DEVNULL,

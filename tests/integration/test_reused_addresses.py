@@ -12,8 +12,8 @@ import pytest
 
 from koinon.driver.channels import OPTIONS
 from koinon_proto.v1 import admin_pb2, admin_pb2_grpc
+from tests.kit.addresses import free_address
 from tests.kit.waiting import wait_until
-from tests.raft.processes import free_address
 
 NAMES = ("c1", "c2", "c3")
 

@@ -7,7 +7,6 @@ table to who watches it, and does what a primary proposes. A test changes ``on_r
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -46,13 +45,6 @@ from koinon_proto.v1 import (
 )
 
 _WATCH_STEP_S = 0.2
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @dataclass

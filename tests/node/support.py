@@ -20,9 +20,10 @@ from koinon_proto.contract.errors import KoinonError
 from koinon_proto.partitioner import partitioner
 from koinon_proto.server.rpc import CHANNEL_OPTIONS, error_of
 from koinon_proto.v1 import kv_pb2_grpc, loads_pb2_grpc, table_pb2_grpc
+from tests.kit.addresses import free_address
 from tests.kit.waiting import wait_until
 from tests.node.groups import lone_writer
-from tests.node.scripted_coordinator import ScriptedCoordinator, free_port
+from tests.node.scripted_coordinator import ScriptedCoordinator
 
 PARTITIONS = 16
 WAIT_S = 15.0
@@ -51,8 +52,8 @@ class NodeProcess:
 
     def __init__(self, data: Path, coordinators: str, *flags: str, node_id: str = "n1") -> None:
         self.data = data
-        self.address = f"127.0.0.1:{free_port()}"
-        self._errors = data.parent / f"{data.name}-{free_port()}.log"
+        self.address = free_address()
+        self._errors = data.parent / f"{data.name}-{self.address.rpartition(':')[2]}.log"
         where = ["--id", node_id, "--listen", self.address, "--data", str(data)]
         with self._errors.open("wb") as errors:
             self.process = subprocess.Popen(

@@ -21,8 +21,9 @@ from koinon_proto.contract.errors import (
     WrongClusterError,
 )
 from koinon_proto.v1 import kv_pb2
+from tests.kit.addresses import free_address
 from tests.kit.waiting import wait_until
-from tests.node.scripted_coordinator import Script, ScriptedCoordinator, free_port
+from tests.node.scripted_coordinator import Script, ScriptedCoordinator
 from tests.node.support import WAIT_S, NodeProcess, refusal, running_node
 
 
@@ -80,7 +81,7 @@ def test_agent_follows_the_leaders_address_past_dead_coordinators(tmp_path: Path
             raise NotLeaderError(leader_id="c2", leader_address=leader.address, term=1)
 
         follower.script.on_register = follower.script.on_heartbeat = redirect
-        dead = f"127.0.0.1:{free_port()}"
+        dead = free_address()
         node = NodeProcess(tmp_path / "n1", f"{dead},{follower.address}")
         wait_until(leader.hosted_all, "hosted at the leader")
         node.close()

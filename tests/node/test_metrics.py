@@ -22,8 +22,9 @@ from koinon_proto.contract.errors import (
     UnknownFateError,
 )
 from koinon_proto.v1 import kv_pb2
+from tests.kit.addresses import free_address
 from tests.kit.waiting import wait_until
-from tests.node.scripted_coordinator import Script, ScriptedCoordinator, free_port
+from tests.node.scripted_coordinator import Script, ScriptedCoordinator
 from tests.node.support import PARTITIONS, NodeProcess, partitions_of, refusal, running_node
 from tests.scraping import Scrape, scrape
 
@@ -119,7 +120,7 @@ def coordinator() -> Iterator[ScriptedCoordinator]:
 
 @pytest.fixture(scope="module")
 def metrics_address() -> str:
-    return f"127.0.0.1:{free_port()}"
+    return free_address()
 
 
 @pytest.fixture(scope="module")
@@ -248,7 +249,7 @@ def test_metrics_address_that_cannot_be_used_ends_the_process_by_name(
 ) -> None:
     where = metrics_address if address == "taken" else "9400"
     command = [sys.executable, "-m", "koinon_node", "--id", "n9", "--data", str(tmp_path / "n9")]
-    command += ["--listen", f"127.0.0.1:{free_port()}", "--coordinators", "127.0.0.1:1"]
+    command += ["--listen", free_address(), "--coordinators", "127.0.0.1:1"]
     ended = subprocess.run(
         [*command, "--metrics-listen", where], capture_output=True, text=True, timeout=30
     )

@@ -33,8 +33,8 @@ from koinon_proto.contract.errors import (
 )
 from koinon_proto.contract.table import NodeInfo, NodeNumber
 from koinon_proto.v1 import replication_pb2
+from tests.kit.addresses import free_address
 from tests.kit.waiting import until
-from tests.node.scripted_coordinator import free_port
 from tests.node.test_agent_lease import table_of
 
 WAIT_S = 15.0
@@ -264,7 +264,7 @@ def test_stream_of_a_server_that_stops_or_never_was_is_lost(tmp_path: Path) -> N
         stream = both.follow()
         assert isinstance(await error_on(stream), UnavailableError)
         await both.server.stop(0)
-        for node in (both.node, node_at(f"127.0.0.1:{free_port()}")):
+        for node in (both.node, node_at(free_address())):
             assert isinstance(await error_on(both.peers.follow(node)), PeerLostError)
             with pytest.raises(PeerLostError):
                 await both.peers.read_page(node, replication_pb2.ReadPageRequest())

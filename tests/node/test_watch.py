@@ -29,8 +29,9 @@ from koinon_proto.contract.errors import (
     UnknownFateError,
 )
 from koinon_proto.contract.table import NodeNumber, PartitionStatus
+from tests.kit.addresses import free_address
 from tests.kit.waiting import wait_until
-from tests.node.scripted_coordinator import Script, ScriptedCoordinator, free_port
+from tests.node.scripted_coordinator import Script, ScriptedCoordinator
 from tests.node.support import WAIT_S
 from tests.node.test_agent_lease import HeldHost, led
 
@@ -260,7 +261,7 @@ def test_proposal_returns_after_the_loop_has_seen_its_table(tmp_path: Path) -> N
 
 
 def test_proposal_finds_the_leader_past_members_that_are_dead_or_follow(tmp_path: Path) -> None:
-    dead = f"127.0.0.1:{free_port()}"
+    dead = free_address()
     with ScriptedCoordinator() as one, ScriptedCoordinator() as leader:
         one.script.on_alter = not_leader(leader)
         with member(tmp_path, one, dead=dead) as node:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import time
 import urllib.error
@@ -16,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from tests.kit.addresses import free_address
 from tests.observe.shipped import RULES
 
 WAIT_S = 40.0
@@ -106,9 +106,7 @@ class Prometheus:
 @contextmanager
 def prometheus(directory: Path, targets: Mapping[str, Sequence[str]]) -> Iterator[Prometheus]:
     """Run Prometheus on the targets (addresses by job), scraping twice a second."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = free_address()
     config = {
         "global": {
             "scrape_interval": "500ms",

@@ -16,13 +16,8 @@ from prometheus_client import Counter
 from koinon_proto.contract.errors import ConfigurationError
 from koinon_proto.process.measures import Family, Histogram, distribution, labelled, single
 from koinon_proto.server.metrics_server import Metrics, MetricsEndpoint
+from tests.kit.addresses import free_address
 from tests.scraping import parsed, scrape
-
-
-def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 def text_of(*families: Family) -> str:

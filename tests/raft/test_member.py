@@ -36,11 +36,10 @@ from koinon_proto.contract.errors import (
     NotLeaderError,
 )
 from koinon_proto.process.clock import boottime
+from tests.kit.addresses import free_address
 from tests.kit.waiting import run, until
 
 from .memory import MemoryRaftNetwork, MemoryRaftStorage
-from .processes import free_address
-
 UNUSED = Path("unused")
 
 

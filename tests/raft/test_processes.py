@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from koinon_proto.process.clock import boottime
+from tests.kit.addresses import free_address
 from tests.kit.waiting import wait_until
 
-from .processes import Cluster, MemberProcess, RemoteError, free_address
+from .processes import Cluster, MemberProcess, RemoteError
 
 COMMAND_BYTES = 100
 

@@ -25,11 +25,11 @@ from koinon_proto.contract import bounds
 from koinon_proto.contract.errors import DataDirectoryError
 from koinon_proto.v1 import raft_pb2_grpc
 from koinon_proto.v1.raft_pb2 import RaftBatch, RaftExchangeReply, RaftHello, RaftMessage
+from tests.kit.addresses import free_address
 from tests.kit.waiting import run, until
 
 from .group import Group
 from .memory import MemoryRaftStorage
-from .processes import free_address
 from .test_member import InProcessGroup
 from .test_transport import Endpoint, served
 

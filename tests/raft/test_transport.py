@@ -30,13 +30,13 @@ from koinon_coordinator.raft.convert import MalformedMessageError, from_proto, t
 from koinon_coordinator.raft.errors import MemberStoppedError
 from koinon_proto.v1 import raft_pb2_grpc
 from koinon_proto.v1.raft_pb2 import RaftBatch, RaftExchangeReply, RaftHello, RaftMessage
+from tests.kit.addresses import free_address
 from tests.kit.waiting import run, until
 from tests.proto.records import SCALARS, records
 
 from . import test_scenarios_changes, test_scenarios_snapshots
 from .group import Group
 from .memory import MemoryRaftNetwork
-from .processes import free_address
 
 # -- wire forms
 
