@@ -125,10 +125,10 @@ def test_cluster_python_workers_killed_while_they_write_change_nothing(
 
     striking = threading.Thread(target=strike)
     striking.start()
-    write(numbered(spark, "killed", 200_000, 4), cluster, memoryBytes="1MiB")
+    write(numbered(spark, "killed", 100_000, 4), cluster, memoryBytes="1MiB")
     striking.join()
     assert killed
-    assert stored(client, "killed") == expected("killed", 200_000)
+    assert stored(client, "killed") == expected("killed", 100_000)
 
 
 def test_cluster_node_killed_while_rows_are_written_loses_none(
@@ -143,10 +143,10 @@ def test_cluster_node_killed_while_rows_are_written_loses_none(
 
         striking = threading.Thread(target=strike)
         striking.start()
-        write(numbered(spark, "node", 100_000, 4), cluster, memoryBytes="1MiB")
+        write(numbered(spark, "node", 60_000, 4), cluster, memoryBytes="1MiB")
         striking.join()
         with cluster.client() as client:
-            assert stored(client, "node") == expected("node", 100_000)
+            assert stored(client, "node") == expected("node", 60_000)
 
 
 def test_cluster_stream_batches_are_applied_once(
