@@ -118,13 +118,13 @@ def wait_for_step(cluster: LocalCluster, step: str, old: str, new: str) -> None:
 
 
 def every_step(*victim: object) -> Any:
-    return pytest.param(*victim, None, marks=pytest.mark.long)
+    return pytest.param(*victim, None, id="-".join(map(str, victim)), marks=pytest.mark.long)
 
 
 @pytest.mark.parametrize(
     ("factor", "victim", "steps"),
     [
-        (1, "target", ("added", "handed over")),
+        pytest.param(1, "target", ("added", "handed over"), id="1-target-two-steps"),
         *(every_step(3, victim) for victim in ("source", "target", "bystander", "leader")),
         *(every_step(1, victim) for victim in ("source", "target", "leader")),
     ],
@@ -199,7 +199,7 @@ FAILOVER_STEPS = (elected, taken_over, returned, followed)
 @pytest.mark.parametrize(
     ("victim", "steps"),
     [
-        ("new primary", (elected, returned)),
+        pytest.param("new primary", (elected, returned), id="new primary-two-steps"),
         *(every_step(victim) for victim in ("new primary", "deposed", "leader")),
     ],
 )
