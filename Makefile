@@ -8,9 +8,6 @@ SEEDS ?= 5000
 SCHEDULES ?= 20
 MINUTES ?= 60
 
-# Groups of tests are dealt out in the order of tests/conftest.py.
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
-
 .PHONY: help env demo test test-long soak nemesis fuzz check proto bench compose-image compose-test compose-clean clean
 
 help:           ## this list
@@ -28,10 +25,10 @@ demo: env       ## a local cluster, real data, processes killed, nodes added: wa
 	$(BIN)/python -m demo
 
 test: env       ## the test suite
-	$(PYTEST) -m "not long"
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not long"
 
 test-long: env  ## what takes long: more seeds, everybody killed at every step, Spark killed
-	$(PYTEST) -m long
+	$(BIN)/python -m pytest -n $(WORKERS) -m long
 
 soak: env       ## thousands of new seeds of the simulation (SEEDS=5000)
 	$(BIN)/python -m tests.simulation --count $(SEEDS) --workers $(WORKERS)

@@ -1,5 +1,5 @@
-"""Clusters of real processes for the tests that need one; which tests stay together in a process of
-the run, and the long tests.
+"""Clusters of real processes for the tests that need one; which process of a run takes which tests
+when, and the long tests.
 
 Tests that are marked ``long`` are run by ``make test-long``. KOINON_TESTS_UNTIL (seconds since
 1970) says when no more of them are begun: the others are skipped, and named at the end.
@@ -28,15 +28,13 @@ if TYPE_CHECKING:
 
 ClusterFactory = Callable[..., LocalCluster]
 
-TOGETHER = ("spark", "shared_cluster")
-"""Fixtures that are made once a run: all modules with a test that asks for one are in its group."""
+SPARK = "tests/spark"
 LONGEST_FIRST = (
-    *TOGETHER,
-    *("integration.test_loads", "simulation.test_simulation", "integration.test_isolation"),
-    *("integration", "local_cluster", "observe", "coordinator", "raft", "fuzz", "nemesis"),
+    *("simulation/test_simulation", "integration", "local_cluster", "observe", "raft"),
+    *("coordinator", "fuzz", "nemesis", "node", "client", "cli"),
 )
-"""Groups and folders whose tests take seconds each: they are begun before the others, so that those
-at the end of a run are short.
+"""Folders and modules whose tests take long: they are begun before the others, so that those at the
+end of a run are short.
 """
 LEFT_OUT = "left out, for the time for long tests is over"
 
@@ -153,27 +151,36 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         session.stop()
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Deal out whole modules in the order of the list, each to the process that is free next. All
+    that is tried on Spark is for one of them: its session takes seconds to start.
+    """
+    from xdist.scheduler.loadscope import LoadScopeScheduling
+
+    def module_of(nodeid: str) -> str:
+        return SPARK if nodeid.startswith(SPARK) else nodeid.partition("::")[0]
+
+    config.option.loadscopereorder = False
+    scheduler = LoadScopeScheduling(config, log)
+    scheduler._split_scope = module_of
+    return scheduler
+
+
+@pytest.hookimpl(trylast=True)  # after those that leave out what is not run
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Group the tests: a process of the run takes a whole group, the next one in this order."""
-    SHARED.modules = _modules_with("shared_cluster", items)
-    groups = {item.path: f"{item.path.parent.name}.{item.path.stem}" for item in items}
-    for fixture in reversed(TOGETHER):
-        groups |= dict.fromkeys(_modules_with(fixture, items), fixture)
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(groups[item.path]))
-    items.sort(key=lambda item: (_place(groups[item.path]), item.path not in SHARED.modules))
+    """Put Spark first, then what asks for the shared cluster, then the other long ones."""
+    asking = (i.path for i in items if "shared_cluster" in getattr(i, "fixturenames", ()))
+    SHARED.modules = set(asking)
+    items.sort(key=_place)
 
 
-def _modules_with(fixture: str, items: list[pytest.Item]) -> set[Path]:
-    """Return those with a test that asks for the fixture."""
-    return {item.path for item in items if fixture in getattr(item, "fixturenames", ())}
-
-
-def _place(group: str) -> int:
-    """Return the place of a group's name, or of its folder's."""
-    names = [name for name in (group, group.partition(".")[0]) if name in LONGEST_FIRST]
-    return LONGEST_FIRST.index(names[0]) if names else len(LONGEST_FIRST)
+def _place(item: pytest.Item) -> tuple[bool, bool, int]:
+    path, folder = item.path, item.path.parent.name
+    on_spark = item.nodeid.startswith(SPARK)
+    names = [name for name in (f"{folder}/{path.stem}", folder) if name in LONGEST_FIRST]
+    place = LONGEST_FIRST.index(names[0]) if names else len(LONGEST_FIRST)
+    return not on_spark, path not in SHARED.modules, place
 
 
 @pytest.hookimpl(trylast=True)
@@ -197,9 +204,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     processes it ran in.
     """
     skipped = terminalreporter.stats.get("skipped", ())
-    left_out = [
-        report.nodeid.partition("@")[0] for report in skipped if LEFT_OUT in str(report.longrepr)
-    ]
+    left_out = [report.nodeid for report in skipped if LEFT_OUT in str(report.longrepr)]
     if left_out:
         terminalreporter.write_line(f"{len(left_out)} long tests were left out:")
         for name in left_out:
