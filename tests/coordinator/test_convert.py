@@ -348,7 +348,9 @@ SERVED: list[tuple[Any, type[Any], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("codec", "record", "filled"), SERVED, ids=lambda v: str(v)[:40])
+@pytest.mark.parametrize(
+    ("codec", "record", "filled"), SERVED, ids=[record.__name__ for _, record, _ in SERVED]
+)
 @given(data=st.data())
 def test_any_record_of_the_services_comes_back_whole(
     codec: Any, record: type[Any], filled: dict[str, Any], data: st.DataObject

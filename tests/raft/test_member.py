@@ -40,6 +40,7 @@ from tests.kit.addresses import free_address
 from tests.kit.waiting import run, until
 
 from .memory import MemoryRaftNetwork, MemoryRaftStorage
+
 UNUSED = Path("unused")
 
 

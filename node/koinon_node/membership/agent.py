@@ -504,8 +504,6 @@ class Agent:
         self._submit(coroutine).result()
 
 
-
-
 def _resolve(waiting: asyncio.Future[None]) -> None:
     if not waiting.done():
         waiting.set_result(None)
