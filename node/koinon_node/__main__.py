@@ -69,6 +69,7 @@ def serve(flags: argparse.Namespace) -> None:
                 map_size_bytes=flags.map_size_bytes,
                 durability=flags.durability,  # checked at construction
                 sync_interval_ms=flags.sync_interval_ms,
+                write_ahead_log=flags.write_ahead_log == "on",
             ),
         )
         keep_freed(KEPT_BYTES)
@@ -129,6 +130,12 @@ def parser() -> argparse.ArgumentParser:
         default=100,
         metavar="MS",
         help="with durability interval (%(default)s)",
+    )
+    flag(
+        "--write-ahead-log",
+        choices=("on", "off"),
+        default="on",
+        help="make writes durable in a log in front of the store (%(default)s)",
     )
     flag(
         "--metrics-listen",

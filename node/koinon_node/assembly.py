@@ -137,7 +137,7 @@ class Parts:
             self.replicator.followers,
             self.replicator.pages,
             state,
-            Checksums(store),
+            Checksums(store, self.writer),
             self.sizes,
         )
 

@@ -50,13 +50,15 @@ class StoreConfig:
     """Where and how a node stores.
 
     ``map_size_bytes`` is what puts may fill. The file is sparse and may grow an eighth (at least
-    32 MiB) beyond it: that room is kept for deletes and metadata.
+    32 MiB) beyond it: that room is kept for deletes and metadata. ``write_ahead_log``: writes are
+    made durable in a log in front of the store.
     """
 
     directory: Path
     map_size_bytes: int = DEFAULT_MAP_SIZE_BYTES
     durability: Durability = "commit"
     sync_interval_ms: int = 100
+    write_ahead_log: bool = False
 
     def __post_init__(self) -> None:
         if self.map_size_bytes < MIN_MAP_SIZE_BYTES:

@@ -41,6 +41,7 @@ def node_metrics(parts: Parts) -> Metrics:
         lambda: _of_replication(parts),
         lambda: _of_lease(parts),
         lambda: _of_loads(parts),
+        lambda: _of_log(parts),
         lambda: _of_store(parts),
     ):
         metrics.add(source)
@@ -338,6 +339,20 @@ def _of_store(parts: Parts) -> Iterator[Family]:
         ("readers", "Read transactions that are open in the store.", readers),
     ):
         yield single(f"koinon_store_{name}", "gauge", meaning, value)
+
+
+def _of_log(parts: Parts) -> Iterator[Family]:
+    overlay = parts.store.overlay
+    for name, meaning, value in (
+        ("rows", "Rows that are durable in the log and not yet in the store.", overlay.rows),
+        ("bytes", "The bytes of these rows in the log.", overlay.size),
+    ):
+        yield single(f"koinon_log_pending_{name}", "gauge", meaning, value)
+    yield distribution(
+        "koinon_log_take_over_duration_seconds",
+        "The time in which the store takes over a stretch of the log.",
+        parts.writer.take_over_seconds,
+    )
 
 
 def _of_disk(parts: Parts) -> Iterator[Family]:

@@ -425,7 +425,7 @@ class ReplicationService:
         wanted = list(dict.fromkeys(request.partition_ids))
         cluster.check_partitions(wanted)
         if request.positions_only:
-            return replication_pb2.ChecksumsResponse(copies=self._checksums.positions(wanted))
+            return replication_pb2.ChecksumsResponse(copies=await self._checksums.positions(wanted))
         return replication_pb2.ChecksumsResponse(copies=await self._checksums.of(wanted))
 
     @typed_errors

@@ -15,7 +15,8 @@ import sys
 from pathlib import Path
 
 from koinon_node.config import StoreConfig
-from koinon_node.storage.store import DATA_DB, Store
+from koinon_node.storage.environment import DATA_DB
+from koinon_node.storage.store import Store
 from koinon_proto.contract.errors import KoinonError
 from tests.node.groups import lone_writer
 

@@ -25,7 +25,8 @@ from koinon_node.core.recent_writes import RecentWrites
 from koinon_node.core.records import EpochStart, PartitionEpochs, Record
 from koinon_node.ports import PeerLostError
 from koinon_node.state import NodeState, WallClock
-from koinon_node.storage.store import DATA_DB, PARTITIONS_DB, Store
+from koinon_node.storage.environment import DATA_DB, PARTITIONS_DB
+from koinon_node.storage.store import Store
 from koinon_node.storage.writer import Writer
 from koinon_proto.contract.convert import error_to_proto
 from koinon_proto.contract.errors import KoinonError, TableBehindError

@@ -14,8 +14,9 @@ from koinon_node.core import chunk_keys, records
 from koinon_node.core.chunk_keys import ChunkName, Mark
 from koinon_node.core.records import Record
 from koinon_node.storage import merge_steps
-from koinon_node.storage.store import DATA_DB, EXPIRY_DB, Store
-from koinon_node.storage.writer_process import stored_entries
+from koinon_node.storage.environment import DATA_DB, EXPIRY_DB
+from koinon_node.storage.store import Store
+from koinon_node.storage.transactions import stored_entries
 from koinon_proto.contract import columns
 from koinon_proto.v1.replication_pb2 import MergeStep
 

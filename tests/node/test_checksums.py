@@ -16,7 +16,8 @@ from koinon_node.core import records
 from koinon_node.core.copies import CopyState
 from koinon_node.core.records import PartitionEpochs
 from koinon_node.storage.checksums import Checksums, Digest
-from koinon_node.storage.store import DATA_DB, PARTITIONS_DB, Store
+from koinon_node.storage.environment import DATA_DB, PARTITIONS_DB
+from koinon_node.storage.store import Store
 from koinon_node.storage.writer import Writer
 from koinon_proto.v1 import replication_pb2
 from tests.node.support import with_writer
@@ -61,7 +62,7 @@ def checksum(
         await fill(writer, rows, state=state)
         for beside in (P - 1, P + 1):
             await fill(writer, {b"beside": record(1, b"x")}, beside)
-        (found,) = await Checksums(store).of([partition_id])
+        (found,) = await Checksums(store, writer).of([partition_id])
         return found
 
     return with_writer(StoreConfig(directory=tmp_path / name), use)
@@ -117,7 +118,7 @@ def test_checksum_sees_one_state_and_lets_the_loop_run(tmp_path: Path) -> None:
 
     async def use(writer: Writer, store: Store) -> None:
         await fill(writer, rows)
-        sums = Checksums(store)
+        sums = Checksums(store, writer)
         (before,) = await sums.of([P])
         stalls: list[float] = []
         at = time.perf_counter()

@@ -35,6 +35,7 @@ from koinon_proto.contract.table import NodeInfo, NodeNumber
 from koinon_proto.v1 import replication_pb2
 from tests.kit.addresses import free_address
 from tests.kit.waiting import until
+from tests.node.groups import lone_writer
 from tests.node.test_agent_lease import table_of
 
 WAIT_S = 15.0
@@ -120,7 +121,8 @@ async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
     primary = Primary()
     with Store(StoreConfig(directory=tmp_path / "n1")) as store:
         played: Any = primary
-        service = ReplicationService(played, played, state, Checksums(store), SizeEstimates())
+        checksums = Checksums(store, lone_writer(store, lambda _: None))
+        service = ReplicationService(played, played, state, checksums, SizeEstimates())
         server = grpc.aio.server(options=NODE_SERVER_OPTIONS)
         service.add_to(server)
         port = server.add_insecure_port("127.0.0.1:0")

@@ -11,8 +11,9 @@ import pytest
 
 from koinon_node.config import Limits
 from koinon_node.core import records
-from koinon_node.storage import writer_process
-from koinon_node.storage.store import DATA_DB, EXPIRY_DB, Store
+from koinon_node.storage import transactions
+from koinon_node.storage.environment import DATA_DB, EXPIRY_DB
+from koinon_node.storage.store import Store
 from koinon_node.storage.writer import Writer
 from tests.node.staged_chunks import content
 from tests.node.support import with_writer
@@ -61,7 +62,7 @@ def test_entries_of_large_records_are_found_without_a_copy_of_these(tmp_path: Pa
                 txn.put(key, records.encode_record(1, bytes(MIB), 7))
         tracemalloc.start()
         with store.env.begin(data, buffers=True) as before:
-            found = writer_process.stored_entries(before, keys)
+            found = transactions.stored_entries(before, keys)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
     assert found == [records.expiry_key(7, key) for key in keys]

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from koinon_node.config import StoreConfig
 from koinon_node.core import records
+from koinon_node.storage.environment import DATA_DB
 from koinon_node.storage.sizes import SizeEstimates, SizeScan
-from koinon_node.storage.store import DATA_DB, Store
+from koinon_node.storage.store import Store
 from koinon_node.storage.writer import Writer
 from tests.node.support import with_writer
 

@@ -18,7 +18,8 @@ from koinon_node.core import records
 from koinon_node.core.copies import CopyState
 from koinon_node.core.records import EpochStart, PartitionEpochs
 from koinon_node.storage import directory as files
-from koinon_node.storage.store import DATA_DB, PARTITIONS_DB, Store
+from koinon_node.storage.environment import DATA_DB, PARTITIONS_DB
+from koinon_node.storage.store import Store
 from koinon_node.storage.writer import Writer
 from koinon_proto.contract.errors import ConfigurationError, DataDirectoryError
 from koinon_proto.contract.table import first_sequence
@@ -227,9 +228,9 @@ def test_directory_with_foreign_files_only_is_refused(tmp_path: Path) -> None:
 def test_store_of_a_newer_format_is_refused_with_both_versions(filled: Path) -> None:
     env = lmdb.open(str(filled), max_dbs=8)
     with env.begin(write=True) as txn:
-        txn.put(b"format_version", b"3", db=env.open_db(b"meta", txn=txn))
+        txn.put(b"format_version", b"4", db=env.open_db(b"meta", txn=txn))
     env.close()
-    with pytest.raises(DataDirectoryError, match="version 3; this build supports 2"):
+    with pytest.raises(DataDirectoryError, match="version 4; this build supports 2 and 3"):
         Store(config_of(filled))
 
 

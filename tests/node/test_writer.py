@@ -23,9 +23,11 @@ from koinon_node.config import Limits, StoreConfig
 from koinon_node.core import records
 from koinon_node.core.chunk_keys import chunk_key
 from koinon_node.storage import directory as files
-from koinon_node.storage import writer_process
-from koinon_node.storage.store import DATA_DB, PARTITIONS_DB, Store
-from koinon_node.storage.writer import ProcessChannel, Writer
+from koinon_node.storage import transactions, writer_process
+from koinon_node.storage.channel import ProcessChannel
+from koinon_node.storage.environment import DATA_DB, PARTITIONS_DB
+from koinon_node.storage.store import Store
+from koinon_node.storage.writer import Writer
 from koinon_node.storage.writer_process import LENGTH, MERGES, WriterLoop
 from koinon_proto.contract.errors import (
     DataDirectoryError,
@@ -251,7 +253,7 @@ def test_rule_3_error_of_the_disk_other_than_full_ends_the_writer(
         def fail(*_: object) -> None:
             raise lmdb.Error(f"mdb_txn_commit: {os.strerror(errno.EIO)}")
 
-        monkeypatch.setattr(writer_process, "_put_sorted", fail)
+        monkeypatch.setattr(transactions, "_put_sorted", fail)
         ours.sendall(framed((1, False, [(0, False, ((DATA_DB, [b"\0\0k"], [b"v"]),))])))
         ours.shutdown(socket.SHUT_WR)
         with pytest.raises(lmdb.Error):
@@ -429,7 +431,7 @@ def test_writer_process_killed_leaves_fates_unknown_and_tells_the_node(tmp_path:
 def test_writer_that_does_not_end_when_asked_to_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("koinon_node.storage.writer._STOP_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("koinon_node.storage.channel._STOP_TIMEOUT_S", 0.1)
 
     async def run() -> None:
         store = Store(config_of(tmp_path))

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import NamedTuple
 
+from tests.simulation import disks
 from tests.simulation.cluster import SeedFailedError, run_seed
 from tests.simulation.mutants import MUTANTS, Mutant
 
@@ -53,6 +54,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # workers are ended then, too
     if options.mutant is not None:
         options.mutant.plant()
+        disks.LOGGED = options.mutant.logged
     if isinstance(options.seeds, int):
         return _run_one(options.seeds)
     seeds = options.seeds

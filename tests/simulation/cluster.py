@@ -62,6 +62,7 @@ from koinon_proto.contract.errors import KoinonError
 from koinon_proto.contract.table import NodeStatus, PartitionStatus, Table
 from tests.checkers.history import History
 from tests.checkers.linearizability import check
+from tests.simulation import disks
 from tests.simulation.checkers import ClusterChecker, ViolationError
 from tests.simulation.clients import Client
 from tests.simulation.coordinators import RaftGroup
@@ -156,6 +157,7 @@ class Simulation:
         self.trace_lines: list[str] = []
         self._trace = trace
         self._root = root
+        self._logged = bool(seed % 2) if disks.LOGGED is None else disks.LOGGED
         self.network = Network(self.loop, self.rng)
         self.history = History(self.loop.time)
         self.group = RaftGroup(
@@ -195,7 +197,7 @@ class Simulation:
 
     def add_node(self) -> SimulatedNode:
         name = f"n{len(self.nodes) + 1}"
-        node = SimulatedNode(self, name, Disk(self._root, name))
+        node = SimulatedNode(self, name, Disk(self._root, name, logged=self._logged))
         self.nodes[name] = node
         node.boot()
         return node

@@ -3,36 +3,52 @@
 A group is committed by the real writer's code, a random time after it was sent. When its process
 is killed, the group that is being written may still be committed (the writer process ends when it
 sees that its node has gone), those behind it never are.
+
+Half of the seeds have a write-ahead log in front of the stores: the real one, on files in memory.
+When a process is killed, of what it wrote there and did not sync any blocks of 512 bytes survive,
+as if the machine's power had failed.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import shutil
 import zlib
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 from koinon_node.config import StoreConfig
 from koinon_node.core.commit_group import GroupFrame
 from koinon_node.storage import directory
+from koinon_node.storage.channel import Answer
 from koinon_node.storage.directory import read_identity
-from koinon_node.storage.store import DATA_DB, Store, open_databases
-from koinon_node.storage.writer import Answer
+from koinon_node.storage.environment import DATA_DB, open_databases
+from koinon_node.storage.logged_channel import Bounds, LoggedChannel
+from koinon_node.storage.store import Store
+from koinon_node.storage.write_ahead_log import Stretch, WriteAheadLog
 from koinon_node.storage.writer_process import WriterLoop
 from koinon_proto.contract.errors import KoinonError
 from tests.simulation.loop import Process, VirtualLoop
 
 MIB = 1024 * 1024
+LOGGED: bool | None = None
+"""Whether stores have a write-ahead log. None: in every other seed."""
+_BLOCK = 512
+T = TypeVar("T")
+LogFrame = tuple[int, int, list[Stretch]]
 COMMIT_S_MAX = 5.0  # a disk is slow for so long, and not for as long as a run lasts
 
 
 class Disk:
     """A node's data directory: it outlives processes, and may be replaced by an empty one."""
 
-    def __init__(self, root: Path, name: str) -> None:
+    def __init__(self, root: Path, name: str, *, logged: bool = False) -> None:
+        self.logged = logged
         self._root = root
         self.name = name
         self._number = 0
@@ -43,7 +59,7 @@ class Disk:
         )
         self._hangs = False
         self._least_s = 0.0  # that a commit takes
-        self._stalled: Callable[[], None] | None = None  # that commit
+        self._stalled: list[Callable[[], None]] = []  # what waits for it: a commit, a log's sync
         self._make()
 
     @property
@@ -57,7 +73,10 @@ class Disk:
         """Open the store; an empty directory gets an id that is the same in every run."""
         store_id = f"{zlib.crc32(self.directory.name.encode()):032x}"
         with patch.object(directory, "new_store_id", lambda: store_id):
-            return Store(StoreConfig(directory=self.directory, map_size_bytes=16 * MIB))
+            config = StoreConfig(
+                directory=self.directory, map_size_bytes=16 * MIB, write_ahead_log=self.logged
+            )
+            return Store(config)
 
     @property
     def store_id(self) -> str:
@@ -78,14 +97,15 @@ class Disk:
     def release(self) -> None:
         """What waits is written now."""
         self._hangs, self._least_s, self.stalled_at = False, 0.0, 0.0
-        stalled, self._stalled = self._stalled, None
-        if stalled is not None:
-            stalled()
+        stalled, self._stalled = self._stalled, []
+        for go_on in stalled:
+            go_on()
 
     def holds_back(self, commit: Callable[[], None], now: float) -> bool:
         """Return whether the disk hangs; then the commit is done when it is released."""
         if self._hangs:
-            self._stalled, self.stalled_at = commit, self.stalled_at or now
+            self._stalled.append(commit)
+            self.stalled_at = self.stalled_at or now
         return self._hangs
 
     def delay_s(self, delay_s: float, now: float) -> float:
@@ -110,10 +130,13 @@ class _Applier(WriterLoop):
         self._directory = disk.directory
         self._disk = disk
         self._failed_group = 0
+        self._by_interval = False
 
-    def apply(self, group: GroupFrame) -> Answer:
-        number, _, tickets = group
-        return number, self._apply(number, tickets), 0
+    def apply(self, frame: GroupFrame | LogFrame) -> Answer:
+        number, urgent, content = frame
+        if isinstance(urgent, bool):
+            return number, self._apply(number, content), 0  # type: ignore[arg-type]
+        return urgent, self._take_over(number, urgent, content), 0  # type: ignore[arg-type]
 
     def _commit(
         self, tickets: list[tuple[tuple[int, list[bytes], list[bytes | None]], ...]]
@@ -144,7 +167,7 @@ class SimulatedChannel:
         self._disk = disk
         self._applier = _Applier(store, disk)
         self._commit_s = commit_s
-        self._queue: deque[GroupFrame] = deque()
+        self._queue: deque[GroupFrame | LogFrame] = deque()
         self._on_answer: Callable[[Answer], None] = lambda _: None
         self._gone = False
 
@@ -152,9 +175,18 @@ class SimulatedChannel:
         self._on_answer = on_answer
 
     def send(self, group: GroupFrame) -> None:
+        self._send(group)
+
+    def take_over(self, life: int, position: int, stretches: list[Stretch]) -> None:
+        self._send((life, position, stretches))
+
+    async def settle(self) -> None:
+        """There is nothing in front of the store."""
+
+    def _send(self, frame: GroupFrame | LogFrame) -> None:
         if self._gone or not self._process.alive:
             return
-        self._queue.append(group)
+        self._queue.append(frame)
         if len(self._queue) == 1:
             self._write_later()
 
@@ -180,3 +212,110 @@ class SimulatedChannel:
         if self._queue and self._rng.random() < 0.5:
             self._applier.apply(self._queue[0])
         self._queue.clear()
+
+
+class SimulatedLogDisk:
+    """Does a log's jobs, each a random time after it was queued."""
+
+    def __init__(
+        self, loop: VirtualLoop, rng: random.Random, process: Process, disk: Disk, commit_s: float
+    ) -> None:
+        self._loop = loop
+        self._rng = rng
+        self._process = process
+        self.disk = self._disk = disk
+        self._commit_s = commit_s
+        self._jobs: deque[tuple[Callable[[], Any], Callable[[Any], None] | None]] = deque()
+        self._unsynced: list[tuple[int, int, bytes, bytes]] = []  # file, offset, before, after
+        self._gone = False
+
+    def put(self, job: Callable[[], T], then: Callable[[T], None] | None = None) -> None:
+        if self._gone or not self._process.alive:
+            return
+        self._jobs.append((job, then))
+        if len(self._jobs) == 1:
+            self._do_later()
+
+    def write(self, descriptor: int, data: bytes | bytearray, offset: int) -> None:
+        before = os.pread(descriptor, len(data), offset)
+        os.pwrite(descriptor, data, offset)
+        self._unsynced.append((descriptor, offset, before, bytes(data)))
+
+    def sync(self, descriptor: int) -> None:
+        self._unsynced = [one for one in self._unsynced if one[0] != descriptor]
+
+    def close(self) -> bool:
+        return False
+
+    def _do_later(self) -> None:
+        slow = 20 if self._rng.random() < 0.01 else 1
+        delay_s = self._rng.uniform(0.1, 1.9) * self._commit_s * slow / 2
+        self._loop.call_later(self._disk.delay_s(delay_s, self._loop.now), self._do)
+
+    def _do(self) -> None:
+        if self._gone or self._disk.holds_back(self._do, self._loop.now):
+            return
+        job, then = self._jobs.popleft()
+        result = job()
+        if then is not None:
+            self._process.call_soon(then, result)
+        if self._jobs:
+            self._do_later()
+
+    def kill(self) -> None:
+        """The power fails: of what was not synced some blocks are there, and some are not."""
+        self._gone = True
+        if self._jobs:
+            with contextlib.suppress(_PowerFailedError):
+                self.sync = _fail  # type: ignore[method-assign, assignment]
+                self._jobs[0][0]()
+        for descriptor, offset, before, after in reversed(self._unsynced):
+            end = offset + len(after)
+            start = offset
+            while start < end:
+                until = min(start - start % _BLOCK + _BLOCK, end)
+                if self._rng.random() < 0.5:
+                    os.pwrite(descriptor, before[start - offset : until - offset], start)
+                start = until
+        self._jobs.clear()
+
+
+class _Log(WriteAheadLog):
+    """On a disk that may be full."""
+
+    def __init__(self, disk: Disk, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._full_disk = disk
+
+    def has_room(self, size: int) -> bool:
+        return not self._full_disk.full and super().has_room(size)
+
+
+class _PowerFailedError(Exception):
+    pass
+
+
+def _fail(_: int) -> None:
+    raise _PowerFailedError
+
+
+def logged(
+    channel: SimulatedChannel, store: Store, rng: random.Random, disk: SimulatedLogDisk
+) -> LoggedChannel:
+    """Return a log in front of the store, so small that all of it is used again and again."""
+    wal = _Log(
+        disk.disk,
+        store.config.directory,
+        store.log_life,
+        segment_bytes=rng.choice([16 * 1024, 64 * 1024]),
+        segments_max=rng.choice([2, 4]),
+    )
+    bounds = Bounds(
+        layer_rows=rng.choice([8, 64, 1_000]),
+        overlay_rows=rng.choice([40, 2_000]),
+        take_over_s=rng.choice([0.01, 0.2, 2.0]),
+        spare_bytes=0,
+        large_group_bytes=rng.choice([600, 512 * 1024]),
+        large_row_bytes=rng.choice([100, 2_048]),
+    )
+    return LoggedChannel(channel, wal, store, lambda _: disk, bounds)

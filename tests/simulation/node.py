@@ -26,6 +26,8 @@ from koinon_node.primary.replicator import Replicator
 from koinon_node.serving.batches import Durability, ReadAnswer, WriteAnswer, WriteBatch
 from koinon_node.serving.engine import Engine
 from koinon_node.state import NodeState, WallClock
+from koinon_node.storage.channel import WriterChannel
+from koinon_node.storage.environment import DATA_DB
 from koinon_node.storage.index_sweeper import in_steps
 from koinon_node.storage.sizes import SizeEstimates
 from koinon_node.storage.writer import Writer
@@ -33,7 +35,7 @@ from koinon_proto.contract.errors import KoinonError
 from koinon_proto.contract.table import NodeInfo, NodeNumber, Table
 from koinon_proto.v1 import membership_pb2, replication_pb2
 from tests.simulation.agent import SimulatedAgent, while_no_room
-from tests.simulation.disks import Disk, SimulatedChannel
+from tests.simulation.disks import Disk, SimulatedChannel, SimulatedLogDisk, logged
 from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.network import Network, StreamEnd
 
@@ -96,9 +98,13 @@ class Life:
         self.process = Process(loop, node.name)
         self.store = node.disk.open()
         self.state = NodeState(node.name, now=lambda: loop.now + node.offset_s)
-        self._channel = SimulatedChannel(
-            loop, rng, self.process, self.store, node.disk, simulation.scenario.commit_s
-        )
+        commit_s = simulation.scenario.commit_s
+        self._stored = SimulatedChannel(loop, rng, self.process, self.store, node.disk, commit_s)
+        self._logged: SimulatedLogDisk | None = None
+        self._channel: WriterChannel = self._stored
+        if node.disk.logged:
+            self._logged = SimulatedLogDisk(loop, rng, self.process, node.disk, commit_s)
+            self._channel = logged(self._stored, self.store, rng, self._logged)
         self.started = self.leaving = False
         self.process.spawn(self._run())
 
@@ -245,13 +251,20 @@ class Life:
         """Return what the store holds, of all kinds: {kind and key: (sequence, value)}, tombstones
         left out.
         """
-        held = self.store.read_range(partition_id, b"", 0, 1_000_000, 1 << 40)
-        decoded = ((key, records.decode_record(data)) for key, data in held.rows)
+        held = dict(self.store.read_range(partition_id, b"", 0, 1_000_000, 1 << 40).rows)
+        prefix = records.prefix_of(partition_id)
+        for key, row in self.store.overlay.items(DATA_DB):
+            if key.startswith(prefix):
+                held.pop(key, None)
+                held.update({} if row is None else {key: row})
+        decoded = ((key, records.decode_record(data)) for key, data in held.items())
         return {key[2:]: (r.sequence, r.value) for key, r in decoded if not r.tombstone}
 
     def kill(self) -> None:
         self.process.kill()
-        self._channel.kill()
+        self._stored.kill()
+        if self._logged is not None:
+            self._logged.kill()
         self.store.close(clean=False)
 
 

@@ -28,7 +28,7 @@ from koinon_node.core.copies import Copies, CopyState
 from koinon_node.core.recent_writes import RecentWrites
 from koinon_node.core.records import PartitionEpochs, U32Array, U64Array
 from koinon_node.core.replica_sync import ROW_OVERHEAD_BYTES
-from koinon_node.storage.store import DATA_DB, EXPIRY_DB, PARTITIONS_DB
+from koinon_node.storage.environment import DATA_DB, EXPIRY_DB, PARTITIONS_DB
 from koinon_node.storage.writer import Writer, columns
 from koinon_node.storage.writer_process import MERGES
 from koinon_proto.contract.errors import KoinonError, ResourceExhaustedError, UnknownFateError
@@ -180,6 +180,10 @@ class Applier:
             return False
         await self._writer.barrier()
         return True
+
+    async def settle(self, *partition_ids: int) -> None:
+        """Wait until the store itself shows what is durable of these partitions."""
+        await self._writer.settle(partition_ids)
 
     async def changed(self) -> None:
         """Wait until a ticket has ended."""

@@ -272,6 +272,7 @@ class Fetcher:
             await self._replace(tail, base)
         else:
             self._leave_journal()
+            await self._applier.settle(self._partition_id)
             after_key: bytes | None = b""
             while after_key is not None:
                 keys, after_key = self._store.keys_above(
@@ -357,6 +358,7 @@ class Fetcher:
             epochs=PartitionEpochs(primary_epoch=epoch),
             metadata=[(records.dropping_key(partition_id), None)],
         )
+        await self._applier.settle(partition_id)
         empty = not self._store.scan_keys(partition_id, b"", b"", 1)
         bound = floor = 0
         after_key = b""

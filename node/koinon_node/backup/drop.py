@@ -21,7 +21,7 @@ from koinon_node.core.copies import Copies, CopyState
 from koinon_node.core.records import PartitionEpochs
 from koinon_node.state import NodeState
 from koinon_node.storage.store import Store
-from koinon_proto.contract.errors import KoinonError, StorageFullError
+from koinon_proto.contract.errors import KoinonError, StorageFullError, UnavailableError
 from koinon_proto.contract.table import NodeNumber, PartitionRow, Table
 
 log = logging.getLogger(__name__)
@@ -53,8 +53,8 @@ class CopyDropper:
             left = False
             try:
                 await self._drop(self.candidates())
-            except StorageFullError as error:
-                log.warning("no room even to delete error=%s", error)
+            except (StorageFullError, UnavailableError) as error:
+                log.warning("copies are not deleted now error=%s", error)
                 left = True
             if left or not self._state.serving():
                 await asyncio.sleep(_RETRY_S)
@@ -111,6 +111,7 @@ class CopyDropper:
         keys: list[bytes] = []
         holding: list[int] = []
         empty: list[int] = []
+        await self._applier.settle(*partition_ids[:_STEP_PARTITIONS])
         for partition_id in partition_ids[:_STEP_PARTITIONS]:
             found = self._store.scan_keys(partition_id, b"", b"", STEP_ROWS - len(keys))
             keys += found

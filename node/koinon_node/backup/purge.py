@@ -19,7 +19,7 @@ from koinon_node.backup.stream_context import StreamContext
 from koinon_node.core import records
 from koinon_node.core.replica_sync import Followed, Stage
 from koinon_node.state import WallClock
-from koinon_node.storage.store import EXPIRY_DB
+from koinon_node.storage.environment import EXPIRY_DB
 from koinon_node.storage.writer import Writer, columns
 
 

@@ -232,6 +232,7 @@ class Bulk:
         prepared = Prepared(refusals=self._state.refusals(view, partition_ids, table_version))
         looked = [p for p in rows if p not in prepared.refusals]
         await _imported("koinon_node.storage.merge_steps")
+        await self._engine.settle(looked)
 
         def prepare() -> None:
             for partition_id in looked:
@@ -296,6 +297,7 @@ class Bulk:
         visited: list[int] = []
         size, dead, at, after_key = 0, 0, 0, page.after_key
         looked = read = 0  # since others could run
+        await self._engine.settle(page.partition_ids)
         while at < len(page.partition_ids):
             p = page.partition_ids[at]
             if not view.epochs[p] or self._state.stopped[p]:

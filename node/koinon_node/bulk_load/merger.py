@@ -230,6 +230,7 @@ class Loads:
 
         if not partition_ids:
             return [], []
+        await self._writer.settle(partition_ids)
         return await asyncio.to_thread(plan)
 
     def _submit(
@@ -318,6 +319,7 @@ class Loads:
                 return wait_s
         await self._writer.barrier()
         served = self._served_of(range(len(view.epochs)))
+        await self._writer.settle(served)
         found = await asyncio.to_thread(staging.staged_loads, self._store, served)
         for p, loads in found.items():
             for load_id in loads:
@@ -339,6 +341,7 @@ class Loads:
     async def _delete(self, partition_id: int, load_id: int) -> None:
         """Delete all that the load has staged in the partition, in bounded steps."""
         loop = asyncio.get_running_loop()
+        await self._writer.settle((partition_id,))
         while keys := staging.staged_keys(self._store, partition_id, load_id, _DELETE_KEYS):
             began = loop.time()
             answer = await self._engine.write(
@@ -353,6 +356,7 @@ class Loads:
             )
             for error in (*answer.refusals.values(), *answer.row_errors.values()):
                 raise error
+            await self._writer.settle((partition_id,))
             await asyncio.sleep((loop.time() - began) * (1 / _DELETE_DUTY - 1))
 
 

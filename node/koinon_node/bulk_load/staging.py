@@ -15,7 +15,8 @@ import numpy as np
 
 from koinon_node.core import chunk_keys, records
 from koinon_node.core.chunk_keys import ChunkName, Mark, Slice, slice_of
-from koinon_node.storage.store import DATA_DB, Store
+from koinon_node.storage.environment import DATA_DB
+from koinon_node.storage.store import Store
 from koinon_proto.contract import columns
 from koinon_proto.contract.columns import Columns
 from koinon_proto.contract.errors import LoadIncompleteError

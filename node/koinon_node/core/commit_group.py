@@ -40,10 +40,9 @@ Rules of order:
 - Groups are sealed, handed over and made durable in the order of their numbers, and completed in
   any order. (Those that write one partition complete in order all the same: a follower acknowledges
   in order.)
-- What is DURABLE is in the store: reads and conditions find it there, and what is not they find in
-  ``records``. (A write-ahead log would part the two. Its place is between SEALED and COMPLETE: the
-  log is what a group is handed over to, DURABLE is when that has been synced, and a state after it
-  is when the store has caught up.)
+- What is DURABLE is in the store, or lies over it (core/overlay.py) until that has taken over the
+  log that the group was handed over to: reads and conditions find it there, and what is not durable
+  they find in ``records``.
 - Tickets learn their fate after the group has taken its: first ``spilled`` and what is refused for
   it, then answers.
 

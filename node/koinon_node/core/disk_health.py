@@ -1,7 +1,9 @@
 """What a node knows of its own disk: for how long it has not answered, and how long it takes.
 
 A commit group is *out* from when it was handed to the writer until that has answered. A disk that
-hangs fails nothing: the group is just out, for as long as it hangs, and so is all behind it.
+hangs fails nothing: the group is just out, for as long as it hangs, and so is all behind it. (The
+time begins anew when the disk has answered something that came before the group: what the store
+takes over from the log.)
 
 Time counts in looks, by small steps: a pause of this process, in which no answer could be taken, is
 not the disk's. Pure: the driver hands over, answers and looks, each with the time.
@@ -27,6 +29,7 @@ class DiskHealth:
         self.out_s = 0.0  # for how long the oldest group has been out
         self._out: deque[CommitGroup] = deque()  # oldest first; ``sent_at``: when handed over
         self._looked_at = _NEVER  # monotonic seconds
+        self._progressed_at = _NEVER  # monotonic seconds
         self._seen = 0  # the group that was the oldest at the last look; 0: none was out
         self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)  # (when, seconds)
 
@@ -37,8 +40,10 @@ class DiskHealth:
 
     @property
     def out_since(self) -> float:
-        """Return when the oldest group was handed over; only while one is out."""
-        return self._out[0].sent_at
+        """Return when the oldest group was handed over, or when the disk answered something after
+        that which came before it; only while one is out.
+        """
+        return max(self._out[0].sent_at, self._progressed_at)
 
     def handed_over(self, group: CommitGroup) -> None:
         self._out.append(group)
@@ -49,6 +54,10 @@ class DiskHealth:
         self._recent.append((now, took_s))
         self.hangs, self.out_s = False, 0.0
         return took_s
+
+    def progressed(self, now: float) -> None:
+        """The disk has answered something that came before what is out."""
+        self.hangs, self.out_s, self._progressed_at = False, 0.0, now
 
     def look(self, now: float, timeout_s: float) -> None:
         """Let time pass."""

@@ -15,7 +15,8 @@ from koinon_node.config import Limits
 from koinon_node.core import records
 from koinon_node.core.recent_writes import RecentWrites
 from koinon_node.core.replica_tracker import ReplicaTracker
-from koinon_node.storage.store import PARTITIONS_DB, Range, Store
+from koinon_node.storage.environment import PARTITIONS_DB
+from koinon_node.storage.store import Range, Store
 from koinon_node.storage.writer import Writer
 from koinon_proto.contract.errors import (
     InvalidArgumentError,
@@ -69,6 +70,8 @@ class PageReader:
                 self._check(request.cluster_id, p, request.primary_epoch)
             if int(self._copies.complete_through[p]) < request.reach:
                 raise UnavailableError(reason=f"partition {p} does not reach {request.reach} here")
+        if self._store.stored_through(p) < request.reach:
+            await self._settle(request.cluster_id, p, request.primary_epoch)
         bytes_max = min(request.bytes_max or self._limits.page_bytes, self._limits.page_bytes)
         after_sequence = 0 if request.snapshot else request.after_sequence
         page = None if request.snapshot else self._by_journal(p, request, bytes_max)
@@ -125,6 +128,7 @@ class PageReader:
             raise InvalidArgumentError(
                 field="keys", reason="too many", limit=READ_KEYS_MAX, actual=len(request.keys)
             )
+        await self._settle(request.cluster_id, p, request.primary_epoch)
         head = records.prefix_of(p)
         asked = [head + key for key in request.keys]
         page = self._store.read_keys(p, asked, self._limits.page_bytes)
@@ -132,6 +136,12 @@ class PageReader:
         reached = asked if page.end else asked[: asked.index(head + page.last_key) + 1]
         rows = [(key, found.get(key, b"")) for key in reached]
         return self._message(page._replace(rows=rows, end=True))
+
+    async def _settle(self, cluster_id: str, p: int, primary_epoch: int) -> None:
+        """Wait until the store itself shows what is durable of the partition."""
+        if self._store.lacks((p,)):
+            await self._writer.settle((p,))
+            self._check(cluster_id, p, primary_epoch)
 
     def _check(self, cluster_id: str, p: int, primary_epoch: int) -> None:
         """Raise unless the partition is led here in that epoch."""

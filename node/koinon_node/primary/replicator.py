@@ -37,8 +37,9 @@ from koinon_node.primary.follower_streams import Followers
 from koinon_node.primary.page_reader import PageReader
 from koinon_node.primary.sender import Lag
 from koinon_node.storage.disk_watch import DiskWatch
+from koinon_node.storage.environment import DATA_DB, EXPIRY_DB, PARTITIONS_DB
 from koinon_node.storage.sizes import SizeEstimates
-from koinon_node.storage.store import DATA_DB, EXPIRY_DB, PARTITIONS_DB, Store
+from koinon_node.storage.store import Store
 from koinon_node.storage.writer import Writer, columns
 from koinon_node.storage.writer_process import MERGES
 from koinon_proto.contract.errors import (
@@ -347,7 +348,8 @@ class Replicator:
         """Do what is due now; ``run`` calls it."""
         table = self.leading.table
         if self._disk_watch.look(self._clock(), table):
-            self._completion.sender.probe(self._writer.disk.oldest, self._clock())
+            disk = self._writer.disk
+            self._completion.sender.probe(disk.oldest, disk.out_since, self._clock())
         if table is None or not table.rows:
             return
         if self._call is not None and self._call.done():

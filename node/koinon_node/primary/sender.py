@@ -34,10 +34,14 @@ _ROW_OVERHEAD_BYTES = 16
 _NO_PARTITIONS = np.zeros(0, np.uint32)
 
 
+_NUMBERS = 16
+"""Numbers of batches for each commit group: the first is its own, the others are for probes."""
+
+
 class GroupRows(NamedTuple):
     """A group as it is streamed: columns over partitions, each there once, then over rows."""
 
-    number: int
+    number: int  # of the batch
     touched: U32Array
     epochs: U64Array
     previous: U64Array
@@ -126,6 +130,7 @@ class FollowerStream:
         self.announced = np.zeros(partitions, np.uint64)  # by partition: the floor it was told
         self._bytes_max = bytes_max  # not acknowledged; a follower above it is cut off
         self.last_number = 0  # of the newest batch that was sent
+        self.last_sent_at = float("-inf")  # and when: monotonic seconds
         self._sent: deque[_Sent] = deque()  # not acknowledged, oldest first
         self._unacknowledged_bytes = self._unacknowledged = 0  # of these: bytes, records
 
@@ -149,7 +154,7 @@ class FollowerStream:
         group = batches.group
         records = len(message.batch.keys) + len(message.batch.merges)
         touched, lasts = group.touched[mask], group.lasts[mask]
-        self.last_number = group.number
+        self.last_number, self.last_sent_at = group.number, group.sealed_at
         self._sent.append(_Sent(group.number, touched, lasts, size, records, group.sealed_at))
         self._unacknowledged_bytes += size
         self._unacknowledged += records
@@ -209,7 +214,16 @@ class Sender:
         spilled = np.zeros(len(touched), np.bool_)
         leading = self._leading
         epochs = leading.epochs[touched]
-        of_group = (group.number, touched, epochs, previous, lasts, keys, rows, partition_ids)
+        of_group = (
+            group.number * _NUMBERS,
+            touched,
+            epochs,
+            previous,
+            lasts,
+            keys,
+            rows,
+            partition_ids,
+        )
         batches = Batches(GroupRows(*of_group, merges, group.sent_at))
         for follower in list(self.streams.values()):
             mask = leading.opened[follower.slot, touched]
@@ -218,18 +232,21 @@ class Sender:
                 follower.send_batch(batches, mask)
         group.spilled = touched[spilled]
 
-    def probe(self, group: int, now: float) -> None:
-        """Have each follower that was sent nothing of the group, or later, make something durable:
-        where one of its copies stands already. The group is the newest that was handed over.
+    def probe(self, group: int, since: float, now: float) -> None:
+        """Have each follower that was sent nothing ``since`` then make something durable: where one
+        of its copies stands already. The group is the newest that was handed over.
         """
         leading = self._leading
         for follower in list(self.streams.values()):
             positioned = np.flatnonzero(leading.positioned[follower.slot])[:1].astype(np.uint32)
-            if follower.last_number >= group or not len(positioned):
+            number = max(follower.last_number + 1, group * _NUMBERS)
+            if follower.last_sent_at >= since or number >= (group + 1) * _NUMBERS:
+                continue
+            if not len(positioned):
                 continue
             stands, epochs = leading.streamed[positioned], leading.epochs[positioned]
             rows = GroupRows(
-                group, positioned, epochs, stands, stands, [], [], _NO_PARTITIONS, {}, now
+                number, positioned, epochs, stands, stands, [], [], _NO_PARTITIONS, {}, now
             )
             follower.send_batch(Batches(rows), np.ones(1, np.bool_))
 

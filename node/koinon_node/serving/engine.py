@@ -245,6 +245,10 @@ class Engine:
             _append_record(answer, row, live, want_versions)
         return sum(map(len, found))
 
+    async def settle(self, partition_ids: Sequence[int]) -> None:
+        """Wait until the store itself shows what is durable of these partitions."""
+        await self._writer.settle(partition_ids)
+
     # --- scans -----------------------------------------------------------------------------
 
     async def scan(self, page: ScanPage) -> ScanAnswer:
@@ -281,6 +285,7 @@ class Engine:
         incomplete: set[CommitGroup] = set()
         visited: list[int] = []
         size, rows_seen, after_key = 0, 0, page.after_key
+        await self._writer.settle(page.partition_ids)
         for index, partition_id in enumerate(page.partition_ids):
             if index % _PARTITIONS_PER_STEP == _PARTITIONS_PER_STEP - 1:
                 await asyncio.sleep(0)

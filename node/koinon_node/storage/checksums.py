@@ -25,7 +25,9 @@ import numpy as np
 
 from koinon_node.core import records
 from koinon_node.core.copies import CopyState
-from koinon_node.storage.store import DATA_DB, PARTITIONS_DB, Store
+from koinon_node.storage.environment import DATA_DB, PARTITIONS_DB
+from koinon_node.storage.store import Store
+from koinon_node.storage.writer import Writer
 from koinon_proto.v1 import replication_pb2
 
 Row = tuple[Any, Any]
@@ -93,8 +95,9 @@ class _Pace:
 class Checksums:
     """Checksums of the copies in a store, one at a time."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, writer: Writer) -> None:
         self._store = store
+        self._writer = writer
         self._one_at_a_time = asyncio.Lock()
 
     async def of(self, partition_ids: Iterable[int]) -> list[replication_pb2.CopyChecksum]:
@@ -103,12 +106,14 @@ class Checksums:
         found = []
         for partition_id in partition_ids:
             async with self._one_at_a_time:
+                await self._writer.settle((partition_id,))
                 pace.begin()
                 found.append(await self._of(partition_id, pace))
         return found
 
-    def positions(self, partition_ids: Iterable[int]) -> list[replication_pb2.CopyChecksum]:
+    async def positions(self, partition_ids: Sequence[int]) -> list[replication_pb2.CopyChecksum]:
         """Return whether copies are usable and what they are complete through; reads no records."""
+        await self._writer.settle(partition_ids)
         with self._store.env.begin() as txn:
             through = [(p, self._usable_through(txn, p)) for p in partition_ids]
         return [

@@ -18,7 +18,8 @@ import numpy as np
 
 from koinon_node.core import records
 from koinon_node.core.records import U32Array, U64Array
-from koinon_node.storage.store import DATA_DB, Store
+from koinon_node.storage.environment import DATA_DB
+from koinon_node.storage.store import Store
 
 _ALL_PARTITIONS = 65_536
 _STEP_ROWS = 512

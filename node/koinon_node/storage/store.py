@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import operator
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, compress, islice
 from types import TracebackType
@@ -23,17 +23,28 @@ import numpy as np
 from koinon_node.config import StoreConfig
 from koinon_node.core import records
 from koinon_node.core.copies import Copies, Copy, CopyState
+from koinon_node.core.overlay import Overlay
 from koinon_node.core.records import PartitionEpochs
 from koinon_node.storage import directory as files
+from koinon_node.storage import transactions, write_ahead_log
+from koinon_node.storage.environment import (
+    DATA_DB,
+    EXPIRY_DB,
+    META_DB,
+    PARTITIONS_DB,
+    open_databases,
+    open_environment,
+    tree_bytes,
+)
+from koinon_node.storage.transactions import Gathered
+from koinon_node.storage.write_ahead_log import LOG_STATE
 from koinon_proto.contract.errors import DataDirectoryError, UnsupportedVersionError
-from koinon_proto.process.private_files import FILE_MODE
 
 log = logging.getLogger(__name__)
 
-DATABASES = ("data", "expiry", "partitions", "meta")
-DATA_DB, EXPIRY_DB, PARTITIONS_DB, META_DB = range(len(DATABASES))
-
 FORMAT = b"format_version"
+LOG_FORMAT_VERSION = 3
+"""Of a store with a write-ahead log, which may hold what the store lacks."""
 STORE_ID = b"store_id"
 NEXT_STORE_ID = b"next_store_id"
 CLUSTER_ID = b"cluster_id"
@@ -47,6 +58,7 @@ _ALL_PARTITIONS = 65_536
 _NO_BOUND = 2**62
 _SEEN_BYTES = 8 * 1024 * 1024  # looked at in one transaction, wanted or not
 _SCANNED_FIRST, _SCANNED_AT_ONCE = 16, 64  # at most: each of these values may have a MiB
+_REPLAYED_RECORDS, _REPLAYED_BYTES = 10_000, 8 * 1024 * 1024  # of a log, in one transaction
 _second = operator.itemgetter(1)
 _value_after = {
     False: operator.itemgetter(slice(records.HEADER_BYTES, None)),
@@ -74,26 +86,6 @@ class Range(NamedTuple):
     purge_floor: int
 
 
-def open_environment(config: StoreConfig, *, sync: bool = True) -> lmdb.Environment:
-    """Open the environment with the settings that every process of a node shares."""
-    return lmdb.open(
-        str(config.directory),
-        map_size=config.mapped_bytes,
-        max_dbs=len(DATABASES),
-        max_readers=128,
-        max_spare_txns=8,
-        readahead=False,
-        meminit=False,
-        sync=sync,
-        mode=FILE_MODE,
-    )
-
-
-def open_databases(env: lmdb.Environment, *, create: bool = False) -> list[Any]:
-    """Return the handles in the order of DATABASES."""
-    return [env.open_db(name.encode(), create=create) for name in DATABASES]
-
-
 def _distrust_copies(txn: lmdb.Transaction[bytes], partitions: Any) -> None:
     """Mark every copy as one that may lack any of what it says it holds."""
     found = [(key, value) for key, value in txn.cursor(partitions) if key[2] == _PROGRESS]
@@ -115,6 +107,7 @@ class Store:
                 foreign.
         """
         self.config = config
+        self.overlay = Overlay()  # what is durable in the log and not in here yet
         self.lock_descriptor = files.lock_directory(config.directory)
         self._env: lmdb.Environment | None = None
         try:
@@ -135,6 +128,10 @@ class Store:
         return self._env
 
     @property
+    def is_open(self) -> bool:
+        return self._env is not None
+
+    @property
     def databases(self) -> list[Any]:
         """The handles, in the order of DATABASES."""
         return self._databases
@@ -153,6 +150,7 @@ class Store:
                 files.check_not_truncated(self.config.directory, info["last_pgno"], stat["psize"])
             self._databases = open_databases(self.env)
             self._check_meta(store_id)
+            self._take_over_log()
             self._seen_epochs = self.partition_epochs()
         except lmdb.NotFoundError:
             raise DataDirectoryError(path=str(path), reason="not a Koinon store") from None
@@ -170,11 +168,11 @@ class Store:
     def _check_meta(self, store_id: str) -> None:
         path = str(self.config.directory / files.DATA)
         version = self._meta(FORMAT)
-        if version != str(files.FORMAT_VERSION):
+        if version not in (str(files.FORMAT_VERSION), str(LOG_FORMAT_VERSION)):
             raise DataDirectoryError(
                 path=path,
                 reason=f"store format version {version or 'missing'}; "
-                f"this build supports {files.FORMAT_VERSION}",
+                f"this build supports {files.FORMAT_VERSION} and {LOG_FORMAT_VERSION}",
             )
         own, following = self._meta(STORE_ID), self._meta(NEXT_STORE_ID)
         if following and following == store_id:  # a change of id was cut short after the file
@@ -183,6 +181,71 @@ class Store:
             raise DataDirectoryError(
                 path=path, reason=f"belongs to store {own}, the identity file names {store_id}"
             )
+
+    def _take_over_log(self) -> None:
+        """Take what a crash has left in the write-ahead log into the store, and begin a new life of
+        the log: whatever its segments hold counts as nothing from then on.
+
+        A store with a log has a format of its own until it is closed clean, so that an older build,
+        which knows of none, does not leave out what is only there.
+
+        Raises:
+            DataDirectoryError: the log is missing or damaged, or the store has no room for it.
+        """
+        directory = self.config.directory
+        life, position = write_ahead_log.decode_state(self._meta(LOG_STATE))
+        if self._meta(FORMAT) == str(LOG_FORMAT_VERSION):
+            if not write_ahead_log.has_log(directory):
+                path = str(directory / write_ahead_log.LOG)
+                raise DataDirectoryError(path=path, reason="missing: it holds what the store lacks")
+            try:
+                self._replay(life, position)
+            except DataDirectoryError as error:
+                if not self._cause_of_distrust():
+                    raise
+                log.warning("the log of an untrusted store ends early error=%s", error)
+        self.log_life = write_ahead_log.new_life()
+        self.logged = self.config.write_ahead_log and write_ahead_log.make_log(directory)
+        version = LOG_FORMAT_VERSION if self.logged else files.FORMAT_VERSION
+        state = write_ahead_log.encode_state(self.log_life, 0).decode()
+        self._put_meta({FORMAT: str(version), LOG_STATE: state})
+        if not self.logged:
+            write_ahead_log.remove_log(directory)
+
+    def _replay(self, life: int, position: int) -> None:
+        """Take over what is in the log above the position, some records at a time."""
+        records: list[write_ahead_log.Record] = []
+        count = size = 0
+        for found in write_ahead_log.left_over(self.config.directory, life, position):
+            records.append((found.position, memoryview(bytes(found.body))))
+            size += len(found.body)
+            if len(records) >= _REPLAYED_RECORDS or size >= _REPLAYED_BYTES:
+                count, size = count + self._take_over_records(life, records), 0
+        count += self._take_over_records(life, records)
+        if count:
+            log.info("log taken over directory=%s records=%d", self.config.directory, count)
+
+    def _take_over_records(self, life: int, records: list[write_ahead_log.Record]) -> int:
+        """Take over these records and forget them; return how many they are."""
+
+        def put(rows: Gathered, _: int) -> str:
+            try:
+                with self.env.begin(write=True) as txn:
+                    transactions.put(self.env, txn, self._databases, rows)
+            except (lmdb.MapFullError, lmdb.DiskError) as error:
+                return str(error)
+            return ""
+
+        count = len(records)
+        reason = write_ahead_log.take_over(records, life, put)[1] if records else ""
+        if reason:
+            raise DataDirectoryError(
+                path=str(self.config.directory),
+                reason=f"no room for what the log holds ({reason}): make room on the disk, "
+                "or start with a larger --map-size-bytes",
+            )
+        records.clear()
+        return count
 
     def _distrust_after_crash(self) -> None:
         """Rule 3: after an unclean end under durability=interval, rows which had been acknowledged
@@ -198,14 +261,8 @@ class Store:
         the disk does not have: whole, of unknown fate, and durable with the next commit, which is
         made here before anything is served.
         """
-        state = self._meta(RUN_STATE).split(" ")
-        if state[:2] != ["open", "interval"]:
-            return
-        if files.noted_failed_sync(self.config.directory):
-            cause = "sync failed"
-        elif state[2] != files.boot_id():
-            cause = "machine went down"
-        else:
+        cause = self._cause_of_distrust()
+        if not cause:
             return
         store_id = files.new_store_id()
         log.warning(
@@ -221,6 +278,15 @@ class Store:
             _distrust_copies(txn, partitions)
         files.write_identity(self.config.directory, store_id)
         self._put_meta({STORE_ID: store_id, NEXT_STORE_ID: ""})
+
+    def _cause_of_distrust(self) -> str:
+        """Return why acknowledged rows may be gone; '' where none can be."""
+        state = self._meta(RUN_STATE).split(" ")
+        if state[:2] != ["open", "interval"]:
+            return ""
+        if files.noted_failed_sync(self.config.directory):
+            return "sync failed"
+        return "machine went down" if state[2] != files.boot_id() else ""
 
     def claim(self, node_id: str) -> None:
         """Make the store this node's, if it is new.
@@ -241,7 +307,7 @@ class Store:
     def close(self, *, clean: bool) -> None:
         """Release the store. ``clean``: the writer has ended and nothing is unsynced."""
         if clean:
-            self._set_run_state("clean")
+            self._put_meta({FORMAT: str(files.FORMAT_VERSION), RUN_STATE: "clean"})
         self._release()
 
     def __enter__(self) -> Store:
@@ -296,15 +362,22 @@ class Store:
         return Copies(complete_through, purge_floors, states, self.partition_epochs())
 
     def read_copies(self, partition_ids: Sequence[int]) -> dict[int, Copy]:
-        """Read what is held of these partitions, in one transaction."""
+        """Read what is held of these partitions, as of one moment."""
         found: dict[int, Copy] = {}
+        keys_of = (records.progress_key, records.dropping_key, records.epochs_key)
+        keys = [key_of(p) for p in partition_ids for key_of in keys_of]
+        laid_over = self.overlay.find(PARTITIONS_DB, keys) if self.overlay else {}
         with self.env.begin(self._databases[PARTITIONS_DB]) as txn:
+
+            def read(key: bytes) -> bytes | None:
+                return laid_over[key] if key in laid_over else txn.get(key)
+
             for partition_id in partition_ids:
-                progress: bytes | None = txn.get(records.progress_key(partition_id))
+                progress = read(records.progress_key(partition_id))
                 through, floor, state = records.decode_progress(progress) if progress else (0, 0, 0)
-                if txn.get(records.dropping_key(partition_id)) is not None:
+                if read(records.dropping_key(partition_id)) is not None:
                     state |= CopyState.UNUSABLE
-                data = txn.get(records.epochs_key(partition_id))
+                data = read(records.epochs_key(partition_id))
                 epochs = records.decode_epochs(data) if data else PartitionEpochs(primary_epoch=0)
                 found[partition_id] = Copy(through, floor, CopyState(state), epochs)
         return found
@@ -346,15 +419,35 @@ class Store:
 
     def get(self, data_key: bytes) -> bytes | None:
         """Return the stored record (with its header), or None."""
+        if self.overlay and data_key in (found := self.overlay.find(DATA_DB, (data_key,))):
+            return found[data_key]
         with self.env.begin(self._databases[DATA_DB]) as txn:
             value: bytes | None = txn.get(data_key)
             return value
 
     def get_many(self, data_keys: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
         """Return (data key, record) of those that exist, in the order asked for."""
+        laid_over = self.overlay.find(DATA_DB, data_keys) if self.overlay else None
+        wanted = [key for key in data_keys if key not in laid_over] if laid_over else data_keys
         with self.env.begin(self._databases[DATA_DB]) as txn, txn.cursor() as cursor:
-            rows: list[tuple[bytes, bytes]] = cursor.getmulti(data_keys)
+            rows: list[tuple[bytes, bytes]] = cursor.getmulti(wanted)
+        if not laid_over:
             return rows
+        found = {**dict(rows), **laid_over}
+        return [(key, row) for key in data_keys if (row := found.get(key)) is not None]
+
+    def lacks(self, partition_ids: Iterable[int]) -> bool:
+        """Return whether the log holds rows of these partitions that are not in here yet."""
+        if not self.overlay:
+            return False
+        # A row changes how far its partition is complete, which is written with it.
+        keys = list(map(records.progress_key, partition_ids))
+        return self.overlay.holds(PARTITIONS_DB, keys)
+
+    def stored_through(self, partition_id: int) -> int:
+        """Return up to where the copy is complete in the store itself."""
+        with self.env.begin() as txn:
+            return self._progress(txn, partition_id)[0]
 
     def scan(
         self, partition_id: int, prefix: bytes, after_key: bytes, rows_max: int, bytes_max: int
@@ -491,9 +584,10 @@ class Store:
                 return [], b""
             keys = list(islice(cursor.iternext(keys=True, values=False), rows_max))
         inside = [key for key in keys if key < end]
-        if len(inside) < rows_max:
-            return inside, b""
-        return inside, inside[-1] + b"\x00"
+        goes_on = inside[-1] + b"\x00" if len(inside) == rows_max else b""
+        if self.overlay and (laid_over := self.overlay.find(EXPIRY_DB, inside)):
+            inside = [key for key in inside if laid_over.get(key, b"") is not None]
+        return inside, goes_on
 
     def count(self) -> int:
         """Return how many records there are (of all partitions, expired ones included)."""
@@ -505,16 +599,6 @@ class Store:
         """Return how much of the map holds something now; freed pages do not count."""
         with self.env.begin() as txn:
             return tree_bytes(txn, self._databases)
-
-
-def tree_bytes(txn: lmdb.Transaction, databases: Sequence[Any]) -> int:
-    """Return the size of the pages that the databases consist of."""
-    pages = page_bytes = 0
-    for database in databases:
-        stat = txn.stat(database)
-        pages += stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
-        page_bytes = stat["psize"]
-    return pages * page_bytes
 
 
 def _fitting(rows: list[tuple[bytes, bytes]], size: int) -> list[tuple[bytes, bytes]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import lmdb
 
-from koinon_node.storage.store import DATABASES
+from koinon_node.storage.environment import DATABASES
 
 
 def verify(directory: Path) -> int:

@@ -28,20 +28,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import marshal
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
 
 from koinon_node.config import Limits
 from koinon_node.core.commit_group import (
     QUEUED,
     CommitGroup,
-    GroupFrame,
     GroupState,
     Ticket,
     Writes,
@@ -49,8 +43,10 @@ from koinon_node.core.commit_group import (
 from koinon_node.core.disk_health import DiskHealth
 from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.core.records import U32Array
-from koinon_node.storage.store import META_DB, Store
-from koinon_node.storage.writer_process import LENGTH
+from koinon_node.storage.channel import Answer, ProcessChannel, WriterChannel
+from koinon_node.storage.environment import META_DB
+from koinon_node.storage.logged_channel import LoggedChannel, in_front_of
+from koinon_node.storage.store import Store
 from koinon_proto.contract.errors import (
     ResourceExhaustedError,
     StorageFullError,
@@ -65,24 +61,6 @@ _STOP_TIMEOUT_S = 30.0
 _TELL_FULL_EVERY_S = 1.0
 _ROWS = (1, 4, 16, 64, 256, 1_024, 4_096, 16_384)
 _BYTES = tuple(4**n * 1_024 for n in range(8))  # 1 KiB to 16 MiB
-
-Answer = tuple[int, dict[int, str], int]
-"""(group number, {index of a ticket that found no room: reason}, used bytes)."""
-
-
-class WriterChannel(Protocol):
-    """The way to what applies groups, in order: a process, or a simulated store."""
-
-    async def open(self, on_answer: Callable[[Answer], None], on_lost: Callable[[], None]) -> None:
-        """Begin. Each group sent is answered once, in order, unless the channel is lost."""
-
-    def send(self, group: GroupFrame) -> None: ...
-
-    async def close(self) -> bool:
-        """End, once all has been answered; return whether the other side ended clean."""
-
-    def kill(self) -> None:
-        """Have the other side end, whatever it does: it does not answer."""
 
 
 class GroupFlow(Protocol):
@@ -119,7 +97,10 @@ class Writer:
         self._flow = flow
         self._limits = limits
         self._on_failure = on_failure
-        self._channel = channel or ProcessChannel(store)
+        self._process = ProcessChannel(store)
+        self._channel = channel or in_front_of(self._process, store)
+        if isinstance(self._channel, LoggedChannel):
+            self._channel.on_progress = lambda: disk.progressed(clock())
         self._clock = clock
         self.disk = disk
         self._in_flight = 0  # groups that are out, at most _GROUPS_IN_FLIGHT
@@ -141,8 +122,13 @@ class Writer:
 
     @property
     def process_id(self) -> int:
-        assert isinstance(self._channel, ProcessChannel)
-        return self._channel.process_id
+        return self._process.process_id
+
+    @property
+    def take_over_seconds(self) -> Histogram:
+        """How long the store takes to take over stretches of the log; empty without one."""
+        channel = self._channel
+        return channel.take_over_seconds if isinstance(channel, LoggedChannel) else Histogram()
 
     @property
     def used_bytes(self) -> int:
@@ -184,7 +170,7 @@ class Writer:
 
     def fits(self, put_size: int) -> bool:
         """Return whether so much more may be stored. What only removes may always try."""
-        held_size = self.pending.size + self._promised_size
+        held_size = self.pending.size + self._promised_size + self._store.overlay.size
         limit = self._store.config.map_size_bytes
         return self._used_bytes + 2 * (held_size + put_size) <= limit
 
@@ -260,6 +246,16 @@ class Writer:
         """Wait until all that is queued now has been committed here, or refused."""
         if not self._idle.is_set():
             await self.submit((), 0, 0)
+
+    async def settle(self, partition_ids: Iterable[int]) -> None:
+        """Wait until the store itself has all of these partitions that is durable now: for what
+        reads more of it than some keys.
+
+        Raises:
+            UnavailableError: the store does not catch up with its log.
+        """
+        if self._store.lacks(partition_ids):
+            await self._channel.settle()
 
     async def put_meta(self, values: Mapping[bytes, str]) -> None:
         """Store facts about the node, durably whatever the durability of records is."""
@@ -367,86 +363,6 @@ class Writer:
         self.pending.lose(self._failed)
         self._idle.set()
         self._on_failure(self._failed)
-
-
-class ProcessChannel:
-    """A process of its own on the store's environment (writer_process.py)."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._process: subprocess.Popen[bytes] | None = None
-        self._transport: asyncio.Transport | None = None
-
-    @property
-    def process_id(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
-    async def open(self, on_answer: Callable[[Answer], None], on_lost: Callable[[], None]) -> None:
-        """Start the process."""
-        ours, theirs = socket.socketpair()
-        lock = self._store.lock_descriptor
-        self._process = subprocess.Popen(  # noqa: ASYNC220  # at start, nothing is served yet
-            [sys.executable, "-m", "koinon_node.storage.writer_process", str(theirs.fileno())],
-            pass_fds=(theirs.fileno(), lock),
-            stdin=subprocess.DEVNULL,
-        )
-        theirs.close()
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1024 * 1024)
-        loop = asyncio.get_running_loop()
-        protocol = _AnswerProtocol(on_answer, on_lost)
-        transport, _ = await loop.create_unix_connection(lambda: protocol, sock=ours)
-        self._transport = transport
-        config = self._store.config
-        self.send_frame({**asdict(config), "directory": str(config.directory)})
-
-    def send(self, group: GroupFrame) -> None:
-        self.send_frame(group)
-
-    def send_frame(self, message: Any) -> None:
-        assert self._transport is not None
-        body = marshal.dumps(message)
-        self._transport.writelines((LENGTH.pack(len(body)), body))
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-
-    async def close(self) -> bool:
-        """End the process; return whether it ended clean."""
-        process, transport = self._process, self._transport
-        if process is None or transport is None:
-            return True
-        transport.close()
-        loop = asyncio.get_running_loop()
-        try:
-            code = await loop.run_in_executor(None, process.wait, _STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            code = process.wait()
-        return code == 0
-
-
-class _AnswerProtocol(asyncio.Protocol):
-    """Cuts the stream into answers."""
-
-    def __init__(self, on_answer: Callable[[Any], None], on_lost: Callable[[], None]) -> None:
-        self._buffer = bytearray()
-        self._on_answer = on_answer
-        self._on_lost = on_lost
-
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        while len(self._buffer) >= LENGTH.size:
-            end = LENGTH.size + LENGTH.unpack_from(self._buffer)[0]
-            if len(self._buffer) < end:
-                return
-            answer = marshal.loads(memoryview(self._buffer)[LENGTH.size : end])
-            del self._buffer[:end]
-            self._on_answer(answer)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._on_lost()
 
 
 def columns(keys: Sequence[bytes], value: bytes | None) -> tuple[list[bytes], list[bytes | None]]:

@@ -13,7 +13,11 @@ is gone. A ``chained`` ticket is refused if one before it in its group has faile
 metadata of a partition which it writes too: a replica is complete through a sequence only without
 gaps.
 
-The answer to a group is (group number, failures {ticket index: reason}, used bytes). Any error but
+With a write-ahead log in front of the store, most groups never come here. Instead, a frame (life,
+position, stretches) asks to take over what the log has in these stretches, up to the position.
+
+The answer to a group is (group number, failures {ticket index: reason}, used bytes), to a frame of
+the log the same with the position and failures {0: reason} where there was no room. Any error but
 a lack of room ends the process, loudly; the node then stops too. It also ends when the node does
 (end of file, or the signal of a dying parent), and keeps the directory locked until then: records
 of a dead node can never arrive after its successor has begun.
@@ -36,25 +40,34 @@ import struct
 import sys
 import threading
 import time
-from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import lmdb
 
 from koinon_node.config import KEPT_BYTES, StoreConfig
-from koinon_node.core import records
-from koinon_node.core.commit_group import CHAINED, LOOSE, GroupFrame, TicketFrame, Writes
+from koinon_node.core.commit_group import CHAINED, LOOSE, TicketFrame, Writes
 from koinon_node.storage import directory as files
-from koinon_node.storage.store import (
+from koinon_node.storage.environment import (
     DATA_DB,
     EXPIRY_DB,
+    META_DB,
     PARTITIONS_DB,
     open_databases,
     open_environment,
     tree_bytes,
 )
+from koinon_node.storage.transactions import Gathered, gathered, put, stored_entries
+from koinon_node.storage.write_ahead_log import (
+    LOG,
+    LOG_STATE,
+    Stretch,
+    decode_state,
+    read_records,
+    take_over,
+)
+from koinon_proto.contract.errors import DataDirectoryError
 from koinon_proto.process.memory import keep_freed
 from koinon_proto.process.printable import protect_streams
 from koinon_proto.process.private_files import only_for_owner
@@ -100,9 +113,13 @@ class WriterLoop:
             raise
 
     def _run(self) -> None:
-        while (group := self._next_group()) is not None:
-            number, urgent, tickets = group
-            failures = self._apply(number, tickets)
+        while (frame := self._next_frame()) is not None:
+            number, urgent, content = frame
+            if isinstance(urgent, bool):
+                failures = self._apply(number, content)
+            else:  # the life of a log, a position in it, stretches
+                number, urgent = urgent, False
+                failures = self._take_over(frame[0], number, content)
             if self._by_interval:
                 if urgent:
                     self._sync()
@@ -114,15 +131,14 @@ class WriterLoop:
         self.environment.sync(True)
         self.environment.close()
 
-    def _next_group(self) -> GroupFrame | None:
+    def _next_frame(self) -> Any:
         while self._sync_due is not None:
             wait_s = self._sync_due - time.monotonic()
             if wait_s <= 0:
                 self._sync()
             elif select.select([self._connection], [], [], wait_s)[0]:
                 break
-        group: GroupFrame | None = receive(self._connection)
-        return group
+        return receive(self._connection)
 
     def _sync(self) -> None:
         self.environment.sync(True)
@@ -156,38 +172,66 @@ class WriterLoop:
                     self._failed_group = number
         return failures
 
+    def _take_over(self, life: int, position: int, stretches: list[Stretch]) -> dict[int, str]:
+        """Apply what the log has in these stretches, in one transaction if there is the room."""
+        done_life, done = decode_state(self._read_meta(LOG_STATE))
+        records = read_records(self._directory, life, stretches)
+        if done_life == life:  # some of it found room before
+            records = [record for record in records if record[0] > done]
+
+        def put_rows(rows: Gathered, size: int) -> str:
+            return self._try(
+                lambda txn: put(self.environment, txn, self._databases, rows), lambda: size
+            )
+
+        last, reason = take_over(records, life, put_rows) if records else (done, "")
+        if self._by_interval:
+            self._sync()  # before a segment is used again
+        if reason:
+            return {0: reason}
+        if last != position:
+            raise DataDirectoryError(
+                path=str(self._directory / LOG), reason=f"it ends with {last}, not {position}"
+            )
+        return {}
+
+    def _read_meta(self, key: bytes) -> str:
+        with self.environment.begin(self._databases[META_DB]) as txn:
+            return bytes(txn.get(key) or b"").decode()
+
     def _commit(self, tickets: list[Writes]) -> str:
         """Apply the tickets in one transaction; return why there was no room, or ''."""
-        merged: list[dict[bytes, bytes | None]] = [{} for _ in self._databases]
+
+        def apply(txn: lmdb.Transaction) -> None:
+            merged = gathered()
+            for database, keys, values in itertools.chain.from_iterable(tickets):
+                if database == MERGES:
+                    put(self.environment, txn, self._databases, merged)  # what comes before it
+                    self._merge(txn, keys)
+                else:
+                    merged[database].update(zip(keys, values, strict=True))
+            put(self.environment, txn, self._databases, merged)
+
+        return self._try(apply, lambda: _size_of(tickets))
+
+    def _try(self, apply: Callable[[lmdb.Transaction], None], size: Callable[[], int]) -> str:
+        """Apply something in one transaction; return why there was no room, or ''. ``size`` says
+        about how many bytes it puts.
+        """
         try:
             with self.environment.begin(write=True) as txn:
-                for database, keys, values in itertools.chain.from_iterable(tickets):
-                    if database == MERGES:
-                        self._put(txn, merged)  # what comes before it
-                        self._merge(txn, keys)
-                    else:
-                        merged[database].update(zip(keys, values, strict=True))
-                self._put(txn, merged)
+                apply(txn)
         except (lmdb.MapFullError, lmdb.DiskError) as error:
             return str(error)
         except lmdb.Error as error:
             if any(text in str(error) for text in _NO_ROOM):
                 return str(error)
             # LMDB reports a short write, which a disk that fills up gives, as an I/O error.
-            needed = 2 * _size_of(tickets) + _PROBE_BYTES_MIN
+            needed = 2 * size() + _PROBE_BYTES_MIN
             if _IO_ERROR in str(error) and self._disk_full(needed):
                 return f"the disk is full ({error})"
             raise
         return ""
-
-    def _put(self, txn: lmdb.Transaction, merged: list[dict[bytes, bytes | None]]) -> None:
-        """Put what was gathered, in key order."""
-        if merged[EXPIRY_DB]:
-            with self.environment.begin(self._databases[DATA_DB], buffers=True) as before:
-                drop_replaced_entries(before, merged[DATA_DB], merged[EXPIRY_DB])
-        for database, rows in zip(self._databases, merged, strict=True):
-            _put_sorted(txn, database, rows)
-            rows.clear()
 
     def _merge(self, txn: lmdb.Transaction, steps: list[bytes]) -> None:
         """Carry out merge steps. None at all: some are to come, and what they need is imported
@@ -233,58 +277,6 @@ def _size_of(tickets: list[Writes]) -> int:
         else:
             size += sum(map(len, keys)) + sum(len(value or b"") for value in values)
     return size
-
-
-def drop_replaced_entries(
-    before: lmdb.Transaction,
-    rows: Mapping[bytes, bytes | None],
-    entries: dict[bytes, bytes | None],
-) -> None:
-    """Have ``entries`` (of the expiry index, to be put) delete those of the records that ``rows``
-    replace: those that were stored ``before`` the group, and those of the group itself.
-
-    A key that is written again and again with a time to live so has one entry, not one a write.
-    Only keys that get an entry are looked at: reading what any put replaces would cost too much.
-    """
-    added = [entry for entry, value in entries.items() if value is not None]
-    keys = set(map(records.key_of_entry, added))
-    if len(keys) < len(added):  # some were written twice in the group
-        last = [(key, row) for key in keys if (row := rows.get(key)) is not None]
-        needed = set(records.expiry_keys_of([key for key, _ in last], [row for _, row in last]))
-        written = {key for key, _ in last}
-        for entry in added:
-            if entry not in needed and records.key_of_entry(entry) in written:
-                entries[entry] = None
-    for entry in stored_entries(before, sorted(keys)):
-        entries.setdefault(entry, None)
-
-
-def stored_entries(before: lmdb.Transaction, keys: Sequence[bytes]) -> list[bytes]:
-    """Return the entries of the expiry index that stored records have. The read transaction has to
-    give buffers: a record may be large, and only its head is looked at.
-    """
-    with before.cursor() as cursor:
-        found = cast("list[tuple[memoryview, memoryview]]", cursor.getmulti(keys))
-        heads = [bytes(record[: records.HEADER_WITH_EXPIRY_BYTES]) for _, record in found]
-        return records.expiry_keys_of([bytes(key) for key, _ in found], heads)
-
-
-def _put_sorted(txn: lmdb.Transaction, database: Any, rows: dict[bytes, bytes | None]) -> None:
-    """Apply the rows in key order. Those after the last key are appended, which fills pages: where
-    only some rows fit on one, LMDB else leaves a third of it or half empty.
-    """
-    if not rows:
-        return
-    keys = sorted(rows)
-    with txn.cursor(database) as cursor:
-        if None in rows.values():
-            for key in keys:
-                if rows[key] is None and cursor.set_key(key):
-                    cursor.delete()
-        items = [(key, value) for key in keys if (value := rows[key]) is not None]
-        end = bisect_right(items, bytes(cursor.key()), key=_key_of) if cursor.last() else 0
-        cursor.putmulti(items[:end])
-        cursor.putmulti(items[end:], append=True)
 
 
 def receive(connection: socket.socket) -> Any:

@@ -1,0 +1,139 @@
+"""The way from the event loop to what applies commit groups: the writer process."""
+
+from __future__ import annotations
+
+import asyncio
+import marshal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from koinon_node.core.commit_group import GroupFrame
+from koinon_node.storage.store import Store
+from koinon_node.storage.write_ahead_log import Stretch
+from koinon_node.storage.writer_process import LENGTH
+
+_STOP_TIMEOUT_S = 30.0
+
+Answer = tuple[int, dict[int, str], int]
+"""(group number, {index of a ticket that found no room: reason}, used bytes)."""
+
+
+class WriterChannel(Protocol):
+    """The way to what applies groups, in order: a process, or a simulated store."""
+
+    async def open(self, on_answer: Callable[[Answer], None], on_lost: Callable[[], None]) -> None:
+        """Begin. Each group sent is answered once, in order, unless the channel is lost."""
+
+    def send(self, group: GroupFrame) -> None: ...
+
+    async def close(self) -> bool:
+        """End, once all has been answered; return whether the other side ended clean."""
+
+    def kill(self) -> None:
+        """Have the other side end, whatever it does: it does not answer."""
+
+    async def settle(self) -> None:
+        """Wait until the store itself has all that was answered.
+
+        Raises:
+            UnavailableError: it has no room, or its disk does not answer.
+        """
+
+
+class StoreChannel(WriterChannel, Protocol):
+    """One behind which the store can take over what a write-ahead log holds."""
+
+    def take_over(self, life: int, position: int, stretches: list[Stretch]) -> None:
+        """Take over what the log of that life has in the stretches, up to the position. Answered
+        as a group is: (position, {0: why there is no room} or nothing, used bytes).
+        """
+
+
+class ProcessChannel:
+    """A process of its own on the store's environment (writer_process.py)."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._process: subprocess.Popen[bytes] | None = None
+        self._transport: asyncio.Transport | None = None
+
+    @property
+    def process_id(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    async def open(self, on_answer: Callable[[Answer], None], on_lost: Callable[[], None]) -> None:
+        """Start the process."""
+        ours, theirs = socket.socketpair()
+        lock = self._store.lock_descriptor
+        self._process = subprocess.Popen(  # noqa: ASYNC220  # at start, nothing is served yet
+            [sys.executable, "-m", "koinon_node.storage.writer_process", str(theirs.fileno())],
+            pass_fds=(theirs.fileno(), lock),
+            stdin=subprocess.DEVNULL,
+        )
+        theirs.close()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1024 * 1024)
+        loop = asyncio.get_running_loop()
+        protocol = _AnswerProtocol(on_answer, on_lost)
+        transport, _ = await loop.create_unix_connection(lambda: protocol, sock=ours)
+        self._transport = transport
+        config = self._store.config
+        self.send_frame({**asdict(config), "directory": str(config.directory)})
+
+    def send(self, group: GroupFrame) -> None:
+        self.send_frame(group)
+
+    def take_over(self, life: int, position: int, stretches: list[Stretch]) -> None:
+        self.send_frame((life, position, stretches))
+
+    def send_frame(self, message: Any) -> None:
+        assert self._transport is not None
+        body = marshal.dumps(message)
+        self._transport.writelines((LENGTH.pack(len(body)), body))
+
+    async def settle(self) -> None:
+        """What was answered is in the store."""
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+
+    async def close(self) -> bool:
+        """End the process; return whether it ended clean."""
+        process, transport = self._process, self._transport
+        if process is None or transport is None:
+            return True
+        transport.close()
+        loop = asyncio.get_running_loop()
+        try:
+            code = await loop.run_in_executor(None, process.wait, _STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = process.wait()
+        return code == 0
+
+
+class _AnswerProtocol(asyncio.Protocol):
+    """Cuts the stream into answers."""
+
+    def __init__(self, on_answer: Callable[[Any], None], on_lost: Callable[[], None]) -> None:
+        self._buffer = bytearray()
+        self._on_answer = on_answer
+        self._on_lost = on_lost
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        while len(self._buffer) >= LENGTH.size:
+            end = LENGTH.size + LENGTH.unpack_from(self._buffer)[0]
+            if len(self._buffer) < end:
+                return
+            answer = marshal.loads(memoryview(self._buffer)[LENGTH.size : end])
+            del self._buffer[:end]
+            self._on_answer(answer)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._on_lost()

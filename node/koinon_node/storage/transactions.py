@@ -1,0 +1,86 @@
+"""Puts gathered rows into a store's databases, in one transaction."""
+
+from __future__ import annotations
+
+import operator
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import lmdb
+
+from koinon_node.core import records
+from koinon_node.storage.environment import DATA_DB, DATABASES, EXPIRY_DB
+
+Gathered = list[dict[bytes, bytes | None]]
+"""By database: what is to be stored under each key; None: nothing."""
+
+_key_of = operator.itemgetter(0)
+
+
+def gathered() -> Gathered:
+    return [{} for _ in DATABASES]
+
+
+def put(
+    environment: lmdb.Environment, txn: lmdb.Transaction, databases: Sequence[Any], rows: Gathered
+) -> None:
+    """Put what was gathered, in key order, and forget it."""
+    if rows[EXPIRY_DB]:
+        with environment.begin(databases[DATA_DB], buffers=True) as before:
+            drop_replaced_entries(before, rows[DATA_DB], rows[EXPIRY_DB])
+    for database, entries in zip(databases, rows, strict=True):
+        _put_sorted(txn, database, entries)
+        entries.clear()
+
+
+def drop_replaced_entries(
+    before: lmdb.Transaction,
+    rows: Mapping[bytes, bytes | None],
+    entries: dict[bytes, bytes | None],
+) -> None:
+    """Have ``entries`` (of the expiry index, to be put) delete those of the records that ``rows``
+    replace: those that were stored ``before`` the group, and those of the group itself.
+
+    A key that is written again and again with a time to live so has one entry, not one a write.
+    Only keys that get an entry are looked at: reading what any put replaces would cost too much.
+    """
+    added = [entry for entry, value in entries.items() if value is not None]
+    keys = set(map(records.key_of_entry, added))
+    if len(keys) < len(added):  # some were written twice in the group
+        last = [(key, row) for key in keys if (row := rows.get(key)) is not None]
+        needed = set(records.expiry_keys_of([key for key, _ in last], [row for _, row in last]))
+        written = {key for key, _ in last}
+        for entry in added:
+            if entry not in needed and records.key_of_entry(entry) in written:
+                entries[entry] = None
+    for entry in stored_entries(before, sorted(keys)):
+        entries.setdefault(entry, None)
+
+
+def stored_entries(before: lmdb.Transaction, keys: Sequence[bytes]) -> list[bytes]:
+    """Return the entries of the expiry index that stored records have. The read transaction has to
+    give buffers: a record may be large, and only its head is looked at.
+    """
+    with before.cursor() as cursor:
+        found = cast("list[tuple[memoryview, memoryview]]", cursor.getmulti(keys))
+        heads = [bytes(record[: records.HEADER_WITH_EXPIRY_BYTES]) for _, record in found]
+        return records.expiry_keys_of([bytes(key) for key, _ in found], heads)
+
+
+def _put_sorted(txn: lmdb.Transaction, database: Any, rows: dict[bytes, bytes | None]) -> None:
+    """Apply the rows in key order. Those after the last key are appended, which fills pages: where
+    only some rows fit on one, LMDB else leaves a third of it or half empty.
+    """
+    if not rows:
+        return
+    keys = sorted(rows)
+    with txn.cursor(database) as cursor:
+        if None in rows.values():
+            for key in keys:
+                if rows[key] is None and cursor.set_key(key):
+                    cursor.delete()
+        items = [(key, value) for key in keys if (value := rows[key]) is not None]
+        end = bisect_right(items, bytes(cursor.key()), key=_key_of) if cursor.last() else 0
+        cursor.putmulti(items[:end])
+        cursor.putmulti(items[end:], append=True)
