@@ -22,7 +22,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from koinon_node.config import StoreConfig
-from koinon_node.storage.store import DATA_DB, DATABASES, Store
+from koinon_node.storage.environment import DATA_DB, DATABASES
+from koinon_node.storage.store import Store
 from tests.node.groups import lone_writer
 
 ROWS, BATCHES = 1000, 8

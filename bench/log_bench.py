@@ -1,0 +1,156 @@
+"""Durable writes with and without the write-ahead log, inside a node: message in, answer out.
+
+    python -m bench.log_bench [--records 1000000] [--seconds 5]
+
+One store of so many records (16 B keys in 1,024 partitions, 100 B values), overwritten at random.
+Each row is a number of callers that each put a batch of so many rows and wait until it is durable.
+"bytes a row" is what this process and its writer process had written to the disk. "floor" is a bare
+pwrite and fdatasync of as many bytes, one caller, on the same disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import tempfile
+import time
+from pathlib import Path
+from statistics import quantiles
+
+import numpy as np
+
+from koinon_node.config import StoreConfig
+from koinon_node.core import records
+from koinon_node.storage.environment import DATA_DB, PARTITIONS_DB
+from koinon_node.storage.store import Store
+from koinon_node.storage.writer import Writer
+from tests.node.groups import lone_writer
+
+PARTITIONS = 1024
+VALUE = os.urandom(100)
+CALLERS = ((1, 1), (64, 1), (1, 1_000), (4, 1_000))
+
+
+def key_of(number: int) -> bytes:
+    return records.head_of(number % PARTITIONS) + b"key:%012d" % number
+
+
+def written_bytes(*process_ids: int) -> int:
+    total = 0
+    for process_id in process_ids:
+        lines = Path(f"/proc/{process_id}/io").read_text(encoding="ascii").splitlines()
+        total += int(next(line for line in lines if line.startswith("write_bytes")).split()[1])
+    return total
+
+
+def fill(directory: Path, count: int) -> None:
+    with Store(StoreConfig(directory=directory)) as store:
+        keys = sorted(map(key_of, range(count)))
+        with store.env.begin(write=True) as txn, txn.cursor(store.databases[DATA_DB]) as cursor:
+            record = records.encode_record(1, VALUE, 0)
+            cursor.putmulti([(key, record) for key in keys], append=True)
+
+
+async def put(writer: Writer, numbers: list[int], sequence: int) -> None:
+    record = records.encode_record(sequence, VALUE, 0)
+    keys = list(map(key_of, numbers))
+    partitions = np.unique(np.array([n % PARTITIONS for n in numbers], np.uint32))
+    progress = records.progress_keys(partitions)
+    ends = np.full(len(partitions), sequence, np.uint64)
+    positions = records.encode_progress(ends, np.zeros(len(partitions), np.uint64))
+    await writer.submit(
+        ((DATA_DB, keys, [record] * len(keys)), (PARTITIONS_DB, progress, list(positions))),
+        len(keys),
+        len(keys) * 125,
+    )
+
+
+async def measure(
+    writer: Writer, count: int, callers: int, rows: int, seconds: float
+) -> tuple[float, list[float], float]:
+    """Return (rows a second, seconds of each batch, bytes written a row)."""
+    took: list[float] = []
+    ids = (os.getpid(), writer.process_id)
+    before, began = written_bytes(*ids), time.perf_counter()
+
+    async def call(seed: int) -> None:
+        rng = random.Random(seed)
+        sequence = 2
+        while time.perf_counter() - began < seconds:
+            numbers = [rng.randrange(count) for _ in range(rows)]
+            at = time.perf_counter()
+            await put(writer, numbers, sequence)
+            took.append(time.perf_counter() - at)
+            sequence += 1
+
+    await asyncio.gather(*(call(seed) for seed in range(callers)))
+    elapsed = time.perf_counter() - began
+    written = written_bytes(*ids) - before
+    return len(took) * rows / elapsed, took, written / (len(took) * rows)
+
+
+def floor(directory: Path, size: int, seconds: float) -> list[float]:
+    path = directory / "floor"
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR)
+    os.write(descriptor, bytes(16 << 20))
+    os.fsync(descriptor)
+    data, took, at = os.urandom(size), [], 0
+    began = time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        start = time.perf_counter()
+        os.pwrite(descriptor, data, at)
+        os.fdatasync(descriptor)
+        took.append(time.perf_counter() - start)
+        at = (at + size) % (15 << 20)
+    os.close(descriptor)
+    path.unlink()
+    return took
+
+
+def show(name: str, took: list[float]) -> str:
+    marks = quantiles(took, n=100) if len(took) > 1 else [took[0]] * 99
+    return f"{name} p50 {marks[49] * 1e3:7.2f} p99 {marks[98] * 1e3:7.1f} ms"
+
+
+async def compare(directory: Path, count: int, seconds: float, rounds: int) -> None:
+    for callers, rows in CALLERS:
+        for _ in range(rounds):
+            base = floor(directory, 180 * rows, min(seconds, 1.0))
+            print(f"{callers:3} x {rows:5} rows: " + show("floor", base), flush=True)
+            rates = []
+            for logged in (False, True):
+                lost: list[str] = []
+                store = Store(StoreConfig(directory=directory, write_ahead_log=logged))
+                writer = lone_writer(store, lost.append)
+                await writer.start()
+                rate, took, written = await measure(writer, count, callers, rows, seconds)
+                began = time.perf_counter()
+                store.close(clean=await writer.stop())
+                rates.append(rate)
+                print(
+                    f"    {'log' if logged else 'direct':7} {rate:9,.0f} rows/s  {show('', took)}"
+                    f"  {written:8,.0f} bytes a row, stopped in "
+                    f"{time.perf_counter() - began:.2f} s",
+                    flush=True,
+                )
+                assert not lost, lost
+            print(f"    ratio {rates[1] / rates[0]:.2f}", flush=True)
+
+
+def main() -> None:
+    flags = argparse.ArgumentParser(description=__doc__)
+    flags.add_argument("--records", type=int, default=1_000_000)
+    flags.add_argument("--seconds", type=float, default=5.0)
+    flags.add_argument("--rounds", type=int, default=1)
+    flags.add_argument("--directory", type=Path, default=None)
+    given = flags.parse_args()
+    with tempfile.TemporaryDirectory(dir=given.directory) as name:
+        directory = Path(name) / "data"
+        fill(directory, given.records)
+        asyncio.run(compare(directory, given.records, given.seconds, given.rounds))
+
+
+if __name__ == "__main__":
+    main()
