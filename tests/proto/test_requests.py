@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+import grpc
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -339,3 +340,16 @@ def test_task_that_outlives_its_request_does_not_speak_in_its_name() -> None:
 def test_error_of_a_server_has_no_id() -> None:
     error: KoinonError = NOT_PRIMARY
     assert error.request_id == ""
+
+
+def test_handler_that_outlives_its_server_is_cancelled_and_no_error_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    service = fresh()
+    service.answer = grpc.aio.BaseError("Server already stopped.")
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(ask(service))
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+    service.answer = grpc.aio.BaseError("something else")
+    asyncio.run(ask(service))
+    assert [record.levelno for record in caplog.records][-1] == logging.ERROR

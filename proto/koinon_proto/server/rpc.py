@@ -92,6 +92,8 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_permit_without_calls", 1),
 )
 
+_STOPPED = "Server already stopped"
+"""What gRPC tells a handler that outlives its server by a moment."""
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
 
 
@@ -132,6 +134,9 @@ def _typed(handler: Handler, *, stream: bool) -> Handler:
             handled.failed(requests.INTERNAL, error)
             raise
         except Exception as error:
+            if isinstance(error, grpc.aio.BaseError) and _STOPPED in str(error):
+                handled.failed(requests.CANCELLED, error)
+                raise asyncio.CancelledError from error
             log.exception("handler failed method=%s", method.path)
             handled.failed(requests.INTERNAL, error)
             await abort(context, error)
