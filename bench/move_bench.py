@@ -161,13 +161,14 @@ async def under_load(
     return before, await task, took
 
 
-def measure(megabytes: int, value_bytes: int, seconds: float) -> Report:
+def measure(megabytes: int, value_bytes: int, seconds: float, log: str) -> Report:
     """Return the figures of a fresh cluster."""
     row_bytes = value_bytes + 16
     rows = megabytes * 1024 * 1024 // row_bytes
     moved_rows = rows * 3 // 4  # three copies on four nodes
     alone = bare(moved_rows, value_bytes)
-    with LocalCluster(nodes=3, coordinators=1) as cluster:
+    flags = ["--write-ahead-log", log]
+    with LocalCluster(nodes=3, coordinators=1, node_flags=flags) as cluster:
         load(cluster, rows, value_bytes)
         sizes = bytes_by_partition(cluster, rows, row_bytes)
         with Admin(cluster.coordinators, timeout_ms=10_000) as admin:
@@ -244,9 +245,12 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=15.0, help="of client load before the move"
     )
+    parser.add_argument("--write-ahead-log", choices=("on", "off"), default="on")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    report = measure(options.megabytes, options.value_bytes, options.seconds)
+    report = measure(
+        options.megabytes, options.value_bytes, options.seconds, options.write_ahead_log
+    )
     if options.json:
         print(json.dumps(asdict(report)))
     else:

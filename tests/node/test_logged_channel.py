@@ -80,6 +80,7 @@ class Rig:
     def kill(self) -> None:
         """As kill -9 of the node and its writer process."""
         os.kill(self.process.process_id, signal.SIGKILL)
+        self.channel._log.close()  # its thread would outlive the test
         self.store.close(clean=False)
 
 
@@ -213,6 +214,19 @@ def test_large_values_and_what_follows_them_keep_their_order(tmp_path: Path) -> 
 
     use(config_of(tmp_path), test, bounds)
     use(config_of(tmp_path), again, bounds)
+
+
+def test_pages_of_a_catch_up_go_to_the_store_and_clients_rows_do_not(tmp_path: Path) -> None:
+    bounds = Bounds(take_over_s=3600.0, spare_bytes=0, large_group_bytes=5_000)
+
+    async def test(rig: Rig) -> None:
+        rows: dict[str, bytes | None] = {f"{n:04}": b"v" * 10 for n in range(1_000)}
+        await rig.put(rows)
+        assert rig.in_store() == {}
+        await rig.put({"page": b"v", **rows}, bulk=True)
+        assert len(rig.in_store()) == 1_001
+
+    use(config_of(tmp_path), test, bounds)
 
 
 def test_overlay_at_its_bound_waits_for_the_store(tmp_path: Path) -> None:

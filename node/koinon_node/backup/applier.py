@@ -59,6 +59,7 @@ class Change:
     metadata: Sequence[tuple[bytes, bytes | None]] = ()  # other entries of PARTITIONS_DB
     journalled: bool = True  # whether the records are entered in the journal
     loose: bool = False  # nothing that comes after it needs it
+    bulk: bool = False  # a page of a pass
 
     @property
     def size(self) -> int:
@@ -216,7 +217,13 @@ class Applier:
         after = oldest.number if oldest is not None else 0
         group = self._writer.pending.open
         future = self._writer.submit(
-            self._writes(change), rows, size, after_group=after, chained=True, loose=change.loose
+            self._writes(change),
+            rows,
+            size,
+            after_group=after,
+            chained=True,
+            loose=change.loose,
+            bulk=change.bulk,
         )
         self._in_flight[future] = group
         self._rows += rows

@@ -467,6 +467,7 @@ class Fetcher:
             removed=removed,
             metadata=metadata,
             journalled=self._partition_id not in self._uncovered,
+            bulk=bool(keys),
         )
         await self._applier.room(len(keys) + len(removed), change.size, rows, bulk=True)
         self._guard()

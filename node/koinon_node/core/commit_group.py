@@ -63,7 +63,7 @@ from koinon_proto.contract.errors import KoinonError
 
 Writes = tuple[tuple[int, list[bytes], list[bytes | None]], ...]
 """(database, keys, values), a value of None deletes. They are applied in order."""
-CHAINED, LOOSE = 1, 2  # bits: see Ticket
+CHAINED, LOOSE, BULK = 1, 2, 4  # bits: see Ticket
 TicketFrame = tuple[int, int, Writes]
 GroupFrame = tuple[int, bool, list[TicketFrame]]
 
@@ -133,6 +133,7 @@ class Ticket:
     """It is refused if a ticket before it in its group was that wrote the metadata of a partition
     which this one writes too; so nothing of a partition is stored on top of a gap."""
     loose: bool = False  # nothing builds on it: nothing is refused where it finds no room
+    bulk: bool = False  # rows in key order, many of a partition: the log would save nothing
     touched: U32Array = field(default_factory=lambda: _NO_PARTITIONS)  # partitions, each once
     sequenced: bool = False
     """A primary's: what it writes counts against the bounds until its group is complete, followers
@@ -158,7 +159,7 @@ class Ticket:
         """Return what the disk gets of it: of one that was refused, nothing to store."""
         if self.failed is not None:
             return 0, 0, ()
-        ties = (CHAINED if self.chained else 0) | (LOOSE if self.loose else 0)
+        ties = CHAINED * self.chained | LOOSE * self.loose | BULK * self.bulk
         return self.after, ties, self.writes
 
 

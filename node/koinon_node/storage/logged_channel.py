@@ -9,8 +9,8 @@ log itself. One such transaction costs about what one of a small group did, and 
                                    '--> the process takes over ---> a layer of the overlay is let go
 
 Some groups go to the store themselves, as all did before there was a log: merge steps, which only
-the process can carry out; large values, which the log would only write twice; what builds on a
-ticket that found no room; and everything where there is no room for another segment. The store
+the process can carry out; large values, and pages of a copy's catch-up, which the log would only
+write twice; and everything while room is short. The store
 takes over all that is in the log before that, so the order is kept, and the log needs no note of
 it.
 
@@ -25,7 +25,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from koinon_node.core.commit_group import CHAINED, LOOSE, GroupFrame, TicketFrame, Writes
+from koinon_node.core.commit_group import BULK, CHAINED, LOOSE, GroupFrame, TicketFrame, Writes
 from koinon_node.core.overlay import Layer
 from koinon_node.storage import directory as files
 from koinon_node.storage.channel import Answer, ProcessChannel, StoreChannel, WriterChannel
@@ -217,14 +217,16 @@ class LoggedChannel:
     def _goes_direct(self, tickets: Sequence[TicketFrame]) -> bool:
         """Return whether the group goes to the store itself."""
         bounds = self._bounds
-        rows = size = 0
-        for _, _, writes in tickets:
+        rows = size = ties = 0
+        for _, bits, writes in tickets:
+            ties |= bits
             for database, keys, values in writes:
                 if database == MERGES:
                     return True
                 rows += len(keys)
                 size += sum(map(len, keys)) + sum(map(len, filter(None, values)))
-        if size >= bounds.large_group_bytes and size >= bounds.large_row_bytes * rows:
+        is_large = size >= bounds.large_row_bytes * rows or bool(ties & BULK)
+        if size >= bounds.large_group_bytes and is_large:
             return True
         if not self._no_room and not self._has_spare_room(rows, size):
             return True

@@ -200,12 +200,18 @@ class Writer:
         urgent: bool = False,
         chained: bool = False,
         loose: bool = False,
+        bulk: bool = False,
         touched: U32Array | None = None,
     ) -> asyncio.Future[None]:
         """Queue a ticket of the node's own work; see Ticket. The future ends as ``queue`` says."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         ticket = Ticket(
-            durable=future, writes=writes, after=after_group, chained=chained, loose=loose
+            durable=future,
+            writes=writes,
+            after=after_group,
+            chained=chained,
+            loose=loose,
+            bulk=bulk,
         )
         if touched is not None:
             ticket.touched = touched
