@@ -217,7 +217,7 @@ def test_large_values_and_what_follows_them_keep_their_order(tmp_path: Path) -> 
 
 
 def test_pages_of_a_catch_up_go_to_the_store_and_clients_rows_do_not(tmp_path: Path) -> None:
-    bounds = Bounds(take_over_s=3600.0, spare_bytes=0, large_group_bytes=5_000)
+    bounds = Bounds(take_over_s=3600.0, spare_bytes=0, page_bytes=5_000)
 
     async def test(rig: Rig) -> None:
         rows: dict[str, bytes | None] = {f"{n:04}": b"v" * 10 for n in range(1_000)}

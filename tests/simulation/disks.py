@@ -315,6 +315,7 @@ def logged(
         overlay_rows=rng.choice([40, 2_000]),
         take_over_s=rng.choice([0.01, 0.2, 2.0]),
         spare_bytes=0,
+        page_bytes=rng.choice([100, 64 * 1024]),
         large_group_bytes=rng.choice([600, 512 * 1024]),
         large_row_bytes=rng.choice([100, 2_048]),
     )

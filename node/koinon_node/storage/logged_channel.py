@@ -58,6 +58,7 @@ class Bounds:
     hangs_s: float = 10.0  # a take-over that takes longer is a disk that hangs
     large_group_bytes: int = 512 * 1024  # goes to the store itself, if its rows are as large as
     large_row_bytes: int = 2_048  # this on average
+    page_bytes: int = 64 * 1024  # and so does a group of such a size with a page of a catch-up
 
 
 class LoggedChannel:
@@ -225,8 +226,9 @@ class LoggedChannel:
                     return True
                 rows += len(keys)
                 size += sum(map(len, keys)) + sum(map(len, filter(None, values)))
-        is_large = size >= bounds.large_row_bytes * rows or bool(ties & BULK)
-        if size >= bounds.large_group_bytes and is_large:
+        if size >= bounds.large_group_bytes and size >= bounds.large_row_bytes * rows:
+            return True
+        if size >= bounds.page_bytes and ties & BULK:
             return True
         if not self._no_room and not self._has_spare_room(rows, size):
             return True
