@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -88,7 +89,8 @@ class LoggedChannel:
         self._direct = False  # a group is with the process
         self._loose: set[int] = set()  # of its tickets
         self._taking = 0  # up to which position the process takes over now; 0: it does not
-        self._stretches: list[Stretch] = []  # what it was told to take over, and has not yet
+        # Closed layers that the store lacks, oldest first: up to which position, and where that is.
+        self._closed: deque[tuple[int, list[Stretch]]] = deque()
         self._wanted = 0  # up to which position somebody waits for the store
         self._taken = 0
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
@@ -196,6 +198,9 @@ class LoggedChannel:
             if self._is_lost:
                 return
             self._overlay.add(position, tickets, size)
+            newest, bounds = self._overlay.newest, self._bounds
+            if newest.rows >= bounds.layer_rows or newest.size >= bounds.layer_bytes:
+                self._close_layer()
             self._answer(number, failures)
             self._take_over()
 
@@ -266,28 +271,28 @@ class LoggedChannel:
     def _answer(self, number: int, failures: dict[int, str]) -> None:
         self._on_answer((number, failures, self._used_bytes))
 
+    def _close_layer(self) -> None:
+        """Have what was added last make a layer, which is taken over in one transaction."""
+        self._overlay.close_layer()
+        self._closed.append((self._overlay.last_closed, self._log.take_over()))
+
     def _take_over(self) -> None:
-        """Have the process take over what is in the log, if that is due and it is free."""
-        overlay, bounds = self._overlay, self._bounds
-        if self._taking or self._direct or not overlay or self._retrying:
+        """Have the process take over the oldest closed layer, if it is free."""
+        if self._taking or self._direct or not self._overlay or self._retrying:
             return
-        newest = overlay.newest
-        full = newest.rows >= bounds.layer_rows or newest.size >= bounds.layer_bytes
-        due = full or self._wanted > self._taken
-        if not due:
+        if not self._closed and self._wanted > self._taken and self._overlay.newest.rows:
+            self._close_layer()
+        if not self._closed:
             if self._timer is None:
                 loop = asyncio.get_running_loop()
-                self._timer = loop.call_later(bounds.take_over_s, self._on_time)
+                self._timer = loop.call_later(self._bounds.take_over_s, self._on_time)
             return
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if newest.rows:
-            overlay.close_layer()
-        self._stretches += self._log.take_over()
-        self._taking = overlay.last_closed
+        self._taking, stretches = self._closed[0]
         self._taking_since = asyncio.get_running_loop().time()
-        self._inner.take_over(self._store.log_life, self._taking, self._stretches)
+        self._inner.take_over(self._store.log_life, self._taking, stretches)
 
     def _on_time(self) -> None:
         self._timer, self._retrying = None, False
@@ -310,7 +315,7 @@ class LoggedChannel:
             self._no_room = ""
             self._look_at_room()
             self._taken = taken
-            self._stretches = []
+            self._closed.popleft()
             self._clear(self._overlay.drop_through(taken))
             self._log.release(taken)
             waiting, self._waiting = self._waiting, []
