@@ -1,4 +1,4 @@
-"""What clients notice when a process is stopped by SIGTERM and started again under load.
+"""Measures what clients notice when a process is stopped by SIGTERM and started under load.
 
     python -m bench.graceful_bench [--rounds 3] [--replicas 3] [--only n1,c2,...]
 

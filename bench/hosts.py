@@ -31,7 +31,7 @@ POLL_S = 0.05
 
 
 def is_possible() -> bool:
-    """Whether this machine allows network namespaces."""
+    """Return whether this machine allows network namespaces."""
     return os.geteuid() == 0 and shutil.which("ip") is not None
 
 

@@ -1,4 +1,4 @@
-"""How long writes fail after a failure, with each process on a network of its own.
+"""Measures how long writes fail after a failure, each process on a network of its own.
 
     python -m bench.isolated_bench [--runs 3] [--only cut,kill,kill-two,stop]
 

@@ -1,4 +1,4 @@
-"""Whether the cluster keeps its leader and its nodes when CPU is short.
+"""Shows whether the cluster keeps its leader and its nodes when CPU is short.
 
     python -m bench.starved_bench [--seconds 60] [--busy 8] [--stall-ms 0]
 
@@ -63,7 +63,7 @@ class Report:
 
     @property
     def is_steady(self) -> bool:
-        """Whether the cluster was steady although slow: no fence, few changes of leader."""
+        """Return whether the cluster was steady although slow: no fence, few changes of leader."""
         minutes = max(1.0, self.seconds / 60)
         return not self.events["fences"] and self.events["leaders"] <= minutes
 
