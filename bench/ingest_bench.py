@@ -30,7 +30,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench import ingest_redis, ingest_steps
+from bench import ingest_redis, ingest_steps, redis_servers
 from bench.ingest_clients import Clients
 from demo.orders import KEY, ROWS_AT_SCALE_1, make_orders
 from koinon.ingest import row_groups
@@ -202,7 +202,7 @@ def measure_twice(spark: Any, frame: Any, report: Report, orders: Path, *, p99: 
 
 def measure_redis(frame: Any, report: Report) -> None:
     """Measure the two jobs of Redis."""
-    report.redis_missing = ingest_redis.missing()
+    report.redis_missing = redis_servers.missing()
     if report.redis_missing:
         return
     value = "to_json(struct(*))" if report.value is None else report.value
@@ -214,7 +214,7 @@ def measure_redis(frame: Any, report: Report) -> None:
         ("redis_arrow", 1, ingest_redis.load_by_arrow),  # the second job counts, as for Koinon
         ("redis_pipelines", NODES, ingest_redis.load_by_pipelines),
     ):
-        with ingest_redis.RedisServers(servers) as redis:
+        with redis_servers.RedisServers(servers) as redis:
             began = time.monotonic()
             job(pairs, *redis.addresses[0])
             rate = report.rows / (time.monotonic() - began)
