@@ -64,7 +64,7 @@ def load_and_kill_leader(play: Play) -> None:
     play.acknowledged |= single.acknowledged
     stage.check(
         not single.errors,
-        f"{len(single.acknowledged):,} single writes went on beside it: no error, "
+        f"{len(single.acknowledged):,} single writes went on beside it: {single.told}, "
         f"the slowest took {duration_text(single.slowest_s)}",
     )
 

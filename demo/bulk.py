@@ -75,8 +75,8 @@ def _ingest(play: Play, source: Any, total: int) -> None:
     )
     stage.check(
         not single.errors,
-        f"{len(single.acknowledged):,} single writes went on meanwhile: no error, the slowest took "
-        f"{duration_text(single.slowest_s)}",
+        f"{len(single.acknowledged):,} single writes went on meanwhile: {single.told}, "
+        f"the slowest took {duration_text(single.slowest_s)}",
     )
 
 

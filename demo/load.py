@@ -9,6 +9,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from itertools import islice
 from typing import Any
 
+from koinon.cli.console.output import count
 from koinon.client import Client
 from koinon.operate.admin import Admin
 from koinon_proto.contract.errors import KoinonError, UnavailableError
@@ -62,6 +63,13 @@ class SingleWriter:
         self._timeout_ms = timeout_ms
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="single-writer")
+
+    @property
+    def told(self) -> str:
+        """How many errors there were, in words, and the first of them."""
+        if not self.errors:
+            return "no error"
+        return f"{count(len(self.errors), 'error')} ({self.errors[0]})"
 
     def __enter__(self) -> SingleWriter:
         self._thread.start()

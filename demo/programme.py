@@ -10,15 +10,15 @@ import time
 from pathlib import Path
 
 import demo
-from demo import acts, bulk, replicas
+from demo import acts, bulk, guests, replicas
 from demo.cities import NoDataError, load_cities
 from demo.play import Play
 from demo.stage import MismatchError, Stage
 from koinon.cli.console.output import count, duration_text
-from koinon.cli.console.terminal import protect
 from koinon.java import find_java
 from koinon.local import LocalCluster
 from koinon_proto.contract.errors import KoinonError
+from koinon_proto.process.printable import protect_streams
 
 PARTITIONS = 256
 """Fewer than usual: moving a node's share is to take seconds."""
@@ -26,6 +26,7 @@ PROGRAMME = (
     acts.load_and_kill_leader,
     acts.read_everything,
     acts.single_records,
+    guests.redis_client_comes_in,
     acts.coordinator_returns,
     replicas.node_dies,
     replicas.node_returns,
@@ -60,7 +61,7 @@ def play(stage: Stage, rows_max: int | None) -> None:
     stage.console.print("[bold]Koinon: a key-value store cluster, on this machine, in a minute.[/]")
     stage.act("Three coordinators and three nodes, each a process of its own")
     began = time.monotonic()
-    flags = ["--partitions", str(PARTITIONS)]
+    flags = ["--partitions", str(PARTITIONS), "--partitioner", "crc16"]
     with LocalCluster(coordinator_flags=flags) as cluster:
         stage.check(True, f"up and serving after {duration_text(time.monotonic() - began)}")
         for name in cluster.names:
@@ -105,7 +106,7 @@ def _command() -> str:
 def main() -> int:
     """Run the demo; return 0 if every check held."""
     rows_max = parse_arguments().rows
-    protect()
+    protect_streams()
     stage = Stage()
     try:
         find_java()

