@@ -1,4 +1,4 @@
-"""What coordinator, node and client share: the wire contract, the table, errors, partitioners."""
+"""Shared by coordinator, node and client: the wire contract, the table, errors, partitioners."""
 
 import os
 

@@ -1,1 +1,1 @@
-"""What all processes must agree on: table, errors, partitioners, columns, bounds."""
+"""The contract that all processes agree on: table, errors, partitioners, columns, bounds."""

@@ -1,4 +1,4 @@
-"""What an address is: one rule for settings, for requests and for the client's ``connect``."""
+"""Checks addresses: one rule for settings, for requests and for the client's ``connect``."""
 
 from __future__ import annotations
 

@@ -2,13 +2,13 @@
 
 ``check`` is for what comes from outside: requests, as ``rpc.typed_errors`` takes them, and the
 messages of streams. ``check_reply`` is for what a server answered. A number beyond its bound is one
-that nobody of any build sends; what is let in can be counted on from, packed into 64 bits and put
-into a column. The bounds are far above what is legal, never near it: what is too much of something
-(rows of a batch, times of a configuration) is refused by the code that knows why.
+that no process of any build sends; what is let in can be counted on from, packed into 64 bits and
+put into a column. The bounds are far above what is legal, never near it: what is too much of
+something (rows of a batch, times of a configuration) is refused by the code that knows why.
 
 Every number of every message is in ``BOUNDS``, and a test holds that. Enumerations are not: the
-code that reads one says what an unknown value means. Nor is ``state.proto``, which nobody from
-outside speaks: what is committed is applied as it is, for every build alike.
+code that reads one says what an unknown value means. Nor is ``state.proto``, which never comes
+from outside: what is committed is applied as it is, for every build alike.
 """
 
 from __future__ import annotations
@@ -361,6 +361,11 @@ BOUNDS: Mapping[str, Mapping[str, int | float | None]] = {
     },
     "Condition": {"row": READER, "if_version": ANY},
     "BatchWriteResponse": {"versions": ANY, "absent": READER},
+    "BatchUpdateRequest": {"table_version": VERSION, "partition_ids": READER},
+    "Increment": {"by": ANY, "ttl_ms": READER},
+    "Touch": {"ttl_ms": READER},
+    "GetOrPut": {"ttl_ms": READER},
+    "UpdateResult": {"version": ANY, "number": ANY},
     "ScanCursor": {"partition_id": READER},
     "ScanRequest": {"table_version": VERSION, "partition_ids": READER, "limit": ANY},
     "ScanResponse": {"partition_ids": PARTITION, "versions": ANY, "expires_at_ms": ANY},

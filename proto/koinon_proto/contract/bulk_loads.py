@@ -1,4 +1,4 @@
-"""Bulk loads: what all processes call the same. The rules stand in ``v1/loads.proto``."""
+"""Names of bulk loads that all processes share. The rules stand in ``v1/loads.proto``."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ LOAD_TEXT_CHARS_MAX = 200
 
 
 class LoadMode(IntEnum):
-    """What becomes of the records that a load does not bring; numbers are those of the wire."""
+    """The fate of the records that a load does not bring; numbers are those of the wire."""
 
     APPEND = 1
     OVERWRITE = 2
 
 
 class LoadState(IntEnum):
-    """How far a load is; numbers are those of the wire. ``MERGING``: committed; ``DONE``: committed
-    and readable; ``UNKNOWN``: of a newer build.
+    """The states of a load; numbers are those of the wire. ``MERGING``: committed; ``DONE``:
+    committed and readable; ``UNKNOWN``: of a newer build.
     """
 
     UNKNOWN = 0

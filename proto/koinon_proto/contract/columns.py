@@ -37,7 +37,7 @@ _NO_LENGTHS = np.zeros(0, np.uint32)
 
 @dataclass(frozen=True, slots=True)
 class ColumnsHeader:
-    """What a chunk says of itself before its rows."""
+    """A chunk's description of itself, before its rows."""
 
     rows: int
     expires_at_ms: int

@@ -107,6 +107,24 @@ class ConditionFailedError(KoinonError):
     current_version: int
 
 
+@dataclass(kw_only=True, eq=False)
+class NotANumberError(KoinonError):
+    """An increment found a value that it cannot add to; nothing was written."""
+
+    template: ClassVar[str] = "the record's value is not {e.expected}"
+
+    expected: str
+
+
+@dataclass(kw_only=True, eq=False)
+class NumberOverflowError(KoinonError):
+    """The sum of an increment is out of range; nothing was written."""
+
+    template: ClassVar[str] = "the sum would not fit into {e.expected}"
+
+    expected: str
+
+
 # --- routing: who serves what ------------------------------------------------------------------
 
 
@@ -413,7 +431,7 @@ class NotEnoughReplicasError(KoinonError):
 
 @dataclass(kw_only=True, eq=False)
 class UnavailableError(KoinonError):
-    """Nobody could be reached, or nobody would serve, inside the deadline. Nothing was applied."""
+    """No server could be reached, or none would serve, inside the deadline. Nothing was applied."""
 
     template: ClassVar[str] = "{e.reason}{e.request}"
     retriable: ClassVar[bool] = True
@@ -423,7 +441,7 @@ class UnavailableError(KoinonError):
 
 @dataclass(kw_only=True, eq=False)
 class NotSentError(UnavailableError):
-    """There was no connection, or nobody to send to: the request never left."""
+    """There was no connection, or no server to send to: the request never left."""
 
 
 @dataclass(kw_only=True, eq=False)

@@ -26,7 +26,9 @@ AGAIN_S_MIN = 0.1
 
 
 class Repeat(Enum):
-    """What is attempted again, beside what was not sent or met a member that does not lead."""
+    """The failures after which a call is attempted again, beside what was not sent or met a member
+    that does not lead.
+    """
 
     NOTHING = "nothing"
     """The call may not be made twice: its first answer counts, or that there was none."""
@@ -149,7 +151,7 @@ class LeaderSearch:
 
     @property
     def found_no_leader(self) -> bool:
-        """Whether the last attempt met no leader: nothing was done."""
+        """Return whether the last attempt met no leader: nothing was done."""
         return isinstance(self._error, NotLeaderError | NotSentError)
 
     def failure(self) -> KoinonError:

@@ -25,8 +25,10 @@ PartitionId = NewType("PartitionId", int)
 NO_NODE = NodeNumber(0)
 MAX_PARTITION_COUNT = 65_536
 """A stored key begins with its partition as a big-endian u16."""
-PARTITIONER_NAMES = ("md5", "murmur2")
+PARTITIONER_NAMES = ("crc16", "md5", "murmur2")
 """Those of ``koinon_proto.partitioner``, for processes that hash no keys: it imports NumPy."""
+SLOT_COUNT = 16_384
+"""Of Redis Cluster's hash slots, which the partitions of ``crc16`` divide evenly."""
 MAX_KEY_BYTES = 500
 MAX_TTL_MS = 100 * 366 * 24 * 3600 * 1000
 """A hundred years: more is a mistake in the unit."""
@@ -36,6 +38,15 @@ MAX_MESSAGE_BYTES = MAX_BATCH_BYTES + 4 * 1024 * 1024
 """The gRPC message bound: a full batch and what the columns beside it need."""
 
 SEQUENCE_COUNTER_BITS = 40
+
+
+def partition_count_fault(partitioner: str, count: int) -> str:
+    """Return why a cluster with this partitioner cannot have ``count`` partitions; '' if it can."""
+    if not 1 <= count <= MAX_PARTITION_COUNT:
+        return f"must be from 1 to {MAX_PARTITION_COUNT}"
+    if partitioner == "crc16" and (count > SLOT_COUNT or count & (count - 1)):
+        return f"must be a power of two up to {SLOT_COUNT} with the partitioner crc16"
+    return ""
 
 
 def first_sequence(primary_epoch: int) -> int:
@@ -53,7 +64,7 @@ class NodeStatus(IntEnum):
 
 
 class PartitionStatus(IntEnum):
-    """Whether a partition is served; numbers are those of the wire."""
+    """The states of a partition; numbers are those of the wire."""
 
     ASSIGNED = 1
     ONLINE = 2
@@ -70,8 +81,8 @@ class OfflineReason(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterConfig:
-    """What is chosen at bootstrap and replicated with the table; only ``replication_factor`` and
-    ``min_in_sync`` can be changed later, by an operator.
+    """Settings that are chosen at bootstrap and replicated with the table; only
+    ``replication_factor`` and ``min_in_sync`` can be changed later, by an operator.
     """
 
     cluster_id: str
@@ -131,7 +142,8 @@ class NodeInfo:
     """One storage node as the table knows it. ``weight`` is its share of partitions, relative to
     the others'. ``registration_digest`` is of the registration that made ``node_epoch``
     (``registration_digest``): the id itself only the node and the coordinators know; empty where a
-    build before did not say it.
+    build before did not say it. ``redis_address`` is where it speaks the Redis protocol; '':
+    nowhere.
     """
 
     number: NodeNumber
@@ -144,6 +156,7 @@ class NodeInfo:
     changed_at: int
     weight: int = DEFAULT_WEIGHT
     registration_digest: bytes = b""
+    redis_address: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,1 +1,1 @@
-"""What every process of ours needs: logs, clocks, memory, signals, private files."""
+"""Shared by all our processes: logs, clocks, memory, signals, private files."""

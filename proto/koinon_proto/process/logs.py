@@ -1,4 +1,4 @@
-"""How every Koinon process logs: an event phrase, then ``key=value``, on stderr; or JSON lines.
+"""Sets up logging: an event phrase, then ``key=value``, on stderr; or JSON lines.
 
 Code logs with the standard library: ``log.info("node fenced node=%s epoch=%d", node_id, epoch)``.
 The template itself says which values are fields, so one call serves both formats:

@@ -1,4 +1,4 @@
-"""What servers store is for the user whom they run as, and for nobody else.
+"""Keeps what servers store for the user whom they run as alone.
 
 Records lie in data directories as they are. So a process that makes such files does that with
 ``only_for_owner``, and a directory of its own that others could read (it was made by an earlier

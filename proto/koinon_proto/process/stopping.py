@@ -1,4 +1,4 @@
-"""How a server's process ends when it is told to: by its own means, and within a bound in any case.
+"""Ends a server's process when it is told to: by its own means, and within a bound in any case.
 
 SIGTERM and SIGINT are alike. Until the server runs they end the process at once: nothing has begun.
 """

@@ -1,1 +1,1 @@
-"""What every gRPC server of ours has: admission, guard, requests, metrics."""
+"""Shared by all our gRPC servers: admission, guard, requests, metrics."""

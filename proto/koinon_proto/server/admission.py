@@ -10,7 +10,7 @@ for all together, each with a limit of its own: whoever fills its share waits al
 call of a connection passes its host's limit, and has a quarter more room than the others.
 
 Calls are in one of two lanes that share nothing, the data's and the control's. A connection that
-has proven to be a member's (``trust``) waits for nobody but itself, so that heartbeats go on.
+has proven to be a member's (``trust``) waits for none but itself, so that heartbeats go on.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
+from enum import Enum
 from time import monotonic
 from typing import Any
 
@@ -38,9 +39,18 @@ _FIRST_MORE = 1.25
 """Of the limit of all, for a connection that has nothing else under way."""
 
 
+class Refusal(Enum):
+    """Why a call was not served, or was cut short."""
+
+    WAITING = "waiting"  # too many wait
+    SLOW_REQUEST = "slow_request"  # its message did not come in time
+    ANSWERS = "answers"  # answers that have not left hold enough
+    STUCK_ANSWER = "stuck_answer"  # its connection, which takes no answers, was closed
+
+
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """What one connection, one host, or all of a lane may have under way."""
+    """The bounds on what one connection, one host, or all of a lane has under way."""
 
     calls: int
     request_bytes: int
@@ -163,6 +173,7 @@ class Call:
         for use, whose, factor in uses:
             limit = int(use.limit.reply_bytes * factor)
             if use.reply_bytes > own and use.reply_bytes + more > limit:
+                self._lane.refusals[Refusal.ANSWERS] += 1
                 of = f" of one {whose}" if whose else ""
                 raise ResourceExhaustedError(
                     resource=f"bytes of answers{of} that have not left", limit=limit
@@ -248,7 +259,9 @@ class Lane:
     """The calls of one lane. All methods belong to the event loop's thread."""
 
     def __init__(self, limits: LaneLimits, now: Callable[[], float] = monotonic) -> None:
-        self._limits = limits
+        self.limits = limits
+        self.refusals = dict.fromkeys(Refusal, 0)
+        """How often each has happened."""
         self.message_bytes = limits.message_bytes
         self.now = now
         self.all = _Use(limits.all)
@@ -269,8 +282,8 @@ class Lane:
             name = host_of(peer)
             host = self._hosts.get(name)
             if host is None:
-                host = self._hosts[name] = _Use(self._limits.host)
-            connection = _Connection(peer, name, host, self._limits.connection)
+                host = self._hosts[name] = _Use(self.limits.host)
+            connection = _Connection(peer, name, host, self.limits.connection)
             self._connections[peer] = connection
         return Call(self, connection, reply_bytes)
 
@@ -292,10 +305,11 @@ class Lane:
         """
         connection = call.connection
         for waiting, limit in (
-            (self.waiting, self._limits.waiting),
-            (connection.host.waiting, self._limits.waiting // 2),
+            (self.waiting, self.limits.waiting),
+            (connection.host.waiting, self.limits.waiting // 2),
         ):
             if waiting >= limit:
+                self.refusals[Refusal.WAITING] += 1
                 raise ResourceExhaustedError(resource="calls that wait", limit=limit)
         connection.waiters.append(call)
         self._queue[connection] = None
@@ -363,11 +377,12 @@ class Lane:
         now, queue = self.now(), self._queue
         for call in self.receiving:
             since_s = now - call.began
-            if since_s < self._limits.patience_s:
+            if since_s < self.limits.patience_s:
                 break
             others_wait = len(queue) > (call.connection in queue)
             if (others_wait or since_s >= _RECEIVE_S) and call.task and not call.is_cut:
                 call.is_cut = True
+                self.refusals[Refusal.SLOW_REQUEST] += 1
                 call.task.cancel()
 
     def stuck_peer(self) -> str | None:

@@ -24,7 +24,7 @@ from koinon_proto.contract.errors import InvalidArgumentError, KoinonError
 from koinon_proto.process import memory
 from koinon_proto.process.logs import LinesPerSecond
 from koinon_proto.server import admission, requests, rpc
-from koinon_proto.server.admission import Call, Lane, LaneLimits
+from koinon_proto.server.admission import Call, Lane, LaneLimits, Refusal
 from koinon_proto.server.connections import close_connection
 
 log = logging.getLogger(__name__)
@@ -61,6 +61,11 @@ class Guard:
         self._reply_bytes = reply_bytes or {}
         self._kept_bytes = kept_bytes
         self._ticking: asyncio.TimerHandle | None = None
+
+    @property
+    def lanes(self) -> dict[str, Lane]:
+        """The lanes by their names."""
+        return {"data": self.data, "control": self.control}
 
     def start(self) -> None:
         """Begin to look after calls that are stuck, on the running loop."""
@@ -145,13 +150,14 @@ class Guard:
 
     def _tick(self) -> None:
         """Look after calls that are stuck and memory that is free, now and again soon."""
-        lanes = (self.data, self.control)
+        lanes = self.lanes.values()
         tick_s = _BUSY_TICK_S if any(lane.waiting for lane in lanes) else _TICK_S
         self._ticking = asyncio.get_running_loop().call_later(tick_s, self._tick)
         for lane in lanes:
             lane.cut_slow()
             lane.forget_idle()
             if (peer := lane.stuck_peer()) is not None:
+                lane.refusals[Refusal.STUCK_ANSWER] += 1
                 log.warning("connection closed: takes no answers peer=%s", peer)
                 close_connection(peer)
         held = sum(lane.all.reply_bytes + lane.all.request_bytes for lane in lanes)

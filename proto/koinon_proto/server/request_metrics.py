@@ -1,4 +1,4 @@
-"""What the metrics endpoint tells of the requests that this process has handled."""
+"""Metrics of the requests that this process has handled."""
 
 from __future__ import annotations
 

@@ -52,6 +52,13 @@ class Method:
         """The method as logs name it: ``KeyValue/BatchGet``."""
         return f"{self.service}/{self.name}"
 
+    def ended(self, elapsed_s: float, outcome: str = OK, count: int = 1) -> None:
+        """Count requests that took so long each."""
+        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + count
+        if not self.stream:
+            self.seconds += elapsed_s * count
+            self.buckets[bisect_left(BOUNDS_S, elapsed_s)] += count
+
     def refusals(self, reply: Any) -> list[Any]:
         """Return the errors (of the wire) that the reply has in place of answers."""
         if self._refusing is None:
@@ -105,7 +112,7 @@ class Request:
         method = self._method
         elapsed_s = perf_counter() - self._began
         method.in_progress -= 1
-        method.outcomes[outcome] = method.outcomes.get(outcome, 0) + 1
+        method.ended(elapsed_s, outcome)
         if log.isEnabledFor(logging.DEBUG):
             log.debug(
                 "request ended method=%s took_ms=%.2f outcome=%s refusals=%d error=%s peer=%s",
@@ -116,11 +123,8 @@ class Request:
                 error,
                 self._context.peer(),
             )
-        if not method.stream:
-            method.seconds += elapsed_s
-            method.buckets[bisect_left(BOUNDS_S, elapsed_s)] += 1
-            if elapsed_s >= slow.after_s and slow.may_log():
-                self._log_slow(elapsed_s, outcome, reply)
+        if not method.stream and elapsed_s >= slow.after_s and slow.may_log():
+            self._log_slow(elapsed_s, outcome, reply)
         self._handled.sent = ""
 
     def _log_slow(self, elapsed_s: float, outcome: str, reply: Any) -> None:

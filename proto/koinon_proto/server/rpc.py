@@ -1,4 +1,4 @@
-"""What every gRPC server and caller of ours has in common: options, and typed errors over statuses.
+"""Shared by all our gRPC servers and callers: options, and typed errors over statuses.
 
 A handler raises a ``KoinonError``; ``typed_errors`` turns it into a gRPC status that carries the
 error whole, and ``error_of`` gives the caller the same error back. On the way it is counted and
@@ -39,6 +39,8 @@ _CODES: dict[type[KoinonError], grpc.StatusCode] = {
     errors.PlanStaleError: Code.FAILED_PRECONDITION,
     errors.LoadClosedError: Code.FAILED_PRECONDITION,
     errors.LoadIncompleteError: Code.FAILED_PRECONDITION,
+    errors.NotANumberError: Code.FAILED_PRECONDITION,
+    errors.NumberOverflowError: Code.OUT_OF_RANGE,
     errors.PartitionOfflineError: Code.UNAVAILABLE,
     errors.ClusterNotReadyError: Code.UNAVAILABLE,
     errors.WrongClusterError: Code.FAILED_PRECONDITION,
@@ -156,7 +158,7 @@ def bounded(calls_max: int) -> Callable[[Handler], Handler]:
     """Bound how many calls a servicer (by this and its other handlers so marked) works on at once;
     one more is refused with ResourceExhaustedError.
 
-    Counted from the arrival of the request, so that calls which never send theirs take nobody's
+    Counted from the arrival of the request, so that calls which never send theirs take no other's
     place: gRPC's own server-wide bound counts those, and lets one idle client shut out heartbeats.
     """
 

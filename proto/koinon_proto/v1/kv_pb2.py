@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from koinon_proto.v1 import errors_pb2 as koinon__proto_dot_v1_dot_errors__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18koinon_proto/v1/kv.proto\x12\tkoinon.v1\x1a\x1ckoinon_proto/v1/errors.proto\"D\n\nGetRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x15\n\rtable_version\x18\x02 \x01(\x04\x12\x12\n\ncluster_id\x18\x03 \x01(\t\"S\n\x0bGetResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\x12\r\n\x05value\x18\x02 \x01(\x0c\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x15\n\rexpires_at_ms\x18\x04 \x01(\x04\"\xb6\x01\n\nPutRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\r\n\x05value\x18\x02 \x01(\x0c\x12\x15\n\rtable_version\x18\x03 \x01(\x04\x12\x0e\n\x06ttl_ms\x18\x04 \x01(\x04\x12\x17\n\nif_version\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x12\n\ncluster_id\x18\x06 \x01(\t\x12)\n\ndurability\x18\x07 \x01(\x0e\x32\x15.koinon.v1.DurabilityB\r\n\x0b_if_version\"\x1e\n\x0bPutResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\"\x9a\x01\n\rDeleteRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x15\n\rtable_version\x18\x02 \x01(\x04\x12\x17\n\nif_version\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x12\n\ncluster_id\x18\x04 \x01(\t\x12)\n\ndurability\x18\x05 \x01(\x0e\x32\x15.koinon.v1.DurabilityB\r\n\x0b_if_version\"\x1f\n\x0e\x44\x65leteResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"@\n\x07Refusal\x12\x14\n\x0cpartition_id\x18\x01 \x01(\r\x12\x1f\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x10.koinon.v1.Error\"8\n\x08RowError\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x1f\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x10.koinon.v1.Error\"x\n\x0f\x42\x61tchGetRequest\x12\x15\n\rtable_version\x18\x01 \x01(\x04\x12\x0c\n\x04keys\x18\x02 \x03(\x0c\x12\x15\n\rpartition_ids\x18\x03 \x03(\r\x12\x15\n\rwant_versions\x18\x04 \x01(\x08\x12\x12\n\ncluster_id\x18\x05 \x01(\t\"\x82\x01\n\x10\x42\x61tchGetResponse\x12\x0e\n\x06values\x18\x01 \x03(\x0c\x12\x0f\n\x07missing\x18\x02 \x03(\r\x12\x10\n\x08versions\x18\x03 \x03(\x06\x12\x15\n\rexpires_at_ms\x18\x04 \x03(\x06\x12$\n\x08refusals\x18\x05 \x03(\x0b\x32\x12.koinon.v1.Refusal\"\x80\x02\n\x11\x42\x61tchWriteRequest\x12\x15\n\rtable_version\x18\x01 \x01(\x04\x12\x0c\n\x04keys\x18\x02 \x03(\x0c\x12\x0e\n\x06values\x18\x03 \x03(\x0c\x12\x15\n\rpartition_ids\x18\x04 \x03(\r\x12\x0f\n\x07\x64\x65letes\x18\x05 \x03(\r\x12\x0e\n\x06ttl_ms\x18\x06 \x03(\x04\x12(\n\nconditions\x18\x07 \x03(\x0b\x32\x14.koinon.v1.Condition\x12\x15\n\rwant_versions\x18\x08 \x01(\x08\x12\x12\n\ncluster_id\x18\t \x01(\t\x12)\n\ndurability\x18\n \x01(\x0e\x32\x15.koinon.v1.Durability\",\n\tCondition\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x12\n\nif_version\x18\x02 \x01(\x04\"\x85\x01\n\x12\x42\x61tchWriteResponse\x12\x10\n\x08versions\x18\x01 \x03(\x06\x12\x0e\n\x06\x61\x62sent\x18\x02 \x03(\r\x12$\n\x08refusals\x18\x03 \x03(\x0b\x32\x12.koinon.v1.Refusal\x12\'\n\nrow_errors\x18\x04 \x03(\x0b\x32\x13.koinon.v1.RowError\"5\n\nScanCursor\x12\x14\n\x0cpartition_id\x18\x01 \x01(\r\x12\x11\n\tafter_key\x18\x02 \x01(\x0c\"\xbf\x01\n\x0bScanRequest\x12\x15\n\rtable_version\x18\x01 \x01(\x04\x12\x15\n\rpartition_ids\x18\x02 \x03(\r\x12\x0e\n\x06prefix\x18\x03 \x01(\x0c\x12%\n\x06\x63ursor\x18\x04 \x01(\x0b\x32\x15.koinon.v1.ScanCursor\x12\r\n\x05limit\x18\x05 \x01(\r\x12\x11\n\tkeys_only\x18\x06 \x01(\x08\x12\x15\n\rwant_versions\x18\x07 \x01(\x08\x12\x12\n\ncluster_id\x18\x08 \x01(\t\"\xb7\x01\n\x0cScanResponse\x12\x0c\n\x04keys\x18\x01 \x03(\x0c\x12\x0e\n\x06values\x18\x02 \x03(\x0c\x12\x15\n\rpartition_ids\x18\x03 \x03(\r\x12\x10\n\x08versions\x18\x04 \x03(\x06\x12\x15\n\rexpires_at_ms\x18\x05 \x03(\x06\x12#\n\x04next\x18\x06 \x01(\x0b\x32\x15.koinon.v1.ScanCursor\x12$\n\x08refusals\x18\x07 \x03(\x0b\x32\x12.koinon.v1.Refusal\"\x0f\n\rAttendRequest\"!\n\x0e\x41ttendResponse\x12\x0f\n\x07leaving\x18\x01 \x01(\x08*@\n\nDurability\x12\x1a\n\x16\x44URABILITY_ALL_IN_SYNC\x10\x00\x12\x16\n\x12\x44URABILITY_PRIMARY\x10\x01\x32\xbf\x03\n\x08KeyValue\x12\x34\n\x03Get\x12\x15.koinon.v1.GetRequest\x1a\x16.koinon.v1.GetResponse\x12\x34\n\x03Put\x12\x15.koinon.v1.PutRequest\x1a\x16.koinon.v1.PutResponse\x12=\n\x06\x44\x65lete\x12\x18.koinon.v1.DeleteRequest\x1a\x19.koinon.v1.DeleteResponse\x12\x43\n\x08\x42\x61tchGet\x12\x1a.koinon.v1.BatchGetRequest\x1a\x1b.koinon.v1.BatchGetResponse\x12I\n\nBatchWrite\x12\x1c.koinon.v1.BatchWriteRequest\x1a\x1d.koinon.v1.BatchWriteResponse\x12\x37\n\x04Scan\x12\x16.koinon.v1.ScanRequest\x1a\x17.koinon.v1.ScanResponse\x12?\n\x06\x41ttend\x12\x18.koinon.v1.AttendRequest\x1a\x19.koinon.v1.AttendResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18koinon_proto/v1/kv.proto\x12\tkoinon.v1\x1a\x1ckoinon_proto/v1/errors.proto\"D\n\nGetRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x15\n\rtable_version\x18\x02 \x01(\x04\x12\x12\n\ncluster_id\x18\x03 \x01(\t\"S\n\x0bGetResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\x12\r\n\x05value\x18\x02 \x01(\x0c\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x15\n\rexpires_at_ms\x18\x04 \x01(\x04\"\xb6\x01\n\nPutRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\r\n\x05value\x18\x02 \x01(\x0c\x12\x15\n\rtable_version\x18\x03 \x01(\x04\x12\x0e\n\x06ttl_ms\x18\x04 \x01(\x04\x12\x17\n\nif_version\x18\x05 \x01(\x04H\x00\x88\x01\x01\x12\x12\n\ncluster_id\x18\x06 \x01(\t\x12)\n\ndurability\x18\x07 \x01(\x0e\x32\x15.koinon.v1.DurabilityB\r\n\x0b_if_version\"\x1e\n\x0bPutResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\"\x9a\x01\n\rDeleteRequest\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x15\n\rtable_version\x18\x02 \x01(\x04\x12\x17\n\nif_version\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x12\n\ncluster_id\x18\x04 \x01(\t\x12)\n\ndurability\x18\x05 \x01(\x0e\x32\x15.koinon.v1.DurabilityB\r\n\x0b_if_version\"\x1f\n\x0e\x44\x65leteResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"@\n\x07Refusal\x12\x14\n\x0cpartition_id\x18\x01 \x01(\r\x12\x1f\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x10.koinon.v1.Error\"8\n\x08RowError\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x1f\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x10.koinon.v1.Error\"\x8b\x01\n\x0f\x42\x61tchGetRequest\x12\x15\n\rtable_version\x18\x01 \x01(\x04\x12\x0c\n\x04keys\x18\x02 \x03(\x0c\x12\x15\n\rpartition_ids\x18\x03 \x03(\r\x12\x15\n\rwant_versions\x18\x04 \x01(\x08\x12\x12\n\ncluster_id\x18\x05 \x01(\t\x12\x11\n\tkeys_only\x18\x06 \x01(\x08\"\x82\x01\n\x10\x42\x61tchGetResponse\x12\x0e\n\x06values\x18\x01 \x03(\x0c\x12\x0f\n\x07missing\x18\x02 \x03(\r\x12\x10\n\x08versions\x18\x03 \x03(\x06\x12\x15\n\rexpires_at_ms\x18\x04 \x03(\x06\x12$\n\x08refusals\x18\x05 \x03(\x0b\x32\x12.koinon.v1.Refusal\"\x80\x02\n\x11\x42\x61tchWriteRequest\x12\x15\n\rtable_version\x18\x01 \x01(\x04\x12\x0c\n\x04keys\x18\x02 \x03(\x0c\x12\x0e\n\x06values\x18\x03 \x03(\x0c\x12\x15\n\rpartition_ids\x18\x04 \x03(\r\x12\x0f\n\x07\x64\x65letes\x18\x05 \x03(\r\x12\x0e\n\x06ttl_ms\x18\x06 \x03(\x04\x12(\n\nconditions\x18\x07 \x03(\x0b\x32\x14.koinon.v1.Condition\x12\x15\n\rwant_versions\x18\x08 \x01(\x08\x12\x12\n\ncluster_id\x18\t \x01(\t\x12)\n\ndurability\x18\n \x01(\x0e\x32\x15.koinon.v1.Durability\",\n\tCondition\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x12\n\nif_version\x18\x02 \x01(\x04\"\x85\x01\n\x12\x42\x61tchWriteResponse\x12\x10\n\x08versions\x18\x01 \x03(\x06\x12\x0e\n\x06\x61\x62sent\x18\x02 \x03(\r\x12$\n\x08refusals\x18\x03 \x03(\x0b\x32\x12.koinon.v1.Refusal\x12\'\n\nrow_errors\x18\x04 \x03(\x0b\x32\x13.koinon.v1.RowError\"\xb3\x01\n\x12\x42\x61tchUpdateRequest\x12\x15\n\rtable_version\x18\x01 \x01(\x04\x12\x0c\n\x04keys\x18\x02 \x03(\x0c\x12\x15\n\rpartition_ids\x18\x03 \x03(\r\x12\"\n\x07updates\x18\x04 \x03(\x0b\x32\x11.koinon.v1.Update\x12\x12\n\ncluster_id\x18\x05 \x01(\t\x12)\n\ndurability\x18\x06 \x01(\x0e\x32\x15.koinon.v1.Durability\"\x89\x01\n\x06Update\x12)\n\tincrement\x18\x01 \x01(\x0b\x32\x14.koinon.v1.IncrementH\x00\x12!\n\x05touch\x18\x02 \x01(\x0b\x32\x10.koinon.v1.TouchH\x00\x12)\n\nget_or_put\x18\x03 \x01(\x0b\x32\x13.koinon.v1.GetOrPutH\x00\x42\x06\n\x04kind\"\'\n\tIncrement\x12\n\n\x02\x62y\x18\x01 \x01(\x12\x12\x0e\n\x06ttl_ms\x18\x02 \x01(\x04\"\x17\n\x05Touch\x12\x0e\n\x06ttl_ms\x18\x01 \x01(\x04\")\n\x08GetOrPut\x12\r\n\x05value\x18\x01 \x01(\x0c\x12\x0e\n\x06ttl_ms\x18\x02 \x01(\x04\"M\n\x0cUpdateResult\x12\x0f\n\x07version\x18\x01 \x01(\x06\x12\x0e\n\x06number\x18\x02 \x01(\x12\x12\r\n\x05\x66ound\x18\x03 \x01(\x08\x12\r\n\x05value\x18\x04 \x01(\x0c\"\x8e\x01\n\x13\x42\x61tchUpdateResponse\x12(\n\x07results\x18\x01 \x03(\x0b\x32\x17.koinon.v1.UpdateResult\x12$\n\x08refusals\x18\x02 \x03(\x0b\x32\x12.koinon.v1.Refusal\x12\'\n\nrow_errors\x18\x03 \x03(\x0b\x32\x13.koinon.v1.RowError\"5\n\nScanCursor\x12\x14\n\x0cpartition_id\x18\x01 \x01(\r\x12\x11\n\tafter_key\x18\x02 \x01(\x0c\"\xbf\x01\n\x0bScanRequest\x12\x15\n\rtable_version\x18\x01 \x01(\x04\x12\x15\n\rpartition_ids\x18\x02 \x03(\r\x12\x0e\n\x06prefix\x18\x03 \x01(\x0c\x12%\n\x06\x63ursor\x18\x04 \x01(\x0b\x32\x15.koinon.v1.ScanCursor\x12\r\n\x05limit\x18\x05 \x01(\r\x12\x11\n\tkeys_only\x18\x06 \x01(\x08\x12\x15\n\rwant_versions\x18\x07 \x01(\x08\x12\x12\n\ncluster_id\x18\x08 \x01(\t\"\xb7\x01\n\x0cScanResponse\x12\x0c\n\x04keys\x18\x01 \x03(\x0c\x12\x0e\n\x06values\x18\x02 \x03(\x0c\x12\x15\n\rpartition_ids\x18\x03 \x03(\r\x12\x10\n\x08versions\x18\x04 \x03(\x06\x12\x15\n\rexpires_at_ms\x18\x05 \x03(\x06\x12#\n\x04next\x18\x06 \x01(\x0b\x32\x15.koinon.v1.ScanCursor\x12$\n\x08refusals\x18\x07 \x03(\x0b\x32\x12.koinon.v1.Refusal\"\x0f\n\rAttendRequest\"!\n\x0e\x41ttendResponse\x12\x0f\n\x07leaving\x18\x01 \x01(\x08*@\n\nDurability\x12\x1a\n\x16\x44URABILITY_ALL_IN_SYNC\x10\x00\x12\x16\n\x12\x44URABILITY_PRIMARY\x10\x01\x32\x8d\x04\n\x08KeyValue\x12\x34\n\x03Get\x12\x15.koinon.v1.GetRequest\x1a\x16.koinon.v1.GetResponse\x12\x34\n\x03Put\x12\x15.koinon.v1.PutRequest\x1a\x16.koinon.v1.PutResponse\x12=\n\x06\x44\x65lete\x12\x18.koinon.v1.DeleteRequest\x1a\x19.koinon.v1.DeleteResponse\x12\x43\n\x08\x42\x61tchGet\x12\x1a.koinon.v1.BatchGetRequest\x1a\x1b.koinon.v1.BatchGetResponse\x12I\n\nBatchWrite\x12\x1c.koinon.v1.BatchWriteRequest\x1a\x1d.koinon.v1.BatchWriteResponse\x12L\n\x0b\x42\x61tchUpdate\x12\x1d.koinon.v1.BatchUpdateRequest\x1a\x1e.koinon.v1.BatchUpdateResponse\x12\x37\n\x04Scan\x12\x16.koinon.v1.ScanRequest\x1a\x17.koinon.v1.ScanResponse\x12?\n\x06\x41ttend\x12\x18.koinon.v1.AttendRequest\x1a\x19.koinon.v1.AttendResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'koinon_proto.v1.kv_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DURABILITY']._serialized_start=1938
-  _globals['_DURABILITY']._serialized_end=2002
+  _globals['_DURABILITY']._serialized_start=2613
+  _globals['_DURABILITY']._serialized_end=2677
   _globals['_GETREQUEST']._serialized_start=69
   _globals['_GETREQUEST']._serialized_end=137
   _globals['_GETRESPONSE']._serialized_start=139
@@ -50,26 +50,40 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REFUSAL']._serialized_end=695
   _globals['_ROWERROR']._serialized_start=697
   _globals['_ROWERROR']._serialized_end=753
-  _globals['_BATCHGETREQUEST']._serialized_start=755
-  _globals['_BATCHGETREQUEST']._serialized_end=875
-  _globals['_BATCHGETRESPONSE']._serialized_start=878
-  _globals['_BATCHGETRESPONSE']._serialized_end=1008
-  _globals['_BATCHWRITEREQUEST']._serialized_start=1011
-  _globals['_BATCHWRITEREQUEST']._serialized_end=1267
-  _globals['_CONDITION']._serialized_start=1269
-  _globals['_CONDITION']._serialized_end=1313
-  _globals['_BATCHWRITERESPONSE']._serialized_start=1316
-  _globals['_BATCHWRITERESPONSE']._serialized_end=1449
-  _globals['_SCANCURSOR']._serialized_start=1451
-  _globals['_SCANCURSOR']._serialized_end=1504
-  _globals['_SCANREQUEST']._serialized_start=1507
-  _globals['_SCANREQUEST']._serialized_end=1698
-  _globals['_SCANRESPONSE']._serialized_start=1701
-  _globals['_SCANRESPONSE']._serialized_end=1884
-  _globals['_ATTENDREQUEST']._serialized_start=1886
-  _globals['_ATTENDREQUEST']._serialized_end=1901
-  _globals['_ATTENDRESPONSE']._serialized_start=1903
-  _globals['_ATTENDRESPONSE']._serialized_end=1936
-  _globals['_KEYVALUE']._serialized_start=2005
-  _globals['_KEYVALUE']._serialized_end=2452
+  _globals['_BATCHGETREQUEST']._serialized_start=756
+  _globals['_BATCHGETREQUEST']._serialized_end=895
+  _globals['_BATCHGETRESPONSE']._serialized_start=898
+  _globals['_BATCHGETRESPONSE']._serialized_end=1028
+  _globals['_BATCHWRITEREQUEST']._serialized_start=1031
+  _globals['_BATCHWRITEREQUEST']._serialized_end=1287
+  _globals['_CONDITION']._serialized_start=1289
+  _globals['_CONDITION']._serialized_end=1333
+  _globals['_BATCHWRITERESPONSE']._serialized_start=1336
+  _globals['_BATCHWRITERESPONSE']._serialized_end=1469
+  _globals['_BATCHUPDATEREQUEST']._serialized_start=1472
+  _globals['_BATCHUPDATEREQUEST']._serialized_end=1651
+  _globals['_UPDATE']._serialized_start=1654
+  _globals['_UPDATE']._serialized_end=1791
+  _globals['_INCREMENT']._serialized_start=1793
+  _globals['_INCREMENT']._serialized_end=1832
+  _globals['_TOUCH']._serialized_start=1834
+  _globals['_TOUCH']._serialized_end=1857
+  _globals['_GETORPUT']._serialized_start=1859
+  _globals['_GETORPUT']._serialized_end=1900
+  _globals['_UPDATERESULT']._serialized_start=1902
+  _globals['_UPDATERESULT']._serialized_end=1979
+  _globals['_BATCHUPDATERESPONSE']._serialized_start=1982
+  _globals['_BATCHUPDATERESPONSE']._serialized_end=2124
+  _globals['_SCANCURSOR']._serialized_start=2126
+  _globals['_SCANCURSOR']._serialized_end=2179
+  _globals['_SCANREQUEST']._serialized_start=2182
+  _globals['_SCANREQUEST']._serialized_end=2373
+  _globals['_SCANRESPONSE']._serialized_start=2376
+  _globals['_SCANRESPONSE']._serialized_end=2559
+  _globals['_ATTENDREQUEST']._serialized_start=2561
+  _globals['_ATTENDREQUEST']._serialized_end=2576
+  _globals['_ATTENDRESPONSE']._serialized_start=2578
+  _globals['_ATTENDRESPONSE']._serialized_end=2611
+  _globals['_KEYVALUE']._serialized_start=2680
+  _globals['_KEYVALUE']._serialized_end=3205
 # @@protoc_insertion_point(module_scope)

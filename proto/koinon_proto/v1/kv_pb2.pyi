@@ -98,18 +98,20 @@ class RowError(_message.Message):
     def __init__(self, row: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.Error, _Mapping]] = ...) -> None: ...
 
 class BatchGetRequest(_message.Message):
-    __slots__ = ("table_version", "keys", "partition_ids", "want_versions", "cluster_id")
+    __slots__ = ("table_version", "keys", "partition_ids", "want_versions", "cluster_id", "keys_only")
     TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     PARTITION_IDS_FIELD_NUMBER: _ClassVar[int]
     WANT_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    KEYS_ONLY_FIELD_NUMBER: _ClassVar[int]
     table_version: int
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     partition_ids: _containers.RepeatedScalarFieldContainer[int]
     want_versions: bool
     cluster_id: str
-    def __init__(self, table_version: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ..., partition_ids: _Optional[_Iterable[int]] = ..., want_versions: bool = ..., cluster_id: _Optional[str] = ...) -> None: ...
+    keys_only: bool
+    def __init__(self, table_version: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ..., partition_ids: _Optional[_Iterable[int]] = ..., want_versions: bool = ..., cluster_id: _Optional[str] = ..., keys_only: bool = ...) -> None: ...
 
 class BatchGetResponse(_message.Message):
     __slots__ = ("values", "missing", "versions", "expires_at_ms", "refusals")
@@ -168,6 +170,76 @@ class BatchWriteResponse(_message.Message):
     refusals: _containers.RepeatedCompositeFieldContainer[Refusal]
     row_errors: _containers.RepeatedCompositeFieldContainer[RowError]
     def __init__(self, versions: _Optional[_Iterable[int]] = ..., absent: _Optional[_Iterable[int]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., row_errors: _Optional[_Iterable[_Union[RowError, _Mapping]]] = ...) -> None: ...
+
+class BatchUpdateRequest(_message.Message):
+    __slots__ = ("table_version", "keys", "partition_ids", "updates", "cluster_id", "durability")
+    TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_IDS_FIELD_NUMBER: _ClassVar[int]
+    UPDATES_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    DURABILITY_FIELD_NUMBER: _ClassVar[int]
+    table_version: int
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    partition_ids: _containers.RepeatedScalarFieldContainer[int]
+    updates: _containers.RepeatedCompositeFieldContainer[Update]
+    cluster_id: str
+    durability: Durability
+    def __init__(self, table_version: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ..., partition_ids: _Optional[_Iterable[int]] = ..., updates: _Optional[_Iterable[_Union[Update, _Mapping]]] = ..., cluster_id: _Optional[str] = ..., durability: _Optional[_Union[Durability, str]] = ...) -> None: ...
+
+class Update(_message.Message):
+    __slots__ = ("increment", "touch", "get_or_put")
+    INCREMENT_FIELD_NUMBER: _ClassVar[int]
+    TOUCH_FIELD_NUMBER: _ClassVar[int]
+    GET_OR_PUT_FIELD_NUMBER: _ClassVar[int]
+    increment: Increment
+    touch: Touch
+    get_or_put: GetOrPut
+    def __init__(self, increment: _Optional[_Union[Increment, _Mapping]] = ..., touch: _Optional[_Union[Touch, _Mapping]] = ..., get_or_put: _Optional[_Union[GetOrPut, _Mapping]] = ...) -> None: ...
+
+class Increment(_message.Message):
+    __slots__ = ("by", "ttl_ms")
+    BY_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    by: int
+    ttl_ms: int
+    def __init__(self, by: _Optional[int] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
+
+class Touch(_message.Message):
+    __slots__ = ("ttl_ms",)
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    ttl_ms: int
+    def __init__(self, ttl_ms: _Optional[int] = ...) -> None: ...
+
+class GetOrPut(_message.Message):
+    __slots__ = ("value", "ttl_ms")
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    value: bytes
+    ttl_ms: int
+    def __init__(self, value: _Optional[bytes] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
+
+class UpdateResult(_message.Message):
+    __slots__ = ("version", "number", "found", "value")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    number: int
+    found: bool
+    value: bytes
+    def __init__(self, version: _Optional[int] = ..., number: _Optional[int] = ..., found: bool = ..., value: _Optional[bytes] = ...) -> None: ...
+
+class BatchUpdateResponse(_message.Message):
+    __slots__ = ("results", "refusals", "row_errors")
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    REFUSALS_FIELD_NUMBER: _ClassVar[int]
+    ROW_ERRORS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[UpdateResult]
+    refusals: _containers.RepeatedCompositeFieldContainer[Refusal]
+    row_errors: _containers.RepeatedCompositeFieldContainer[RowError]
+    def __init__(self, results: _Optional[_Iterable[_Union[UpdateResult, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., row_errors: _Optional[_Iterable[_Union[RowError, _Mapping]]] = ...) -> None: ...
 
 class ScanCursor(_message.Message):
     __slots__ = ("partition_id", "after_key")

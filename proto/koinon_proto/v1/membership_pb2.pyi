@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("protocol_version", "cluster_id", "node_id", "address", "rack", "store_id", "last_node_epoch", "registration_id", "weight")
+    __slots__ = ("protocol_version", "cluster_id", "node_id", "address", "rack", "store_id", "last_node_epoch", "registration_id", "weight", "redis_address")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,7 @@ class RegisterRequest(_message.Message):
     LAST_NODE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     REGISTRATION_ID_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    REDIS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     cluster_id: str
     node_id: str
@@ -28,7 +29,8 @@ class RegisterRequest(_message.Message):
     last_node_epoch: int
     registration_id: str
     weight: int
-    def __init__(self, protocol_version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., node_id: _Optional[str] = ..., address: _Optional[str] = ..., rack: _Optional[str] = ..., store_id: _Optional[str] = ..., last_node_epoch: _Optional[int] = ..., registration_id: _Optional[str] = ..., weight: _Optional[int] = ...) -> None: ...
+    redis_address: str
+    def __init__(self, protocol_version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., node_id: _Optional[str] = ..., address: _Optional[str] = ..., rack: _Optional[str] = ..., store_id: _Optional[str] = ..., last_node_epoch: _Optional[int] = ..., registration_id: _Optional[str] = ..., weight: _Optional[int] = ..., redis_address: _Optional[str] = ...) -> None: ...
 
 class RegisterResponse(_message.Message):
     __slots__ = ("cluster_id", "node_epoch", "term", "heartbeat_interval_ms", "lease_ms", "table")

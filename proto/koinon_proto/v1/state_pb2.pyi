@@ -61,7 +61,7 @@ class CreateClusterCommand(_message.Message):
     def __init__(self, config: _Optional[_Union[_table_pb2.ClusterConfig, _Mapping]] = ...) -> None: ...
 
 class RegisterNodeCommand(_message.Message):
-    __slots__ = ("node_id", "address", "rack", "store_id", "last_node_epoch", "registration_id", "known_node_epoch", "weight", "base_epoch_counts")
+    __slots__ = ("node_id", "address", "rack", "store_id", "last_node_epoch", "registration_id", "known_node_epoch", "weight", "base_epoch_counts", "redis_address")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     RACK_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +71,7 @@ class RegisterNodeCommand(_message.Message):
     KNOWN_NODE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     BASE_EPOCH_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    REDIS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     address: str
     rack: str
@@ -80,7 +81,8 @@ class RegisterNodeCommand(_message.Message):
     known_node_epoch: int
     weight: int
     base_epoch_counts: bool
-    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ..., rack: _Optional[str] = ..., store_id: _Optional[str] = ..., last_node_epoch: _Optional[int] = ..., registration_id: _Optional[str] = ..., known_node_epoch: _Optional[int] = ..., weight: _Optional[int] = ..., base_epoch_counts: bool = ...) -> None: ...
+    redis_address: str
+    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ..., rack: _Optional[str] = ..., store_id: _Optional[str] = ..., last_node_epoch: _Optional[int] = ..., registration_id: _Optional[str] = ..., known_node_epoch: _Optional[int] = ..., weight: _Optional[int] = ..., base_epoch_counts: bool = ..., redis_address: _Optional[str] = ...) -> None: ...
 
 class ConfirmRegistrationCommand(_message.Message):
     __slots__ = ("node_number", "node_epoch")

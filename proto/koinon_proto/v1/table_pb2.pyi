@@ -89,7 +89,7 @@ class MoveSettings(_message.Message):
     def __init__(self, paused: bool = ..., bytes_per_second: _Optional[int] = ..., moves_per_node: _Optional[int] = ...) -> None: ...
 
 class NodeInfo(_message.Message):
-    __slots__ = ("node_number", "node_id", "address", "rack", "node_epoch", "status", "store_id", "changed_at", "weight", "registration_digest")
+    __slots__ = ("node_number", "node_id", "address", "rack", "node_epoch", "status", "store_id", "changed_at", "weight", "registration_digest", "redis_address")
     NODE_NUMBER_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +100,7 @@ class NodeInfo(_message.Message):
     CHANGED_AT_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     REGISTRATION_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    REDIS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     node_number: int
     node_id: str
     address: str
@@ -110,7 +111,8 @@ class NodeInfo(_message.Message):
     changed_at: int
     weight: int
     registration_digest: bytes
-    def __init__(self, node_number: _Optional[int] = ..., node_id: _Optional[str] = ..., address: _Optional[str] = ..., rack: _Optional[str] = ..., node_epoch: _Optional[int] = ..., status: _Optional[_Union[NodeStatus, str]] = ..., store_id: _Optional[str] = ..., changed_at: _Optional[int] = ..., weight: _Optional[int] = ..., registration_digest: _Optional[bytes] = ...) -> None: ...
+    redis_address: str
+    def __init__(self, node_number: _Optional[int] = ..., node_id: _Optional[str] = ..., address: _Optional[str] = ..., rack: _Optional[str] = ..., node_epoch: _Optional[int] = ..., status: _Optional[_Union[NodeStatus, str]] = ..., store_id: _Optional[str] = ..., changed_at: _Optional[int] = ..., weight: _Optional[int] = ..., registration_digest: _Optional[bytes] = ..., redis_address: _Optional[str] = ...) -> None: ...
 
 class PartitionRow(_message.Message):
     __slots__ = ("partition_id", "replicas", "in_sync", "primary", "primary_epoch", "partition_epoch", "adding", "removing", "status", "offline_reason", "changed_at", "wanted_primary")
