@@ -84,7 +84,11 @@ def parser() -> argparse.ArgumentParser:
         made, [("--slow-request-ms", SLOW_MS, "requests that take so long are logged; 0: none")]
     )
     boot = made.add_argument_group("Chosen when the cluster is created, fixed afterwards")
-    boot.add_argument("--partitioner", default="murmur2", help="murmur2 or md5 (%(default)s)")
+    boot.add_argument(
+        "--partitioner",
+        default="murmur2",
+        help="murmur2, md5 or crc16, which lets Redis Cluster clients in (%(default)s)",
+    )
     boot.add_argument(
         "--replication-factor",
         type=int,

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from koinon_coordinator.core.decide.decisions import check_name
 from koinon_coordinator.core.decide.host_commands import HostingTimes
 from koinon_coordinator.core.decide.operations import REPLICATION_FACTOR_MAX
+from koinon_coordinator.core.decide.registrations import check_name
 from koinon_coordinator.core.decide.sessions import SessionTimes
 from koinon_proto.contract.addresses import check_address
 from koinon_proto.contract.errors import ConfigurationError
 from koinon_proto.contract.table import (
     MAX_BATCH_BYTES,
-    MAX_PARTITION_COUNT,
     PARTITIONER_NAMES,
     ClusterConfig,
+    partition_count_fault,
 )
 from koinon_proto.server.admission import LaneLimits, Share
 
@@ -140,10 +140,8 @@ class BootstrapConfig:
     max_value_bytes: int = 1024 * 1024
 
     def __post_init__(self) -> None:
-        _require(
-            1 <= self.partition_count <= MAX_PARTITION_COUNT,
-            f"partitions {self.partition_count} must be from 1 to {MAX_PARTITION_COUNT}",
-        )
+        fault = partition_count_fault(self.partitioner, self.partition_count)
+        _require(not fault, f"partitions {self.partition_count} {fault}")
         _require(self.bootstrap_nodes >= 1, f"bootstrap-nodes {self.bootstrap_nodes} must be >= 1")
         _require(
             1 <= self.copies <= REPLICATION_FACTOR_MAX,

@@ -1,4 +1,4 @@
-"""What a coordinator tells of itself and of the cluster; docs/metrics.md says what it means.
+"""A coordinator's metrics, of itself and of the cluster; docs/metrics.md explains each.
 
 What changes is read on the event loop. What takes a look at every row of the table, which
 is immutable, is made on the endpoint's thread, once a table.
@@ -27,14 +27,17 @@ from koinon_proto.contract.table import (
 )
 from koinon_proto.process.clock import boottime
 from koinon_proto.process.measures import Family, Kind, distribution, labelled, single
+from koinon_proto.server import admission_metrics
+from koinon_proto.server.guard import Guard
 from koinon_proto.server.metrics_server import Metrics
 
 
-def coordinator_metrics(coordinator: Coordinator) -> Metrics:
-    """Return the metrics of the coordinator."""
+def coordinator_metrics(coordinator: Coordinator, guard: Guard) -> Metrics:
+    """Return the metrics of the coordinator, and of its server's guard."""
     metrics = Metrics("coordinator")
     metrics.add(lambda: _of_raft(coordinator))
     metrics.add(lambda: _of_leader(coordinator))
+    metrics.add(lambda: admission_metrics.families(guard))
     view = ClusterView(coordinator)
     metrics.add(view.look)
     metrics.add(view.families, on_loop=False)
@@ -100,7 +103,7 @@ def _of_raft(coordinator: Coordinator) -> Iterable[Family]:
 
 @dataclass(frozen=True, kw_only=True)
 class RowCounts:
-    """What a look at all rows finds."""
+    """Counts over all rows."""
 
     statuses: Mapping[PartitionStatus, int]
     under_replicated: int
@@ -112,7 +115,7 @@ class RowCounts:
 def count_rows(table: Table) -> RowCounts:
     """Count. Only live nodes' copies count: where a row would have too few of them without it, a
     node that is down stays in ``in_sync``. What a move is to add is not missing before the move is
-    over, what it is to remove is missing to nobody.
+    over, what it is to remove does not count as missing.
     """
     statuses: Counter[PartitionStatus] = Counter()
     primaries: Counter[NodeNumber] = Counter()

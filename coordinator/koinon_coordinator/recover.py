@@ -17,6 +17,7 @@ from typing import Annotated, NoReturn
 import grpc
 import typer
 
+from koinon_coordinator.core.cluster.image import StateImage
 from koinon_coordinator.core.cluster.recovery import (
     Committed,
     LoadsFound,
@@ -26,8 +27,8 @@ from koinon_coordinator.core.cluster.recovery import (
     newest,
     recovered,
 )
-from koinon_coordinator.core.cluster.state import ClusterState, StateImage
-from koinon_coordinator.core.decide.decisions import check_name
+from koinon_coordinator.core.cluster.state import ClusterState
+from koinon_coordinator.core.decide.registrations import check_name
 from koinon_coordinator.core.raft import (
     TERM_MAX,
     Configuration,
@@ -90,7 +91,7 @@ class Found:
         return [*known, *map(image_of, self.tables.values())]
 
     def loads(self) -> LoadsFound:
-        """What is known of bulk loads."""
+        """Return what is known of bulk loads."""
         tables = self.tables.values()
         return loads_found(
             self.survivor, max(tables, key=lambda table: table.table_version, default=None)

@@ -74,7 +74,7 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[Coordinator]:
     try:
         await _start(coordinator, config)
         await server.start()
-        endpoint.start(coordinator_metrics(coordinator))
+        endpoint.start(coordinator_metrics(coordinator, guard))
         log.info(
             "coordinator started id=%s listen=%s advertise=%s data=%s descriptors=%d",
             config.member_id,

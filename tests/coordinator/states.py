@@ -20,8 +20,9 @@ from koinon_coordinator.core.cluster.commands import (
     Result,
     StartMoves,
 )
+from koinon_coordinator.core.cluster.members import NodeRecord
 from koinon_coordinator.core.cluster.moves import can_finish
-from koinon_coordinator.core.cluster.state import ClusterState, NodeRecord
+from koinon_coordinator.core.cluster.state import ClusterState
 from koinon_proto.contract.table import (
     NO_NODE,
     NodeNumber,

@@ -21,7 +21,7 @@ from koinon_coordinator.core.cluster.commands import (
     Result,
 )
 from koinon_coordinator.core.cluster.state import ClusterState
-from koinon_coordinator.core.decide.decisions import Registration
+from koinon_coordinator.core.decide.registrations import Registration
 from koinon_coordinator.leader.leadership import Leadership
 from koinon_coordinator.state_machine import ReplicatedState
 from koinon_coordinator.wire.convert import command_from_bytes
@@ -100,10 +100,6 @@ def request(
         last_node_epoch=last,
         registration_id=registration,
     )
-
-
-def apply_all(state: ClusterState, commands: Iterable[Command]) -> list[Result]:
-    return [state.apply(command) for command in commands]
 
 
 def registered(result: Result) -> Registered:

@@ -10,7 +10,7 @@ import pytest
 from koinon_coordinator.config import BootstrapConfig
 from koinon_coordinator.coordinator import Coordinator
 from koinon_coordinator.core.cluster.commands import AlterPartitions
-from koinon_coordinator.core.decide.decisions import CHANGES_MAX
+from koinon_coordinator.core.decide.registrations import CHANGES_MAX
 from koinon_proto.contract import convert
 from koinon_proto.contract.errors import (
     InvalidArgumentError,

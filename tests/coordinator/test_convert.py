@@ -35,15 +35,12 @@ from koinon_coordinator.core.cluster.commands import (
     StartMoves,
     WantPrimaries,
 )
-from koinon_coordinator.core.cluster.state import (
-    EMPTY_IMAGE,
-    ClusterState,
-    NodeRecord,
-    StateImage,
-)
+from koinon_coordinator.core.cluster.image import EMPTY_IMAGE, StateImage
+from koinon_coordinator.core.cluster.members import NodeRecord
+from koinon_coordinator.core.cluster.state import ClusterState
 from koinon_coordinator.core.decide.bulk_loads import LoadWish
-from koinon_coordinator.core.decide.decisions import Registration
 from koinon_coordinator.core.decide.move_scheduler import Progress, Stage
+from koinon_coordinator.core.decide.registrations import Registration
 from koinon_coordinator.core.planning.model import Plan, Refusal
 from koinon_coordinator.services import admin_service, cluster_services, loads_service
 from koinon_coordinator.state_machine import ReplicatedState

@@ -16,7 +16,7 @@ from koinon_coordinator.core.cluster.commands import (
     PartitionsHosted,
     RegisterNode,
 )
-from koinon_coordinator.core.decide.decisions import Registration
+from koinon_coordinator.core.decide.registrations import Registration
 from koinon_proto.contract.errors import (
     KoinonError,
     NodeFencedError,

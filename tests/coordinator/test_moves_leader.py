@@ -1,23 +1,20 @@
-"""Plans, moves and nodes that stay away, at a leader over a group of one."""
+"""Plans, moves and primaries, at a leader over a group of one."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
 
 import pytest
 
 from koinon_coordinator.core.cluster.commands import (
     AcceptPlan,
-    CancelMoves,
     FinishMoves,
     SetNodeStatus,
     SetReplicationFactor,
     StartMoves,
 )
-from koinon_coordinator.core.cluster.state import ClusterState
 from koinon_coordinator.core.decide.layouts import (
     PlanKind,
     Planned,
@@ -26,7 +23,7 @@ from koinon_coordinator.core.decide.layouts import (
     plan,
     planned,
 )
-from koinon_coordinator.core.decide.move_scheduler import REPAIR_PREFIX, Progress, Stage
+from koinon_coordinator.core.decide.move_scheduler import Progress, Stage
 from koinon_coordinator.metrics import bytes_remaining
 from koinon_coordinator.wire.convert import command_from_bytes
 from koinon_proto.contract.errors import (
@@ -38,14 +35,14 @@ from koinon_proto.contract.errors import (
     UnknownFateError,
     UnknownNodeError,
 )
-from koinon_proto.contract.table import NO_NODE, NodeNumber, NodeStatus, PartitionId, PartitionRow
+from koinon_proto.contract.table import NodeNumber, NodeStatus
 from tests.kit.waiting import until
 
+from .plans import P0, REBALANCE, THREE, carry_out, counts, execute, rows, with_newcomer
 from .states import force, record_of, row_of
 from .support import (
     TIMING,
     LeaderContext,
-    T,
     bootstrapped,
     fence,
     hold_proposals,
@@ -53,54 +50,6 @@ from .support import (
     run_term,
     settled,
 )
-
-P0 = PartitionId(0)
-REBALANCE = PlanWish(kind=PlanKind.REBALANCE)
-THREE = [(1, 2), (2, 3), (3, 1), (1, 3), (2, 1), (3, 2)]
-
-
-def with_newcomer(replicas: Sequence[tuple[int, ...]] = THREE) -> ClusterState:
-    """Three nodes that hold everything, and a fourth that holds nothing."""
-    state = bootstrapped(replicas)
-    state.apply(register("n4"))
-    return state
-
-
-async def execute(term: LeaderContext, wish: PlanWish) -> str:
-    planned = await term.leadership.operations.plan(wish)
-    await term.leadership.operations.execute(wish, planned.plan.plan_id)
-    return planned.plan.plan_id
-
-
-async def carry_out(term: LeaderContext, *node_ids: str) -> None:
-    """What the nodes do: copy, widen, hand over, take over, until no moves are left. Every node
-    that is named lives.
-    """
-    for _ in range(200):
-        await term.live(0.2, *node_ids)
-        state = term.replicated.state
-        if not state.moves:
-            return
-        for p, move in list(state.moves.items()):
-            row = row_of(state, p)
-            if not move.running or row.primary == NO_NODE:
-                continue
-            missing = [n for n in row.adding if n not in row.in_sync]
-            if missing:
-                await term.propose(p, *row.in_sync, *missing)
-            elif row.wanted_primary in row.in_sync:
-                await term.propose(p, to=row.wanted_primary)
-    raise AssertionError(dict(term.replicated.state.moves))
-
-
-def rows(term: LeaderContext) -> tuple[PartitionRow, ...]:
-    return term.replicated.state.image().rows
-
-
-def counts(term: LeaderContext) -> dict[int, int]:
-    numbers = [n for row in rows(term) for n in row.replicas]
-    return {int(n): numbers.count(n) for n in sorted(set(numbers))}
-
 
 # --- plans -------------------------------------------------------------------------------------
 
@@ -448,123 +397,6 @@ def test_operators_request_of_unknown_fate_says_so() -> None:
             await term.leadership.operations.set_moves(moves_per_node=2)
 
     run_term(test, state=with_newcomer())
-
-
-# --- nodes that go away ------------------------------------------------------------------------
-
-
-def test_move_to_a_node_that_stays_away_is_turned_back_after_half_a_minute() -> None:
-    async def test(term: LeaderContext) -> None:
-        await execute(term, REBALANCE)
-        await settled()
-        await term.live(25, "n1", "n2", "n3")  # n4 is fenced after 1.5 s
-        assert not record_of(term.replicated.state, 4).live
-        assert {v.waits_for for v in term.leadership.operations.moves()[1]} == {"n4 is down"}
-        assert term.count(CancelMoves) == 0
-        await term.live(10, "n1", "n2", "n3")
-        assert term.count(CancelMoves) == 1
-        assert not term.replicated.state.moves
-        assert tuple(row.replicas for row in rows(term)) == tuple(THREE)
-
-    run_term(test, state=with_newcomer())
-
-
-def away(rereplicate_after_ms: int, replicas: Sequence[tuple[int, ...]] = THREE) -> ClusterState:
-    state = bootstrapped(replicas, rereplicate_after_ms=rereplicate_after_ms)
-    state.apply(register("n4"))
-    return state
-
-
-def test_node_that_stays_away_is_replaced_and_finds_nothing_of_its_own_left(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async def test(term: LeaderContext) -> None:
-        others = ("n1", "n2", "n4")
-        await term.live(6, *others)
-        assert term.count(AcceptPlan) == 0
-        await term.live(3, *others)
-        moves = list(term.replicated.state.moves.values())
-        assert {m.partition_id for m in moves} == {1, 2, 3, 5}
-        assert all(m.plan_id.startswith(REPAIR_PREFIX) and "n3" in m.reason for m in moves)
-        await carry_out(term, *others)
-        assert 3 not in counts(term)
-        assert all(len(row.in_sync) == 2 for row in rows(term))
-        await term.live(3, *others)
-
-    term = run_term(test, state=away(5_000))
-    assert term.count(AcceptPlan) == 1
-    assert sum("re-replication begun" in r.message for r in caplog.records) == 1
-
-
-@pytest.mark.parametrize("after_ms", [0, 600_000])
-def test_node_that_is_not_away_for_long_enough_keeps_its_replicas(after_ms: int) -> None:
-    async def test(term: LeaderContext) -> None:
-        await term.live(20, "n1", "n2", "n4")
-        assert term.count(AcceptPlan) == 0
-
-    run_term(test, state=away(after_ms))
-
-
-def test_node_that_comes_back_before_its_moves_have_begun_keeps_its_replicas() -> None:
-    async def test(term: LeaderContext) -> None:
-        await term.leadership.operations.set_moves(moves_per_node=1)
-        await term.live(8, "n1", "n2", "n4")
-        queued = [m for m in term.replicated.state.moves.values() if not m.running]
-        assert queued
-        await term.register("n3", last=1, registration="r2")
-        await settled()
-        assert all(m.running for m in term.replicated.state.moves.values())
-        await carry_out(term, "n1", "n2", "n3", "n4")
-        assert counts(term)[3] == len(queued)
-
-    run_term(test, state=away(5_000))
-
-
-def test_node_that_comes_back_while_its_replacement_is_planned_keeps_its_replicas() -> None:
-    async def test(term: LeaderContext) -> None:
-        begun, gate = asyncio.Event(), asyncio.Event()
-
-        async def held(work: Callable[[], T]) -> T:
-            begun.set()
-            await gate.wait()
-            return work()
-
-        term.leadership.term.computed = held  # type: ignore[method-assign]
-        await term.live(8, "n1", "n2", "n4")
-        assert begun.is_set()
-        await term.register("n3", last=1, registration="r2")
-        gate.set()
-        await settled()
-
-    assert run_term(test, state=away(5_000)).count(AcceptPlan) == 0
-
-
-def test_lost_node_without_anyone_to_replace_it_is_tried_again_when_a_node_comes(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async def test(term: LeaderContext) -> None:
-        await term.live(15, "n1", "n2")
-        assert term.count(AcceptPlan) == 0
-        assert sum("re-replication refused" in r.message for r in caplog.records) == 1
-        await term.register("n4")
-        await term.live(1, "n1", "n2", "n4")
-        assert term.count(AcceptPlan) == 1
-        await carry_out(term, "n1", "n2", "n4")
-        assert 3 not in counts(term)
-
-    run_term(test, state=bootstrapped([(1, 2, 3), (2, 3, 1)], rereplicate_after_ms=5_000))
-
-
-def test_leader_that_has_just_begun_counts_from_its_beginning() -> None:
-    async def test(term: LeaderContext) -> None:
-        await term.live(4, "n1", "n2", "n4")
-        assert term.count(AcceptPlan) == 0
-        await term.live(3, "n1", "n2", "n4")
-        assert term.count(AcceptPlan) == 1
-
-    state = away(5_000)
-    fence(state, 3)
-    run_term(test, state=state)
 
 
 # --- primaries ---------------------------------------------------------------------------------

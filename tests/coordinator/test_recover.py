@@ -23,8 +23,9 @@ from koinon_coordinator.core.cluster.commands import (
     PartitionsHosted,
     SetMoveSettings,
 )
+from koinon_coordinator.core.cluster.image import EMPTY_IMAGE, StateImage
 from koinon_coordinator.core.cluster.recovery import recovered
-from koinon_coordinator.core.cluster.state import EMPTY_IMAGE, ClusterState, StateImage
+from koinon_coordinator.core.cluster.state import ClusterState
 from koinon_coordinator.core.raft import (
     Configuration,
     Entry,

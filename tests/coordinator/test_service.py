@@ -43,7 +43,6 @@ from tests.kit.waiting import until
 from .fake_node import Caller, FakeNode
 from .support import bootstrapped, fence
 
-TWO_NODES = BootstrapConfig(partition_count=8, bootstrap_nodes=2)
 FAST = TimingConfig(election_timeout_ms=60, raft_heartbeat_ms=20)
 
 

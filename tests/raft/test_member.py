@@ -3,129 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
-from pathlib import Path
+from collections.abc import Awaitable
 from typing import Any
 
-import grpc
 import pytest
 
 from koinon_coordinator.core.raft import Configuration, Entry, EntryKind, HardState, Role
 from koinon_coordinator.raft import (
-    GrpcRaftTransport,
     MemberRemovedError,
     MemberStoppedError,
     ProposalQueueFullError,
     ProposalUnknownError,
-    RaftConfig,
-    RaftMember,
     StorageFailedError,
-    StoreChangedError,
-    TransportConfig,
 )
 from koinon_proto.contract.errors import (
-    ConfigurationError,
-    DataDirectoryError,
     InvalidArgumentError,
     MembershipChangeError,
     NotLeaderError,
 )
 from koinon_proto.process.clock import boottime
-from tests.kit.addresses import free_address
 from tests.kit.waiting import run, until
 
-from .memory import MemoryRaftNetwork, MemoryRaftStorage
-
-UNUSED = Path("unused")
-
-
-class Commands:
-    """Keeps what it applies; `b"raise"` raises."""
-
-    def __init__(self) -> None:
-        self.applied: list[bytes] = []
-        self.snapshots = 0  # that were taken of it
-        self.restored = 0
-
-    def apply(self, index: int, command: bytes) -> object:
-        if command == b"raise":
-            raise RuntimeError("told to")
-        self.applied.append(command)
-        return b"done " + command
-
-    def snapshot(self) -> bytes:
-        self.snapshots += 1
-        return b"\n".join(self.applied)
-
-    def restore(self, snapshot: bytes) -> None:
-        self.restored += 1
-        self.applied = snapshot.split(b"\n")
-
-
-class InProcessGroup:
-    """Members with in-memory disks and network; each can be stopped and started again."""
-
-    def __init__(self, members: str = "abc", **settings: Any) -> None:
-        self.network = MemoryRaftNetwork()
-        self.addresses = {member_id: f"host-{member_id}:1" for member_id in members}
-        self.settings = settings
-        self.disks: dict[str, MemoryRaftStorage] = {}
-        self.members: dict[str, RaftMember] = {}
-        self.states: dict[str, Commands] = {}
-        self.calls: list[tuple[str, str, int]] = []
-
-    def make(self, member_id: str, *, joins: bool = False) -> RaftMember:
-        address = f"host-{member_id}:1"
-        voters = {} if joins else self.addresses
-        configuration = Configuration(voters=voters)
-        disk = self.disks.setdefault(member_id, MemoryRaftStorage(configuration))
-        state = self.states[member_id] = Commands()
-        member = self.members[member_id] = RaftMember(
-            RaftConfig(
-                member_id=member_id, data_dir=UNUSED, initial_members=voters, **self.settings
-            ),
-            state,
-            self.network.transport(address),
-            on_leader=lambda term: self.calls.append((member_id, "leader", term)),
-            on_follower=lambda term, _: self.calls.append((member_id, "follower", term)),
-            storage=lambda: disk,
-        )
-        return member
-
-    async def start(self) -> None:
-        for member_id in self.addresses:
-            await self.make(member_id).start()
-
-    async def leader(self, *, among: str = "") -> RaftMember:
-        """The member that on_leader was called for last, while that holds."""
-
-        def serving() -> list[RaftMember]:
-            found = []
-            for member_id, member in self.members.items():
-                calls = [call for call in self.calls if call[0] == member_id]
-                if calls and calls[-1][1] == "leader" and member_id in (among or self.members):
-                    found.append(member)
-            return found
-
-        await until(serving, "a leader serves")
-        return serving()[-1]
-
-
-@asynccontextmanager
-async def group_of(members: str = "abc", **settings: Any) -> AsyncIterator[InProcessGroup]:
-    group = InProcessGroup(members, **settings)
-    await group.start()
-    try:
-        yield group
-    finally:
-        for member in group.members.values():
-            await member.stop()
-
+from .in_process import Commands, InProcessGroup, group_of
+from .memory import MemoryRaftStorage
 
 # -- requests
 
@@ -483,148 +386,5 @@ def test_member_transfer_to_one_out_of_touch_is_given_up() -> None:
             with pytest.raises(MembershipChangeError, match="did not take over"):
                 await leader.transfer_leadership(to)
             assert await leader.propose(b"on") == b"done on"
-
-    run(test)
-
-
-# -- configuration
-
-
-def member_config(**settings: Any) -> RaftConfig:
-    members = {"a": "h:1", "b": "h:2", "c": "h:3"}
-    return RaftConfig(
-        **{"member_id": "a", "data_dir": UNUSED, "initial_members": members, **settings}
-    )
-
-
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ({"initial_members": {"a": "h:1", "b": "h:2"}}, ["2 voters", "a, b"]),
-        ({"member_id": "z"}, ["'z'", "'a', 'b', 'c'"]),
-        ({"initial_members": {"a": "h:1", "b": "h:1", "c": "h:2"}}, ["one address"]),
-        ({"election_timeout_min_ms": 700}, ["=700", "election_timeout_max_ms=600"]),
-        ({"heartbeat_interval_ms": 350}, ["=350", "election_timeout_min_ms=300"]),
-        ({"check_quorum_ms": 100}, ["heartbeat_interval_ms=75", "check_quorum_ms=100"]),
-        ({"tick_interval_ms": 60}, ["=60", "heartbeat_interval_ms=75"]),
-        ({"map_bytes_max": 1}, ["map_bytes_max=1"]),
-        ({"pending_reads_max": 0}, ["pending_reads_max=0"]),
-        ({"pending_proposal_bytes_max": 9}, ["append_bytes_max=1048576", "bytes_max=9"]),
-        ({"append_bytes_max": 1 << 30}, ["append_bytes_max=1073741824", "a message's limit"]),
-        ({"snapshot_chunk_bytes": 1 << 29}, ["snapshot_chunk_bytes=", "a message's limit"]),
-        ({"member_id": "", "initial_members": {}}, ["member_id"]),
-    ],
-)
-def test_config_that_contradicts_itself_is_refused(
-    settings: dict[str, Any], named: list[str]
-) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        member_config(**settings)
-    for part in named:
-        assert part in str(caught.value)
-
-
-def test_transport_config_that_contradicts_itself_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="=400"):
-        TransportConfig(reconnect_backoff_min_ms=400)
-    with pytest.raises(ConfigurationError, match="batch_bytes_max"):
-        TransportConfig(queue_bytes_max=1)
-
-
-# -- with real directories
-
-
-def test_member_whose_directory_is_unusable_does_not_start(tmp_path: Path) -> None:
-    async def test() -> None:
-        (tmp_path / "data.mdb").write_bytes(b"something")
-        member = RaftMember(
-            member_config(data_dir=tmp_path), Commands(), MemoryRaftNetwork().transport("h:1")
-        )
-        with pytest.raises(DataDirectoryError):
-            await member.start()
-        with pytest.raises(MemberStoppedError):
-            await member.propose(b"x")
-
-    run(test)
-
-
-def test_member_that_lost_its_directory_stops_and_says_so() -> None:
-    async def test() -> None:
-        async with group_of() as group:
-            leader = await group.leader()
-            await leader.propose(b"x")
-            follower_id = next(m for m in group.members if m != leader.member_id)
-            await until(lambda: group.states[follower_id].applied, "all know one another")
-            await group.members[follower_id].stop()
-            del group.disks[follower_id]
-            again = group.make(follower_id)
-            await again.start()
-            with pytest.raises(StoreChangedError, match="remove it and add it again"):
-                await again.stopped()
-
-    run(test)
-
-
-def test_member_that_cannot_remember_a_store_says_so_and_does_not_call_it_another() -> None:
-    class Full(MemoryRaftStorage):
-        def pin_store(self, member_id: str, store_id: str) -> None:
-            raise OSError(errno.ENOSPC, "no space left on device")
-
-    async def test() -> None:
-        group = InProcessGroup()
-        group.disks["a"] = Full(Configuration(voters=group.addresses))
-        member = group.make("a")
-        await member.start()
-        with pytest.raises(MemberStoppedError):
-            await member.is_known_store("b", "store-of-b")
-        await member.stop()
-
-    asyncio.run(test())
-
-
-# -- over gRPC
-
-
-def test_members_that_only_follow_know_one_anothers_stores() -> None:
-    """Else one that lost its disk could vote for another that has never met it."""
-
-    async def test() -> None:
-        addresses = {member_id: free_address() for member_id in "abc"}
-        disks = {m: MemoryRaftStorage(Configuration(voters=addresses)) for m in addresses}
-        members, servers = {}, []
-        for member_id, address in addresses.items():
-            transport, server = GrpcRaftTransport(), grpc.aio.server()
-            transport.add_to_server(server)
-            server.add_insecure_port(address)
-            await server.start()
-            servers.append(server)
-            # Only one of them ever campaigns.
-            times = {"min": 300, "max": 600} if member_id == "a" else {"min": 9**6, "max": 9**7}
-            members[member_id] = RaftMember(
-                RaftConfig(
-                    member_id=member_id,
-                    data_dir=UNUSED,
-                    initial_members=addresses,
-                    election_timeout_min_ms=times["min"],
-                    election_timeout_max_ms=times["max"],
-                ),
-                Commands(),
-                transport,
-                storage=lambda disk=disks[member_id]: disk,  # type: ignore[misc]
-            )
-            await members[member_id].start()
-        try:
-            await until(lambda: members["a"].status().role is Role.LEADER, "it leads")
-            for one, other in ("bc", "cb"):
-                store_id = disks[other].store_id
-                await until(
-                    lambda d=disks[one], m=other, s=store_id: d.pinned_stores().get(m) == s,  # type: ignore[misc]
-                    "they know each other",
-                )
-        finally:
-            for member in members.values():
-                await member.stop()
-            for server in servers:
-                await server.stop(0)
 
     run(test)

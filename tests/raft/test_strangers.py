@@ -29,8 +29,8 @@ from tests.kit.addresses import free_address
 from tests.kit.waiting import run, until
 
 from .group import Group
+from .in_process import InProcessGroup
 from .memory import MemoryRaftStorage
-from .test_member import InProcessGroup
 from .test_transport import Endpoint, served
 
 LEADERLESS_S = 5.1

@@ -35,8 +35,10 @@ from koinon_coordinator.core.cluster.commands import (
     Rejected,
     Result,
 )
-from koinon_coordinator.core.cluster.state import NodeRecord
-from koinon_coordinator.core.decide.decisions import (
+from koinon_coordinator.core.cluster.members import NodeRecord
+from koinon_coordinator.core.decide.host_commands import HostCommands
+from koinon_coordinator.core.decide.move_scheduler import Progress
+from koinon_coordinator.core.decide.registrations import (
     HELD_RETRY_MS,
     Registration,
     check_changes,
@@ -45,8 +47,6 @@ from koinon_coordinator.core.decide.decisions import (
     decide_hosted,
     decide_registration,
 )
-from koinon_coordinator.core.decide.host_commands import HostCommands
-from koinon_coordinator.core.decide.move_scheduler import Progress
 from koinon_coordinator.core.decide.sessions import Sessions, may_acknowledge
 from koinon_coordinator.leader.context import NEVER_APPENDED, LeaderContext
 from koinon_coordinator.leader.mover import Mover

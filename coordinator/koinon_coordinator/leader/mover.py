@@ -139,7 +139,7 @@ class Mover:
         await self._repair(lost)
 
     async def _propose(self, command: Command) -> bool:
-        """Whether it had an effect. What had none is not proposed again in the same state."""
+        """Propose; return whether it had an effect. Else it is not repeated in the same state."""
         version = self._term.state.table_version
         if self._refused == (command, version):
             return False

@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from koinon_coordinator.config import MESSAGE_BYTES_MAX
 from koinon_coordinator.core.raft import RaftCoreConfig
 from koinon_proto.contract.errors import ConfigurationError
-from koinon_proto.contract.table import MAX_MESSAGE_BYTES
 
-STEP_TICKS = 4  # a member whose ticks are further apart was kept from running
+TICKS_APART_MAX = 3  # in intervals: ticks that would find nothing to do are left out
+STEP_TICKS = 5  # a member whose ticks are further apart was kept from running
 BATCH_ROOM_BYTES = 2 << 20  # what a batch holds beside its largest message
 
 
@@ -62,7 +63,7 @@ class RaftConfig:
             raise ConfigurationError(
                 reason=f"map_bytes={self.map_bytes} exceeds map_bytes_max={self.map_bytes_max}"
             )
-        message_bytes_max = MAX_MESSAGE_BYTES - BATCH_ROOM_BYTES
+        message_bytes_max = MESSAGE_BYTES_MAX - BATCH_ROOM_BYTES
         for name in ("append_bytes_max", "snapshot_chunk_bytes"):
             if getattr(self, name) > message_bytes_max:
                 raise ConfigurationError(

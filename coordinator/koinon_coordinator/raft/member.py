@@ -32,7 +32,7 @@ from koinon_coordinator.core.raft import (
     RoleChange,
     TransferGivenUp,
 )
-from koinon_coordinator.raft.config import RaftConfig
+from koinon_coordinator.raft.config import TICKS_APART_MAX, RaftConfig
 from koinon_coordinator.raft.errors import MemberRemovedError, MemberStoppedError, StoreChangedError
 from koinon_coordinator.raft.refusals import change_error, not_leader, request_error
 from koinon_coordinator.raft.status import RaftCounters, RaftStatus, status_of
@@ -50,7 +50,7 @@ _GROUP = ""  # the group's id is pinned beside the members' store ids; no member
 
 
 class StateMachine(Protocol):
-    """What the group replicates. Called on the event loop, in log order."""
+    """The state that the group replicates. Called on the event loop, in log order."""
 
     def apply(self, index: int, command: bytes) -> object:
         """Deterministic; the result goes to the proposer, if it is on this member."""
@@ -208,7 +208,7 @@ class RaftMember:
             self._outcome.set_result(None)
         else:
             self._outcome.set_exception(error)
-            self._outcome.exception()  # seen: nobody has to wait for it
+            self._outcome.exception()  # seen, even if no caller waits for it
 
     async def _close(self) -> None:
         await self._transport.close()
@@ -393,10 +393,23 @@ class RaftMember:
         if not self._running:
             return
         assert self._core is not None
+        try:
+            self._core.tick(self._clock())
+            self._process()
+        finally:
+            if self._running:
+                self._tick_later()
+
+    def _tick_later(self) -> None:
+        """Tick again when there is something to do, but no sooner than after an interval, and soon
+        enough that the time between is not taken for a pause of this process.
+        """
+        assert self._core is not None
         assert self._loop is not None
-        self._tick_timer = self._loop.call_later(self._config.tick_interval_ms / 1000, self._tick)
-        self._core.tick(self._clock())
-        self._process()
+        now, interval_s = self._clock(), self._config.tick_interval_ms / 1000
+        intervals = (self._core.tick_due_at(now) - now) / interval_s
+        delay_s = min(max(1.0, intervals), TICKS_APART_MAX) * interval_s
+        self._tick_timer = self._loop.call_later(delay_s, self._tick)
 
     def _schedule(self) -> None:
         """Process once everyone who is about to propose in this turn of the loop has done so."""

@@ -1,4 +1,4 @@
-"""What a member raises where the core refuses an input: the subject, and what to do about it."""
+"""Makes errors of the core's refusals: the subject, and what to do about it."""
 
 from __future__ import annotations
 

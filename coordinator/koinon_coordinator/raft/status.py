@@ -1,4 +1,4 @@
-"""What a member says about itself and, if it leads, about the others."""
+"""A member's status of itself and, if it leads, of the others."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Where a member keeps what it must not forget: term and vote, log, snapshot, peers' store ids.
+"""Stores what a member must not forget: term and vote, log, snapshot, peers' store ids.
 
 `LmdbRaftStorage` is one LMDB environment in one directory. Every write is one transaction and
 durable when it returns.

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from koinon_coordinator.core.decide.decisions import NAME_CHARS_MAX
+from koinon_coordinator.core.decide.registrations import NAME_CHARS_MAX
 from koinon_coordinator.core.raft import AppendRequest, Message, SnapshotChunk
 from koinon_coordinator.raft.config import BATCH_ROOM_BYTES
 from koinon_coordinator.raft.convert import MalformedMessageError, from_proto, to_proto
@@ -74,7 +74,7 @@ class RaftEndpoint(Protocol):
 
     async def is_known_store(self, member_id: str, store_id: str) -> bool:
         """Return whether `member_id` is known by this store id; a member first seen is, from now
-        on. Raises MemberStoppedError where nobody can say.
+        on. Raises MemberStoppedError where that cannot be known.
         """
         ...
 
@@ -84,7 +84,7 @@ class RaftEndpoint(Protocol):
 
 
 class RaftTransport(Protocol):
-    """How a member reaches its peers."""
+    """A member's way to its peers."""
 
     def attach(self, endpoint: RaftEndpoint) -> None:
         """Begin to deliver to `endpoint`."""
@@ -512,7 +512,7 @@ class _PeerStream:
 
 
 def _malformed(batch: RaftBatch, sender: str) -> str:
-    """What is wrong with the batch's hello; "": nothing. `sender`: whose stream it is; "": new."""
+    """Return what is wrong with the batch's hello, or "". `sender`: whose stream it is; "": new."""
     hello = batch.hello
     if not batch.HasField("hello") or not hello.member_id or not hello.store_id:
         return "a stream begins with a hello"

@@ -6,9 +6,9 @@ from typing import Any, cast
 
 from koinon_coordinator.coordinator import Coordinator
 from koinon_coordinator.core.cluster.commands import Move
-from koinon_coordinator.core.decide.decisions import check_name, check_requested_address
 from koinon_coordinator.core.decide.layouts import PlanKind, PlanWish
 from koinon_coordinator.core.decide.move_scheduler import Progress, Stage
+from koinon_coordinator.core.decide.registrations import check_name, check_requested_address
 from koinon_coordinator.core.planning.planner import Plan, Refusal, RefusalCode
 from koinon_coordinator.leader.operations import MoveView, Operations
 from koinon_coordinator.wire.updates import UpdateCache
@@ -52,7 +52,7 @@ _PLAN = codec(Plan, admin_pb2.Plan, values={"refusals": _REFUSAL}, filled=["tabl
 
 
 class AdminService(admin_pb2_grpc.AdminServicer):
-    """What operators ask. ``GetStatus`` is answered by any member, the rest by the leader."""
+    """Operators' requests. ``GetStatus`` is answered by any member, the rest by the leader."""
 
     def __init__(self, coordinator: Coordinator, updates: UpdateCache) -> None:
         self._coordinator = coordinator

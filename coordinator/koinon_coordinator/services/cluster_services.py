@@ -8,7 +8,7 @@ from typing import Any
 
 from koinon_coordinator.coordinator import Coordinator
 from koinon_coordinator.core.cluster.commands import HostedPartition, PartitionChange
-from koinon_coordinator.core.decide.decisions import Registration
+from koinon_coordinator.core.decide.registrations import Registration
 from koinon_coordinator.services.admin_service import CALLS_MAX, PROGRESS, AdminService
 from koinon_coordinator.services.loads_service import LoadsService
 from koinon_coordinator.wire.updates import UpdateCache
@@ -176,7 +176,7 @@ class TableService(table_pb2_grpc.TableServiceServicer):
         self, request: table_pb2.GetTableRequest, context: Any
     ) -> None:
         """Each watcher has a version of its own and is sent what changed since: one that reads
-        slowly skips versions, and holds nobody. Ends when this coordinator stops.
+        slowly skips versions, and holds up no other. Ends when this coordinator stops.
         """
         with self._watches.place(context.peer()):
             await self._watch(request, context)

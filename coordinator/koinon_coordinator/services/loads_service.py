@@ -26,7 +26,7 @@ _INFO = codec(
 
 
 class LoadsService(loads_pb2_grpc.LoadsServicer):
-    """What jobs, nodes and operators ask of loads. The leader answers; nodes are always let in."""
+    """Requests about loads. The leader answers; nodes are always let in."""
 
     def __init__(self, coordinator: Coordinator, _updates: UpdateCache) -> None:
         self._coordinator = coordinator

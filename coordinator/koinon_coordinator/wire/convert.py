@@ -23,7 +23,8 @@ from koinon_coordinator.core.cluster.commands import (
     RegisterNode,
     WantPrimaries,
 )
-from koinon_coordinator.core.cluster.state import NodeRecord, StateImage, StoreLife, Stranded
+from koinon_coordinator.core.cluster.image import StateImage
+from koinon_coordinator.core.cluster.members import NodeRecord, StoreLife, Stranded
 from koinon_proto.contract import convert
 from koinon_proto.contract.bulk_loads import StreamBatch
 from koinon_proto.contract.codec import Codec, Value, codec

@@ -75,6 +75,7 @@ class RegisterNode:
     known_node_epoch: int
     weight: int = DEFAULT_WEIGHT
     base_epoch_counts: bool = False
+    redis_address: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,7 +126,7 @@ class PartitionsHosted:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartitionChange:
     """A row as its primary wants it: the whole new ``in_sync``, and to whom it hands over
-    (``NO_NODE``: to nobody). Only at these two epochs.
+    (``NO_NODE``: to no node). Only at these two epochs.
     """
 
     partition_id: PartitionId
@@ -137,7 +138,7 @@ class PartitionChange:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AlterPartitions:
-    """What a primary proposes for rows that it leads; each is judged by itself."""
+    """Change rows as their primary proposes; each row is judged by itself."""
 
     node_number: NodeNumber
     node_epoch: int
@@ -207,7 +208,7 @@ class SetNodeStatus:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WantPrimaries:
-    """Who should lead, as soon as it is in sync (``NO_NODE``: no wish)."""
+    """Name the nodes that should lead as soon as they are in sync (``NO_NODE``: no wish)."""
 
     wishes: tuple[tuple[PartitionId, NodeNumber], ...]
 
@@ -223,7 +224,7 @@ class ForcePrimary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SetReplicationFactor:
-    """What planning aims at from now on; ``min_in_sync`` follows (half, rounded up)."""
+    """Set the number of replicas that plans aim at; ``min_in_sync`` follows (half, rounded up)."""
 
     replication_factor: int
 
@@ -263,7 +264,7 @@ class AbortLoad:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartitionsMerged:
-    """What a load has staged in these partitions is readable."""
+    """Record that the rows which a load has staged in these partitions are readable."""
 
     load_id: int
     partition_ids: tuple[PartitionId, ...]

@@ -1,8 +1,9 @@
-"""Who leads a partition, and how a row changes when a member goes, comes back or proposes. Pure.
+"""Elects primaries, and changes a row when a member goes, comes back or proposes. Pure.
 
 The primary is the first live member of ``in_sync`` in ``replicas`` order, in which those that a
-move is to remove come last. Every member of ``in_sync`` holds every acknowledged write, and nobody
-else may lead: a partition without a live one is offline and says why, until one comes back.
+move is to remove come last. Every member of ``in_sync`` holds every acknowledged write, and only
+such a member may lead: a partition without a live one is offline and says why, until one comes
+back.
 
 A row that changes gets ``partition_epoch`` + 1 and, where the primary changed or begins anew,
 ``primary_epoch`` + 1. The functions about members return the row itself where nothing changes,
@@ -47,7 +48,7 @@ def without_fenced(
 ) -> PartitionRow:
     """Return the row after ``node`` was fenced (``live`` no longer has it).
 
-    The node leaves ``in_sync`` unless that would shrink it below ``min_in_sync``, or leave nobody
+    The node leaves ``in_sync`` unless that would shrink it below ``min_in_sync``, or leave no node
     live in it: the last copies that hold every acknowledged write are kept by name, live or not.
     """
     in_sync = row.in_sync
@@ -95,7 +96,7 @@ def with_store_returned(
 ) -> PartitionRow:
     """Return the row after the store came back without which it has been stranded.
 
-    It was the last one in sync, and nobody has led since: it holds all that was acknowledged.
+    It was the last one in sync, and no node has led since: it holds all that was acknowledged.
     """
     if row.in_sync or node not in row.replicas:
         return row
@@ -116,7 +117,7 @@ def altered(
 ) -> PartitionRow | None:
     """Return the row as its primary wants it, or None if the proposal is stale or breaks a rule.
 
-    The set may be smaller than ``min_in_sync`` only where it was before and loses nobody.
+    The set may be smaller than ``min_in_sync`` only where it was before and loses no member.
     """
     in_sync, successor = change.in_sync, change.hand_over_to
     is_current = (

@@ -16,7 +16,7 @@ unconfirmed epoch, hence no write was acknowledged under it. So a registration i
   it was the last in-sync replica are stranded, and each remembers the store that it lost;
 * the return of such a store (a disk that had not been mounted, directories that were swapped back):
   it holds all that was ever acknowledged in the partitions that were stranded by its going, since
-  nobody could lead them without it. Those come back; the rest is as with a lost store. It is known
+  no node could lead them without it. Those come back; the rest is as with a lost store. It is known
   as above: by its last epoch, or the base of an unconfirmed one and the same ``registration_id``.
 """
 
@@ -137,6 +137,7 @@ def registered(
             changed_at=version,
             weight=command.weight,
             registration_digest=registration_digest(command.registration_id),
+            redis_address=command.redis_address,
         ),
         registration_id=command.registration_id,
         base_node_epoch=command.last_node_epoch,
@@ -147,7 +148,13 @@ def registered(
 
 def repeated(known: NodeRecord, command: RegisterNode, version: int) -> NodeRecord:
     """Return the record after a copy of the registration that made it, which may have moved."""
-    info = replace(known.info, address=command.address, rack=command.rack, weight=command.weight)
+    info = replace(
+        known.info,
+        address=command.address,
+        rack=command.rack,
+        weight=command.weight,
+        redis_address=command.redis_address,
+    )
     if info == known.info:
         return known
     return replace(known, info=replace(info, changed_at=version))

@@ -1,4 +1,4 @@
-"""How a partition's replicas change: a move's steps as functions of its row. Pure.
+"""Moves change a partition's replicas: their steps, as functions of its row. Pure.
 
 A move is queued (only ``ClusterState.moves`` knows it), then runs (the row names the replicas of
 ``origin`` and of ``target``), then is finished (the row is the target's) or turned back: then

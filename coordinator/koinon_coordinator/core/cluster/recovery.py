@@ -1,10 +1,10 @@
-"""What a new coordinator group begins with when the majority of the old one is lost. Pure.
+"""Makes the state of a new coordinator group when the majority of the old one is lost. Pure.
 
 Every table that a node or a surviving member holds is a prefix of one history, so the one of the
-highest ``table_version`` is the newest that anybody acted on; what was committed after it was seen
-by nobody who is asked. The new history begins far above it, so that nothing the old group may have
-given out collides: versions and epochs jump, every node is fenced and must register anew, and no
-partition has a primary until a node that its row calls in sync has registered.
+highest ``table_version`` is the newest that anybody acted on; none of those who are asked has seen
+what was committed after it. The new history begins far above it, so that nothing the old group may
+have given out collides: versions and epochs jump, every node is fenced and must register anew, and
+no partition has a primary until a node that its row calls in sync has registered.
 
 A member's log may end in entries that were never committed, because others committed something else
 in their place. A node is told of committed versions only, so its table, where it differs, tells
@@ -24,7 +24,9 @@ from dataclasses import dataclass, replace
 
 from koinon_coordinator.core.cluster.bulk_loads import NO_LOADS, Load, LoadsImage
 from koinon_coordinator.core.cluster.commands import Move
-from koinon_coordinator.core.cluster.state import ClusterState, NodeRecord, StateImage
+from koinon_coordinator.core.cluster.image import StateImage
+from koinon_coordinator.core.cluster.members import NodeRecord
+from koinon_coordinator.core.cluster.state import ClusterState
 from koinon_proto.contract.bulk_loads import LoadState
 from koinon_proto.contract.table import (
     NO_NODE,

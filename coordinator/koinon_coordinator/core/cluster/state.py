@@ -17,19 +17,19 @@ table shows: a queue that grows or shrinks is none.
 
 Bulk loads
 ----------
-``loads`` has their rules. The table shows which of them are open and which are being merged: each
-change of that is a version, how far a merge has come is none.
+``bulk_loads`` has their rules. The table shows which of them are open and which are being merged:
+each change of that is a version, how far a merge has come is none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from koinon_coordinator.core.cluster import election, members, moves
-from koinon_coordinator.core.cluster.bulk_loads import NO_LOADS, Loads, LoadsImage
+from koinon_coordinator.core.cluster.bulk_loads import Loads
 from koinon_coordinator.core.cluster.commands import (
     AcceptPlan,
     AlterPartitions,
@@ -56,7 +56,8 @@ from koinon_coordinator.core.cluster.commands import (
     StartMoves,
     WantPrimaries,
 )
-from koinon_coordinator.core.cluster.members import NodeRecord, StoreLife, Stranded
+from koinon_coordinator.core.cluster.image import EMPTY_IMAGE, StateImage
+from koinon_coordinator.core.cluster.members import NodeRecord
 from koinon_proto.contract.table import (
     ClusterConfig,
     MoveSettings,
@@ -69,26 +70,6 @@ from koinon_proto.contract.table import (
     Table,
     min_in_sync_of,
 )
-
-__all__ = ["EMPTY_IMAGE", "ClusterState", "NodeRecord", "StateImage", "StoreLife", "Stranded"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StateImage:
-    """All of the state, immutable: what a snapshot holds."""
-
-    config: ClusterConfig | None
-    table_version: int
-    last_node_number: int
-    nodes: tuple[NodeRecord, ...]
-    rows: tuple[PartitionRow, ...]
-    moves: tuple[Move, ...] = ()
-    move_settings: MoveSettings = field(default_factory=MoveSettings)
-    stranded: tuple[Stranded, ...] = ()
-    loads: LoadsImage = NO_LOADS
-
-
-EMPTY_IMAGE = StateImage(config=None, table_version=0, last_node_number=0, nodes=(), rows=())
 
 
 class ClusterState:
@@ -189,7 +170,7 @@ class ClusterState:
         return self._assigned.get(number, ())
 
     def is_in_use(self, number: NodeNumber) -> bool:
-        """Whether the node has replicas or is to get some; rows name all that moves begin from."""
+        """Return whether the node has replicas, or a move is to give it some."""
         return any(number in row.replicas for row in self._rows) or any(
             number in move.target for move in self._moves.values()
         )
@@ -284,7 +265,7 @@ class ClusterState:
 
     def _lose_store(self, known: NodeRecord) -> tuple[int, int]:
         """Put the node out of every ``in_sync``; return how many rows that were, and how many of
-        them have nobody in sync now.
+        them have no replica in sync now.
         """
         number = known.info.number
         lost = [row.partition_id for row in self._rows if number in row.in_sync]

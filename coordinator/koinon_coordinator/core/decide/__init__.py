@@ -1,1 +1,1 @@
-"""What the leader decides before it proposes, from the state and the sessions. Pure."""
+"""The leader's decisions before it proposes, from the state and the sessions. Pure."""

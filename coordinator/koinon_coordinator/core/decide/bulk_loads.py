@@ -1,5 +1,5 @@
-"""What the leader decides on bulk loads, from the state, before it proposes; and what it knows of
-them beside the state: who was at work on an open load when, and how much has been staged. Pure.
+"""Decides on bulk loads, from the state, before the leader proposes; and counts what it knows of
+them beside the state: when tasks were at work on an open load, and how much they have staged. Pure.
 
 ``core/cluster/bulk_loads.py`` says what a command makes of a load; here is which command, and the
 typed error where there is none. How long a load has been left alone is soft: the leader counts it,
@@ -31,8 +31,8 @@ from koinon_coordinator.core.cluster.commands import (
     Rejected,
 )
 from koinon_coordinator.core.cluster.state import ClusterState
-from koinon_coordinator.core.decide.decisions import check_printable
 from koinon_coordinator.core.decide.operations import check_bootstrapped
+from koinon_coordinator.core.decide.registrations import check_printable
 from koinon_proto.contract.bulk_loads import (
     LOAD_ATTEMPTS_MAX,
     LOAD_NAME_CHARS_MAX,
@@ -301,7 +301,7 @@ class Activity:
         """Return the open loads that were not touched for their time, until each is held. For one
         that is seen for the first time it begins now.
 
-        Ticks further apart than ``pause_s`` mean that this process stood still: nobody could touch
+        Ticks further apart than ``pause_s`` mean that this process stood still: no task could touch
         anything meanwhile, so that time does not count.
         """
         gap, self._looked_at = now - self._looked_at, now

@@ -28,6 +28,19 @@ class _Sent:
     times: int
     due_at: float
 
+    def is_of(self, row: PartitionRow) -> bool:
+        """Return whether the row still says what the command does."""
+        of_row = row.primary_epoch, row.partition_epoch
+        return of_row == (self.command.primary_epoch, self.command.partition_epoch)
+
+
+def _command(row: PartitionRow) -> HostedPartition:
+    return HostedPartition(
+        partition_id=row.partition_id,
+        primary_epoch=row.primary_epoch,
+        partition_epoch=row.partition_epoch,
+    )
+
 
 class HostCommands:
     """What was sent to each node, and when it is due again."""
@@ -53,16 +66,12 @@ class HostCommands:
         jitter = self._random.uniform(0.75, 1.25)  # one for all: what is due together stays so
         for row in assigned:
             sent = before.get(row.partition_id)
-            command = HostedPartition(
-                partition_id=row.partition_id,
-                primary_epoch=row.primary_epoch,
-                partition_epoch=row.partition_epoch,
-            )
-            if sent is None or sent.command != command:
-                sent = _Sent(command, 0, now)
+            if sent is None or not sent.is_of(row):
+                sent = _Sent(_command(row), 0, now)
             if now >= sent.due_at:
-                due.append(command)
-                sent = _Sent(command, sent.times + 1, now + jitter * self._backoff(sent.times))
+                due.append(sent.command)
+                sent.due_at = now + jitter * self._backoff(sent.times)
+                sent.times += 1
             after[row.partition_id] = sent
         self._sent[number] = after
         return due

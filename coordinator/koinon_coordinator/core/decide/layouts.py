@@ -53,7 +53,7 @@ class PlanKind(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanWish:
-    """What an operator wants planned; the fields that the kind does not need are ignored."""
+    """The plan that an operator asks for; the fields that the kind does not need are ignored."""
 
     kind: PlanKind
     node_id: str = ""

@@ -47,7 +47,7 @@ before they have begun.
 
 
 class Stage(IntEnum):
-    """How far a replica has come; numbers are those of the wire."""
+    """The stages of a replica on its way into sync; numbers are those of the wire."""
 
     WAITING = 1
     SNAPSHOT = 2
@@ -57,7 +57,7 @@ class Stage(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """What a node says of a replica that is not in sync yet. Totals are estimates, 0: unknown."""
+    """A node's report of a replica that is not in sync yet. Totals are estimates, 0: unknown."""
 
     partition_id: PartitionId
     stage: Stage
@@ -181,7 +181,7 @@ def _is_stuck(state: ClusterState, move: Move, gone: set[NodeNumber]) -> bool:
 
 
 def _is_moot(state: ClusterState, move: Move, lost: set[NodeNumber]) -> bool:
-    """Whether a queued move leads to a node that is given up, or replaces one that is back."""
+    """Return whether a queued move's target is given up, or the node that it replaces is back."""
     if not lost.isdisjoint(_added(move)):
         return True
     removed = [n for n in move.origin if n not in move.target]
@@ -283,7 +283,7 @@ def _copying(
 
 
 def _obstacle(state: ClusterState, move: Move) -> str:
-    """What keeps a queued move from being of any use, beside the number of others; "": nothing."""
+    """Return what makes a queued move useless, beside the number of others; "": nothing."""
     down = [n for n in _added(move) if not is_live(state, n)]
     if down:
         return f"{_names(state, down)} {'is' if len(down) == 1 else 'are'} down"
@@ -303,7 +303,7 @@ def is_live(state: ClusterState, number: NodeNumber) -> bool:
 
 
 def _missing(state: ClusterState, move: Move) -> list[NodeNumber]:
-    """Who a running move waits for to be in sync."""
+    """Return the nodes that a running move waits for to be in sync."""
     row, config = state.row(move.partition_id), state.config
     if row is None or config is None:
         return []

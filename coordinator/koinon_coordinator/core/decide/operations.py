@@ -1,6 +1,5 @@
-"""What the leader decides on an operator's request, from the state, before it proposes; and what it
-says when a command was refused. Decisions only read: they return the command, or raise the typed
-error that refuses.
+"""Decides on operators' requests, from the state, before the leader proposes; and explains refused
+commands. Decisions only read: they return the command, or raise the typed error that refuses.
 """
 
 from __future__ import annotations

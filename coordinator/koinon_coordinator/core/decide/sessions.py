@@ -149,7 +149,7 @@ class Sessions:
     def tick(self, now: float, *, quorum: bool = True) -> list[NodeNumber]:
         """Return the nodes whose sessions are over and for which nothing is proposed yet.
 
-        Without a ``quorum`` nothing can be decided, so nobody is judged.
+        Without a ``quorum`` nothing can be decided, so no node is judged.
         """
         gap, self._ticked_at = now - self._ticked_at, now
         paused = gap > self.times.pause_s

@@ -1,4 +1,4 @@
-"""What may go where: replicas between nodes, and leads within a row."""
+"""Flow graphs of what may go where: replicas between nodes, and leads within a row."""
 
 from __future__ import annotations
 

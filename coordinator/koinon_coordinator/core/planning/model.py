@@ -1,4 +1,4 @@
-"""What the planner is given and what it answers: plain values."""
+"""The planner's input and output: plain values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PlanNode:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """Who holds what, and who may.
+    """The replicas that each node holds, and the nodes that may take some.
 
     ``replicas[p]`` are the replicas that partition ``p`` has once every move that is queued or
     under way is over, preferred primary first. The partitions that have such a move are ``fixed``:
@@ -56,7 +56,7 @@ class PlannedMove:
 
 
 class RefusalCode(Enum):
-    """What a plan could not do, or would not."""
+    """Reasons for which a plan leaves something undone."""
 
     NOT_ENOUGH_NODES = "not_enough_nodes"
     """Partitions keep fewer replicas than wanted, or one on a node that was to be emptied."""
@@ -72,7 +72,7 @@ class RefusalCode(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refusal:
-    """What was left undone. ``node_number`` is ``NO_NODE`` where no single node is the cause."""
+    """Something left undone. ``node_number`` is ``NO_NODE`` where no single node is the cause."""
 
     code: RefusalCode
     reason: str
@@ -82,7 +82,7 @@ class Refusal:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Balance:
-    """How much one node holds; ``primaries`` are preferred ones."""
+    """The replicas of one node; ``primaries`` are preferred ones."""
 
     node_number: NodeNumber
     replicas: int

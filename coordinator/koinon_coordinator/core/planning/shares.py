@@ -1,4 +1,4 @@
-"""How many replicas each node should hold: shares by weight, within what is possible.
+"""Computes how many replicas each node should hold: shares by weight, within what is possible.
 
 A share is exact (a fraction); a count is right when it is the share rounded down or up. The shares
 are the max-min fair ones: every node gets ``level * weight``, clipped to what it cannot give away

@@ -100,7 +100,7 @@ class Work:
     def _weigh_leads(self, partitions: Iterable[int], *, everywhere: bool) -> None:
         """Fix each node's share of preferred primaries, where the partitions' leads may change.
 
-        Nobody leads more than it holds: more than its share of replicas (``everywhere``), else
+        No node leads more than it holds: more than its share of replicas (``everywhere``), else
         more than it leads in the other rows and holds in these. A share, not the count that it was
         rounded to: of few partitions, a node that was rounded down to none would make the shares
         of others larger.

@@ -29,8 +29,9 @@ class Refusal(Enum):
 
 
 TERM_MAX = (1 << 62) - 1
-"""What messages may carry (koinon_proto/bounds.py). Terms have to fit into 64 bits, and to go on
-from."""
+"""What messages may carry (koinon_proto/contract/bounds.py). Terms have to fit into 64 bits, and to
+go on from.
+"""
 TERM_JUMP_MAX = 1 << 32
 """Of a message's term above the receiver's: more elections than a group can have held meanwhile."""
 

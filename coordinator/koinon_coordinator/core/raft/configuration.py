@@ -1,4 +1,4 @@
-"""Who votes, who only listens, and where they are: the group's configuration and its history.
+"""The group's configuration and its history: voters, learners and their addresses.
 
 A configuration travels whole in a log entry and counts from the moment it is appended, committed
 or not (Raft dissertation, section 4.1); when its entry is truncated, the one before it counts

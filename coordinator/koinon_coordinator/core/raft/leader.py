@@ -98,7 +98,7 @@ class Leader:
     def can_be_spared(self, now: float) -> bool:
         """Return whether the other voters that are in touch, and have made durable what this leader
         has not, are a majority without it. Heartbeats need no disk: where the others' disks hang as
-        well (it may be one and the same), nobody could be elected.
+        well (it may be one and the same), no member could be elected.
         """
         configuration = self._log.configuration
         others = [m for m in configuration.voters if m != self._id and self.is_active(m, now)]
@@ -256,6 +256,14 @@ class Leader:
             given_up, self.transfer = self.transfer.to, None
             return given_up
         return None
+
+    @property
+    def tick_due_at(self) -> float:
+        """When ``tick`` has something to do next."""
+        removals = (p.removal_deadline for p in self.progress.values())
+        transfer = self.transfer.deadline if self.transfer is not None else None
+        deadlines = (self._heartbeat_due_at, transfer, *removals)
+        return min(at for at in deadlines if at is not None)
 
     def _begin_round(self, now: float) -> int:
         """Send everyone a heartbeat that counts as contact from `now`."""

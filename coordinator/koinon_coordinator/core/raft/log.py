@@ -237,7 +237,7 @@ class RaftLog:
         return self._handed_out_to
 
     def confirm_persisted(self) -> None:
-        """What was handed out last is durable, but for what was replaced here since then."""
+        """Take what was handed out last as durable, but for what was replaced here since then."""
         self.persisted_index = max(self.persisted_index, self._handed_out_to)
 
     def take_committed(self, count_max: int) -> tuple[Entry, ...]:

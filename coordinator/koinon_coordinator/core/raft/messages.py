@@ -1,4 +1,4 @@
-"""What the members of a group say to one another.
+"""The messages between the members of a group.
 
 Every message names its sender, its receiver and the sender's term; a vote request alone names the
 term that it campaigns for, which for a pre-vote no member has entered yet. Replies echo what they
@@ -14,7 +14,7 @@ from koinon_coordinator.core.raft.log import Entry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
-    """What every message has: the sender's term, and the ids of sender and receiver."""
+    """The fields of every message: the sender's term, and the ids of sender and receiver."""
 
     term: int
     sender: str

@@ -1,4 +1,4 @@
-"""What a leader knows of each follower, and of the rounds that a quorum has answered.
+"""A leader's knowledge of each follower, and of the rounds that a quorum has answered.
 
 A follower is in one of three states:
     PROBE      where the logs agree is not known: one append at a time, until one succeeds

@@ -58,7 +58,7 @@ from koinon_coordinator.core.raft.ready import (
 )
 from koinon_proto.process.running_time import RunningTime
 
-_WIDER_MAX = 4  # times the longest election time-out, after elections that nobody won
+_WIDER_MAX = 4  # times the longest election time-out, after elections without a winner
 _FROM_LEADER = (AppendRequest, HeartbeatRequest, SnapshotChunk, TimeoutNow)
 
 
@@ -193,6 +193,14 @@ class RaftCore:
                 self._campaign(now, pre_vote=True)
             else:
                 self._restart_election_timer(now)
+
+    def tick_due_at(self, now: float) -> float:
+        """Return when a tick has something to do next, unless a message comes before. Where
+        patience is counted, ticks are due more often: within ``step_ms_max`` of one another.
+        """
+        if self._leader is not None:
+            return self._leader.tick_due_at
+        return now + max(0.0, self._election_due_at - self._running.at(now))
 
     def step(self, message: Message, now: float) -> None:
         """Take one message in; late, doubled and foreign ones do no harm."""

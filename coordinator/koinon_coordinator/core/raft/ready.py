@@ -1,4 +1,4 @@
-"""What the core hands to its driver, and what a driver hands to the core on start."""
+"""The core's output to its driver, and the driver's input to the core on start."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -17,7 +17,7 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardState:
-    """What a member must never forget."""
+    """The term and the vote, which a member must never forget."""
 
     term: int = 0
     vote: str | None = None
@@ -25,7 +25,7 @@ class HardState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoredState:
-    """What storage holds when a member starts; every part of it is durable."""
+    """The content of storage when a member starts; every part of it is durable."""
 
     hard_state: HardState
     snapshot: Snapshot

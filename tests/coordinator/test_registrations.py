@@ -8,8 +8,8 @@ import pytest
 
 from koinon_coordinator.core.cluster.commands import AssignPartitions, CreateCluster, SetNodeStatus
 from koinon_coordinator.core.cluster.state import ClusterState
-from koinon_coordinator.core.decide import decisions
-from koinon_coordinator.core.decide.decisions import (
+from koinon_coordinator.core.decide import registrations
+from koinon_coordinator.core.decide.registrations import (
     check_registration,
     decide_bootstrap,
     decide_heartbeat,
@@ -200,6 +200,18 @@ def test_registration_carries_the_nodes_weight_and_a_restart_may_change_it() -> 
     assert record.info.weight == 300
 
 
+def test_registration_carries_where_the_node_speaks_the_redis_protocol() -> None:
+    state = bootstrapped([(1,)])
+    fence(state, 1)
+    again = replace(request("n1", last=1, registration="r2"), redis_address="h:6379")
+    state.apply(decide_registration(state, sessions_of(state, 0.0), again, 0.0))
+    record = state.node(N1)
+    assert record is not None
+    assert record.info.redis_address == "h:6379"
+    with pytest.raises(InvalidArgumentError, match="redis_address"):
+        check_registration(replace(again, redis_address="nowhere"))
+
+
 def test_heartbeat_of_an_unknown_or_fenced_epoch_is_told_to_register() -> None:
     state = bootstrapped([(1,)])
     assert decide_heartbeat(state, "n1", 1).info.number == N1
@@ -250,7 +262,7 @@ def test_bootstrap_leaves_out_a_node_that_is_being_drained() -> None:
 def test_registration_of_one_node_too_many_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     state = bootstrapped([(1,)])
     sessions = sessions_of(state, 0.0)
-    monkeypatch.setattr(decisions, "NODES_MAX", 1)
+    monkeypatch.setattr(registrations, "NODES_MAX", 1)
     with pytest.raises(ResourceExhaustedError):
         decide_registration(state, sessions, request("n9"), 9.0)
     decide_registration(state, sessions, request("n1", last=1), 9.0)

@@ -1,4 +1,4 @@
-"""What the leader decides on a request, from the state and the sessions, before it proposes.
+"""Registrations, heartbeats and first assignments: what the leader decides before it proposes.
 
 Decisions only read. They return the command to propose, or raise the typed error that refuses.
 """
@@ -16,7 +16,8 @@ from koinon_coordinator.core.cluster.commands import (
     PartitionChange,
     RegisterNode,
 )
-from koinon_coordinator.core.cluster.state import ClusterState, NodeRecord
+from koinon_coordinator.core.cluster.members import NodeRecord
+from koinon_coordinator.core.cluster.state import ClusterState
 from koinon_coordinator.core.decide.sessions import NEVER, Sessions
 from koinon_coordinator.core.planning.placement import place
 from koinon_proto.contract.addresses import is_address
@@ -56,12 +57,15 @@ class Registration:
     last_node_epoch: int
     registration_id: str
     weight: int = DEFAULT_WEIGHT
+    redis_address: str = ""
 
 
 def check_registration(request: Registration) -> None:
     """Raise InvalidArgumentError for a request that no state could accept."""
     check_name("node_id", request.node_id)
     check_requested_address("address", request.address)
+    if request.redis_address:
+        check_requested_address("redis_address", request.redis_address)
     for field in ("store_id", "registration_id"):
         if not getattr(request, field):
             raise InvalidArgumentError(field=field, reason="must not be empty")
