@@ -56,14 +56,17 @@ def serve(flags: argparse.Namespace) -> None:
         )
         log_slow_after(flags.slow_request_ms)
         coordinators = (part.strip() for part in flags.coordinators.split(","))
+        advertise = flags.advertise or flags.listen
         config = NodeConfig(
             node_id=flags.id,
             listen=flags.listen,
-            advertise=flags.advertise or flags.listen,
+            advertise=advertise,
             coordinators=tuple(filter(None, coordinators)),
             rack=flags.rack,
             weight=flags.weight,
             metrics_listen=flags.metrics_listen,
+            redis_listen=flags.redis_listen,
+            redis_advertise=flags.redis_advertise or _beside(advertise, flags.redis_listen),
             store=StoreConfig(
                 directory=flags.data,
                 map_size_bytes=flags.map_size_bytes,
@@ -80,6 +83,11 @@ def serve(flags: argparse.Namespace) -> None:
     except KoinonError as error:
         tell(f"koinon node {flags.id}: {error}", stderr=True)
         raise SystemExit(EXIT_RUNTIME) from None
+
+
+def _beside(advertise: str, listen: str) -> str:
+    """Return the port of ``listen`` on the host of ``advertise``; '' where nothing listens."""
+    return f"{advertise.rpartition(':')[0]}:{listen.rpartition(':')[2]}" if listen else ""
 
 
 async def _run(config: NodeConfig) -> None:
@@ -142,6 +150,18 @@ def parser() -> argparse.ArgumentParser:
         default="",
         metavar="HOST:PORT",
         help="where to serve metrics, HTTP, /metrics (nowhere)",
+    )
+    flag(
+        "--redis-listen",
+        default="",
+        metavar="HOST:PORT",
+        help="where to speak the Redis protocol, with Koinon's and Redis's clients (nowhere)",
+    )
+    flag(
+        "--redis-advertise",
+        default="",
+        metavar="HOST:PORT",
+        help="for clients, if not the host of --advertise and that port",
     )
     flag("--log-format", default="text", help="text or json (%(default)s)")
     flag("--log-level", default="INFO", help="DEBUG, INFO, WARNING or ERROR (%(default)s)")

@@ -1,4 +1,4 @@
-"""What one node process consists of, wired.
+"""Wires the parts of one node process.
 
 The event loop hears of a table once the agent has published it: the primary's side first, so that
 what is led no more is let go before it is followed, then the follower's, then who deletes.
@@ -15,14 +15,15 @@ from typing import Any, Protocol
 
 from koinon_node.backup.drop import CopyDropper
 from koinon_node.backup.follower import Follower
-from koinon_node.bulk_load.bulk_paths import Bulk
-from koinon_node.bulk_load.merger import Loads
+from koinon_node.bulk_load.column_reader import ColumnReader
+from koinon_node.bulk_load.merger import Merger
+from koinon_node.bulk_load.stager import Stager
 from koinon_node.config import (
     Limits,
     NodeConfig,
 )
-from koinon_node.core.assignment import Adoption
-from koinon_node.core.disk_health import DiskHealth
+from koinon_node.core.membership.assignment import Adoption
+from koinon_node.core.membership.disk_health import DiskHealth
 from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.core.recent_writes import RecentWrites
 from koinon_node.core.write_decisions import Primaries
@@ -31,6 +32,8 @@ from koinon_node.membership.coordinator_calls import LeaderCalls
 from koinon_node.primary.completion import Completion
 from koinon_node.primary.replicator import Replicator
 from koinon_node.replication_grpc import GrpcPeers, ReplicationService
+from koinon_node.resp.listener import RedisListener
+from koinon_node.resp.service import RedisService
 from koinon_node.serving.engine import Engine
 from koinon_node.serving.graceful_drain import GracefulDrain
 from koinon_node.serving.row_metrics import RowCounts
@@ -52,7 +55,7 @@ _NO_ROOM_PAUSE_S = 1.0
 
 
 class Lifetime(Protocol):
-    """How a part ends the node."""
+    """The way for a part to end the node."""
 
     def end(self, error: BaseException) -> None:
         """End the node with the error. On the event loop."""
@@ -65,7 +68,7 @@ class Lifetime(Protocol):
 
 
 class Parts:
-    """What a node consists of, over an open store."""
+    """The parts of a node, over an open store."""
 
     def __init__(
         self, config: NodeConfig, limits: Limits, store: Store, state: NodeState, life: Lifetime
@@ -107,10 +110,12 @@ class Parts:
             state, store, self.writer, pending, primaries, self.replicator, limits, clock
         )
         self.rows = RowCounts()
-        self.bulk = Bulk(
+        self.redis = RedisListener(RedisService(self.engine, state, self.rows, self.graceful_drain))
+        self.stager = Stager(state, store, self.engine, clock, self.rows)
+        self.column_reader = ColumnReader(
             state, store, self.engine, pending, self.replicator, limits, clock, self.rows
         )
-        self.loads = Loads(
+        self.merger = Merger(
             state,
             store,
             self.writer,
@@ -161,7 +166,7 @@ class _Host:
             parts.replicator.on_table(table, number, node_epoch)
             parts.follower.on_table(table, number, node_epoch)
             parts.drops.on_table(table, number, node_epoch)
-            parts.loads.on_table(table, number, node_epoch)
+            parts.merger.on_table(table, number, node_epoch)
             parts.peers.on_table(table)
         except Exception as error:
             log.exception("a table could not be taken version=%d", table.table_version)

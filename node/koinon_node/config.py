@@ -84,7 +84,8 @@ class StoreConfig:
 @dataclass(frozen=True, kw_only=True)
 class NodeConfig:
     """One node process. Addresses are ``host:port``. ``weight`` is the node's share of partitions,
-    relative to the others'. ``metrics_listen`` '': metrics are served nowhere.
+    relative to the others'. ``metrics_listen`` '': metrics are served nowhere; so with
+    ``redis_listen``, the Redis protocol, which others find at ``redis_advertise``.
     """
 
     node_id: str
@@ -95,6 +96,8 @@ class NodeConfig:
     rack: str = ""
     weight: int = DEFAULT_WEIGHT
     metrics_listen: str = ""
+    redis_listen: str = ""
+    redis_advertise: str = ""
 
     def __post_init__(self) -> None:
         if not self.node_id:
@@ -107,6 +110,8 @@ class NodeConfig:
             ("listen", self.listen),
             ("advertise", self.advertise),
             *((("metrics-listen", self.metrics_listen),) if self.metrics_listen else ()),
+            *((("redis-listen", self.redis_listen),) if self.redis_listen else ()),
+            *((("redis-advertise", self.redis_advertise),) if self.redis_advertise else ()),
             *(("coordinators", address) for address in self.coordinators),
         ):
             check_address(name, address)

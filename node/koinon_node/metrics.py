@@ -1,4 +1,4 @@
-"""What a node tells of itself; docs/metrics.md says what it means.
+"""A node's metrics; docs/metrics.md explains each.
 
 Plain numbers are read on the event loop. What there is by partition is read on the endpoint's
 thread: tables are immutable, and the columns of traffic and sizes may be read by anyone.
@@ -16,9 +16,11 @@ import numpy.typing as npt
 
 from koinon_node.assembly import Parts
 from koinon_node.core.records import U32Array
-from koinon_node.core.replica_sync import Stage
+from koinon_node.core.replication.replica_sync import Stage
 from koinon_proto.contract.table import NodeNumber, Table
 from koinon_proto.process.measures import Family, Number, distribution, labelled, single
+from koinon_proto.server import admission_metrics
+from koinon_proto.server.guard import Guard
 from koinon_proto.server.metrics_server import Metrics
 
 _TRAFFIC = (
@@ -30,8 +32,8 @@ _TRAFFIC = (
 _ROLES = ("primary", "backup", "adding")
 
 
-def node_metrics(parts: Parts) -> Metrics:
-    """Return the metrics of the node that consists of these parts."""
+def node_metrics(parts: Parts, guard: Guard) -> Metrics:
+    """Return the metrics of the node that consists of these parts, and of its server's guard."""
     metrics = Metrics("node")
     hosted = Hosted(parts)
     for source in (
@@ -42,7 +44,9 @@ def node_metrics(parts: Parts) -> Metrics:
         lambda: _of_lease(parts),
         lambda: _of_loads(parts),
         lambda: _of_log(parts),
+        lambda: _of_redis(parts),
         lambda: _of_store(parts),
+        lambda: admission_metrics.families(guard),
     ):
         metrics.add(source)
     metrics.add(hosted.families, on_loop=False)
@@ -313,12 +317,12 @@ def _of_loads(parts: Parts) -> Iterator[Family]:
         (
             "merged_rows",
             "Staged rows that this node, as primary, merged into its partitions.",
-            parts.loads.rows_merged,
+            parts.merger.rows_merged,
         ),
     ):
         yield single(f"koinon_{name}_total", "counter", meaning, value)
     yield single(
-        "koinon_staging_bytes", "gauge", "Bytes being staged now.", parts.bulk.staging_bytes
+        "koinon_staging_bytes", "gauge", "Bytes being staged now.", parts.stager.staging_bytes
     )
 
 
@@ -352,6 +356,29 @@ def _of_log(parts: Parts) -> Iterator[Family]:
         "koinon_log_take_over_duration_seconds",
         "The time in which the store takes over a stretch of the log.",
         parts.writer.take_over_seconds,
+    )
+
+
+def _of_redis(parts: Parts) -> Iterator[Family]:
+    redis = parts.redis
+    yield single(
+        "koinon_redis_connections",
+        "gauge",
+        "Connections that speak the Redis protocol.",
+        len(redis.connections),
+    )
+    yield single(
+        "koinon_redis_held_bytes",
+        "gauge",
+        "Bytes of commands that are coming in, and of replies that are not taken.",
+        redis.held_bytes,
+    )
+    yield labelled(
+        "koinon_redis_connections_closed_total",
+        "counter",
+        "Connections of the Redis protocol that the node closed.",
+        ("reason",),
+        {(reason,): count for reason, count in redis.closed_for.items()},
     )
 
 

@@ -19,8 +19,8 @@ from koinon_node.config import (
     Limits,
     NodeConfig,
 )
-from koinon_node.core.lease import NO_LEASE
-from koinon_node.core.leaving import is_waited_for
+from koinon_node.core.membership.lease import NO_LEASE
+from koinon_node.core.membership.leaving import is_waited_for
 from koinon_node.metrics import node_metrics
 from koinon_node.replication_grpc import NODE_SERVER_OPTIONS
 from koinon_node.serving.service import KeyValueService, NodeTableService
@@ -50,7 +50,7 @@ SERVICES = (
     "koinon.v1.Replication",
     "koinon.v1.Traffic",
 )
-_HEALTH_INTERVAL_S = 0.05
+_HEALTH_INTERVAL_S = 0.2
 _HAND_OVER_S = 10.0
 _FAREWELL_S, _FAREWELL_S_MAX = 0.3, 5.0
 _PUT_OUT_PAUSE_S = 0.02
@@ -87,7 +87,10 @@ class Node:
             store.claim(self._config.node_id)
             parts = Parts(self._config, self._limits, store, self.state, self)
             await parts.writer.start()
-            server, health = await self._serve(parts)
+            guard = Guard(DATA_LANE, CONTROL_LANE, REPLY_BYTES, KEPT_BYTES)
+            server, health = await self._serve(parts, guard)
+            if self._config.redis_listen:
+                await parts.redis.start(self._config.redis_listen)
             tasks = [
                 asyncio.create_task(self._watched(work))
                 for work in (
@@ -98,12 +101,12 @@ class Node:
                     parts.replicator.run(),
                     parts.follower.run(),
                     parts.drops.run(),
-                    parts.loads.run(),
+                    parts.merger.run(),
                     SizeScan(store, parts.sizes).run(),
                 )
             ]
             parts.agent.start(loop)
-            endpoint.start(node_metrics(parts))
+            endpoint.start(node_metrics(parts, guard))
             log.info(
                 "node started node=%s listen=%s data=%s",
                 self._config.node_id,
@@ -118,6 +121,7 @@ class Node:
             await asyncio.gather(*tasks, return_exceptions=True)
             # After an error at once: whoever is to lead instead waits for nothing else.
             await loop.run_in_executor(None, lambda: parts.agent.stop(farewell=True))
+            await parts.redis.stop(0.0)
             await server.stop(0.0)
             await loop.run_in_executor(None, endpoint.close)
             await parts.peers.close()
@@ -143,7 +147,7 @@ class Node:
         await asyncio.gather(
             self._put_out(), parts.graceful_drain.end(least_s=least_s, most_s=_FAREWELL_S_MAX)
         )
-        stopping = asyncio.create_task(server.stop(_STOP_GRACE_S))
+        stopping = asyncio.gather(server.stop(_STOP_GRACE_S), parts.redis.stop(_STOP_GRACE_S))
         # Writes under way need the followers' streams, which would outlast the server's grace.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_REPLICATE_GRACE_S):
@@ -187,14 +191,15 @@ class Node:
         log.critical("store failed: the node stops reason=%s", reason)
         self.end(InternalError(reason=f"{reason}; see its message above"))
 
-    async def _serve(self, parts: Parts) -> tuple[GuardedServer, Any]:
+    async def _serve(self, parts: Parts, guard: Guard) -> tuple[GuardedServer, Any]:
         rpc.raise_descriptor_limit()
-        guard = Guard(DATA_LANE, CONTROL_LANE, REPLY_BYTES, KEPT_BYTES)
         server = GuardedServer(guard, NODE_SERVER_OPTIONS)
         traffic = TrafficService(parts.engine.traffic, parts.replicator, self.state)
         service = KeyValueService(parts.engine, self.state, parts.rows, parts.graceful_drain)
         kv_pb2_grpc.add_KeyValueServicer_to_server(service, server)
-        loads_pb2_grpc.add_BulkServicer_to_server(BulkService(parts.bulk, self.state), server)
+        loads_pb2_grpc.add_BulkServicer_to_server(
+            BulkService(parts.stager, parts.column_reader, self.state), server
+        )
         table_pb2_grpc.add_TableServiceServicer_to_server(NodeTableService(self.state), server)
         traffic_pb2_grpc.add_TrafficServicer_to_server(traffic, server)
         parts.replication.add_to(server)

@@ -1,4 +1,4 @@
-"""Where a node's replication meets what is outside: other nodes, and the coordinator.
+"""The interfaces of a node's replication to other nodes and to the coordinator.
 
 The real ones are in replication_grpc.py and membership/coordinator_calls.py; the simulated ones,
 over a seeded network, clock and disk, in tests/simulation. Messages are those of
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from koinon_node.core.proposals import RowChange as RowChange
+from koinon_node.core.replication.proposals import RowChange as RowChange
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.contract.table import NodeInfo
 from koinon_proto.v1 import loads_pb2, replication_pb2

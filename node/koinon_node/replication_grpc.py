@@ -124,7 +124,7 @@ class _Outgoing:
 
 
 class _End(Generic[Out, In]):
-    """What both ends of a stream have in common."""
+    """The common part of both ends of a stream."""
 
     def __init__(self, read: Callable[[], Coroutine[Any, Any, In]]) -> None:
         self._outgoing = _Outgoing()

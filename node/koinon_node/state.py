@@ -1,4 +1,4 @@
-"""What the whole node process shares: its lease, what it leads, and its clocks.
+"""State that the whole node process shares: its lease, what it leads, and its clocks.
 
 The agent's thread publishes; the event loop reads. Both values are immutable and replaced whole, so
 a reader needs no lock: it takes one at the start of an operation and compares at its end.
@@ -13,8 +13,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from koinon_node.core.assignment import ServedPartitions
-from koinon_node.core.lease import NO_LEASE, Lease
+from koinon_node.core.membership.assignment import ServedPartitions
+from koinon_node.core.membership.lease import NO_LEASE, Lease
 from koinon_node.core.records import BoolArray, U32Array
 from koinon_node.core.wall_time import WallTime
 from koinon_proto.contract.errors import (

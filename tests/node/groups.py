@@ -9,7 +9,7 @@ import numpy as np
 
 from koinon_node.config import Limits
 from koinon_node.core.commit_group import CommitGroup, Ticket
-from koinon_node.core.disk_health import DiskHealth
+from koinon_node.core.membership.disk_health import DiskHealth
 from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.storage.channel import WriterChannel
 from koinon_node.storage.store import Store

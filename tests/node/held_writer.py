@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from koinon_node.config import Limits, StoreConfig
-from koinon_node.core.assignment import Adoption, ServedPartitions
 from koinon_node.core.commit_group import GroupFrame, TicketFrame
-from koinon_node.core.disk_health import DiskHealth
-from koinon_node.core.lease import NO_LEASE, Lease
+from koinon_node.core.membership.assignment import Adoption, ServedPartitions
+from koinon_node.core.membership.disk_health import DiskHealth
+from koinon_node.core.membership.lease import NO_LEASE, Lease
 from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.core.recent_writes import RecentWrites
 from koinon_node.core.records import U32Array

@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 from unittest import mock
 
 from koinon_node.bulk_load import merger
-from koinon_node.bulk_load.bulk_paths import Bulk, ColumnsAnswer, ColumnsPage, StageBatch
-from koinon_node.bulk_load.merger import Loads
+from koinon_node.bulk_load.column_reader import ColumnReader, ColumnsAnswer, ColumnsPage
+from koinon_node.bulk_load.merger import Merger
+from koinon_node.bulk_load.stager import StageBatch, Stager
 from koinon_node.config import Limits
 from koinon_node.core import records
 from koinon_proto.contract import columns
@@ -91,7 +92,8 @@ class LoadsBench(Bench):
 
     def __init__(self, directory: Path, limits: Limits | None = None) -> None:
         super().__init__(directory, limits)
-        self.bulk = Bulk(
+        self.stager = Stager(self.state, self.store, self.engine, self.clock)
+        self.column_reader = ColumnReader(
             self.state,
             self.store,
             self.engine,
@@ -101,7 +103,7 @@ class LoadsBench(Bench):
             self.clock,
         )
         self.coordinators = LoadsCoordinator()
-        self.loads = Loads(
+        self.merger = Merger(
             self.state,
             self.store,
             self.writer,
@@ -114,7 +116,7 @@ class LoadsBench(Bench):
 
     def take_table(self, table: Table) -> None:
         super().take_table(table)
-        self.loads.on_table(table, ME, 1)
+        self.merger.on_table(table, ME, 1)
 
     def loads_are(self, *loads: ActiveLoad) -> None:
         """Take a newer table that names these loads, and is otherwise the last one."""
@@ -133,7 +135,7 @@ class LoadsBench(Bench):
     @contextlib.asynccontextmanager
     async def loading(self) -> AsyncIterator[asyncio.Task[None]]:
         """Have the driver of loads at work."""
-        task = asyncio.create_task(self.loads.run())
+        task = asyncio.create_task(self.merger.run())
         try:
             yield task
         finally:
@@ -189,7 +191,7 @@ class LoadsBench(Bench):
         """Stage chunks by (partition, number), in one call."""
         ids = in_partition(0, len(chunks))
         ids[:] = [partition_id for partition_id, _ in chunks]
-        return await self.bulk.stage(
+        return await self.stager.stage(
             StageBatch(
                 table_version=table_version,
                 load_id=load_id,
@@ -211,7 +213,7 @@ class LoadsBench(Bench):
         want_versions: bool = False,
         table_version: int = 1,
     ) -> ColumnsAnswer:
-        return await self.bulk.read_columns(
+        return await self.column_reader.read_columns(
             ColumnsPage(
                 table_version=table_version,
                 partition_ids=partition_ids or (0,),

@@ -106,3 +106,12 @@ async def turn() -> None:
     """Let everything run that can."""
     for _ in range(30):
         await asyncio.sleep(0)
+
+
+async def joined(
+    bench: Bench, *partition_ids: int, number: int = 2, epoch: int = EPOCH
+) -> PlayedFollower:
+    """Return a follower whose copies of these partitions are as the primary's."""
+    follower = PlayedFollower(bench, number)
+    await follower.join(*partition_ids, epoch=epoch)
+    return follower

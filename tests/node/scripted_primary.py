@@ -17,12 +17,12 @@ from koinon_node.backup.drop import CopyDropper
 from koinon_node.backup.follower import Follower
 from koinon_node.config import Limits, StoreConfig
 from koinon_node.core import records
-from koinon_node.core.assignment import ServedPartitions
-from koinon_node.core.copies import Copies, CopyState
-from koinon_node.core.epoch_history import Lineage, common_point
-from koinon_node.core.lease import Lease
+from koinon_node.core.membership.assignment import ServedPartitions
+from koinon_node.core.membership.lease import Lease
 from koinon_node.core.recent_writes import RecentWrites
 from koinon_node.core.records import EpochStart, PartitionEpochs, Record
+from koinon_node.core.replication.copies import Copies, CopyState
+from koinon_node.core.replication.epoch_history import Lineage, common_point
 from koinon_node.ports import PeerLostError
 from koinon_node.state import NodeState, WallClock
 from koinon_node.storage.environment import DATA_DB, PARTITIONS_DB

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import marshal
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import grpc
 from koinon_node.config import Limits, StoreConfig
 from koinon_node.storage.store import Store
 from koinon_node.storage.writer import Writer
+from koinon_node.storage.writer_process import GROUP, LENGTH
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.partitioner import partitioner
 from koinon_proto.server.rpc import CHANNEL_OPTIONS, error_of
@@ -25,6 +27,7 @@ from tests.kit.waiting import wait_until
 from tests.node.groups import lone_writer
 from tests.node.scripted_coordinator import ScriptedCoordinator
 
+MIB = 1024 * 1024
 PARTITIONS = 16
 WAIT_S = 15.0
 Answer = TypeVar("Answer")
@@ -109,6 +112,16 @@ def running_node(
         yield node
     finally:
         node.close()
+
+
+def config_of(directory: Path, map_size_bytes: int = 64 * MIB, **changes: object) -> StoreConfig:
+    return StoreConfig(directory=directory, map_size_bytes=map_size_bytes, **changes)  # type: ignore[arg-type]
+
+
+def framed(*group: Any) -> bytes:
+    """Return the frame in which the writer process gets a group."""
+    body = marshal.dumps((GROUP, group))
+    return LENGTH.pack(len(body)) + body
 
 
 def with_writer(

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from koinon_node.config import NodeConfig, StoreConfig
-from koinon_node.core.assignment import Adoption
-from koinon_node.core.lease import heartbeat_timeout_s
+from koinon_node.core.membership.assignment import Adoption
+from koinon_node.core.membership.lease import heartbeat_timeout_s
 from koinon_node.membership.agent import Agent
 from koinon_node.state import NodeState
 from koinon_node.storage.store import Identity

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from koinon_node.backup.applier import Applier, Change, one
 from koinon_node.core import records
-from koinon_node.core.copies import CopyState
 from koinon_node.core.records import PartitionEpochs
+from koinon_node.core.replication.copies import CopyState
 from koinon_proto.contract.table import first_sequence
 from tests.node.held_writer import EPOCH, Bench, settle, with_engine
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from koinon_node.bulk_load import bulk_paths, staging
-from koinon_node.bulk_load.bulk_paths import Prepared, _Room
+from koinon_node.bulk_load import stager, staging
+from koinon_node.bulk_load.stager import Prepared, _Room
 from koinon_node.config import Limits
 from koinon_node.core.chunk_keys import ChunkName, chunk_key
 from koinon_proto.contract.errors import (
@@ -28,7 +28,7 @@ from tests.kit.waiting import until
 from tests.node.held_writer import row_of as row
 from tests.node.held_writer import settle, table_of
 from tests.node.loads_bench import MERGING, OPEN, LoadsBench, with_loads
-from tests.node.played_follower import PlayedFollower, turn
+from tests.node.played_follower import joined, turn
 from tests.node.staged_chunks import LOAD, chunk_of
 
 ROWS = [(b"a", b"1"), (b"b", b"2")]
@@ -63,8 +63,7 @@ def test_staged_chunk_is_kept_under_its_name_and_answered_when_it_is_durable(
 
 def test_staged_chunk_is_answered_when_every_in_sync_follower_has_it(tmp_path: Path) -> None:
     async def use(bench: LoadsBench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         staging_one = asyncio.ensure_future(bench.stage(ROWS))
         await until(lambda: bench.partition().chunks, "it is stored here")
         await turn()
@@ -121,7 +120,7 @@ def test_stage_without_a_lease_is_refused(tmp_path: Path) -> None:
 def test_stage_that_waits_for_room_while_its_load_is_closed_stages_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk_paths, "STAGING_BYTES", 100)
+    monkeypatch.setattr(stager, "STAGING_BYTES", 100)
 
     async def use(bench: LoadsBench) -> None:
         bench.channel.held = True
@@ -266,8 +265,7 @@ def test_partition_with_too_few_replicas_is_refused_before_it_is_written(tmp_pat
     rows = [row(0, (1, 2, 3), (1, 2)), row(1)]
 
     async def use(bench: LoadsBench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        await joined(bench, 0)
         table = table_of(*rows, version=2, min_in_sync=2, fenced=[2, 3], loads=[OPEN])
         bench.take_table(table)
         bench.replicator.tick()
@@ -382,7 +380,7 @@ def test_chunks_under_way_are_bounded_and_room_comes_back_after_a_refusal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = len(chunk_of(ROWS))
-    monkeypatch.setattr(bulk_paths, "STAGING_BYTES", 2 * size)
+    monkeypatch.setattr(stager, "STAGING_BYTES", 2 * size)
 
     async def use(bench: LoadsBench) -> None:
         bench.channel.held = True
@@ -411,7 +409,7 @@ async def prepare(
     table_version: int = 1,
     find_duplicates: bool = True,
 ) -> Prepared:
-    return await bench.bulk.prepare(
+    return await bench.stager.prepare(
         LOAD, frozenset(attempts), rows, table_version, find_duplicates=find_duplicates
     )
 

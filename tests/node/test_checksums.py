@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from koinon_node.config import StoreConfig
 from koinon_node.core import records
-from koinon_node.core.copies import CopyState
 from koinon_node.core.records import PartitionEpochs
+from koinon_node.core.replication.copies import CopyState
 from koinon_node.storage.checksums import Checksums, Digest
 from koinon_node.storage.environment import DATA_DB, PARTITIONS_DB
 from koinon_node.storage.store import Store

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 
 from koinon_node.core import records
-from koinon_node.core.assignment import Adoption, Assignment, HostCommand
-from koinon_node.core.lease import NO_LEASE, Lease
+from koinon_node.core.membership.assignment import Adoption, Assignment, HostCommand
+from koinon_node.core.membership.lease import NO_LEASE, Lease
 from koinon_node.membership import agent
 from koinon_node.state import NodeState
 from koinon_proto.contract.errors import UnsupportedVersionError

@@ -14,9 +14,9 @@ import pytest
 
 from koinon_node.backup.applier import Change, one
 from koinon_node.core import records
-from koinon_node.core.copies import CopyState
-from koinon_node.core.lease import NO_LEASE
+from koinon_node.core.membership.lease import NO_LEASE
 from koinon_node.core.records import EpochStart, PartitionEpochs
+from koinon_node.core.replication.copies import CopyState
 from koinon_node.storage.environment import EXPIRY_DB
 from koinon_node.storage.writer import columns
 from koinon_proto.contract.table import Table, first_sequence

@@ -11,7 +11,7 @@ import pytest
 
 from koinon_node.config import Limits
 from koinon_node.core import records
-from koinon_node.core.assignment import Adoption
+from koinon_node.core.membership.assignment import Adoption
 from koinon_node.serving.batches import ScanPage
 from koinon_proto.contract.errors import (
     LeaseExpiredError,

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from koinon_node.core.copies import CopyState
-from koinon_node.core.lease import NO_LEASE
+from koinon_node.core.membership.lease import NO_LEASE
 from koinon_node.core.records import EpochStart, PartitionEpochs
-from koinon_node.core.replica_sync import ProgressStage
+from koinon_node.core.replication import replica_sync
+from koinon_node.core.replication.copies import CopyState
+from koinon_node.core.replication.replica_sync import ProgressStage
 from koinon_proto.contract.convert import error_to_proto
 from koinon_proto.contract.errors import TableBehindError
 from koinon_proto.contract.table import MoveSettings, first_sequence
@@ -396,7 +397,7 @@ def test_rule_11_position_waits_for_the_stream_to_reach_what_was_pulled(tmp_path
 def test_pass_whose_batches_are_too_many_is_finished_and_opened_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("koinon_node.core.replica_sync.BUFFER_PARTITION_BYTES_MAX", 1_000)
+    monkeypatch.setattr(replica_sync, "BUFFER_PARTITION_BYTES_MAX", 1_000)
     primary = ScriptedPrimary()
     lead = primary.lead(0, 5)
     primary.write(0, {b"%03d" % number: b"old" for number in range(30)})

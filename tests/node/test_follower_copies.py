@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from koinon_node.core import records
-from koinon_node.core.copies import CopyState
 from koinon_node.core.records import EpochStart, PartitionEpochs
-from koinon_node.core.replica_sync import ProgressStage
+from koinon_node.core.replication.copies import CopyState
+from koinon_node.core.replication.replica_sync import ProgressStage
 from koinon_node.storage.environment import DATA_DB, PARTITIONS_DB
 from koinon_proto.v1 import replication_pb2 as wire
 from tests.kit.waiting import until

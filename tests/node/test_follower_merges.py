@@ -16,17 +16,18 @@ import pytest
 from koinon_node.backup import catch_up
 from koinon_node.backup.catch_up import crc_of
 from koinon_node.bulk_load import staging
-from koinon_node.core import records, replica_sync
+from koinon_node.core import records
 from koinon_node.core.chunk_keys import Mark, chunk_key, encode_mark, mark_key
-from koinon_node.core.copies import CopyState
 from koinon_node.core.records import PartitionEpochs
-from koinon_node.core.replica_sync import Stage
+from koinon_node.core.replication import replica_sync
+from koinon_node.core.replication.copies import CopyState
+from koinon_node.core.replication.replica_sync import Stage
 from koinon_proto.v1 import replication_pb2 as wire
 from tests.kit.waiting import until
 from tests.node.held_writer import EPOCH, table_of
 from tests.node.held_writer import row_of as row
 from tests.node.loads_bench import MERGING, OPEN, LoadsBench, with_loads
-from tests.node.played_follower import PlayedFollower
+from tests.node.played_follower import joined
 from tests.node.scripted_primary import (
     E4,
     E5,
@@ -97,8 +98,7 @@ def stage_of(rig: Rig, partition_id: int = 0) -> Stage:
 
 async def a_primarys_day(bench: LoadsBench) -> list[wire.Batch]:
     """Write, load and replace in partition 0; return what a follower is sent."""
-    two = PlayedFollower(bench)
-    await two.join(0)
+    two = await joined(bench, 0)
     keys = [b"%03d" % n for n in range(60)]
 
     async def acknowledge() -> None:

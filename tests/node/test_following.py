@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from koinon_node.core.copies import CopyState
 from koinon_node.core.records import EpochStart
-from koinon_node.core.replica_sync import (
+from koinon_node.core.replication.copies import CopyState
+from koinon_node.core.replication.replica_sync import (
     NEXT,
     OPEN_MAX,
     BadMessageError,

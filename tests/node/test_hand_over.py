@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from koinon_node.core.assignment import Adoption
+from koinon_node.core.membership.assignment import Adoption
 from koinon_node.core.write_decisions import SPARE_SEQUENCES
 from koinon_node.ports import RowChange
 from koinon_proto.contract.errors import (
@@ -21,7 +21,7 @@ from koinon_proto.contract.errors import (
 from koinon_proto.contract.table import PartitionRow, first_sequence
 from koinon_proto.v1 import replication_pb2 as wire
 from tests.node.held_writer import EPOCH, F2, F3, ME, Bench, row_of
-from tests.node.played_follower import PlayedFollower, turn
+from tests.node.played_follower import PlayedFollower, joined, turn
 from tests.node.primary import START, TWO, answered, newer, proposed, start, tick, with_rows
 
 
@@ -41,8 +41,7 @@ def test_hand_over_waits_for_what_is_in_flight_and_serves_nothing_meanwhile(
     tmp_path: Path,
 ) -> None:
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         write = start(bench.put(b"k"))
         await turn()
         newer(bench, row_of(0, (1, 2), partition_epoch=2, wanted=F2))
@@ -69,8 +68,7 @@ def test_hand_over_waits_for_what_is_in_flight_and_serves_nothing_meanwhile(
 
 def test_read_under_which_a_hand_over_begins_is_refused(tmp_path: Path) -> None:
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        await joined(bench, 0)
         newer(bench, row_of(0, (1, 2), partition_epoch=2, wanted=F2))
         bench.store.after_read = bench.replicator.tick
         with pytest.raises(LeaseExpiredError):
@@ -82,8 +80,7 @@ def test_read_under_which_a_hand_over_begins_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fate", ["unknown", "rejected"])
 def test_hand_over_proposed_serves_again_only_on_a_newer_row(tmp_path: Path, fate: str) -> None:
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        await joined(bench, 0)
         newer(bench, row_of(0, (1, 2), partition_epoch=2, wanted=F2))
         await tick(bench)
         assert proposed(bench).hand_over_to == F2
@@ -112,8 +109,7 @@ def test_hand_over_proposed_serves_again_only_on_a_newer_row(tmp_path: Path, fat
 
 def test_hand_over_that_was_not_proposed_is_given_up_if_it_cannot_drain(tmp_path: Path) -> None:
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         write = start(bench.put(b"k"))
         await turn()
         newer(bench, row_of(0, (1, 2, 3), (1, 2), partition_epoch=2, wanted=F2), min_in_sync=2)
@@ -135,8 +131,7 @@ def test_hand_over_that_was_not_proposed_is_given_up_if_it_cannot_drain(tmp_path
 
 def test_removed_primary_hands_over_once_all_added_are_in_sync(tmp_path: Path) -> None:
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        await joined(bench, 0)
         moving = row_of(0, (2, 1), (1,), partition_epoch=2, adding=(2,), removing=(1,))
         newer(bench, moving)
         await tick(bench)
@@ -158,8 +153,7 @@ def test_removed_primary_hands_over_to_another_if_the_wanted_one_is_down(tmp_pat
     """The preferred replica was dead before the move began, and may never come back."""
 
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        await joined(bench, 0)
         moving = row_of(0, (3, 2, 1), (1, 2), partition_epoch=2, removing=(1,), wanted=F3)
         newer(bench, moving, fenced=(3,))
         await tick(bench, 1.0)
@@ -171,8 +165,7 @@ def test_removed_primary_hands_over_to_another_if_the_wanted_one_is_down(tmp_pat
 
 def test_own_commit_that_fails_after_it_was_sent_hands_over_and_leaves(tmp_path: Path) -> None:
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         bench.channel.held = True
         failing = start(bench.put(b"k", value=b"lost here"))
         await turn()
@@ -203,8 +196,7 @@ def test_purge_without_room_leaves_its_partition_and_what_is_queued_behind_it(
     """It is in the group of a write that was sent and stored; nothing builds on the purge."""
 
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         bench.channel.held = True
         first = start(bench.put(b"k"))
         await turn()
@@ -268,8 +260,7 @@ def test_own_commit_that_fails_unsent_beside_one_that_was_sent_breaks_nothing_of
     tmp_path: Path,
 ) -> None:
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         sent = start(bench.put(b"k"))
         unsent = start(bench.put(b"k", partition_id=1))  # of the same group
         bench.channel.failing = {1: "no room"}
@@ -399,8 +390,7 @@ def test_write_that_builds_on_a_refused_group_is_not_sent_to_followers(tmp_path:
     """Refused on the spot, it is stored nowhere; its sequence is taken, and goes on alone."""
 
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0, 1)
+        two = await joined(bench, 0, 1)
         bench.channel.held = True
         failing = start(bench.put(b"k", value=b"lost here"))
         await turn()

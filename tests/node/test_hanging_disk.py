@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from koinon_node.config import Limits
-from koinon_node.core import proposals
-from koinon_node.core.assignment import Adoption
 from koinon_node.core.commit_group import CommitGroup
-from koinon_node.core.disk_health import DiskHealth
+from koinon_node.core.membership.assignment import Adoption
+from koinon_node.core.membership.disk_health import DiskHealth
+from koinon_node.core.replication import proposals
 from koinon_proto.contract.errors import StorageFullError, UnavailableError, UnknownFateError
 from koinon_proto.contract.table import NO_NODE
 from koinon_proto.v1 import replication_pb2 as wire
 from tests.kit.waiting import until
 from tests.node.held_writer import EPOCH, F2, F3, ME, Bench, row_of
-from tests.node.played_follower import PlayedFollower, turn
+from tests.node.played_follower import PlayedFollower, joined, turn
 from tests.node.primary import LEAVES, START, THREE, TWO, newer, proposed, start, tick, with_rows
 from tests.node.scripted_primary import Rig, ScriptedPrimary, follow, live, one_row
 
@@ -119,8 +119,7 @@ def test_disk_that_all_share_deposes_nobody(tmp_path: Path) -> None:
 
 def test_disk_that_is_not_much_slower_than_others_deposes_nobody(tmp_path: Path) -> None:
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         await hang(bench)
         await wait(bench, 1.4)
         await two.acknowledge()
@@ -136,8 +135,7 @@ def test_follower_that_a_hanging_group_does_not_concern_is_asked_to_show_its_dis
     tmp_path: Path,
 ) -> None:
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(1)
+        two = await joined(bench, 1)
         (write,) = await hang(bench)
         await wait(bench, 1.2)
         two.take()
@@ -158,8 +156,7 @@ def test_follower_that_a_hanging_group_does_not_concern_is_asked_to_show_its_dis
 
 def test_partition_that_cannot_do_without_the_hanging_copy_stays(tmp_path: Path) -> None:
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         (write,) = await hang(bench)
         await two.acknowledge()
         await wait(bench, 4.0)
@@ -173,8 +170,7 @@ def test_partition_that_cannot_do_without_the_hanging_copy_stays(tmp_path: Path)
 
 def test_more_than_coordinators_take_at_once_is_handed_over_in_parts(tmp_path: Path) -> None:
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0, 1, 2)
+        two = await joined(bench, 0, 1, 2)
         await hang(bench)
         await two.acknowledge()
         await wait(bench, 1.7)
@@ -194,8 +190,7 @@ def test_more_than_coordinators_take_at_once_is_handed_over_in_parts(tmp_path: P
 
 def test_deposed_primary_acknowledges_nothing_when_its_disk_answers(tmp_path: Path) -> None:
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         (write,) = await hang(bench)
         await two.acknowledge()
         await wait(bench, 1.7)
@@ -212,8 +207,7 @@ def test_deposed_primary_acknowledges_nothing_when_its_disk_answers(tmp_path: Pa
 
 def test_hand_over_that_was_refused_for_certain_ends_only_by_a_newer_row(tmp_path: Path) -> None:
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         await hang(bench)
         await two.acknowledge()
         await wait(bench, 1.7)
@@ -238,8 +232,7 @@ async def bench_answers(bench: Bench, two: PlayedFollower) -> None:
 
 def test_disk_that_answers_before_anything_was_proposed_is_led_on(tmp_path: Path) -> None:
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         newer(bench, row_of(0, (1, 2), partition_epoch=2), row_of(1))
         await tick(bench)
         (write,) = await hang(bench)
@@ -261,8 +254,7 @@ def test_merge_step_that_a_hanging_disk_was_not_given_goes_nowhere(tmp_path: Pat
     """Else followers would hold its rows, and the primary, which leads on, would not."""
 
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         (write,) = await hang(bench)
         sequence = bench.primaries.take(0)
         step = wire.MergeStep(partition_id=0, sequence=sequence, load_id=7).SerializeToString()
@@ -289,8 +281,7 @@ def test_merge_step_that_fills_its_group_is_sent_at_once(tmp_path: Path) -> None
     """The group is on its way before the step has anything to wait for."""
 
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         bench.channel.held = True
         sequence = bench.primaries.take(0)
         step = wire.MergeStep(partition_id=0, sequence=sequence, load_id=7).SerializeToString()
@@ -348,8 +339,7 @@ def test_follower_whose_disk_hangs_is_put_out_where_nothing_is_written(tmp_path:
 
 def test_primary_puts_out_a_follower_that_says_that_it_leaves(tmp_path: Path) -> None:
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         two.end.send(wire.FollowRequest(close=wire.ClosePartitions(leaves=True)))
         await turn()
         await tick(bench)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from koinon_node.core.epoch_history import Lineage, common_point, cut
 from koinon_node.core.records import EpochStart
+from koinon_node.core.replication.epoch_history import Lineage, common_point, cut
 from koinon_proto.contract.table import first_sequence
 
 E1, E2, E3, E4 = (first_sequence(n) for n in (1, 2, 3, 4))

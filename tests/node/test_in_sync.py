@@ -6,7 +6,7 @@ from pathlib import Path
 
 from koinon_proto.contract.errors import NotEnoughReplicasError, UnknownFateError
 from tests.node.held_writer import EPOCH, F2, F3, ME, Bench, row_of
-from tests.node.played_follower import PlayedFollower, turn
+from tests.node.played_follower import PlayedFollower, joined, turn
 from tests.node.primary import (
     LEAVES,
     START,
@@ -23,8 +23,7 @@ from tests.node.primary import (
 
 def test_follower_that_does_not_answer_is_left_out_before_its_write_is(tmp_path: Path) -> None:
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        await joined(bench, 0)
         write = start(bench.put(b"k"))
         await turn()
         await tick(bench, 1.1)
@@ -46,8 +45,7 @@ def test_silent_follower_is_left_out_of_all_and_added_when_it_answers(tmp_path: 
     """Not only of what is written: else a write to each partition would wait for it once."""
 
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0, 1)
+        two = await joined(bench, 0, 1)
         await wait(bench, 3.0)  # nothing is asked of it
         assert not bench.coordinator.calls
         write = start(bench.put(b"k"))
@@ -71,8 +69,7 @@ def test_silent_follower_is_left_out_of_all_and_added_when_it_answers(tmp_path: 
 
 def test_follower_without_a_stream_is_left_out_before_anything_waits(tmp_path: Path) -> None:
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         await two.leave()
         await tick(bench, 5.0)  # this node stood still: that is no silence of others
         assert not bench.coordinator.calls
@@ -110,8 +107,7 @@ def test_follower_is_added_at_once_though_a_call_was_out_when_it_was_ready(tmp_p
     """What is decided and not proposed does not count for how often sets are widened."""
 
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         await tick(bench, 1.0)
         assert proposed(bench).partition_id == 0
         await two.join(1)
@@ -185,8 +181,7 @@ def test_proposal_of_unknown_fate_is_settled_by_another(tmp_path: Path) -> None:
     """Who was perhaps added, and is gone, is left out by a change that keeps the row as it is."""
 
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         await tick(bench)
         assert proposed(bench).in_sync == (ME, F2)
         bench.coordinator.calls[-1][1].set_exception(UnknownFateError(reason="cut off"))
@@ -206,8 +201,7 @@ def test_proposal_of_unknown_fate_is_settled_by_another(tmp_path: Path) -> None:
 
 def test_rejected_proposal_requires_nobody(tmp_path: Path) -> None:
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         await tick(bench)
         bench.coordinator.calls[-1][1].set_result(frozenset((0,)))
         await two.leave()
@@ -219,8 +213,7 @@ def test_rejected_proposal_requires_nobody(tmp_path: Path) -> None:
 
 def test_writes_are_refused_while_too_few_live_replicas_are_in_sync(tmp_path: Path) -> None:
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        await joined(bench, 0)
         assert bench.ready
         newer(bench, row_of(0, (1, 2, 3), (1, 2)), row_of(1), min_in_sync=2, fenced=(2,))
         last = int(bench.primaries.last_sequences[0])

@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from koinon_node.core import proposals
-from koinon_node.core.assignment import Adoption
+from koinon_node.core.membership.assignment import Adoption
+from koinon_node.core.replication import proposals
 from koinon_node.ports import RowChange
 from koinon_proto.contract.errors import PartitionOfflineError, UnknownFateError
 from koinon_proto.contract.table import NO_NODE, PartitionRow, PartitionStatus
 from tests.node.held_writer import EPOCH, F2, F3, ME, WAIT_S, Bench, row_of
-from tests.node.played_follower import PlayedFollower, turn
+from tests.node.played_follower import PlayedFollower, joined, turn
 from tests.node.primary import LEAVES, answered, newer, start, tick, with_rows
 
 LONG_S = 10 * WAIT_S
@@ -207,8 +207,7 @@ def test_node_that_leaves_keeps_a_partition_that_comes_back(tmp_path: Path) -> N
         bench.coordinator.calls[-1][1].set_result(frozenset())
         newer(bench, row_of(0, (1, 2), (1, 2), epoch=EPOCH + 2, partition_epoch=3))
         await bench.replicator.adopt([Adoption(0, EPOCH + 2)])
-        two = PlayedFollower(bench)
-        await two.join(0, epoch=EPOCH + 2)
+        await joined(bench, 0, epoch=EPOCH + 2)
         await tick(bench, 1.0)
         await tick(bench)
         assert len(bench.coordinator.calls) == 1

@@ -34,7 +34,7 @@ from tests.node.loads_bench import (
     with_loads,
     with_one_replica_more,
 )
-from tests.node.played_follower import PlayedFollower, turn
+from tests.node.played_follower import PlayedFollower, joined, turn
 from tests.node.staged_chunks import LOAD
 
 # --- merging -----------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ def test_load_is_merged_in_every_partition_led_here_and_reported(
             assert found.values == {**merged, b"other": b"old"}
             assert found.chunks == {}
             assert found.mark == Mark(True, b"")
-        assert bench.loads.rows_merged == 3 * 12
+        assert bench.merger.rows_merged == 3 * 12
         assert len(bench.coordinators.asked) == 1
 
     with_loads(tmp_path, use)
@@ -127,7 +127,7 @@ def test_report_that_was_lost_is_made_again_and_nothing_is_merged_again(tmp_path
         versions = [bench.partition(p).records[b"k"].sequence for p in (0, 1)]
         stored = [int(bench.primaries.last_sequences[p]) for p in (0, 1)]
         assert versions == stored  # one step each, and nothing after it
-        assert bench.loads.rows_merged == 2
+        assert bench.merger.rows_merged == 2
 
     with_loads(tmp_path, use)
 
@@ -193,8 +193,7 @@ def test_later_load_is_not_merged_first_though_the_lease_comes_back_between_the_
 
 def test_load_waits_for_an_earlier_one_only_where_that_is_not_merged(tmp_path: Path) -> None:
     async def use(bench: LoadsBench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         bench.loads_are(OPEN, ActiveLoad(load_id=8, merging=False))
         for load_id in (7, 8):
             rows = [(b"k", b"%d" % load_id)]
@@ -290,8 +289,7 @@ def test_partition_whose_follower_is_silent_does_not_hold_up_the_others(tmp_path
     other = ActiveLoad(load_id=LOAD + 1, merging=False)
 
     async def use(bench: LoadsBench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         bench.loads_are(OPEN, other)
         await acknowledged(two, bench.stage([(b"k", b"new")]))
         await bench.stage([(b"k", b"new")], partition_id=1, load_id=LOAD + 1)
@@ -315,8 +313,7 @@ def test_partition_whose_follower_is_silent_does_not_hold_up_the_others(tmp_path
 
 def test_step_goes_to_followers_as_one_entry_with_its_times(tmp_path: Path) -> None:
     async def use(bench: LoadsBench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         await acknowledged(two, bench.stage([(b"k", b"new"), (b"l", b"new")], attempt=9, number=3))
         streamed = len(two.batches)
         last = int(bench.primaries.last_sequences[0])
@@ -346,8 +343,7 @@ def test_step_goes_to_followers_as_one_entry_with_its_times(tmp_path: Path) -> N
 
 def test_journal_answers_nothing_from_before_a_step(tmp_path: Path) -> None:
     async def use(bench: LoadsBench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         await acknowledged(two, bench.put(b"a"))
         await acknowledged(two, bench.stage([(b"k", b"new")]))
         before = int(bench.primaries.last_sequences[0])
@@ -382,8 +378,7 @@ def test_follower_opens_after_a_step_from_where_it_left(tmp_path: Path) -> None:
     """It is caught up by a scan: the pages hold what the step wrote."""
 
     async def use(bench: LoadsBench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         await acknowledged(two, bench.stage([(b"k", b"new")]))
         before = int(bench.primaries.last_sequences[0])
         await two.leave()

@@ -31,7 +31,7 @@ from tests.node.loads_bench import (
     with_loads,
     with_one_replica_more,
 )
-from tests.node.played_follower import PlayedFollower, turn
+from tests.node.played_follower import joined, turn
 
 # --- reads beside a step -----------------------------------------------------------------------
 
@@ -79,8 +79,7 @@ def test_read_waits_for_a_step_that_a_follower_has_not_acknowledged(
     tmp_path: Path, read: Callable[[LoadsBench], Awaitable[Any]]
 ) -> None:
     async def use(bench: LoadsBench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         await acknowledged(two, bench.stage([(b"k", b"new")]))
         bench.merge(1)
         async with bench.loading():
@@ -194,8 +193,7 @@ def test_step_of_a_silent_follower_holds_up_no_other_partition_of_its_group(
     """Both steps are in one group, which is complete only when both are."""
 
     async def use(bench: LoadsBench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         await acknowledged(two, bench.stage([(b"k", b"new")]))
         await bench.stage([(b"k", b"new")], partition_id=1)
         bench.merge(1, partition_ids=(0, 1))
@@ -252,8 +250,7 @@ def test_rows_of_a_partition_written_after_its_step_are_in_a_later_batch(tmp_pat
     """A batch's rows come before its steps: what is to win over one has to be in the next."""
 
     async def use(bench: LoadsBench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         await acknowledged(two, bench.stage([(b"k", b"new")]))
         bench.channel.held = True
         first = asyncio.ensure_future(bench.put(b"another"))
@@ -290,8 +287,7 @@ def test_step_is_the_last_of_its_partition_in_its_group_whatever_stops_the_other
     """
 
     async def use(bench: LoadsBench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         await acknowledged(two, bench.stage([(b"k", b"new")]))
         await bench.stage([(b"k", b"new")], partition_id=1)
         bench.channel.held = True
@@ -307,7 +303,7 @@ def test_step_is_the_last_of_its_partition_in_its_group_whatever_stops_the_other
         with monkeypatch.context() as patched:
             patched.setattr(bench.writer, "check_room", check_room)
             bench.merge(1, partition_ids=(0, 1))
-            loading = asyncio.create_task(bench.loads.run())
+            loading = asyncio.create_task(bench.merger.run())
             await claimed(bench)
             await many_turns()
         write = asyncio.ensure_future(bench.put(b"k", value=b"live"))
@@ -329,8 +325,7 @@ def test_no_further_step_is_begun_where_somebody_waits_to_decide(
     monkeypatch.setattr(staging, "STEP_BYTES", 4)
 
     async def use(bench: LoadsBench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         await acknowledged(two, bench.stage([(b"k", b"new")]))
         keys = [b"%03d" % n for n in range(300)]
         await bench.stage([(key, b"new") for key in keys], partition_id=1)

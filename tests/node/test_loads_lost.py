@@ -11,7 +11,7 @@ import pytest
 
 from koinon_node.bulk_load import staging
 from koinon_node.config import Limits
-from koinon_node.core.assignment import Adoption
+from koinon_node.core.membership.assignment import Adoption
 from koinon_proto.contract.table import ActiveLoad
 from tests.kit.waiting import until
 from tests.node.held_writer import EPOCH, table_of
@@ -29,7 +29,7 @@ from tests.node.loads_bench import (
     with_loads,
     with_one_replica_more,
 )
-from tests.node.played_follower import PlayedFollower
+from tests.node.played_follower import joined
 from tests.node.staged_chunks import LOAD
 
 # --- what is lost between two looks ------------------------------------------------------------
@@ -117,8 +117,7 @@ def test_step_of_a_partition_that_was_lost_meanwhile_is_not_reported(
     """
 
     async def use(bench: LoadsBench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         await acknowledged(two, bench.stage([(b"k", b"new")]))
         await bench.stage([(b"k", b"new")], partition_id=1)
         bench.merge(1, partition_ids=(0, 1))
@@ -143,8 +142,7 @@ def test_mark_of_a_step_whose_fate_was_unknown_counts_only_while_the_partition_i
     """The step is in the store here, and timed out; then the partition is lost."""
 
     async def use(bench: LoadsBench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         await acknowledged(two, bench.stage([(b"k", b"new")]))
         bench.merge(1)
         async with bench.loading():

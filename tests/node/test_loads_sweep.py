@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from koinon_node.bulk_load import merger, staging
-from koinon_node.core.assignment import Adoption
+from koinon_node.core.membership.assignment import Adoption
 from koinon_proto.contract.errors import (
     UnavailableError,
 )

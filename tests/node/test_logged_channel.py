@@ -21,7 +21,7 @@ import pytest
 from koinon_node.config import Limits, StoreConfig
 from koinon_node.core import log_format, records
 from koinon_node.core.commit_group import CHAINED, LOOSE, TicketFrame, Writes
-from koinon_node.core.disk_health import DiskHealth
+from koinon_node.core.membership.disk_health import DiskHealth
 from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.storage import logged_channel
 from koinon_node.storage.channel import ProcessChannel

@@ -162,11 +162,24 @@ def test_rows_of_batches_show_by_outcome_and_by_partition(
     node.kv.Delete(kv_pb2.DeleteRequest(key=ours[0]))
     error = refusal(lambda: node.kv.Put(kv_pb2.PutRequest(key=ours[1], value=b"x", if_version=9)))
     assert isinstance(error, KoinonError)
+    one = kv_pb2.Update(increment=kv_pb2.Increment(by=1))
+    keys = [ours[2], ours[0], others[0]]
+    node.kv.BatchUpdate(
+        kv_pb2.BatchUpdateRequest(
+            keys=keys, partition_ids=partitions_of(keys), updates=[one, one, one]
+        )
+    )
+    node.kv.Put(kv_pb2.PutRequest(key=ours[2], value=b"text"))
+    node.kv.BatchUpdate(
+        kv_pb2.BatchUpdateRequest(
+            keys=keys[:1], partition_ids=partitions_of(keys[:1]), updates=[one]
+        )
+    )
     node.kv.Scan(kv_pb2.ScanRequest(partition_ids=partitions_of(ours[1:2])))
     after = scrape(metrics_address)
 
     expected = {
-        ("put", "ok"): 50,
+        ("put", "ok"): 51,
         ("put", "refused"): 7,
         ("put", "failed"): 1,
         ("get", "ok"): 50,
@@ -174,14 +187,17 @@ def test_rows_of_batches_show_by_outcome_and_by_partition(
         ("get", "refused"): 7,
         ("delete", "ok"): 1,
         ("delete", "absent"): 1,
+        ("update", "ok"): 2,
+        ("update", "refused"): 1,
+        ("update", "failed"): 1,
     }
     for (operation, outcome), rows in expected.items():
         found = grown(before, after, "koinon_rows_total", operation=operation, outcome=outcome)
         assert found == rows, (operation, outcome)
     assert grown(before, after, "koinon_rows_total", operation="scan", outcome="ok") >= 1
-    assert grown(before, after, "koinon_row_bytes_total", operation="put") == 250
+    assert grown(before, after, "koinon_row_bytes_total", operation="put") == 254
     assert grown(before, after, "koinon_row_bytes_total", operation="get") == 250
-    assert grown(before, after, "koinon_partition_writes_total") == 53
+    assert grown(before, after, "koinon_partition_writes_total") == 57
     assert grown(before, after, "koinon_partition_writes_total", partition=str(NOT_OURS)) == 0
     partition = str(partitions_of(ours[3:4])[0])
     assert grown(before, after, "koinon_partition_writes_total", partition=partition) >= 1

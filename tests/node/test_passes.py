@@ -14,14 +14,13 @@ from koinon_node.serving.batches import WriteAnswer
 from koinon_proto.contract.errors import NotPrimaryError, TableBehindError, UnavailableError
 from koinon_proto.v1 import replication_pb2 as wire
 from tests.node.held_writer import EPOCH, ME, Bench, row_of
-from tests.node.played_follower import PlayedFollower, turn
+from tests.node.played_follower import PlayedFollower, joined, turn
 from tests.node.primary import START, TWO, answered, proposed, start, tick, with_rows
 
 
 def test_delete_and_expiry_of_a_replicated_partition_leave_tombstones(tmp_path: Path) -> None:
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
 
         async def done(call: Coroutine[Any, Any, WriteAnswer]) -> None:
             task = start(call)
@@ -94,8 +93,7 @@ def test_tombstone_is_purged_late_and_only_below_what_every_follower_and_pass_ha
 
 def test_rule_14_tombstone_stays_while_a_required_follower_is_away(tmp_path: Path) -> None:
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         for delete in (False, True):
             write = start(bench.put(b"a", delete=delete))
             await turn()

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from koinon_node.config import StoreConfig
-from koinon_node.core.assignment import ServedPartitions
+from koinon_node.core.membership.assignment import ServedPartitions
 from koinon_node.ports import FollowerEnd, PeerLostError, PrimaryEnd
 from koinon_node.replication_grpc import NODE_SERVER_OPTIONS, GrpcPeers, ReplicationService
 from koinon_node.state import NodeState

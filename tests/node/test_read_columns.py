@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from koinon_node.bulk_load import bulk_paths
-from koinon_node.bulk_load.bulk_paths import ColumnsAnswer
+from koinon_node.bulk_load import column_reader
+from koinon_node.bulk_load.column_reader import ColumnsAnswer
 from koinon_node.config import Limits
 from koinon_node.core import records
 from koinon_proto.contract.errors import (
@@ -24,7 +24,7 @@ from koinon_proto.contract.errors import (
 from tests.node.held_writer import PARTITIONS, settle, table_of
 from tests.node.held_writer import row_of as row
 from tests.node.loads_bench import OPEN, LoadsBench, with_loads
-from tests.node.played_follower import PlayedFollower, turn
+from tests.node.played_follower import joined, turn
 from tests.node.staged_chunks import rows_of
 
 ROWS = [(b"a", b"1"), (b"b", b"2")]
@@ -195,8 +195,7 @@ def test_page_without_a_lease_is_refused_before_the_store_is_read(tmp_path: Path
 
 def test_page_that_meets_a_write_not_yet_complete_waits_for_it(tmp_path: Path) -> None:
     async def use(bench: LoadsBench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         await turn()
         write = asyncio.ensure_future(bench.put(b"k", value=b"new"))
         await turn()
@@ -231,7 +230,7 @@ def test_pages_read_at_once_are_bounded_by_their_bytes(tmp_path: Path) -> None:
 def test_page_larger_than_the_servers_bound_is_cut_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk_paths, "PAGE_BYTES", 200)
+    monkeypatch.setattr(column_reader, "PAGE_BYTES", 200)
 
     async def use(bench: LoadsBench) -> None:
         await bench.put(*(b"%03d" % n for n in range(300)))
@@ -263,8 +262,8 @@ def test_record_header_is_no_part_of_a_page(tmp_path: Path) -> None:
 def test_page_that_meets_many_expired_rows_removes_some_of_them_and_goes_on_next_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk_paths, "_SCAN_ROWS", 10)
-    monkeypatch.setattr(bulk_paths, "_DEAD_ROWS_MAX", 20, raising=False)
+    monkeypatch.setattr(column_reader, "_SCAN_ROWS", 10)
+    monkeypatch.setattr(column_reader, "_DEAD_ROWS_MAX", 20, raising=False)
     removed: list[int] = []
 
     async def use(bench: LoadsBench) -> None:
@@ -290,7 +289,7 @@ def test_page_that_meets_many_expired_rows_removes_some_of_them_and_goes_on_next
 def test_others_run_while_a_page_reads_large_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys_only: bool
 ) -> None:
-    monkeypatch.setattr(bulk_paths, "_SCAN_BYTES", 1_000)
+    monkeypatch.setattr(column_reader, "_SCAN_BYTES", 1_000)
 
     async def use(bench: LoadsBench) -> None:
         await bench.put(*(b"%03d" % n for n in range(100)), value=bytes(500))

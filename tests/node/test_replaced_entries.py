@@ -16,8 +16,7 @@ from koinon_node.storage.environment import DATA_DB, EXPIRY_DB
 from koinon_node.storage.store import Store
 from koinon_node.storage.writer import Writer
 from tests.node.staged_chunks import content
-from tests.node.support import with_writer
-from tests.node.test_writer import MIB, config_of
+from tests.node.support import MIB, config_of, with_writer
 
 
 def with_entry(key: bytes, sequence: int, expires_at_ms: int) -> Any:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from koinon_node.core import records
 from koinon_node.core.pending_writes import PendingWrites
+from koinon_node.core.updates import Append, GetAndDelete, Increment, Update
 from koinon_node.core.write_decisions import (
     Effects,
     Primaries,
@@ -20,6 +21,7 @@ from koinon_node.core.write_decisions import (
     decide_expiry,
     decide_write,
 )
+from koinon_proto.contract.errors import ConditionFailedError, NotANumberError
 from koinon_proto.contract.table import first_sequence
 from tests.node.groups import add, claim, make_durable, numbers
 
@@ -53,6 +55,7 @@ class Bench:
         deletes: frozenset[int] = frozenset(),
         conditions: dict[int, int] | None = None,
         expires_at_ms: list[int] | None = None,
+        updates: dict[int, Update] | None = None,
     ) -> Effects:
         rows = WriteRows(
             partition_ids=np.array([key[1] for key in keys], np.uint32),
@@ -61,6 +64,7 @@ class Bench:
             deletes=deletes,
             conditions=conditions or {},
             expires_at_ms=expires_at_ms,
+            updates=updates or {},
         )
         return self.take(decide_write(rows, self.primaries, self.pending, self.stored, self.now_ms))
 
@@ -109,7 +113,9 @@ def test_condition_zero_twice_in_one_batch_applies_the_first_only() -> None:
     bench = Bench()
     effects = bench.write([KEYS[0], KEYS[0]], conditions={0: 0, 1: 0})
     assert list(effects.failed) == [1]
-    assert effects.failed[1].current_version == effects.versions[0]
+    failed = effects.failed[1]
+    assert isinstance(failed, ConditionFailedError)
+    assert failed.current_version == effects.versions[0]
 
 
 def test_condition_on_a_pending_write_names_the_group_it_builds_on() -> None:
@@ -153,6 +159,62 @@ def test_expiry_of_a_record_that_was_rewritten_is_left_alone() -> None:
     bench.write([KEYS[0]])
     effects = bench.expire([KEYS[0]])
     assert not effects.records
+
+
+def value_of(record: bytes | None) -> bytes | None:
+    return records.decode_record(record).value if record is not None else None
+
+
+def test_updates_of_one_key_in_a_batch_build_on_one_another() -> None:
+    bench, key = Bench(), KEYS[0]
+    effects = bench.write([key] * 3, updates={0: Increment(2), 1: Increment(3), 2: Append(b"0", 9)})
+    start = first_sequence(1)
+    assert effects.results == {0: 2, 1: 5, 2: 2}
+    assert effects.versions.tolist() == [start + 1, start + 2, start + 3]
+    assert value_of(effects.records[key]) == b"50"
+
+
+def test_update_builds_on_what_is_pending_and_names_its_group() -> None:
+    bench, key = Bench(), KEYS[0]
+    bench.write([key], updates={0: Increment(2)})
+    bench.seal()
+    effects = bench.write([key], updates={0: Increment(3)})
+    assert effects.results == {0: 5}
+    assert effects.observed_group == 1
+
+
+def test_update_that_is_refused_writes_nothing_but_names_the_group_it_observed() -> None:
+    bench, key = Bench(), KEYS[0]
+    bench.write([key])
+    effects = bench.write([key], updates={0: Increment(1)})
+    assert isinstance(effects.failed[0], NotANumberError)
+    assert not effects.records
+    assert not effects.results
+    assert effects.versions.tolist() == [0]
+    assert effects.observed_group == 1
+
+
+def test_update_of_an_expired_record_finds_none_and_removal_comes_first() -> None:
+    bench, key = Bench(), KEYS[0]
+    bench.write([key], expires_at_ms=[500])
+    effects = bench.write([key], updates={0: Increment(1)})
+    start = first_sequence(1)
+    assert effects.results == {0: 1}
+    assert int(bench.primaries.purge_floors[0]) == start + 2  # the removal
+    assert effects.versions.tolist() == [start + 3]
+
+
+def test_update_that_deletes_leaves_a_tombstone_where_there_are_replicas() -> None:
+    bench, key = Bench(), KEYS[0]
+    bench.primaries.replicated[0] = True
+    bench.write([key])
+    effects = bench.write([key], updates={0: GetAndDelete()})
+    assert effects.results == {0: b"v"}
+    record = effects.records[key]
+    assert record is not None
+    assert records.decode_record(record).tombstone
+    assert effects.expiry_keys
+    assert bench.write([key], updates={0: GetAndDelete()}).results == {0: None}
 
 
 # --- claims ------------------------------------------------------------------------------------
@@ -224,6 +286,7 @@ def test_partition_led_anew_forgets_claims_of_committed_groups_only() -> None:
     assert pending.claiming({P1}) == []
 
 
+KINDS = ["put", "expiring", "delete", "if_absent", "if_current", "if_old", "append", "take"]
 Steps = list[tuple[str, list[tuple[bytes, str]]]]
 operation: st.SearchStrategy[Any] = st.one_of(
     st.tuples(
@@ -231,7 +294,7 @@ operation: st.SearchStrategy[Any] = st.one_of(
         st.lists(
             st.tuples(
                 st.sampled_from(KEYS),
-                st.sampled_from(["put", "expiring", "delete", "if_absent", "if_current", "if_old"]),
+                st.sampled_from(KINDS),
             ),
             min_size=1,
             max_size=4,
@@ -263,8 +326,9 @@ def test_decisions_equal_a_plain_model_whatever_is_in_flight(
     bench.seal()
     while bench.sealed:
         bench.commit_oldest()
-    assert {k: records.decode_record(r).sequence for k, r in bench.store.items()} == {
-        k: sequence for k, (sequence, _) in model.records.items()
+    stored = {key: records.decode_record(record) for key, record in bench.store.items()}
+    assert {key: (r.sequence, r.expires_at_ms, r.value) for key, r in stored.items()} == {
+        key: (*model.records[key], model.values[key]) for key in model.records
     }
 
 
@@ -273,6 +337,7 @@ class Model:
     """What the records should be: key -> (sequence, expires_at_ms)."""
 
     records: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    values: dict[bytes, bytes] = field(default_factory=dict)
     counters: dict[int, int] = field(default_factory=dict)
 
     def take(self, key: bytes) -> int:
@@ -292,6 +357,8 @@ def write_both(bench: Bench, model: Model, rows: list[tuple[bytes, str]]) -> Non
     looks = any(kind not in ("put", "expiring") for _, kind in rows)
     conditions, deletes, expires = {}, set(), []
     versions, failed, absent = [], [], []
+    updates: dict[int, Update] = {}
+    results: dict[int, bytes | int | None] = {}
     for row, (key, kind) in enumerate(rows):
         expires_at_ms = bench.now_ms + 200 if kind == "expiring" else 0
         expires.append(expires_at_ms)
@@ -303,6 +370,17 @@ def write_both(bench: Bench, model: Model, rows: list[tuple[bytes, str]]) -> Non
                 absent.append(row)
                 versions.append(0)
                 continue
+        elif kind == "take":
+            updates[row] = GetAndDelete()
+            results[row] = model.values[key] if seen else None
+            if not seen:
+                versions.append(0)
+                continue
+        elif kind == "append":
+            updates[row] = Append(b"+", 99)
+            expires_at_ms = model.records[key][1] if seen else 0
+            value = (model.values[key] if seen else b"") + b"+"
+            results[row] = len(value)
         elif kind.startswith("if_"):
             conditions[row] = {"if_absent": 0, "if_current": seen, "if_old": 1}[kind]
             if conditions[row] != seen:
@@ -310,16 +388,19 @@ def write_both(bench: Bench, model: Model, rows: list[tuple[bytes, str]]) -> Non
                 versions.append(0)
                 continue
         versions.append(model.take(key))
-        if kind == "delete":
+        if kind in ("delete", "take"):
             del model.records[key]
         else:
             model.records[key] = (versions[-1], expires_at_ms)
+            model.values[key] = value if kind == "append" else b"v"
     effects = bench.write(
         [key for key, _ in rows],
         deletes=frozenset(deletes),
         conditions=conditions,
         expires_at_ms=expires,
+        updates=updates,
     )
+    assert effects.results == results
     assert effects.versions.tolist() == versions
     assert sorted(effects.failed) == failed
     assert effects.absent == absent

@@ -10,7 +10,7 @@ import pytest
 
 from koinon_node.config import Limits
 from koinon_node.core import records
-from koinon_node.core.assignment import Adoption
+from koinon_node.core.membership.assignment import Adoption
 from koinon_node.serving.batches import Durability, WriteBatch
 from koinon_node.storage.sizes import SizeScan
 from koinon_proto.contract.errors import (
@@ -24,7 +24,7 @@ from koinon_proto.contract.errors import (
 )
 from koinon_proto.contract.table import first_sequence
 from tests.node.held_writer import EPOCH, Bench, row_of
-from tests.node.played_follower import PlayedFollower, turn
+from tests.node.played_follower import PlayedFollower, joined, turn
 from tests.node.primary import START, THREE, TWO, answered, newer, start, tick, with_rows
 
 # --- what is complete --------------------------------------------------------------------------
@@ -53,8 +53,7 @@ def test_write_is_answered_when_every_in_sync_follower_has_it(tmp_path: Path) ->
 
 def test_write_acknowledged_elsewhere_first_waits_for_the_own_commit(tmp_path: Path) -> None:
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         bench.channel.held = True
         write = start(bench.put(b"k"))
         await turn()
@@ -68,8 +67,7 @@ def test_write_acknowledged_elsewhere_first_waits_for_the_own_commit(tmp_path: P
 
 def test_acknowledgement_counts_only_where_the_follower_is_positioned(tmp_path: Path) -> None:
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         await two.open(0)  # again: it is not positioned any more
         write = start(bench.put(b"k"))
         await turn()
@@ -93,8 +91,7 @@ def test_position_above_what_was_streamed_does_not_count(tmp_path: Path) -> None
 
 def test_lost_stream_takes_along_what_its_follower_had_said(tmp_path: Path) -> None:
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         bench.channel.held = True
         write = start(bench.put(b"k"))
         await turn()
@@ -102,8 +99,7 @@ def test_lost_stream_takes_along_what_its_follower_had_said(tmp_path: Path) -> N
         await two.leave()
         bench.channel.release()
         assert not await answered(write)
-        again = PlayedFollower(bench)
-        await again.join(0)
+        await joined(bench, 0)
         assert await answered(write)
 
     with_rows(tmp_path, use, TWO)
@@ -111,8 +107,7 @@ def test_lost_stream_takes_along_what_its_follower_had_said(tmp_path: Path) -> N
 
 def test_write_at_durability_primary_waits_for_nobody_but_reads_of_it_do(tmp_path: Path) -> None:
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         await bench.put(b"k", durability=Durability.PRIMARY)
         read = start(bench.get(b"k"))
         scan = start(bench.scan())
@@ -136,8 +131,7 @@ def test_read_under_constant_writes_ends_with_what_it_first_found(tmp_path: Path
     """A key that is always in flight does not starve its readers."""
 
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         first = start(bench.put(b"k", value=b"1"))
         await turn()
         read, scan = start(bench.get(b"k")), start(bench.scan())
@@ -172,8 +166,7 @@ def test_read_of_a_write_that_is_stored_and_not_answered_waits_for_it(
     """The writer process commits a moment before this process hears of it."""
 
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         first = start(bench.put(b"k", value=b"1"))
         await turn()
         read = start(bench.get(b"k"))
@@ -210,17 +203,46 @@ def test_partition_that_waits_for_a_follower_does_not_hold_up_another(tmp_path: 
         await three.acknowledge()
         assert await answered(other)
         assert not stuck.done()
-        # and of one group, each partition by itself, once the group has been stuck for long
+        # and of one group, each partition by itself, once the follower has been silent for a moment
         both = [start(bench.put(b"l")), start(bench.put(b"l", partition_id=1))]
         await turn()
         await three.acknowledge()
         assert not await answered(both[1])
-        await tick(bench, 1.1)
-        await tick(bench)
+        for _ in range(3):
+            await tick(bench, 0.25)
         assert await answered(both[1])
         assert not both[0].done()
+        assert not bench.coordinator.calls  # nobody is late yet
         for task in (stuck, both[0]):
             task.cancel()
+
+    with_rows(tmp_path, use, row_of(0, (1, 2, 3), (1, 2)), row_of(1, (1, 3)), min_in_sync=2)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_group_is_stuck_where_a_follower_has_lost_its_stream_and_not_where_one_is_slow(
+    tmp_path: Path, lost: bool
+) -> None:
+    async def use(bench: Bench) -> None:
+        two, three = PlayedFollower(bench, 2), PlayedFollower(bench, 3)
+        await two.join(0)
+        await three.join(1)
+        await tick(bench)
+        both = [start(bench.put(b"l")), start(bench.put(b"l", partition_id=1))]
+        await turn()
+        await three.acknowledge()
+        if lost:
+            two.end.close()
+            await turn()
+        for _ in range(4):
+            bench.replicator.leading.heard[:] = True  # acknowledges others meanwhile
+            await tick(bench, 0.1)
+        assert await answered(both[1]) is lost
+        if not lost:
+            two.take()
+            await two.acknowledge()
+            assert await answered(both[1])
+        both[0].cancel()
 
     with_rows(tmp_path, use, row_of(0, (1, 2, 3), (1, 2)), row_of(1, (1, 3)), min_in_sync=2)
 
@@ -252,8 +274,7 @@ def test_condition_on_a_key_of_a_stuck_group_sees_the_newest_write(tmp_path: Pat
 
 def test_batch_under_which_a_partition_is_handed_on_loses_only_its_rows(tmp_path: Path) -> None:
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0, 1)
+        two = await joined(bench, 0, 1)
         batch = WriteBatch(
             table_version=1,
             keys=[b"a", b"b", b"c"],
@@ -307,8 +328,7 @@ def test_step_that_was_complete_before_its_partition_was_handed_on_is_acknowledg
 
 def test_write_not_complete_in_time_is_unknown_and_stays_pending(tmp_path: Path) -> None:
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         with pytest.raises(UnknownFateError):
             await bench.put(b"k")
         assert bench.writer.pending_rows == 1
@@ -323,8 +343,7 @@ def test_write_not_complete_in_time_is_unknown_and_stays_pending(tmp_path: Path)
 
 def test_partition_lost_meanwhile_ends_what_waits_as_unknown(tmp_path: Path) -> None:
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         write = start(bench.put(b"k"))
         await turn()
         read = start(bench.get(b"k"))
@@ -343,8 +362,7 @@ def test_partition_lost_meanwhile_ends_what_waits_as_unknown(tmp_path: Path) -> 
 
 def test_follower_too_far_behind_is_cut_off(tmp_path: Path) -> None:
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         writes = [start(bench.put(b"k%d" % n, value=bytes(900))) for n in range(4)]
         await turn()
         writes += [start(bench.put(b"l%d" % n, value=bytes(900))) for n in range(4)]
@@ -414,8 +432,7 @@ def test_hello_that_is_not_in_order_is_refused(
 
 def test_second_stream_of_a_node_ends_the_first(tmp_path: Path) -> None:
     async def use(bench: Bench) -> None:
-        first = PlayedFollower(bench)
-        await first.join(0)
+        first = await joined(bench, 0)
         second = PlayedFollower(bench)
         await turn()
         assert first.end.ended
@@ -460,8 +477,7 @@ def test_stream_of_a_build_that_names_no_registration_is_taken(tmp_path: Path, s
 
 def test_follower_registered_anew_is_cut_off(tmp_path: Path) -> None:
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         newer(bench, TWO, node_epochs={2: 2})
         assert two.end.ended
         assert isinstance(two.end.error, NodeFencedError)
@@ -509,8 +525,7 @@ def test_opening_by_a_node_that_is_no_replica_is_put_off(tmp_path: Path) -> None
 
 def test_opening_names_where_a_deposed_tail_begins(tmp_path: Path) -> None:
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         write = start(bench.put(b"k", b"l"))
         await turn()
         await two.acknowledge()

@@ -14,15 +14,18 @@ from koinon_proto.contract.errors import (
     ClusterNotReadyError,
     ConditionFailedError,
     InvalidArgumentError,
+    NotANumberError,
     NotPrimaryError,
+    NumberOverflowError,
     PartitionOfflineError,
     ReplyTooLargeError,
+    ResourceExhaustedError,
     StorageFullError,
     TableBehindError,
     WrongClusterError,
     WrongPartitionError,
 )
-from koinon_proto.contract.table import MAX_BATCH_BYTES, MAX_BATCH_ROWS
+from koinon_proto.contract.table import MAX_BATCH_BYTES, MAX_BATCH_ROWS, MAX_TTL_MS
 from koinon_proto.v1 import kv_pb2, replication_pb2, replication_pb2_grpc, table_pb2
 from tests.kit.waiting import wait_until
 from tests.node.scripted_coordinator import Script, ScriptedCoordinator
@@ -460,3 +463,97 @@ def test_checksums_and_sizes_tell_what_is_held(node: NodeProcess) -> None:
         lambda: stub.PartitionSizes(replication_pb2.PartitionSizesRequest(cluster_id="cluster-b")),
     ):
         assert isinstance(refusal(call), WrongClusterError)
+
+
+# --- updates -----------------------------------------------------------------------------------
+
+
+def update_request(keys: list[bytes], updates: list[Any], **fields: Any) -> Any:
+    return kv_pb2.BatchUpdateRequest(
+        keys=keys, partition_ids=partitions_of(keys), updates=updates, **fields
+    )
+
+
+def increment(by: int, ttl_ms: int = 0) -> Any:
+    return kv_pb2.Update(increment=kv_pb2.Increment(by=by, ttl_ms=ttl_ms))
+
+
+def test_updates_of_a_batch_take_effect_in_row_order(node: NodeProcess) -> None:
+    counter, text = ours(2, "updates")
+    keep = kv_pb2.Update(get_or_put=kv_pb2.GetOrPut(value=b"first", ttl_ms=60_000))
+    forever = kv_pb2.Update(touch=kv_pb2.Touch())
+    keys = [counter, text, counter, text, text]
+    reply = node.kv.BatchUpdate(
+        update_request(keys, [increment(5), keep, increment(-7), keep, forever])
+    )
+    assert [r.number for r in reply.results] == [5, 0, -2, 0, 0]
+    assert [r.found for r in reply.results] == [False, False, False, True, True]
+    assert [r.value for r in reply.results] == [b"", b"", b"", b"first", b""]
+    assert [bool(r.version) for r in reply.results] == [True, True, True, False, True]
+    assert node.kv.Get(kv_pb2.GetRequest(key=counter)).value == b"-2"
+    got = node.kv.Get(kv_pb2.GetRequest(key=text))
+    assert (got.value, got.expires_at_ms, got.version) == (b"first", 0, reply.results[4].version)
+
+
+def test_update_that_the_record_does_not_allow_is_refused_by_row(node: NodeProcess) -> None:
+    text, most, fine = ours(3, "refused")
+    node.kv.BatchWrite(write_request([text, most], [b"text", b"9223372036854775807"]))
+    reply = node.kv.BatchUpdate(update_request([text, most, fine], [increment(1)] * 3))
+    errors = {e.row: convert.error_from_proto(e.error) for e in reply.row_errors}
+    assert isinstance(errors.pop(0), NotANumberError)
+    assert isinstance(errors.pop(1), NumberOverflowError)
+    assert not errors
+    assert [r.number for r in reply.results] == [0, 0, 1]
+    assert node.kv.Get(kv_pb2.GetRequest(key=text)).value == b"text"
+
+
+def test_update_of_a_partition_led_elsewhere_is_refused_and_others_go_on(
+    node: NodeProcess,
+) -> None:
+    (mine,), (other,) = ours(1, "led"), keys_in(NOT_OURS, 1, "led")
+    reply = node.kv.BatchUpdate(update_request([other, mine], [increment(1)] * 2))
+    assert [r.partition_id for r in reply.refusals] == [NOT_OURS]
+    assert [r.number for r in reply.results] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        kv_pb2.Update(),
+        kv_pb2.Update(touch=kv_pb2.Touch(ttl_ms=MAX_TTL_MS + 1)),
+        kv_pb2.Update(get_or_put=kv_pb2.GetOrPut(value=b"x" * (1024 * 1024 + 1))),
+    ],
+    ids=["of no kind", "ttl", "value"],
+)
+def test_update_beyond_a_limit_is_refused_before_anything_is_written(
+    node: NodeProcess, update: Any
+) -> None:
+    first, second = ours(2, "limit")
+    error = refusal(
+        lambda: node.kv.BatchUpdate(update_request([first, second], [increment(1), update]))
+    )
+    assert isinstance(error, InvalidArgumentError)
+    assert not node.kv.Get(kv_pb2.GetRequest(key=first)).found
+
+
+def test_updates_of_more_bytes_than_a_batch_may_have_are_refused_beyond_that(
+    node: NodeProcess,
+) -> None:
+    keys = ours(20, "large")
+    for key in keys:
+        node.kv.Put(kv_pb2.PutRequest(key=key, value=bytes(1024 * 1024)))
+    touch = kv_pb2.Update(touch=kv_pb2.Touch(ttl_ms=60_000))
+    reply = node.kv.BatchUpdate(update_request(keys, [touch] * 20))
+    touched = [row for row, result in enumerate(reply.results) if result.found]
+    assert touched == list(range(len(touched)))
+    assert 14 <= len(touched) <= 16
+    errors = {e.row: convert.error_from_proto(e.error) for e in reply.row_errors}
+    assert sorted(errors) == list(range(len(touched), 20))
+    assert all(isinstance(error, ResourceExhaustedError) for error in errors.values())
+
+
+def test_batch_get_of_keys_only_says_what_is_there_without_values(node: NodeProcess) -> None:
+    keys = ours(2, "keys only")
+    node.kv.Put(kv_pb2.PutRequest(key=keys[0], value=b"value"))
+    reply = node.kv.BatchGet(read_request(keys, keys_only=True))
+    assert (list(reply.values), list(reply.missing)) == ([b"", b""], [1])

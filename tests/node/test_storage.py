@@ -15,8 +15,8 @@ import pytest
 
 from koinon_node.config import StoreConfig
 from koinon_node.core import records
-from koinon_node.core.copies import CopyState
 from koinon_node.core.records import EpochStart, PartitionEpochs
+from koinon_node.core.replication.copies import CopyState
 from koinon_node.storage import directory as files
 from koinon_node.storage.environment import DATA_DB, PARTITIONS_DB
 from koinon_node.storage.store import Store

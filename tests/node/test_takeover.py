@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from koinon_node.core import records
-from koinon_node.core.assignment import Adoption
+from koinon_node.core.membership.assignment import Adoption
 from koinon_proto.contract.errors import PartitionOfflineError, UnknownFateError
 from koinon_proto.contract.table import first_sequence
 from tests.node.held_writer import EPOCH, F2, F3, ME, Bench, row_of, table_of, with_engine
-from tests.node.played_follower import PlayedFollower, turn
+from tests.node.played_follower import PlayedFollower, joined, turn
 from tests.node.primary import START, THREE, TWO, newer, proposed, start, tick, with_rows
 
 
@@ -36,8 +36,7 @@ def test_partition_is_served_only_when_all_in_sync_hold_its_epoch(tmp_path: Path
 
 def test_takeover_leaves_out_who_does_not_come_in_time(tmp_path: Path) -> None:
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        await joined(bench, 0)
         await tick(bench, 0.9)
         assert not bench.coordinator.calls
         await tick(bench, 0.2)
@@ -60,8 +59,7 @@ def test_takeover_never_proposes_less_than_the_minimum(tmp_path: Path) -> None:
 
 def test_takeover_brings_in_another_for_the_one_that_is_missing(tmp_path: Path) -> None:
     async def use(bench: Bench) -> None:
-        three = PlayedFollower(bench, 3)
-        await three.join(0)
+        await joined(bench, 0, number=3)
         await tick(bench, 1.1)
         await tick(bench)
         bench.now += 0.3
@@ -107,8 +105,7 @@ def test_group_of_an_epoch_that_is_over_answers_nothing_in_the_next(tmp_path: Pa
     """Registered anew, the same process leads on: what was pending is what the store holds."""
 
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(0)
+        two = await joined(bench, 0)
         write = start(bench.put(b"k"))
         await turn()
         row = row_of(0, (1, 2), epoch=EPOCH + 1, partition_epoch=2)

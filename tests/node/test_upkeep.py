@@ -18,7 +18,7 @@ from koinon_proto.contract.errors import StorageFullError, UnknownFateError
 from koinon_proto.v1 import replication_pb2 as wire
 from tests.kit.waiting import until
 from tests.node.held_writer import Bench, row_of
-from tests.node.played_follower import PlayedFollower, turn
+from tests.node.played_follower import joined, turn
 from tests.node.primary import answered, start, with_rows
 from tests.node.scripted_primary import Rig, ScriptedPrimary, a_row, a_table, follow
 
@@ -103,8 +103,7 @@ def test_what_has_expired_goes_though_something_is_always_waiting_to_be_written(
     tmp_path: Path,
 ) -> None:
     async def use(bench: Bench) -> None:
-        two = PlayedFollower(bench)
-        await two.join(1)
+        two = await joined(bench, 1)
         keys = [b"%03d" % number for number in range(500)]
         await bench.put(*keys, ttl_ms=1)
         waiting = start(bench.put(b"k", partition_id=1))  # its follower does not answer

@@ -146,7 +146,7 @@ def with_machine(directory: Path, use: Callable[[LoadsBench, Machine], Awaitable
 
     async def run(bench: LoadsBench) -> None:
         machine = Machine()
-        bench.engine._clock = bench.bulk._clock = machine.clock
+        bench.engine._clock = bench.column_reader._clock = machine.clock
         await bench.put(b"k", ttl_ms=int(YEAR_MS / 2))
         machine.jumps(YEAR_MS)
         machine.passes(SOON_S)

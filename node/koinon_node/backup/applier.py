@@ -1,4 +1,4 @@
-"""What a follower writes: records and what they make the copy complete through, in one ticket.
+"""Writes a follower's records, and what they make the copy complete through, in one ticket.
 
 Invariants:
 - A partition's records, its ``complete_through``, state and history change in one transaction, and
@@ -24,10 +24,10 @@ import numpy as np
 from koinon_node.config import Limits
 from koinon_node.core import records
 from koinon_node.core.commit_group import CommitGroup, Writes
-from koinon_node.core.copies import Copies, CopyState
 from koinon_node.core.recent_writes import RecentWrites
 from koinon_node.core.records import PartitionEpochs, U32Array, U64Array
-from koinon_node.core.replica_sync import ROW_OVERHEAD_BYTES
+from koinon_node.core.replication.copies import Copies, CopyState
+from koinon_node.core.replication.replica_sync import ROW_OVERHEAD_BYTES
 from koinon_node.storage.environment import DATA_DB, EXPIRY_DB, PARTITIONS_DB
 from koinon_node.storage.writer import Writer, columns
 from koinon_node.storage.writer_process import MERGES
@@ -39,7 +39,7 @@ _BULK_BYTES_MAX = 16 * 1024 * 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """What a ticket writes. Columns over partitions, each there once, then rows.
+    """The writes of a ticket. Columns over partitions, each there once, then rows.
 
     ``purge_floors`` None: as they are. ``epochs``: of those partitions whose epochs change.
     ``under_epoch``: whose follower this node is; what it adopts as primary meanwhile is higher.

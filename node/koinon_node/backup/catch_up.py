@@ -24,11 +24,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from koinon_node.backup.applier import Applier, Change, one
-from koinon_node.core import epoch_history, records
-from koinon_node.core.copies import Copies, CopyState
+from koinon_node.core import records
 from koinon_node.core.recent_writes import RecentWrites
 from koinon_node.core.records import NO_SEQUENCE, PartitionEpochs
-from koinon_node.core.replica_sync import BadMessageError, Followed, Step, step_after_repair
+from koinon_node.core.replication import epoch_history
+from koinon_node.core.replication.copies import Copies, CopyState
+from koinon_node.core.replication.replica_sync import (
+    BadMessageError,
+    Followed,
+    Step,
+    step_after_repair,
+)
 from koinon_node.ports import Peers
 from koinon_node.storage.store import Store
 from koinon_proto.contract.errors import KoinonError, ReplyTooLargeError, UnavailableError
@@ -88,9 +94,7 @@ def checked(message: replication_pb2.RecordPage) -> Page:
 
 
 class BatchRows(NamedTuple):
-    """What a batch of the stream writes: data keys, records, the partition of each; merge steps, by
-    partition.
-    """
+    """A batch's writes: data keys, records, the partition of each; merge steps, by partition."""
 
     keys: list[bytes]
     records: list[bytes]

@@ -17,8 +17,8 @@ import numpy as np
 
 from koinon_node.backup.applier import Applier, Change, Done
 from koinon_node.core import records
-from koinon_node.core.copies import Copies, CopyState
 from koinon_node.core.records import PartitionEpochs
+from koinon_node.core.replication.copies import Copies, CopyState
 from koinon_node.state import NodeState
 from koinon_node.storage.store import Store
 from koinon_proto.contract.errors import KoinonError, StorageFullError, UnavailableError
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 STEP_ROWS = 1_000
 _STEP_PARTITIONS = 64
-_DUTY = 0.1  # of the time: nobody waits for it, and moves and clients go first
+_DUTY = 0.1  # of the time: no caller waits for it, and moves and clients go first
 _RETRY_S = 1.0
 
 

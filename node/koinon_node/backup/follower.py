@@ -20,10 +20,10 @@ from koinon_node.backup.primary_stream import Link
 from koinon_node.backup.purge import BackupPurge
 from koinon_node.backup.stream_context import StreamContext
 from koinon_node.config import Limits
-from koinon_node.core import replica_sync as core
-from koinon_node.core.copies import Copies, CopyState
 from koinon_node.core.recent_writes import RecentWrites
-from koinon_node.core.replica_sync import Progress, Rank, Stage
+from koinon_node.core.replication import replica_sync as core
+from koinon_node.core.replication.copies import Copies, CopyState
+from koinon_node.core.replication.replica_sync import Progress, Rank, Stage
 from koinon_node.ports import Peers
 from koinon_node.state import NodeState, WallClock
 from koinon_node.storage.index_sweeper import IndexSweeper
@@ -31,7 +31,7 @@ from koinon_node.storage.store import Store
 from koinon_node.storage.writer import Writer
 from koinon_proto.contract.table import NodeNumber, Table
 
-_LOOK_S = 0.05  # between two looks at whether the disk hangs
+_LOOK_S = 0.2  # between two looks at whether the disk hangs
 
 
 class Follower:

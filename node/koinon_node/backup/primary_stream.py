@@ -21,10 +21,10 @@ from koinon_node.backup.applier import change_of
 from koinon_node.backup.batch_receipts import BatchReceipts, Receipt
 from koinon_node.backup.catch_up import BatchRows, Fetcher, Source, checked_batch
 from koinon_node.backup.stream_context import StreamContext, SupersededError
-from koinon_node.core import replica_sync as core
-from koinon_node.core.copies import NEEDS_SNAPSHOT, CopyState
 from koinon_node.core.records import EpochStart, PartitionEpochs
-from koinon_node.core.replica_sync import (
+from koinon_node.core.replication import replica_sync as core
+from koinon_node.core.replication.copies import NEEDS_SNAPSHOT, CopyState
+from koinon_node.core.replication.replica_sync import (
     BadMessageError,
     Fate,
     Followed,
@@ -40,7 +40,6 @@ from koinon_node.ports import FollowerEnd, PeerLostError
 from koinon_proto.contract.convert import error_from_proto
 from koinon_proto.contract.errors import KoinonError, StorageFullError
 from koinon_proto.contract.table import NodeInfo
-from koinon_proto.contract.versions import NODE_PROTOCOL_VERSION
 from koinon_proto.v1 import replication_pb2 as wire
 
 log = logging.getLogger(__name__)
@@ -145,7 +144,7 @@ class Link:
             return error
         self._receipts.begin()
         try:
-            stream.send(wire.FollowRequest(hello=self._hello()))
+            stream.send(wire.FollowRequest(hello=self._context.hello(self.node.number)))
             if self._leaves:
                 self._send_close((), leaves=True)
             async with asyncio.TaskGroup() as group:
@@ -167,16 +166,6 @@ class Link:
             stream.close()
             self._context.wake()
         raise AssertionError("a stream ends by an error")
-
-    def _hello(self) -> wire.FollowHello:
-        return wire.FollowHello(
-            protocol_version=NODE_PROTOCOL_VERSION,
-            cluster_id=self._context.cluster_id,
-            node_number=self._context.number,
-            node_epoch=self._context.node_epoch,
-            to_node_number=self.node.number,
-            registration_id=self._context.state.registration_id,
-        )
 
     def _send(self, request: wire.FollowRequest) -> None:
         """Send, unless the stream is gone: then the task that receives hears of it."""
@@ -422,7 +411,7 @@ class Link:
                 if followed.overflowed and followed.stage is Stage.JOINING:
                     await self._join_without_stream(followed)
             ready = [followed for followed in joining if followed.joined]
-            for chunk in _by_size(ready, self._context.group_bytes):
+            for chunk in core.chunks_by_size(ready, self._context.group_bytes):
                 await self._position(chunk)
 
     async def _position(self, chunk: Sequence[Followed]) -> None:
@@ -593,20 +582,6 @@ class Link:
             self._later(followed, jitter)
         self._send_close([followed.partition_id for followed in begun])
         context.wake()
-
-
-def _by_size(ready: Sequence[Followed], bytes_max: int) -> Iterable[list[Followed]]:
-    """Cut into chunks of bounded size."""
-    chunk: list[Followed] = []
-    size = 0
-    for followed in ready:
-        if chunk and size + followed.kept_bytes > bytes_max:
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(followed)
-        size += followed.kept_bytes
-    if chunk:
-        yield chunk
 
 
 def _first(errors: BaseExceptionGroup[KoinonError]) -> KoinonError:

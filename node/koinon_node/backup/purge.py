@@ -17,14 +17,14 @@ import numpy as np
 from koinon_node.backup.applier import Change
 from koinon_node.backup.stream_context import StreamContext
 from koinon_node.core import records
-from koinon_node.core.replica_sync import Followed, Stage
+from koinon_node.core.replication.replica_sync import Followed, Stage
 from koinon_node.state import WallClock
 from koinon_node.storage.environment import EXPIRY_DB
 from koinon_node.storage.writer import Writer, columns
 
 
 class BackupPurge:
-    """What is done here of the work on the index (storage/index_sweeper.py)."""
+    """A backup's part of the work on the expiry index (storage/index_sweeper.py)."""
 
     def __init__(self, context: StreamContext, writer: Writer, wall: WallClock) -> None:
         self._context = context

@@ -1,4 +1,4 @@
-"""What a follower's streams to all primaries share: leave to open, to pull, and to write."""
+"""State that a follower's streams to all primaries share: leave to open, to pull, and to write."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from koinon_node.backup.applier import Applier
-from koinon_node.core import replica_sync as core
-from koinon_node.core.copies import Copies
 from koinon_node.core.pacing import TokenBucket, page_bytes
 from koinon_node.core.recent_writes import RecentWrites
-from koinon_node.core.replica_sync import Followed, Rank
+from koinon_node.core.replication import replica_sync as core
+from koinon_node.core.replication.copies import Copies
+from koinon_node.core.replication.replica_sync import Followed, Rank
 from koinon_node.ports import Peers
 from koinon_node.state import NodeState
 from koinon_node.storage.store import Store
 from koinon_proto.contract.table import NO_NODE, NodeNumber, Table
+from koinon_proto.contract.versions import NODE_PROTOCOL_VERSION
+from koinon_proto.v1 import replication_pb2 as wire
 
 if TYPE_CHECKING:
     from koinon_node.backup.primary_stream import Link
@@ -62,6 +64,17 @@ class StreamContext:
     @property
     def cluster_id(self) -> str:
         return self.table.cluster.cluster_id if self.table is not None else ""
+
+    def hello(self, primary: NodeNumber) -> wire.FollowHello:
+        """Make the first message of a stream to that node."""
+        return wire.FollowHello(
+            protocol_version=NODE_PROTOCOL_VERSION,
+            cluster_id=self.cluster_id,
+            node_number=self.number,
+            node_epoch=self.node_epoch,
+            to_node_number=primary,
+            registration_id=self.state.registration_id,
+        )
 
     def openings(self, link: Link) -> list[Followed]:
         """Return what the link may open now."""

@@ -6,7 +6,7 @@ are planned on a thread while the writer is busy with those before. What is merg
 replicas, is reported; whoever takes a partition over goes on by the mark that its records hold.
 
 What is staged of a load that the table does not name is deleted. A load is never opened again, and
-nobody stages for it any more: once this node knows the table, its own stages are refused, and what
+no task stages for it any more: once this node knows the table, its own stages are refused, and what
 they had queued comes before (the barrier).
 """
 
@@ -25,8 +25,8 @@ from koinon_node.backup.applier import retrieved
 from koinon_node.bulk_load import staging
 from koinon_node.bulk_load.staging import Manifest
 from koinon_node.core import records
-from koinon_node.core.assignment import ServedPartitions
 from koinon_node.core.commit_group import Ticket
+from koinon_node.core.membership.assignment import ServedPartitions
 from koinon_node.core.write_decisions import Primaries
 from koinon_node.ports import LoadCalls
 from koinon_node.primary.replicator import Replicator
@@ -64,7 +64,7 @@ class _UnderWay(NamedTuple):
     view: ServedPartitions
 
 
-class Loads:
+class Merger:
     """Background work. All methods belong to the event loop's thread."""
 
     def __init__(
@@ -286,7 +286,7 @@ class Loads:
                 failed.add(step.partition_id)
                 continue
             if not self._state.still_leads(view, ids):
-                failed.add(step.partition_id)  # nobody has waited for its followers
+                failed.add(step.partition_id)  # without a wait for its followers
                 continue
             self.rows_merged += step.rows
             self._engine.traffic.count_merge(step.partition_id, step.rows, step.bytes)

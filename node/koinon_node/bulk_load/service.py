@@ -1,4 +1,4 @@
-"""The gRPC service of the bulk paths: checks messages, calls ``Bulk``, makes the replies."""
+"""The gRPC service of staging, preparing and reads in columns: checks messages, makes replies."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from koinon_node.bulk_load.bulk_paths import Bulk, ColumnsAnswer, ColumnsPage, StageBatch
+from koinon_node.bulk_load.column_reader import ColumnReader, ColumnsAnswer, ColumnsPage
+from koinon_node.bulk_load.stager import StageBatch, Stager
 from koinon_node.core.records import U32Array
-from koinon_node.serving.service import cluster_of, pages_of, refusals_to_proto
+from koinon_node.serving.checks import cluster_of
+from koinon_node.serving.service import pages_of, refusals_to_proto
 from koinon_node.state import NodeState, partitioner_of
 from koinon_proto.contract import columns
 from koinon_proto.contract.columns import Gathered
@@ -26,8 +28,9 @@ CHUNK_ROWS_MAX = 1_000_000
 class BulkService(loads_pb2_grpc.BulkServicer):
     """koinon.v1.Bulk."""
 
-    def __init__(self, bulk: Bulk, state: NodeState) -> None:
-        self._bulk = bulk
+    def __init__(self, stager: Stager, reader: ColumnReader, state: NodeState) -> None:
+        self._stager = stager
+        self._reader = reader
         self._state = state
 
     def _cluster(self, request: Any) -> ClusterConfig:
@@ -39,7 +42,7 @@ class BulkService(loads_pb2_grpc.BulkServicer):
         self, request: loads_pb2.StageRequest, context: Any
     ) -> loads_pb2.StageResponse:
         batch = _stage_batch(self._cluster(request), request)
-        refusals = await self._bulk.stage(batch) if batch.chunks else {}
+        refusals = await self._stager.stage(batch) if batch.chunks else {}
         return loads_pb2.StageResponse(refusals=refusals_to_proto(refusals))
 
     @typed_errors
@@ -50,7 +53,7 @@ class BulkService(loads_pb2_grpc.BulkServicer):
         cluster = self._cluster(request)
         ids = _partitions(cluster, request.partition_ids)
         _check_length("rows", len(request.rows), len(ids))
-        prepared = await self._bulk.prepare(
+        prepared = await self._stager.prepare(
             request.load_id,
             frozenset(request.attempts),
             dict(zip(ids.tolist(), request.rows, strict=True)),
@@ -68,7 +71,7 @@ class BulkService(loads_pb2_grpc.BulkServicer):
     async def ReadColumns(  # noqa: N802
         self, request: loads_pb2.ReadColumnsRequest, context: Any
     ) -> loads_pb2.ReadColumnsResponse:
-        answer = await self._bulk.read_columns(_page(self._cluster(request), request))
+        answer = await self._reader.read_columns(_page(self._cluster(request), request))
         return _columns_reply(answer)
 
 

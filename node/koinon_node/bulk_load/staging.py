@@ -1,4 +1,4 @@
-"""What bulk loads have staged in a store, read in short transactions, and what is merged next.
+"""Reads what bulk loads have staged in a store, in short transactions, and plans merge steps.
 
 All of it runs on a thread: it looks at whole partitions, and Arrow and LMDB work without the GIL.
 """
@@ -172,7 +172,7 @@ def prepare(
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a primary needs to merge a load. ``ranks`` orders attempts by their tasks."""
+    """A committed load, as its merger needs it. ``ranks`` orders attempts by their tasks."""
 
     load_id: int
     replace: bool

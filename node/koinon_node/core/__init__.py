@@ -1,1 +1,1 @@
-"""What a node decides, without I/O: leases, assignment, sequencing and conditions, encodings."""
+"""A node's decisions, without I/O. The modules here: the bytes at rest, and the writes."""

@@ -1,6 +1,6 @@
-"""How a store names and keeps what bulk loads stage in a partition (v1/loads.proto).
+"""Keys and records of what bulk loads stage in a partition (v1/loads.proto).
 
-    u64 load_id || u64 attempt || u32 number  ->  packed columns (koinon_proto/columns.py)
+    u64 load_id || u64 attempt || u32 number  ->  packed columns (contract/columns.py)
     u64 load_id || u64 0       || u32 0       ->  u8 state || key   how far the load is merged here
 
 This is the key as it follows ``u16 partition_id || u8 kind`` in a data key. No attempt is 0. Until
@@ -52,7 +52,7 @@ def chunk_name(key: bytes) -> ChunkName:
 
 
 class Mark(NamedTuple):
-    """How far a load is merged: up to ``key``, or whole."""
+    """The progress of a merge: up to ``key``, or whole."""
 
     merged: bool = False
     key: bytes = b""

@@ -28,8 +28,9 @@ A group goes forward only (``NEXT``). What cuts it short, or its tickets:
 - The disk hangs (rule 22): the group stays OUT until it answers and goes on then. Who waits for a
   partition that is handed over meanwhile ends at once: what is OUT as unknown, what is QUEUED
   refused. Nothing of it is acknowledged.
-- A follower is late: the group is DURABLE and, after the time-out, ``stuck``: from then on it
-  counts partition by partition, until that follower has left the set.
+- A follower is gone, or late: the group is DURABLE and, after a moment, ``stuck``: from then on it
+  counts partition by partition, until that follower has left the set. So a write of a partition
+  that does without this follower is not held up by one in its group that does not.
 - A partition is another's to lead: followers are required no more, and the group is COMPLETE as far
   as that goes; the engine sees that it leads no more, and answers unknown.
 - A partition is adopted anew: DURABLE groups forget what they have of it.
@@ -72,18 +73,18 @@ _NO_SEQUENCES = np.zeros(0, np.uint64)
 
 
 class GroupState(Enum):
-    """How far a group has come."""
+    """The states of a group's life."""
 
     OPEN = auto()  # tickets join
     SEALED = auto()  # nothing joins; it waits for its turn at the disk
     OUT = auto()  # handed over to the disk, and sent to followers
     DURABLE = auto()  # here, but for the tickets that failed
     COMPLETE = auto()  # and on every replica that has to hold it
-    LOST = auto()  # nobody will say what became of it
+    LOST = auto()  # its fate stays unknown
 
 
 class GroupEvent(Enum):
-    """What takes a group from state to state."""
+    """The events that take a group from state to state."""
 
     SEAL = auto()
     HAND_OVER = auto()

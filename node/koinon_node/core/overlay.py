@@ -1,6 +1,6 @@
-"""What is durable in the write-ahead log and not in the store yet, by key.
+"""The overlay: by key, what is durable in the write-ahead log and not in the store yet.
 
-It lies over the store: who reads a key looks here first. Writes are added in the order of the log,
+It lies over the store: a read of a key looks here first. Writes are added in the order of the log,
 so of one key the last wins. It consists of layers. The newest takes what comes; when the store is
 to catch up with the log, that layer is closed and a new one begun; once the store has all of a
 layer, it is dropped whole.
@@ -16,14 +16,13 @@ Pure.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from koinon_node.core.commit_group import Writes
 
 DATABASES = 4
 _NOT_HERE: Any = object()
-Row = tuple[bytes, bytes]
 
 
 class Layer:
@@ -105,11 +104,6 @@ class Overlay:
             self.size -= layer.size
             dropped.append(layer)
         return dropped
-
-    def items(self, database: int) -> Iterator[tuple[bytes, bytes | None]]:
-        """Yield all that is here, in the order of the log as far as it matters."""
-        for layer in self._layers:
-            yield from layer.databases[database].items()
 
     def holds(self, database: int, keys: Iterable[bytes]) -> bool:
         """Return whether any of the keys is here."""

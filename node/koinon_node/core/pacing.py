@@ -1,5 +1,5 @@
-"""How fast something may go: bytes are spent when they are asked for, what came instead is settled
-then, and what was overspent is waited out.
+"""Paces a transfer: bytes are spent when they are asked for, what came instead is settled then, and
+what was overspent is waited out.
 
 Pure: the time and the rate are arguments, so that a rate that changes counts at once.
 """

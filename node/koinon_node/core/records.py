@@ -9,7 +9,7 @@ expiry:     u64 expiry_ms || data key     ->  (nothing)
             itself leaves the entry of what it replaces, until that is due.
 partitions: u16 partition_id || 0x00      ->  u8 1 || u64 primary_epoch || u16 n || n x (u64, u64)
             u16 partition_id || 0x01      ->  u8 2 || u64 complete_through || u64 purge_floor
-                                              || u8 state (core/copies.py); version 1 has none
+                                              || u8 state (CopyState, copies.py); version 1 has none
             u16 partition_id || 0x02      ->  (nothing): its data is being deleted
 
 A tombstone carries when it may be purged as its expiry, so that one index serves both.
@@ -27,6 +27,7 @@ import operator
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -91,6 +92,12 @@ def head_of(partition_id: int, kind: int = USER) -> bytes:
     return _HEAD.pack(partition_id, kind)
 
 
+@lru_cache(maxsize=2)
+def heads(partition_count: int) -> list[bytes]:
+    """Return ``head_of`` of each partition, of users' records."""
+    return list(map(head_of, range(partition_count)))
+
+
 def data_keys(
     partition_ids: npt.NDArray[Any], keys: Sequence[bytes], kind: int = USER
 ) -> list[bytes]:
@@ -135,6 +142,11 @@ def encode_record(sequence: int, value: bytes, expires_at_ms: int = 0) -> bytes:
     if expires_at_ms:
         return _HEADER_WITH_EXPIRY.pack(sequence, FLAG_EXPIRES, expires_at_ms) + value
     return _HEADER.pack(sequence, 0) + value
+
+
+def value_of(record: bytes) -> bytes:
+    """Return the value of an encoded record."""
+    return record[HEADER_WITH_EXPIRY_BYTES if record[FLAGS_AT] & FLAG_EXPIRES else HEADER_BYTES :]
 
 
 def put_bytes(encoded: Sequence[bytes]) -> int:

@@ -3,7 +3,7 @@
 A machine's clock is stepped by NTP, by hypervisors and by hand, sometimes by a year and for a
 minute. Were it believed at once, all that expires within that year would be deleted; were it only
 kept from going back, as is usual, expiry would stand still for the year after. So time passes here
-by a clock that nobody steps (CLOCK_BOOTTIME), and approaches the machine's:
+by a clock that is never set (CLOCK_BOOTTIME), and approaches the machine's:
 
 - An error of up to 10 s is made good gradually: time passes at half to one and a half the pace.
 - A larger one, a *jump*, changes nothing until it has lasted for ten minutes, the clock running
@@ -32,7 +32,7 @@ BELIEVED_AFTER_S = 600.0
 
 
 class Change(Enum):
-    """What has changed in how the machine's clock is judged."""
+    """A change in how the machine's clock is judged."""
 
     DOUBTED = auto()  # it jumped
     TAKEN_BACK = auto()  # the jump was, before it was believed

@@ -4,9 +4,9 @@ Invariants:
 - Sequences rise by one a write within a partition, from ``primary_epoch << 40`` + 1, and are never
   given twice: a process adopts an epoch once, and a new process gets a new one. None is of another
   epoch than the one that was adopted: where an epoch's are used up writes are refused. Long before
-  (``SPARE_SEQUENCES``) the partition goes on under a new epoch (core/proposals.py).
-- Conditions are evaluated in sequence order over what is pending and, below it, what is stored.
-  What goes to the store are effects only.
+  (``SPARE_SEQUENCES``) the partition goes on under a new epoch (core/replication/proposals.py).
+- Conditions and updates (core/updates.py) are evaluated in sequence order over what is pending and,
+  below it, what is stored. What goes to the store are effects only.
 - A record that has expired counts as absent; its removal is sequenced before what replaces it.
 
 State is held in columns over all partitions, because a batch of 1,000 rows touches most of them.
@@ -36,7 +36,12 @@ from koinon_node.core.records import (
     partition_of_data_key,
     progress_keys,
 )
-from koinon_proto.contract.errors import ConditionFailedError, PartitionOfflineError
+from koinon_node.core.updates import Change, Result, Update
+from koinon_proto.contract.errors import (
+    ConditionFailedError,
+    KoinonError,
+    PartitionOfflineError,
+)
 from koinon_proto.contract.table import SEQUENCE_COUNTER_BITS, first_sequence
 
 SPARE_SEQUENCES = 1 << 36
@@ -58,6 +63,8 @@ class WriteRows:
     deletes: frozenset[int] = frozenset()
     expires_at_ms: Sequence[int] | None = None  # 0: never
     conditions: Mapping[int, int] = field(default_factory=dict)  # row -> version
+    updates: Mapping[int, Update] = field(default_factory=dict)
+    """By row; such a row's entries in the other columns have no meaning."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -69,7 +76,8 @@ class Effects:
     expiry_keys: list[bytes] = field(default_factory=list)
     touched: U32Array = field(default_factory=lambda: np.zeros(0, np.uint32))
     absent: list[int] = field(default_factory=list)  # deletes that found no record
-    failed: dict[int, ConditionFailedError] = field(default_factory=dict)
+    failed: dict[int, KoinonError] = field(default_factory=dict)  # conditions, and updates
+    results: dict[int, Result] = field(default_factory=dict)  # of updates, by row
     observed_group: int = 0  # the oldest that was looked at and is not durable here; 0: none
     observed: dict[CommitGroup, set[int]] = field(default_factory=dict)
     """Groups in flight that were looked at, with the partitions that they were for."""
@@ -158,7 +166,7 @@ def decide_write(
     """Sequence the rows and return what they do; the caller has a ticket with that join the open
     group, without a pause.
     """
-    if rows.deletes or rows.conditions:
+    if rows.deletes or rows.conditions or rows.updates:
         effects = _Decision(rows, primaries, pending, stored, now_ms).run()
     else:
         sequences = primaries.assign(rows.partition_ids)
@@ -208,14 +216,17 @@ class _Decision:
         self._effects = Effects(versions=np.zeros(len(rows.keys), np.uint64))
         self._partitions: list[int] = rows.partition_ids.tolist()
         self._touched: set[int] = set()
-        looked_at = rows.deletes | rows.conditions.keys()
+        looked_at = rows.deletes | rows.conditions.keys() | rows.updates.keys()
         keys = [rows.keys[row] for row in looked_at] if looked_at else rows.keys
         self._stored = stored(keys)
         self._in_flight = bool(pending.overlapping(set(keys)))
 
     def run(self) -> Effects:
         rows, effects = self._rows, self._effects
-        for row, key in enumerate(rows.keys):
+        for row in range(len(rows.keys)):
+            if (update := rows.updates.get(row)) is not None:
+                self._update(row, update)
+                continue
             is_delete, condition = row in rows.deletes, rows.conditions.get(row)
             if is_delete or condition is not None:
                 record = self.current(row)
@@ -234,10 +245,25 @@ class _Decision:
                 self._remove(row, sequence)
             else:
                 expires_at_ms = rows.expires_at_ms[row] if rows.expires_at_ms else 0
-                effects.records[key] = encode_record(sequence, rows.values[row], expires_at_ms)
-                if expires_at_ms:
-                    effects.expiry_keys.append(expiry_key(expires_at_ms, key))
+                self._put(row, sequence, rows.values[row], expires_at_ms)
         return self.finish()
+
+    def _update(self, row: int, update: Update) -> None:
+        record, effects = self.current(row), self._effects
+        try:
+            decided = update.decide(record, self._now_ms)
+        except KoinonError as error:
+            effects.failed[row] = error
+            return
+        effects.results[row] = decided.result
+        if decided.change is Change.LEAVE:
+            return
+        sequence = self._take(row)
+        effects.versions[row] = sequence
+        if decided.change is Change.DELETE:
+            self._remove(row, sequence)
+        else:
+            self._put(row, sequence, decided.value, decided.expires_at_ms)
 
     def current(self, row: int) -> Record | None:
         """Return the live record under the row's key; an expired one is removed in passing."""
@@ -275,6 +301,12 @@ class _Decision:
         partition_id = self._partitions[row]
         self._touched.add(partition_id)
         return self._primaries.take(partition_id)
+
+    def _put(self, row: int, sequence: int, value: bytes, expires_at_ms: int) -> None:
+        key = self._rows.keys[row]
+        self._effects.records[key] = encode_record(sequence, value, expires_at_ms)
+        if expires_at_ms:
+            self._effects.expiry_keys.append(expiry_key(expires_at_ms, key))
 
     def _remove(self, row: int, sequence: int) -> None:
         key, partition_id = self._rows.keys[row], self._partitions[row]

@@ -10,7 +10,7 @@ lease is extended, counted from when the heartbeat was sent. A table is publishe
 before the event loop hears of it. What has to be persisted goes to the loop's writer and is waited
 for without holding up heartbeats.
 
-A loop that does not turn (a call into C that hangs, a debugger) serves nobody, and this thread
+A loop that does not turn (a call into C that hangs, a debugger) serves no client, and this thread
 would keep its lease for ever. So it asks the loop for a sign with each heartbeat; where none has
 come for three leases it gives up the lease, says farewell, and registers again once the loop turns.
 
@@ -33,9 +33,14 @@ from functools import partial
 from typing import Any, Protocol
 
 from koinon_node.config import NodeConfig
-from koinon_node.core.assignment import Adoption, Assignment, HostCommand, ServedPartitions
-from koinon_node.core.lease import NO_LEASE, heartbeat_timeout_s
-from koinon_node.core.loop_watchdog import LoopWatchdog
+from koinon_node.core.membership.assignment import (
+    Adoption,
+    Assignment,
+    HostCommand,
+    ServedPartitions,
+)
+from koinon_node.core.membership.lease import NO_LEASE, heartbeat_timeout_s
+from koinon_node.core.membership.loop_watchdog import PATIENCE_LEASES, LoopWatchdog
 from koinon_node.membership.coordinator_calls import Connect, Coordinators, connect
 from koinon_node.membership.table_watch import TableWatch
 from koinon_node.state import NodeState
@@ -74,15 +79,13 @@ _BACKOFF_MIN_S, _BACKOFF_MAX_S = 0.05, 0.2  # a node that waits asks as often as
 _REMOVED_RETRY_S = 30.0
 _FAREWELL_S_MAX = 1.0
 _FAREWELL_TIMEOUT_S = 0.5  # of one attempt
-_LOOP_PATIENCE_LEASES = 3.0
-"""For so many leases the loop may give no sign: far longer than its longest piece of work."""
 
 Event = Callable[[], None]
 """What the agent's thread is to do next."""
 
 
 class Host(Protocol):
-    """What the agent needs of the event loop's side. Coroutines and ``on_table`` run on the loop,
+    """The event loop's side, as the agent needs it. Coroutines and ``on_table`` run on the loop,
     ``stats`` and ``progress`` on the agent's thread.
     """
 
@@ -274,6 +277,7 @@ class Agent:
             last_node_epoch=self._last_node_epoch,
             registration_id=self._registration_id,
             weight=self._config.weight,
+            redis_address=self._config.redis_advertise,
         )
 
     def _on_registered(self, reply: membership_pb2.RegisterResponse) -> None:
@@ -317,7 +321,7 @@ class Agent:
         while not self._stopping.is_set():
             sent_at = self._now()
             silent_s = loop_watch.silent_s(self._signs, sent_at)
-            if silent_s > _LOOP_PATIENCE_LEASES * self._lease_s:
+            if silent_s > PATIENCE_LEASES * self._lease_s:
                 self._leave_with_a_hung_loop(silent_s)
                 return
             self._ask_for_a_sign()
@@ -468,7 +472,7 @@ class Agent:
             log.info("leads partitions taken_over=%d", len(adoptions))
 
     def _by_moves(self, adoptions: Sequence[Adoption]) -> bool:
-        """Whether moves gave them all to this node: the coordinator logs plans, not steps."""
+        """Return whether moves gave them all to this node: coordinators log plans, not steps."""
         table = self._assignment.table
         rows = [table.rows[a.partition_id] for a in adoptions] if table is not None else []
         return all(row.adding or row.removing for row in rows)

@@ -73,7 +73,7 @@ class Coordinators:
         self._channels: dict[str, grpc.Channel] = {}
 
     def register(self, request: membership_pb2.RegisterRequest) -> membership_pb2.RegisterResponse:
-        """Ask once around; raises the last failure if nobody answered."""
+        """Ask once around; raises the last failure if no coordinator answered."""
         reply: membership_pb2.RegisterResponse = self._around(
             lambda stub: _sensible(
                 stub.Register(request, timeout=_REGISTER_TIMEOUT_S, metadata=onward())
@@ -113,7 +113,7 @@ class Coordinators:
 
 
 class Member(Protocol):
-    """What proposals need of the agent."""
+    """The agent, as proposals need it."""
 
     def registration(self) -> tuple[str, int, int, str] | None:
         """Return (cluster id, node epoch, table version, registration id); None while

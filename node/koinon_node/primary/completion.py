@@ -2,8 +2,9 @@
 
 A group is streamed when it is handed over to be committed here, so that followers commit beside
 this node. It is complete when it is durable here and on every required follower
-(core/replica_tracker.py); until then its records are pending: reads of its keys wait, and its rows
-count against the bounds. What needs no follower is complete as soon as it is committed here.
+(core/replication/replica_tracker.py); until then its records are pending: reads of its keys wait,
+and its rows count against the bounds. What needs no follower is complete as soon as it is committed
+here.
 
 Groups complete in any order, but for two that write one partition: a partition that has lost its
 followers does not hold up the others.
@@ -23,15 +24,15 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from koinon_node.core import records
-from koinon_node.core.assignment import Adoption
 from koinon_node.core.commit_group import CommitGroup, Ticket, end
-from koinon_node.core.copies import Copies
-from koinon_node.core.disk_health import DiskHealth
+from koinon_node.core.membership.assignment import Adoption
+from koinon_node.core.membership.disk_health import DiskHealth
 from koinon_node.core.pending_writes import PendingWrites
-from koinon_node.core.proposals import Proposals
 from koinon_node.core.recent_writes import RecentWrites
 from koinon_node.core.records import U32Array, U64Array
-from koinon_node.core.replica_tracker import ReplicaTracker
+from koinon_node.core.replication.copies import Copies
+from koinon_node.core.replication.proposals import Proposals
+from koinon_node.core.replication.replica_tracker import ReplicaTracker
 from koinon_node.core.write_decisions import Primaries
 from koinon_node.primary.sender import Sender
 from koinon_node.state import NodeState

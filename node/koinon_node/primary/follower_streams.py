@@ -1,4 +1,4 @@
-"""What followers say to this primary: who they are, what they open, and what they have.
+"""Serves followers' streams: takes who they are, what they open, and what they have.
 
 A follower dials, says who it is, and opens partitions; what is streamed to it after the answer to
 an opening is all that comes after the point that the answer names (sender.py). What it says of
@@ -14,7 +14,7 @@ import numpy as np
 
 from koinon_node.config import Limits
 from koinon_node.core.records import BoolArray, EpochStart
-from koinon_node.core.replica_tracker import Answer, Asked, Opening
+from koinon_node.core.replication.replica_tracker import Answer, Asked, Opening
 from koinon_node.ports import PeerLostError, PrimaryEnd
 from koinon_node.primary.completion import Completion
 from koinon_node.primary.sender import FollowerStream

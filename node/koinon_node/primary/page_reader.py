@@ -1,4 +1,4 @@
-"""What a primary reads out of its copy for a follower: pages of passes, and named keys.
+"""Reads a primary's copy for followers: pages of passes, and named keys.
 
 A page is one short read transaction over the records and the partition's ``complete_through``,
 which is its bound: records are stored together with it, so none in the page is above it and none up
@@ -14,7 +14,7 @@ from koinon_node.backup.catch_up import crc_of
 from koinon_node.config import Limits
 from koinon_node.core import records
 from koinon_node.core.recent_writes import RecentWrites
-from koinon_node.core.replica_tracker import ReplicaTracker
+from koinon_node.core.replication.replica_tracker import ReplicaTracker
 from koinon_node.storage.environment import PARTITIONS_DB
 from koinon_node.storage.store import Range, Store
 from koinon_node.storage.writer import Writer

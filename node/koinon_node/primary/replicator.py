@@ -24,12 +24,13 @@ import numpy as np
 
 from koinon_node.config import Limits
 from koinon_node.core import records
-from koinon_node.core.assignment import Adoption
 from koinon_node.core.commit_group import CommitGroup, GroupState, Ticket, Writes
-from koinon_node.core.copies import Copy, CopyState
-from koinon_node.core.proposals import RowChange
+from koinon_node.core.membership.assignment import Adoption
 from koinon_node.core.recent_writes import RecentWrites
 from koinon_node.core.records import PartitionEpochs, U32Array
+from koinon_node.core.replication.copies import Copy, CopyState
+from koinon_node.core.replication.proposals import RowChange
+from koinon_node.core.replication.replica_tracker import Adopted
 from koinon_node.core.write_decisions import Effects
 from koinon_node.ports import CoordinatorCalls
 from koinon_node.primary.completion import Completion
@@ -53,6 +54,7 @@ from koinon_proto.contract.table import NodeNumber, Table, first_sequence
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.05
+_RESTING_TICK_S = 0.2  # where nothing waits; what happens wakes it. Below what counts as one step
 _TICKS_APART_S = 0.005  # what happens meanwhile is looked at together
 _HANDING_OVER_S = 0.01  # between two looks at how far it is
 
@@ -138,7 +140,7 @@ class Replicator:
     ) -> Ticket:
         """Queue what a primary writes in these partitions, whose last sequences it has."""
         primaries = self._primaries
-        # Where no follower has to hold the same, nobody misses what a gap leaves out.
+        # Where no follower has to hold the same, none misses what a gap leaves out.
         chained = self.leading.any_replicated and bool(primaries.replicated[touched].any())
         ticket = Ticket(
             durable=asyncio.get_running_loop().create_future(),
@@ -277,8 +279,8 @@ class Replicator:
                 for p, copy in copies.items()
             }
             await self._persist(entries, copies)
-            for p, epochs in entries.items():
-                self._adopted(p, epochs, copies[p])
+            adopted = [self._adopted(p, epochs, copies[p]) for p, epochs in entries.items()]
+            self.leading.adopt(adopted, self._clock())
             self._pending.forget({records.prefix_of(p) for p in entries})
         self._completion.advance(stuck_too=True)
         self._kick.set()
@@ -295,7 +297,7 @@ class Replicator:
         ]
         await self._writer.submit(((PARTITIONS_DB, keys, values),), len(keys), 0, urgent=True)
 
-    def _adopted(self, p: int, epochs: PartitionEpochs, copy: Copy) -> None:
+    def _adopted(self, p: int, epochs: PartitionEpochs, copy: Copy) -> Adopted:
         clean = copy.state == CopyState.USABLE
         start = first_sequence(epochs.primary_epoch)
         self._copies.epochs[p] = epochs
@@ -305,9 +307,7 @@ class Replicator:
             self._journal.reset(p, start)
         if epochs.primary_epoch > int(self._primaries.epochs[p]):
             self._primaries.adopt(p, epochs.primary_epoch)
-        self.leading.adopt(
-            p, epochs.primary_epoch, copy.complete_through, clean=clean, now=self._clock()
-        )
+        return Adopted(p, epochs.primary_epoch, copy.complete_through, clean)
 
     # --- followers -------------------------------------------------------------------------
 
@@ -325,16 +325,21 @@ class Replicator:
                 self.tick()
                 self._kick.clear()
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_TICK_S):
+                    async with asyncio.timeout(_RESTING_TICK_S if self._rests() else _TICK_S):
                         await self._kick.wait()
                 await asyncio.sleep(max(0.0, began + _TICKS_APART_S - self._clock()))
         finally:
             if self._call is not None:
                 self._call.cancel()
 
+    def _rests(self) -> bool:
+        """Return whether nothing is due soon: no write is under way, and nothing to propose."""
+        under_way = self._call is not None or not self._pending.idle or self._pending.durable()
+        return not under_way and self._proposals.rests
+
     async def hand_over_all(self, timeout_s: float) -> None:
         """Hand over what this node leads to others that are in sync, all at once, because it is
-        about to stop; return when they serve it. What nobody else can lead stays. Returns after the
+        about to stop; return when they serve it. What no other can lead stays. Returns after the
         time-out, or when the lease is lost, at the latest; ``run`` has to be under way.
         """
         self._proposals.leave()

@@ -23,7 +23,7 @@ from koinon_node.core.records import (
     partitions_of_data_keys,
     sequences_of,
 )
-from koinon_node.core.replica_tracker import ReplicaTracker
+from koinon_node.core.replication.replica_tracker import ReplicaTracker
 from koinon_node.ports import PeerLostError, PrimaryEnd
 from koinon_proto.contract import convert
 from koinon_proto.contract.errors import KoinonError, ResourceExhaustedError

@@ -1,8 +1,8 @@
-"""What is asked of the engine and what it answers, as columns: entry i belongs to row i."""
+"""Requests to the engine and its answers, as columns: entry i belongs to row i."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from koinon_node.core.records import USER, U32Array, U64Array
+from koinon_node.core.updates import Result, Update
 from koinon_proto.contract.errors import KoinonError
 
 IntArray = npt.NDArray[np.int64]
@@ -45,6 +46,8 @@ class WriteBatch:
     deletes: frozenset[int] = frozenset()
     ttl_ms: Sequence[int] | None = None
     conditions: dict[int, int] = field(default_factory=dict)
+    updates: Mapping[int, Update] = field(default_factory=dict)
+    """By row; such a row's value, ttl and condition have no meaning."""
     durability: Durability = Durability.ALL_IN_SYNC
     kind: int = USER  # of the records
     load_id: int = 0  # written only while this bulk load is open
@@ -62,17 +65,21 @@ class WriteBatch:
             deletes=frozenset(place[row] for row in self.deletes if row in place),
             ttl_ms=None if ttl_ms is None else [ttl_ms[row] for row in chosen],
             conditions={place[r]: v for r, v in self.conditions.items() if r in place},
+            updates={place[r]: u for r, u in self.updates.items() if r in place},
         )
 
 
 @dataclass(kw_only=True, slots=True)
 class WriteAnswer:
-    """``versions[i]`` is 0 where row i wrote nothing; then another field says why."""
+    """``versions[i]`` is 0 where row i wrote nothing; then another field says why. ``results`` are
+    those of updates, by row.
+    """
 
     versions: U64Array
     absent: list[int] = field(default_factory=list)
     refusals: dict[int, KoinonError] = field(default_factory=dict)
     row_errors: dict[int, KoinonError] = field(default_factory=dict)
+    results: dict[int, Result] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,8 +23,8 @@ import numpy as np
 
 from koinon_node.config import Limits
 from koinon_node.core import records, write_decisions
-from koinon_node.core.assignment import ServedPartitions
 from koinon_node.core.commit_group import CommitGroup, Ticket
+from koinon_node.core.membership.assignment import ServedPartitions
 from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.core.records import Record, U32Array
 from koinon_node.core.write_decisions import Primaries, WriteRows
@@ -37,7 +37,7 @@ from koinon_node.serving.batches import (
     WriteAnswer,
     WriteBatch,
 )
-from koinon_node.serving.expiry import Reclaimer
+from koinon_node.serving.reclaimer import Reclaimer
 from koinon_node.serving.traffic import Traffic
 from koinon_node.state import Expired, NodeState, WallClock
 from koinon_node.storage.index_sweeper import IndexSweeper
@@ -127,6 +127,55 @@ class Engine:
             raise LeaseExpiredError(node_id=self._state.node_id)
         self.rows_read += len(keys)
         return answer
+
+    def read_now(
+        self, keys: Sequence[bytes], partition_ids: Sequence[int]
+    ) -> list[bytes | None] | None:
+        """Return the records of these keys, encoded (None: there is none), or None where one has to
+        be waited for, or is refused: ``read`` says which.
+
+        The rules are those of ``read``; nothing else runs between its checks and the reading. So
+        what is in the store and not complete is of a group that the first look finds.
+        """
+        state, led = self._state, self._state.served.led
+        if not state.serving() or not all(map(led.__getitem__, partition_ids)):
+            return None
+        if state.any_stopped and state.stopped[partition_ids].any():
+            return None
+        heads = records.heads(len(led))
+        data_keys = [heads[p] + key for p, key in zip(partition_ids, keys, strict=True)]
+        if self._writer.pending_rows and self._pending.overlapping(data_keys):
+            return None
+        found = self._store.get_each(data_keys)
+        for record in found:
+            if record is not None and record[records.FLAGS_AT]:
+                if (live := self._live(found)) is None:
+                    return None
+                found = live
+                break
+        if not state.serving():
+            return None
+        self.rows_read += len(keys)
+        if len(keys) == 1:
+            self.traffic.count_read(partition_ids[0], keys[0], len(found[0] or b""))
+        else:
+            ids = np.array(partition_ids, np.uint32)
+            self.traffic.count_reads(ids, keys, [record or b"" for record in found])
+        return found
+
+    def _live(self, found: list[bytes | None]) -> list[bytes | None] | None:
+        """Return these records without tombstones; None if one has expired."""
+        now_ms = self._clock.now_ms()
+        live: list[bytes | None] = []
+        for data in found:
+            record = records.decode_record(data) if data is not None else None
+            if record is None or record.tombstone:
+                live.append(None)
+            elif record.expired(now_ms):
+                return None
+            else:
+                live.append(data)
+        return live
 
     async def _read_served(
         self,
@@ -375,6 +424,8 @@ class Engine:
         sizes = np.fromiter(map(len, batch.keys), np.int64, count)
         sizes += np.fromiter(map(len, batch.values), np.int64, count)
         sizes += _ROW_OVERHEAD_BYTES
+        if batch.updates:
+            rows = self._size_updates(batch, rows, sizes, answer)
         tickets = await self._write_steps(batch, rows, sizes, view, answer)
         await self._await_tickets(tickets, batch, view, answer)
         if not self._state.serving():
@@ -383,6 +434,34 @@ class Engine:
         if batch.kind == records.USER:
             self._count_writes(batch, rows, sizes - _ROW_OVERHEAD_BYTES)
         return answer
+
+    def _size_updates(
+        self, batch: WriteBatch, rows: np.ndarray, sizes: np.ndarray, answer: WriteAnswer
+    ) -> np.ndarray:
+        """Add to ``sizes`` what updates look at and write, as far as that is known before they are
+        decided; return the rows that fit into the bound of a batch. The others are refused.
+        """
+        updated = [row for row in rows.tolist() if row in batch.updates]
+        keys = [batch.keys[row] for row in updated]
+        lengths = self.lengths_now(keys, batch.partition_ids[updated].tolist())
+        for row, length in zip(updated, lengths, strict=True):
+            sizes[row] += batch.updates[row].size + length
+        fits = np.cumsum(sizes[rows]) <= MAX_BATCH_BYTES
+        fits[0] = True  # so that it does some day
+        error = ResourceExhaustedError(
+            resource="bytes of the records that a batch updates", limit=MAX_BATCH_BYTES
+        )
+        answer.row_errors.update(dict.fromkeys(rows[~fits].tolist(), error))
+        return rows[fits]
+
+    def lengths_now(self, keys: Sequence[bytes], partition_ids: Sequence[int]) -> list[int]:
+        """Return the bytes of the record of each key, stored or pending, whichever is longer; 0
+        where there is none.
+        """
+        data_keys = [records.head_of(p) + key for p, key in zip(partition_ids, keys, strict=True)]
+        pending = (self._pending.find(key)[1] for key in data_keys)
+        lengths = self._store.lengths(data_keys)
+        return [max(n, len(record or b"")) for n, record in zip(lengths, pending, strict=True)]
 
     def _count_writes(self, batch: WriteBatch, rows: np.ndarray, sizes: np.ndarray) -> None:
         partition_ids, keys = batch.partition_ids, batch.keys
@@ -417,7 +496,7 @@ class Engine:
                     await asyncio.sleep(0)
                 part = batch if len(step) == count else batch.taking(step)
                 try:
-                    if part.deletes or part.conditions:
+                    if part.deletes or part.conditions or part.updates:
                         await self.unclaimed(part.partition_ids)
                     size = int(sizes[step].sum())
                     self._writer.redeem(len(step), size)
@@ -474,6 +553,7 @@ class Engine:
                 deletes=batch.deletes,
                 expires_at_ms=expires,
                 conditions=batch.conditions,
+                updates=batch.updates,
             ),
             self._primaries,
             self._pending,
@@ -484,6 +564,10 @@ class Engine:
         answer.absent += rows[effects.absent].tolist()
         for row, error in effects.failed.items():
             answer.row_errors[int(rows[row])] = error
+        for row, result in effects.results.items():
+            answer.results[int(rows[row])] = result
+        if batch.updates:  # a record may have grown since its size was asked for
+            size = max(size, records.put_bytes(list(filter(None, effects.records.values()))))
         return self._replicator.submit(effects, size)
 
     async def _await_tickets(
@@ -511,6 +595,7 @@ class Engine:
             answer.versions[failed] = 0
             lost = set(failed.tolist())
             answer.absent = [row for row in answer.absent if row not in lost]
+            answer.results = {r: v for r, v in answer.results.items() if r not in lost}
             answer.row_errors.update(dict.fromkeys(lost, error))
         if whole is not None:
             raise whole
@@ -548,6 +633,10 @@ class Engine:
                     await self._replicator.group_done(group, ids)
         finally:
             self.waits[ids] -= 1
+
+    def now_ms(self) -> int:
+        """Return the Unix time by which records expire here."""
+        return self._clock.now_ms()
 
     def _stored(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         return dict(self._store.get_many(keys))

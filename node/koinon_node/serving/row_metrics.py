@@ -1,8 +1,9 @@
-"""What came of the rows that clients asked for, counted a batch at a time.
+"""Counts the outcomes of the rows that clients asked for, a batch at a time.
 
 Outcomes: ``ok``; ``absent`` (a read or a delete found nothing); ``refused`` (nothing was done: the
 partition is not served here, there is no room, too few replicas); ``failed`` (a condition did not
-hold, or an error of this node); ``unknown`` (a write that may have been done, or may be later).
+hold, a record that an increment cannot
+add to, or an error of this node); ``unknown`` (a write that may have been done, or may be later).
 """
 
 from __future__ import annotations
@@ -17,27 +18,37 @@ import numpy.typing as npt
 
 from koinon_node.core.records import HEADER_BYTES, U32Array
 from koinon_node.serving.batches import ReadAnswer, ScanAnswer, WriteAnswer, WriteBatch
-from koinon_proto.contract.errors import ConditionFailedError, KoinonError, UnknownFateError
+from koinon_proto.contract.errors import (
+    ConditionFailedError,
+    KoinonError,
+    NotANumberError,
+    NumberOverflowError,
+    UnknownFateError,
+)
 
 I64Array = npt.NDArray[np.int64]
-Operation = Literal["get", "put", "delete", "scan", "stage"]
+Operation = Literal["get", "put", "delete", "update", "scan", "stage"]
 Outcome = Literal["ok", "absent", "refused", "failed", "unknown"]
 
 OUTCOMES: dict[Operation, tuple[Outcome, ...]] = {
     "get": ("ok", "absent", "refused", "failed"),
     "put": ("ok", "refused", "failed", "unknown"),
     "delete": ("ok", "absent", "refused", "failed", "unknown"),
+    "update": ("ok", "refused", "failed", "unknown"),
     "scan": ("ok",),
     "stage": ("ok", "refused", "failed", "unknown"),
 }
 """What there is; a page of a scan that fails has no rows."""
 
 
+_DECIDED = (ConditionFailedError, NotANumberError, NumberOverflowError)
+
+
 def outcome_of(error: BaseException) -> Outcome:
     """Return what an error means for the rows that it is about."""
     if isinstance(error, UnknownFateError | asyncio.CancelledError):
         return "unknown"
-    if isinstance(error, ConditionFailedError) or not isinstance(error, KoinonError):
+    if isinstance(error, _DECIDED) or not isinstance(error, KoinonError):
         return "failed"
     return "refused"
 
@@ -61,8 +72,15 @@ class RowCounts:
         self.rows["get", "refused"] += refused
         self.bytes["get"] += max(0, answer.held_bytes - HEADER_BYTES * found)
 
+    def read_rows(self, found: Sequence[bytes | None]) -> None:
+        """Records were looked for and found, or not."""
+        there = [len(record) for record in found if record is not None]
+        self.rows["get", "ok"] += len(there)
+        self.rows["get", "absent"] += len(found) - len(there)
+        self.bytes["get"] += sum(there) - HEADER_BYTES * len(there)
+
     def read_failed(self, rows: int, error: BaseException) -> None:
-        """Nothing was read. Of a read that is cut off nobody asks any more."""
+        """Nothing was read. The client of a read that is cut off has gone."""
         outcome = outcome_of(error)
         self.rows["get", "failed" if outcome == "unknown" else outcome] += rows
 
@@ -96,25 +114,37 @@ class RowCounts:
 
     def written(self, batch: WriteBatch, answer: WriteAnswer) -> None:
         """A batch was written, as far as the answer says."""
-        deletes = len(batch.deletes)
-        left: dict[Operation, int] = {"put": len(batch.keys) - deletes, "delete": deletes}
+        left = _rows_by_operation(batch)
         size = sum(map(len, batch.values))
         for row, outcome in _not_written(batch, answer):
-            operation: Operation = "delete" if row in batch.deletes else "put"
+            operation = _operation_of(batch, row)
             self.rows[operation, outcome] += 1
             left[operation] -= 1
             size -= len(batch.values[row])
         absent = len(answer.absent)
         self.rows["put", "ok"] += left["put"]
+        self.rows["update", "ok"] += left["update"]
         self.rows["delete", "ok"] += left["delete"] - absent
         self.rows["delete", "absent"] += absent
         self.bytes["put"] += size
 
     def write_failed(self, batch: WriteBatch, error: BaseException) -> None:
         """The whole batch ended with an error."""
-        outcome, deletes = outcome_of(error), len(batch.deletes)
-        self.rows["put", outcome] += len(batch.keys) - deletes
-        self.rows["delete", outcome] += deletes
+        outcome = outcome_of(error)
+        for operation, rows in _rows_by_operation(batch).items():
+            self.rows[operation, outcome] += rows
+
+
+def _rows_by_operation(batch: WriteBatch) -> dict[Operation, int]:
+    deletes, updates = len(batch.deletes), len(batch.updates)
+    puts = len(batch.keys) - deletes - updates
+    return {"put": puts, "delete": deletes, "update": updates}
+
+
+def _operation_of(batch: WriteBatch, row: int) -> Operation:
+    if row in batch.updates:
+        return "update"
+    return "delete" if row in batch.deletes else "put"
 
 
 def _not_written(batch: WriteBatch, answer: WriteAnswer) -> list[tuple[int, Outcome]]:

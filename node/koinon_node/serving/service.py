@@ -14,7 +14,18 @@ from typing import Any
 import numpy as np
 
 from koinon_node.core.records import U32Array
+from koinon_node.core.updates import (
+    NEVER,
+    Assign,
+    Expire,
+    Expiry,
+    ExpiryKind,
+    Increment,
+    Presence,
+    Update,
+)
 from koinon_node.serving.batches import Durability, ReadAnswer, ScanPage, WriteAnswer, WriteBatch
+from koinon_node.serving.checks import check_key, check_ttl, check_value, cluster_of
 from koinon_node.serving.engine import Engine
 from koinon_node.serving.graceful_drain import GracefulDrain
 from koinon_node.serving.row_metrics import RowCounts
@@ -29,7 +40,6 @@ from koinon_proto.contract.table import (
     MAX_BATCH_BYTES,
     MAX_BATCH_ROWS,
     MAX_KEY_BYTES,
-    MAX_TTL_MS,
     ClusterConfig,
     Table,
 )
@@ -81,8 +91,8 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
     async def Put(self, request: kv_pb2.PutRequest, context: Any) -> kv_pb2.PutResponse:  # noqa: N802
         cluster = self._cluster(request)
         check_key(request.key)
-        _check_value(len(request.value), cluster)
-        _check_ttl(request.ttl_ms)
+        check_value(len(request.value), cluster)
+        check_ttl(request.ttl_ms)
         answer = await self._write(
             WriteBatch(
                 table_version=request.table_version,
@@ -128,6 +138,8 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
         answer = await self._read(
             keys, partition_ids, request.table_version, want_versions=request.want_versions
         )
+        if request.keys_only:
+            answer.values = [b""] * len(keys)
         return _read_reply(answer)
 
     @typed_errors
@@ -138,6 +150,15 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
         batch = _write_batch(self._cluster(request), request)
         answer = await self._write(batch)
         return _write_reply(answer, request.want_versions)
+
+    @typed_errors
+    @bounded(CALLS_MAX)
+    async def BatchUpdate(  # noqa: N802
+        self, request: kv_pb2.BatchUpdateRequest, context: Any
+    ) -> kv_pb2.BatchUpdateResponse:
+        batch = _update_batch(self._cluster(request), request)
+        answer = await self._write(batch)
+        return _update_reply(answer)
 
     @typed_errors
     @bounded(CALLS_MAX)
@@ -231,38 +252,6 @@ def _update_since(table: _ByIdentity, known_version: int) -> table_pb2.TableUpda
 # --- checks ------------------------------------------------------------------------------------
 
 
-def cluster_of(state: NodeState, request: Any) -> ClusterConfig:
-    """Return the cluster's configuration, once it is known that the request is meant for it."""
-    cluster = state.table().cluster
-    cluster.check_id(request.cluster_id)
-    return cluster
-
-
-def check_key(key: bytes) -> None:
-    """Raise InvalidArgumentError unless the key has 1 to 500 bytes."""
-    if not 1 <= len(key) <= MAX_KEY_BYTES:
-        raise InvalidArgumentError(
-            field="key",
-            reason="must have 1 to 500 bytes",
-            limit=MAX_KEY_BYTES if key else 1,
-            actual=len(key),
-        )
-
-
-def _check_value(size: int, cluster: ClusterConfig, field: str = "value") -> None:
-    if size > cluster.max_value_bytes:
-        raise InvalidArgumentError(
-            field=field, reason="too long", limit=cluster.max_value_bytes, actual=size
-        )
-
-
-def _check_ttl(ttl_ms: int, field: str = "ttl_ms") -> None:
-    if ttl_ms > MAX_TTL_MS:
-        raise InvalidArgumentError(
-            field=field, reason="more than a hundred years", limit=MAX_TTL_MS, actual=ttl_ms
-        )
-
-
 def _check_batch_bytes(size: int) -> None:
     if size > MAX_BATCH_BYTES:
         raise InvalidArgumentError(
@@ -330,7 +319,7 @@ def _write_batch(cluster: ClusterConfig, request: kv_pb2.BatchWriteRequest) -> W
     if rows:
         lengths = list(map(len, values))
         longest = max(lengths)
-        _check_value(longest, cluster, f"values[{lengths.index(longest)}]")
+        check_value(longest, cluster, f"values[{lengths.index(longest)}]")
         _check_batch_bytes(sum(lengths) + sum(map(len, keys)))
     deletes = frozenset(request.deletes)
     conditions = {c.row: c.if_version for c in request.conditions}
@@ -353,6 +342,40 @@ def _write_batch(cluster: ClusterConfig, request: kv_pb2.BatchWriteRequest) -> W
     )
 
 
+def _update_batch(cluster: ClusterConfig, request: kv_pb2.BatchUpdateRequest) -> WriteBatch:
+    """Check the whole request, before anything is written."""
+    keys = list(request.keys)
+    rows = len(keys)
+    partition_ids = _check_rows(cluster, keys, request.partition_ids)
+    _check_length("updates", len(request.updates), rows)
+    updates = {row: _update_of(cluster, row, u) for row, u in enumerate(request.updates)}
+    _check_batch_bytes(sum(map(len, keys)) + sum(u.size for u in updates.values()))
+    return WriteBatch(
+        table_version=request.table_version,
+        keys=keys,
+        values=[b""] * rows,
+        partition_ids=partition_ids,
+        updates=updates,
+        durability=_durability(request.durability),
+    )
+
+
+def _update_of(cluster: ClusterConfig, row: int, message: kv_pb2.Update) -> Update:
+    kind = message.WhichOneof("kind")
+    if kind is None:
+        raise InvalidArgumentError(field=f"updates[{row}]", reason="of no kind known here")
+    ttl_ms = getattr(message, kind).ttl_ms
+    check_ttl(ttl_ms, f"updates[{row}].ttl_ms")
+    if kind == "increment":
+        return Increment(message.increment.by, ttl_ms)
+    expiry = Expiry(ExpiryKind.AFTER, ttl_ms) if ttl_ms else NEVER
+    if kind == "touch":
+        return Expire(expiry)
+    value = message.get_or_put.value
+    check_value(len(value), cluster, f"updates[{row}].value")
+    return Assign(value, expiry, Presence.ABSENT)
+
+
 def _durability(number: int) -> Durability:
     try:
         return Durability(number)
@@ -372,7 +395,7 @@ def _ttl_column(ttl_ms: Sequence[int], rows: int) -> list[int] | None:
             limit=rows,
             actual=len(ttl_ms),
         )
-    _check_ttl(max(ttl_ms))
+    check_ttl(max(ttl_ms))
     if not any(ttl_ms):
         return None
     return list(ttl_ms) if len(ttl_ms) == rows else list(ttl_ms) * rows
@@ -445,8 +468,28 @@ def _write_reply(answer: WriteAnswer, want_versions: bool) -> kv_pb2.BatchWriteR
         versions=answer.versions.tolist() if want_versions else (),
         absent=answer.absent,
         refusals=refusals_to_proto(answer.refusals),
-        row_errors=[
-            kv_pb2.RowError(row=row, error=convert.error_to_proto(error))
-            for row, error in answer.row_errors.items()
-        ],
+        row_errors=_row_errors(answer),
     )
+
+
+def _update_reply(answer: WriteAnswer) -> kv_pb2.BatchUpdateResponse:
+    reply = kv_pb2.BatchUpdateResponse(
+        refusals=refusals_to_proto(answer.refusals), row_errors=_row_errors(answer)
+    )
+    for row, version in enumerate(answer.versions.tolist()):
+        message = reply.results.add(version=version)
+        result = answer.results.get(row)
+        if isinstance(result, bool):
+            message.found = result
+        elif isinstance(result, int):
+            message.number = result
+        elif isinstance(result, tuple) and result[1] is not None:
+            message.found, message.value = True, result[1]
+    return reply
+
+
+def _row_errors(answer: WriteAnswer) -> list[kv_pb2.RowError]:
+    return [
+        kv_pb2.RowError(row=row, error=convert.error_to_proto(error))
+        for row, error in answer.row_errors.items()
+    ]

@@ -1,4 +1,4 @@
-"""What clients ask of the partitions led here: counted always, and by key while somebody asks.
+"""Counts clients' requests to the partitions led here: always, and by key while an operator asks.
 
 Counters are columns by partition over the whole life of the process; whoever wants rates looks
 twice. One thread writes them, any may read them: an entry is never torn, and never decreases.
@@ -43,7 +43,7 @@ _ONE = np.int64(1)
 
 
 class RankBy(IntEnum):
-    """What makes a partition hot; numbers are those of the wire."""
+    """The measures of heat; numbers are those of the wire."""
 
     ROWS = 0
     READS = 1
@@ -101,6 +101,14 @@ class Traffic(Counts):
     def elapsed_s(self) -> float:
         """Return for how long there has been counting."""
         return self._now() - self._began
+
+    def count_read(self, partition_id: int, key: bytes, size: int) -> None:
+        """One row was read, with a value of so many bytes."""
+        self.reads[partition_id] += _ONE
+        self.read_bytes[partition_id] += np.int64(len(key) + size)
+        if self._samplers:
+            for sampler in self._samplers:
+                sampler.reads.offer(np.array((partition_id,), np.uint32), (key,))
 
     def count_reads(
         self, partition_ids: U32Array, keys: Sequence[bytes], values: Sequence[bytes]
@@ -212,7 +220,7 @@ class SampledKey:
 
 
 class KeySampler:
-    """What was seen of keys, of reads and of writes."""
+    """Samples of the keys that are read and written."""
 
     def __init__(self, wanted: Collection[int], now: Callable[[], float]) -> None:
         mask: BoolArray | None = None

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from koinon_node.primary.replicator import Replicator
-from koinon_node.serving.service import cluster_of
+from koinon_node.serving.checks import cluster_of
 from koinon_node.serving.traffic import (
     KeyCounts,
     KeySampler,

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from koinon_node.core.commit_group import GroupFrame
 from koinon_node.storage.store import Store
 from koinon_node.storage.write_ahead_log import Stretch
-from koinon_node.storage.writer_process import LENGTH
+from koinon_node.storage.writer_process import GROUP, LENGTH, LOG_STRETCHES
 
 _STOP_TIMEOUT_S = 30.0
 
@@ -85,10 +85,10 @@ class ProcessChannel:
         self.send_frame({**asdict(config), "directory": str(config.directory)})
 
     def send(self, group: GroupFrame) -> None:
-        self.send_frame(group)
+        self.send_frame((GROUP, group))
 
     def take_over(self, life: int, position: int, stretches: list[Stretch]) -> None:
-        self.send_frame((life, position, stretches))
+        self.send_frame((LOG_STRETCHES, (life, position, stretches)))
 
     def send_frame(self, message: Any) -> None:
         assert self._transport is not None

@@ -1,4 +1,4 @@
-"""What a copy holds, in one number: so that copies can be compared where they are.
+"""Sums up what a copy holds in one number, so that copies can be compared where they are.
 
 Read in one transaction a partition, on the event loop, in bounded steps of C-level calls, after
 each of which others may run for as long as it took. (On a thread, py-lmdb would hand the GIL back
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from koinon_node.core import records
-from koinon_node.core.copies import CopyState
+from koinon_node.core.replication.copies import CopyState
 from koinon_node.storage.environment import DATA_DB, PARTITIONS_DB
 from koinon_node.storage.store import Store
 from koinon_node.storage.writer import Writer

@@ -1,7 +1,7 @@
-"""How work on the expiry index is paced: step after step, whatever else the node does.
+"""Paces the work on the expiry index: step after step, whatever else the node does.
 
-What is written with a time to live has to go as fast as it comes, or the store fills with what
-nobody reads. So the work does not wait for quiet: as long as there is something to do, each step
+What is written with a time to live has to go as fast as it comes, or the store fills with what is
+never read. So the work does not wait for quiet: as long as there is something to do, each step
 looks at twice as many entries as the one before. A step waits for its own commit, and so never
 takes more than its part of a group, beside what clients write; the loop is given back between its
 parts. What is due and has to stay (until moves go on, say) is looked at slowly, and ever less
@@ -34,7 +34,7 @@ from where to go on, b"" at the end, and what to wait for.
 
 
 class StepResult(NamedTuple):
-    """What a step came to. True if there may be more now; ``worked``: there was something to do."""
+    """A step's result. True if there may be more now; ``worked``: there was something to do."""
 
     more: bool
     worked: bool

@@ -50,7 +50,7 @@ _CLOSE_S = 5.0
 class Bounds:
     """When the store takes over what is in the log, and what goes to the store itself."""
 
-    layer_rows: int = 50_000  # are taken over in one transaction; fewer where nobody writes as much
+    layer_rows: int = 50_000  # are taken over in one transaction; fewer where less is written
     layer_bytes: int = 16 * 1024 * 1024
     overlay_rows: int = 400_000  # with more a group waits until the store has caught up
     overlay_bytes: int = 64 * 1024 * 1024

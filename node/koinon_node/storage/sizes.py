@@ -1,4 +1,4 @@
-"""How many records and bytes each partition holds here, as estimates: for plans and progress.
+"""Estimates how many records and bytes each partition holds here: for plans and progress.
 
 LMDB cannot say how large a part of a database is, so a background pass counts, round and round, at
 two hundredths of a core: a step of about a millisecond, then a pause. It looks at lengths only, so

@@ -22,11 +22,11 @@ import numpy as np
 
 from koinon_node.config import StoreConfig
 from koinon_node.core import records
-from koinon_node.core.copies import Copies, Copy, CopyState
 from koinon_node.core.overlay import Overlay
 from koinon_node.core.records import PartitionEpochs
+from koinon_node.core.replication.copies import Copies, Copy, CopyState
 from koinon_node.storage import directory as files
-from koinon_node.storage import transactions, write_ahead_log
+from koinon_node.storage import log_replay, write_ahead_log
 from koinon_node.storage.environment import (
     DATA_DB,
     EXPIRY_DB,
@@ -36,7 +36,6 @@ from koinon_node.storage.environment import (
     open_environment,
     tree_bytes,
 )
-from koinon_node.storage.transactions import Gathered
 from koinon_node.storage.write_ahead_log import LOG_STATE
 from koinon_proto.contract.errors import DataDirectoryError, UnsupportedVersionError
 
@@ -58,7 +57,6 @@ _ALL_PARTITIONS = 65_536
 _NO_BOUND = 2**62
 _SEEN_BYTES = 8 * 1024 * 1024  # looked at in one transaction, wanted or not
 _SCANNED_FIRST, _SCANNED_AT_ONCE = 16, 64  # at most: each of these values may have a MiB
-_REPLAYED_RECORDS, _REPLAYED_BYTES = 10_000, 8 * 1024 * 1024  # of a log, in one transaction
 _second = operator.itemgetter(1)
 _value_after = {
     False: operator.itemgetter(slice(records.HEADER_BYTES, None)),
@@ -68,7 +66,7 @@ _value_after = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Identity:
-    """What the node durably knows of itself."""
+    """The node's durable facts about itself."""
 
     store_id: str
     cluster_id: str
@@ -199,7 +197,7 @@ class Store:
                 path = str(directory / write_ahead_log.LOG)
                 raise DataDirectoryError(path=path, reason="missing: it holds what the store lacks")
             try:
-                self._replay(life, position)
+                log_replay.replay(self.env, self._databases, directory, life, position)
             except DataDirectoryError as error:
                 if not self._cause_of_distrust():
                     raise
@@ -211,41 +209,6 @@ class Store:
         self._put_meta({FORMAT: str(version), LOG_STATE: state})
         if not self.logged:
             write_ahead_log.remove_log(directory)
-
-    def _replay(self, life: int, position: int) -> None:
-        """Take over what is in the log above the position, some records at a time."""
-        records: list[write_ahead_log.Record] = []
-        count = size = 0
-        for found in write_ahead_log.left_over(self.config.directory, life, position):
-            records.append((found.position, memoryview(bytes(found.body))))
-            size += len(found.body)
-            if len(records) >= _REPLAYED_RECORDS or size >= _REPLAYED_BYTES:
-                count, size = count + self._take_over_records(life, records), 0
-        count += self._take_over_records(life, records)
-        if count:
-            log.info("log taken over directory=%s records=%d", self.config.directory, count)
-
-    def _take_over_records(self, life: int, records: list[write_ahead_log.Record]) -> int:
-        """Take over these records and forget them; return how many they are."""
-
-        def put(rows: Gathered, _: int) -> str:
-            try:
-                with self.env.begin(write=True) as txn:
-                    transactions.put(self.env, txn, self._databases, rows)
-            except (lmdb.MapFullError, lmdb.DiskError) as error:
-                return str(error)
-            return ""
-
-        count = len(records)
-        reason = write_ahead_log.take_over(records, life, put)[1] if records else ""
-        if reason:
-            raise DataDirectoryError(
-                path=str(self.config.directory),
-                reason=f"no room for what the log holds ({reason}): make room on the disk, "
-                "or start with a larger --map-size-bytes",
-            )
-        records.clear()
-        return count
 
     def _distrust_after_crash(self) -> None:
         """Rule 3: after an unclean end under durability=interval, rows which had been acknowledged
@@ -337,7 +300,7 @@ class Store:
 
     @property
     def seen_epochs(self) -> dict[int, PartitionEpochs]:
-        """What was known of each partition's epochs when the store was opened."""
+        """The epochs that were known of each partition when the store was opened."""
         return self._seen_epochs
 
     def partition_epochs(self) -> dict[int, PartitionEpochs]:
@@ -419,11 +382,16 @@ class Store:
 
     def get(self, data_key: bytes) -> bytes | None:
         """Return the stored record (with its header), or None."""
-        if self.overlay and data_key in (found := self.overlay.find(DATA_DB, (data_key,))):
-            return found[data_key]
+        return self.get_each((data_key,))[0]
+
+    def get_each(self, data_keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return the record of each key (with its header), or None."""
+        laid_over = self.overlay.find(DATA_DB, data_keys) if self.overlay else None
         with self.env.begin(self._databases[DATA_DB]) as txn:
-            value: bytes | None = txn.get(data_key)
-            return value
+            found: list[bytes | None] = list(map(txn.get, data_keys))
+        if laid_over:
+            return [laid_over.get(k, r) for k, r in zip(data_keys, found, strict=True)]
+        return found
 
     def get_many(self, data_keys: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
         """Return (data key, record) of those that exist, in the order asked for."""
@@ -435,6 +403,13 @@ class Store:
             return rows
         found = {**dict(rows), **laid_over}
         return [(key, row) for key in data_keys if (row := found.get(key)) is not None]
+
+    def lengths(self, data_keys: Sequence[bytes]) -> list[int]:
+        """Return the bytes of each stored record, 0 where there is none, without holding them."""
+        laid_over = self.overlay.find(DATA_DB, data_keys) if self.overlay else {}
+        with self.env.begin(self._databases[DATA_DB], buffers=True) as txn:
+            rows = (laid_over[key] if key in laid_over else txn.get(key) for key in data_keys)
+            return [len(row) if row is not None else 0 for row in rows]
 
     def lacks(self, partition_ids: Iterable[int]) -> bool:
         """Return whether the log holds rows of these partitions that are not in here yet."""

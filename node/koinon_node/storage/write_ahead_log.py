@@ -62,7 +62,7 @@ class Segment:
 
 
 class LogDisk(Protocol):
-    """What a log does its writing by: one job after the other, beside the event loop."""
+    """Does a log's writing: one job after the other, beside the event loop."""
 
     def put(self, job: Callable[[], T], then: Callable[[T], None] | None = None) -> None:
         """Queue a job; ``then`` is called with its result on the event loop."""

@@ -40,7 +40,7 @@ from koinon_node.core.commit_group import (
     Ticket,
     Writes,
 )
-from koinon_node.core.disk_health import DiskHealth
+from koinon_node.core.membership.disk_health import DiskHealth
 from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.core.records import U32Array
 from koinon_node.storage.channel import Answer, ProcessChannel, WriterChannel
@@ -64,7 +64,7 @@ _BYTES = tuple(4**n * 1_024 for n in range(8))  # 1 KiB to 16 MiB
 
 
 class GroupFlow(Protocol):
-    """Where groups go from here: to followers, and to their completion (completion.py)."""
+    """The way of groups from here: to followers, and to their completion (completion.py)."""
 
     def on_handed_over(self, group: CommitGroup) -> None:
         """The group is on its way to the disk. Of its tickets that were refused nothing is stored
@@ -126,7 +126,7 @@ class Writer:
 
     @property
     def take_over_seconds(self) -> Histogram:
-        """How long the store takes to take over stretches of the log; empty without one."""
+        """Return how long the store takes to take over stretches of the log; empty without one."""
         channel = self._channel
         return channel.take_over_seconds if isinstance(channel, LoggedChannel) else Histogram()
 

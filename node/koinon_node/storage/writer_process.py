@@ -4,17 +4,18 @@ Started by writer.py as ``python -m koinon_node.storage.writer_process SOCKET_FD
 settings as the first frame and the descriptor of the directory's lock inherited. Frames are
 ``u64 length || marshal``; both ends are the same build of one node.
 
-A group is (group number, urgent, tickets). A ticket is (after, chained, writes): ``writes`` holds
-(database, keys, values), a value of None deletes; of the database MERGES the keys are merge steps
-(merge_steps.py). Within a group what comes later wins. If a group finds no room, its tickets are
-tried one by one. ``after`` is the oldest group whose pending records the ticket's decision looked
-at (0: none): it is refused if a ticket of that group or a later one has failed, because its ground
-is gone. A ``chained`` ticket is refused if one before it in its group has failed that wrote
-metadata of a partition which it writes too: a replica is complete through a sequence only without
-gaps.
+After the settings, a frame is (kind, content). The content of a GROUP is (group number, urgent,
+tickets). A ticket is (after, ties, writes): ``writes`` holds (database, keys, values), a value of
+None deletes; of the database MERGES the keys are merge steps (merge_steps.py). Within a group what
+comes later wins. If a group finds no room, its tickets are tried one by one. ``after`` is the
+oldest group whose pending records the ticket's decision looked at (0: none): it is refused if a
+ticket of that group or a later one has failed, because its ground is gone. A ticket with the tie
+CHAINED is refused if one before it in its group has failed that wrote metadata of a partition which
+it writes too: a replica is complete through a sequence only without gaps.
 
-With a write-ahead log in front of the store, most groups never come here. Instead, a frame (life,
-position, stretches) asks to take over what the log has in these stretches, up to the position.
+With a write-ahead log in front of the store, most groups never come here. Instead, LOG_STRETCHES
+with (life, position, stretches) asks to take over what the log has in these stretches, up to the
+position.
 
 The answer to a group is (group number, failures {ticket index: reason}, used bytes), to a frame of
 the log the same with the position and failures {0: reason} where there was no room. Any error but
@@ -74,6 +75,7 @@ from koinon_proto.process.private_files import only_for_owner
 from koinon_proto.v1.replication_pb2 import MergeStep
 
 LENGTH = struct.Struct(">Q")
+GROUP, LOG_STRETCHES = 0, 1  # kinds of frames
 MERGES = 4
 """In place of a database: merge steps."""
 _PR_SET_PDEATHSIG = 1
@@ -114,12 +116,7 @@ class WriterLoop:
 
     def _run(self) -> None:
         while (frame := self._next_frame()) is not None:
-            number, urgent, content = frame
-            if isinstance(urgent, bool):
-                failures = self._apply(number, content)
-            else:  # the life of a log, a position in it, stretches
-                number, urgent = urgent, False
-                failures = self._take_over(frame[0], number, content)
+            number, failures, urgent = self.carry_out(*frame)
             if self._by_interval:
                 if urgent:
                     self._sync()
@@ -130,6 +127,16 @@ class WriterLoop:
             self._send((number, failures, used_bytes))
         self.environment.sync(True)
         self.environment.close()
+
+    def carry_out(self, kind: int, content: Any) -> tuple[int, dict[int, str], bool]:
+        """Return what the frame is answered with: the number of its group or position, and what
+        failed; and whether its effects are to be synced at once.
+        """
+        if kind == GROUP:
+            number, urgent, tickets = content
+            return number, self._apply(number, tickets), urgent
+        life, position, stretches = content
+        return position, self._take_over(life, position, stretches), False
 
     def _next_frame(self) -> Any:
         while self._sync_due is not None:

@@ -1,4 +1,4 @@
-"""What a primary proposes of its rows: who is in sync, and to whom it hands over.
+"""A primary's proposals for its rows: the set in sync, and the node to which it hands over.
 
 Rules that hold here:
 - From the moment that a set is proposed its members are required, until a newer row is seen or the
@@ -16,7 +16,7 @@ Rules that hold here:
 - A follower that is about to stop is put out at once, and is waited for until that is committed.
 - A primary that lacks too many of the live replicas, or whose own commit failed after followers had
   the group, hands over to one of them (rules 6 and 8). In the second case it leaves in_sync, or, if
-  nobody else is in sync, begins a new epoch.
+  no other is in sync, begins a new epoch.
 - A primary whose disk hangs hands over, without draining, what can do without it, to those who have
   made durable what it has not, and leaves in_sync (rule 22). So a disk that all share deposes
   nobody. What it was given and cannot take over it gives back. Once the disk has answered, what was
@@ -34,9 +34,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from koinon_node.core.disk_health import DiskHealth
+from koinon_node.core.membership.disk_health import DiskHealth
 from koinon_node.core.records import BoolArray
-from koinon_node.core.replica_tracker import ReplicaTracker
+from koinon_node.core.replication.replica_tracker import ReplicaTracker
 from koinon_proto.contract.table import NO_NODE, NodeNumber, PartitionRow, PartitionStatus
 
 _AGAIN_S = 0.2  # between two proposals for one partition
@@ -84,7 +84,7 @@ class HandOver:
 
 
 class Masks(Protocol):
-    """What reads and writes look at, and whether there is anything to see; see state.py."""
+    """Masks that reads and writes look at, and whether there is anything to see; see state.py."""
 
     stopped: BoolArray
     too_few: BoolArray
@@ -193,6 +193,12 @@ class Proposals:
             if self._leading.epochs[p]:
                 self._leading.broken[p] = True
                 self._set_stopped(p, True)
+
+    @property
+    def rests(self) -> bool:
+        """Whether nothing is proposed, handed over or about to be, and nothing waits for time."""
+        pending = (self.hand_overs, self._under_way, self._unknown, self._leaving)
+        return not any((*pending, self._cut_off_since)) and self._leading.rests
 
     def leave(self) -> None:
         """This node is about to stop: hand over what it leads now, some partitions after the other.
@@ -373,7 +379,7 @@ class Proposals:
     def _begin_hand_over(self, p: int, now: float) -> None:
         leading, row = self._leading, self._row(p)
         if leading.broken[p]:
-            # With nobody else in sync it leads on itself, under a new epoch: whoever has what this
+            # With no other in sync it leads on itself, under a new epoch: whoever has what this
             # node could not store has a tail then, and repairs it.
             to, why = self._successor(p) or leading.me, Why.BROKEN
         else:
@@ -418,7 +424,7 @@ class Proposals:
             return False
         if self._faster is None or self._faster[slot]:
             return True
-        # What is not led here is served by nobody: there, not to know the other's disk will do.
+        # What is not led here is not served at all: there, not to know the other's disk will do.
         return not leading.epochs[row.partition_id] and not leading.positioned[slot].any()
 
     def _successor(self, p: int) -> NodeNumber:

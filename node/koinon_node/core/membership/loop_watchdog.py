@@ -1,9 +1,11 @@
-"""Whether the event loop turns, as the agent's thread judges by answers that the loop gives."""
+"""Judges, on the agent's thread, whether the event loop turns: by the answers that it gives."""
 
 from __future__ import annotations
 
 from koinon_proto.process.running_time import RunningTime
 
+PATIENCE_LEASES = 3.0
+"""For so many leases the loop may give no sign: far longer than its longest piece of work."""
 _STEP_S_MAX = 0.5
 """Between two looks no more than this counts: a process that was paused finds its loop as it left
 it, and gives it time to answer."""

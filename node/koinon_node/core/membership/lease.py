@@ -1,4 +1,4 @@
-"""How long a node may serve.
+"""The lease: until when a node may serve.
 
 Invariant: a lease ends ``lease_s`` after the node *sent* the heartbeat that was acknowledged, on a
 clock that runs through suspend (CLOCK_BOOTTIME in the driver), so that it always ends before the

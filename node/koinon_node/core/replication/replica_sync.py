@@ -1,4 +1,4 @@
-"""A follower's decisions: whom to follow in what, what to pull first, what to do with a batch.
+"""A follower's decisions: which primary to follow, what to pull first, what to do with a batch.
 
 A partition that this node is to follow is WAITING until it is opened at its primary. The answer
 says which of the stages come first; records that are streamed meanwhile are kept back:
@@ -24,13 +24,13 @@ a tail until the partition has been opened again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum, auto
 from typing import NamedTuple
 
-from koinon_node.core.copies import CopyState
 from koinon_node.core.records import EpochStart
+from koinon_node.core.replication.copies import CopyState
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.contract.table import (
     NO_NODE,
@@ -49,7 +49,7 @@ _RETRY_MIN_S, _RETRY_MAX_S, _RETRY_IN_SYNC_MAX_S = 0.02, 1.0, 0.1
 
 @dataclass(kw_only=True, eq=False)
 class BadMessageError(KoinonError):
-    """What a primary sent contradicts itself: a checksum, an order, a number."""
+    """A primary's message contradicts itself: a checksum, an order, a number."""
 
     reason: str
 
@@ -58,7 +58,7 @@ class BadMessageError(KoinonError):
 
 
 class Rank(IntEnum):
-    """Who goes first: what the cluster's durability waits for, then what a move brings."""
+    """The order of openings: what the cluster's durability waits for, then what a move brings."""
 
     IN_SYNC = 0
     SETTLED = 1
@@ -74,7 +74,7 @@ them is kept back meanwhile.
 
 
 class Want(NamedTuple):
-    """What the newest row asks of this node for one partition."""
+    """The newest row's demand on this node for one partition."""
 
     primary_epoch: int
     partition_epoch: int
@@ -82,7 +82,7 @@ class Want(NamedTuple):
 
 
 class Wanted:
-    """What is to be followed at which primary, by the newest table. A row is looked at again only
+    """The partitions to follow at each primary, by the newest table. A row is looked at again only
     when it has changed: tables come by the hundred while replicas move.
     """
 
@@ -148,7 +148,7 @@ def rank_of(row: PartitionRow, me: NodeNumber) -> Rank:
 
 
 class Stage(IntEnum):
-    """Where a followed partition stands; see the module's docstring."""
+    """The stages of a followed partition; see the module's docstring."""
 
     WAITING = auto()
     OPENING = auto()
@@ -161,7 +161,7 @@ class Stage(IntEnum):
 
 
 class Step(IntEnum):
-    """What takes a partition from stage to stage."""
+    """The steps that take a partition from stage to stage."""
 
     OPEN = auto()
     REPLACE = auto()
@@ -194,7 +194,7 @@ ON_THE_WAY = frozenset(Stage) - {Stage.WAITING, Stage.LIVE}
 
 
 class Sent(NamedTuple):
-    """What the follower said of its copy when it opened the partition."""
+    """The follower's description of its copy when it opened the partition."""
 
     complete_through: int
     state: CopyState
@@ -224,7 +224,7 @@ class KeptBack(NamedTuple):
 def retry_delay_s(followed: Followed) -> float:
     """Return how long to wait before the partition is opened again. The delay doubles, but stays
     short where the row says that this copy is in sync: a new primary that was not ready to be
-    followed serves nobody before all of those follow it (rule 4).
+    followed serves no client before all of those follow it (rule 4).
     """
     in_sync = followed.want.rank is Rank.IN_SYNC
     most_s = _RETRY_IN_SYNC_MAX_S if in_sync else _RETRY_MAX_S
@@ -335,7 +335,7 @@ def _reach(complete_through: int, history: Sequence[EpochStart]) -> int:
 
 
 class Fate(Enum):
-    """What becomes of a batch's rows of one partition."""
+    """The fate of a batch's rows of one partition."""
 
     APPLY = auto()
     KEEP_BACK = auto()
@@ -471,11 +471,25 @@ def choose_openings(
     return chosen
 
 
+def chunks_by_size(ready: Sequence[Followed], bytes_max: int) -> Iterator[list[Followed]]:
+    """Cut into chunks that have kept back so many bytes, or hold a single larger one."""
+    chunk: list[Followed] = []
+    size = 0
+    for followed in ready:
+        if chunk and size + followed.kept_bytes > bytes_max:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(followed)
+        size += followed.kept_bytes
+    if chunk:
+        yield chunk
+
+
 # --- what operators see ------------------------------------------------------------------------
 
 
 class ProgressStage(IntEnum):
-    """How far a replica has come; numbers are those of the wire."""
+    """The stages that operators see; numbers are those of the wire."""
 
     WAITING = 1
     SNAPSHOT = 2
@@ -492,7 +506,7 @@ _SHOWN = {
 
 
 class Progress(NamedTuple):
-    """How far a replica that is not in sync has come. Totals are the primary's estimate."""
+    """The progress of a replica that is not in sync. Totals are the primary's estimate."""
 
     partition_id: int
     stage: ProgressStage

@@ -1,4 +1,4 @@
-"""What a node knows of its own disk: for how long it has not answered, and how long it takes.
+"""Measures this node's own disk: for how long it has not answered, and how long it takes.
 
 A commit group is *out* from when it was handed to the writer until that has answered. A disk that
 hangs fails nothing: the group is just out, for as long as it hangs, and so is all behind it. (The

@@ -1,4 +1,4 @@
-"""Reclaims what has expired and tombstones that nobody needs, by one index, in small steps.
+"""Reclaims expired records and tombstones that are no longer needed, by one index, in small steps.
 
 Invariants:
 - Only partitions that are served here, only under a lease; the removal of an expired record is
@@ -29,7 +29,7 @@ _ENTRY_BYTES = 48
 
 @dataclass(slots=True)
 class _Due:
-    """What some entries of the index ask for."""
+    """The work that some entries of the index ask for."""
 
     dropped: list[bytes] = field(default_factory=list)  # entries
     expired: list[bytes] = field(default_factory=list)  # data keys

@@ -1,4 +1,4 @@
-"""When a node that is about to stop may go: no other node's writes wait for it. Pure."""
+"""Decides when a node may stop: as soon as no other node's writes wait for it. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this store durably holds of each partition, led here or not.
+"""The copies of this store: what it durably holds of each partition, led here or not.
 
 Invariants:
 - ``complete_through[p]`` = S says: for every key of p, this copy holds what the lineage described
@@ -26,7 +26,7 @@ from koinon_node.core.records import NO_SEQUENCE, PartitionEpochs, U8Array, U64A
 
 
 class CopyState(IntFlag):
-    """What is wrong with a copy; 0: nothing."""
+    """The faults of a copy; 0: none."""
 
     USABLE = 0
     UNUSABLE = 1

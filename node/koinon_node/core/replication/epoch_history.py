@@ -1,4 +1,4 @@
-"""Where two copies of a partition part: their epoch histories compared.
+"""Compares the epoch histories of two copies of a partition: finds where they part.
 
 A history names the epochs of a lineage, oldest first, each with the last sequence before it. One
 primary led each epoch, and wrote each of its sequences once; so two lineages that have the same
@@ -15,7 +15,7 @@ from koinon_proto.contract.table import first_sequence
 
 
 class Lineage(NamedTuple):
-    """What a copy says of itself."""
+    """A copy's description of itself."""
 
     history: Sequence[EpochStart]
     complete_through: int

@@ -1,4 +1,4 @@
-"""A primary's view of its followers: who has to hold what, and what they have said they hold.
+"""A primary's view of its followers: what each has to hold, and what it has said that it holds.
 
 Invariants:
 - A write is complete, and only then seen by reads and acknowledged, when it is durable here and on
@@ -27,8 +27,6 @@ import numpy as np
 import numpy.typing as npt
 
 from koinon_node.core.commit_group import CommitGroup
-from koinon_node.core.copies import Copies
-from koinon_node.core.epoch_history import Lineage, common_point
 from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.core.records import (
     NO_SEQUENCE,
@@ -38,6 +36,8 @@ from koinon_node.core.records import (
     U32Array,
     U64Array,
 )
+from koinon_node.core.replication.copies import Copies
+from koinon_node.core.replication.epoch_history import Lineage, common_point
 from koinon_node.core.write_decisions import Primaries
 from koinon_proto.contract.table import (
     NO_NODE,
@@ -51,10 +51,12 @@ from koinon_proto.contract.table import (
 
 _LIVE = (NodeStatus.ACTIVE, NodeStatus.DRAINING)
 _STEP_S_MAX = 0.25  # of silence, from one look to the next: a pause of this process is not theirs
+_STUCK_S = 0.2
+"""A group that has waited for so long for a follower that says nothing is stuck."""
 
 
 class Answer(Enum):
-    """What a follower that opens a partition is told."""
+    """The answer to a follower that opens a partition."""
 
     OPENED = auto()
     TAKE_SNAPSHOT = auto()
@@ -70,8 +72,19 @@ class Opening(NamedTuple):
     stream_from: int = 0
 
 
+class Adopted(NamedTuple):
+    """An epoch under which this node leads a partition. ``clean``: nothing above ``previous`` was
+    in the copy.
+    """
+
+    partition_id: int
+    primary_epoch: int
+    previous: int
+    clean: bool
+
+
 class Asked(NamedTuple):
-    """What a follower says of its copy when it opens a partition."""
+    """A follower's description of its copy when it opens a partition."""
 
     partition_id: int
     primary_epoch: int
@@ -209,6 +222,9 @@ class ReplicaTracker:
         changed: list[int] = [row.partition_id for row in rows]
         for row in rows:
             self._take_row(row)
+        for mask in (self.joining, self.opened, self.positioned):
+            mask[:, changed] &= self.replicas[:, changed]
+        self.leaving[:, changed] &= self.in_sync[:, changed]
         self.require(changed)
         self.any_replicated = bool(self.primaries.replicated.any())
         # What is led by a row that has not changed is led by this node still.
@@ -225,6 +241,8 @@ class ReplicaTracker:
         ]
         for p in lost:
             self._lose(p)
+        if lost:
+            self.require(lost)
         for slot, number in enumerate(self.numbers):
             node = table.nodes.get(number)
             self.live[slot] = node is not None and node.status in _LIVE
@@ -242,19 +260,17 @@ class ReplicaTracker:
         for slot, number in enumerate(self.numbers):
             self.replicas[slot, p] = number in row.replicas and number != self.me
             self.in_sync[slot, p] = number in row.in_sync and number != self.me
-        for mask in (self.joining, self.opened, self.positioned):
-            mask[:, p] &= self.replicas[:, p]
-        self.leaving[:, p] &= self.in_sync[:, p]
 
     def _lose(self, p: int) -> None:
-        """Another node leads the partition, or none: nothing waits for its followers."""
+        """Another node leads the partition, or none: nothing waits for its followers. Who is
+        required is for the caller to recompute, of all that it changes at once.
+        """
         self.epochs[p] = 0
         self.ready[p] = self.broken[p] = False
         for mask in (self.proposed, self.joining, self.leaving, self.opened, self.positioned):
             mask[:, p] = False
         self.acked[:, p] = 0
         self.holds[:, p] = NO_SEQUENCE
-        self.require([p])
 
     def require(self, partition_ids: Sequence[int]) -> None:
         """Recompute who is required."""
@@ -263,23 +279,25 @@ class ReplicaTracker:
         self.required[:, p] = wanted & (self.epochs[p] != 0)
         self.any_required = bool(self.required.any())
 
-    def adopt(self, p: int, primary_epoch: int, previous: int, *, clean: bool, now: float) -> bool:
-        """The epoch is durable here; lead the partition in it, if the newest row still says so.
-        ``clean``: nothing above ``previous`` was in the copy.
+    def adopt(self, adopted: Sequence[Adopted], now: float) -> None:
+        """These epochs are durable here; lead the partitions in them of which the newest row still
+        says so.
         """
-        if self.table is None or p >= self._size:
-            return False
-        row = self.table.rows[p]
-        if row.primary != self.me or row.primary_epoch != primary_epoch:
-            return False
-        self._lose(p)
-        start = first_sequence(primary_epoch)
-        self.epochs[p] = primary_epoch
-        self.streamed[p] = self.completed[p] = start
-        self.adopted_at[p] = now
-        self.clean_from[p] = previous if clean else NO_SEQUENCE
-        self.require([p])
-        return True
+        if self.table is None:
+            return
+        taken: list[int] = []
+        for p, primary_epoch, previous, clean in adopted:
+            row = self.table.rows[p] if p < self._size else None
+            if row is None or row.primary != self.me or row.primary_epoch != primary_epoch:
+                continue
+            self._lose(p)
+            start = first_sequence(primary_epoch)
+            self.epochs[p] = primary_epoch
+            self.streamed[p] = self.completed[p] = start
+            self.adopted_at[p] = now
+            self.clean_from[p] = previous if clean else NO_SEQUENCE
+            taken.append(p)
+        self.require(taken)
 
     def take_ready(self) -> list[int]:
         """Return (once) the partitions that may be served now."""
@@ -436,7 +454,7 @@ class ReplicaTracker:
 
     def look(self, now: float) -> None:
         """Count for how long each follower has said nothing although it was sent something that is
-        durable here, or has nothing open although it is in sync.
+        durable here, or has nothing open although it is in sync; see which groups are stuck.
         """
         step_s = min(now - self._looked_at, _STEP_S_MAX)
         self._looked_at = now
@@ -446,6 +464,17 @@ class ReplicaTracker:
         silent = (owing | absent) & ~self.heard
         self.silence_s = np.where(silent, self.silence_s + step_s, 0.0)
         self.heard[:] = False
+        for group in self.pending.durable():
+            if now - group.committed_at <= _STUCK_S:
+                break
+            group.stuck = group.stuck or self._waits_for_silent(group)
+
+    def _waits_for_silent(self, group: CommitGroup) -> bool:
+        """Return whether a follower that has no stream, or says nothing, keeps the group waiting.
+        Of one that is slow the next acknowledgement may complete all of the group.
+        """
+        speaks = self.positioned[:, group.touched] & (self.silence_s <= _STUCK_S)[:, None]
+        return bool((self.missing(group.touched, group.lasts) & ~speaks).any())
 
     def reached(self, timeout_s: float) -> BoolArray:
         """Return by (follower, partition) who follows, and has not been silent for the timeout."""
@@ -475,6 +504,18 @@ class ReplicaTracker:
         return late
 
     # --- what follows from it --------------------------------------------------------------
+
+    @property
+    def rests(self) -> bool:
+        """Whether all that is led is served, with every replica in sync and none silent: nothing
+        comes due by time alone.
+        """
+        led = self.led
+        return (
+            not bool(self.silence_s.any())
+            and bool((self.ready | ~led).all())
+            and not bool(((self.replicas & ~self.in_sync) & led).any())
+        )
 
     def live_in_sync(self) -> U64Array:
         """Return how many live in-sync replicas each partition has, this node included."""

@@ -1,4 +1,4 @@
-"""Which partitions this node leads, at which epochs, from the table and the host commands.
+"""Decides which partitions this node leads, at which epochs, from table and host commands.
 
 Invariants:
 - A partition is led only while the newest table row names this node as its primary, and only once
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -41,12 +42,18 @@ class Adoption(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ServedPartitions:
-    """What the node may serve, published whole. ``epochs[p]`` is 0 where p is not led here."""
+    """The partitions to serve, published whole. ``epochs[p]`` is 0 where p is not led here."""
 
     table: Table | None = None
     node_number: NodeNumber = NO_NODE
     node_epoch: int = 0
     epochs: U64Array = field(default_factory=lambda: np.zeros(0, np.uint64))
+
+    @cached_property
+    def led(self) -> bytes:
+        """One byte a partition: 1 where it is led here."""
+        led: bytes = (self.epochs != 0).tobytes()
+        return led
 
     @property
     def table_version(self) -> int:

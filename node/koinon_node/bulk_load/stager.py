@@ -1,0 +1,242 @@
+"""Stages the chunks of open bulk loads, and confirms before a commit what is staged.
+
+A chunk is written like any record, under a key that no client can name, and only while its load is
+open by the newest table. How much is being staged at once is bounded, far below the bounds of the
+writer: a client's write never waits behind more than that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from koinon_node.bulk_load import staging
+from koinon_node.core import chunk_keys, records
+from koinon_node.core.records import U32Array
+from koinon_node.serving.batches import WriteBatch
+from koinon_node.serving.engine import Engine
+from koinon_node.serving.row_metrics import RowCounts
+from koinon_node.state import NodeState, WallClock
+from koinon_node.storage.store import Store
+from koinon_proto.contract.columns import Gathered
+from koinon_proto.contract.errors import (
+    InvalidArgumentError,
+    KoinonError,
+    LeaseExpiredError,
+    ResourceExhaustedError,
+    TableBehindError,
+)
+from koinon_proto.contract.table import MAX_TTL_MS
+
+STAGING_BYTES = 8 * 1024 * 1024
+"""What is staged at once; the rest waits for its turn."""
+WAITING_BYTES = 64 * 1024 * 1024
+"""What waits for its turn at the most; what comes on top of it is refused."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageBatch:
+    """Checked chunks to stage; columns over chunks."""
+
+    table_version: int
+    load_id: int
+    attempt: int
+    partition_ids: U32Array
+    numbers: Sequence[int]
+    chunks: Sequence[bytes]
+    gathered: Gathered  # of the chunks
+
+
+@dataclass(kw_only=True, slots=True)
+class Prepared:
+    """The result of ``prepare``; ``refusals`` are the partitions that could not be looked at."""
+
+    refusals: dict[int, KoinonError] = field(default_factory=dict)
+    duplicate_rows: int = 0
+    duplicate_keys: list[bytes] = field(default_factory=list)
+
+
+class Stager:
+    """All methods belong to the event loop's thread."""
+
+    def __init__(
+        self,
+        state: NodeState,
+        store: Store,
+        engine: Engine,
+        clock: WallClock,
+        counts: RowCounts | None = None,
+    ) -> None:
+        self._state = state
+        self._store = store
+        self._engine = engine
+        self._clock = clock
+        self._counts = counts or RowCounts()
+        self._room = _Room(STAGING_BYTES)
+
+    @property
+    def staging_bytes(self) -> int:
+        """The bytes that are being staged now."""
+        return self._room.used
+
+    async def stage(self, batch: StageBatch) -> dict[int, KoinonError]:
+        """Stage the chunks; return why partitions were refused, of which nothing was staged.
+
+        Raises:
+            LoadClosedError: the load is not open.
+            TableBehindError: this node's table is older than the sender's.
+            InvalidArgumentError: a chunk's keys do not ascend, or it expires too late.
+            KoinonError: as Engine.write; sending the same again is safe.
+        """
+        try:
+            refusals = await self._stage(batch)
+        except BaseException as error:
+            self._counts.stage_failed(int(batch.gathered.rows.sum()), error)
+            raise
+        self._counts.staged(batch.partition_ids, batch.gathered.rows, batch.chunks, refusals)
+        return refusals
+
+    async def _stage(self, batch: StageBatch) -> dict[int, KoinonError]:
+        self._check_load(batch.load_id, batch.table_version)
+        await self._check_chunks(batch.gathered)
+        async with self._room.of(sum(map(len, batch.chunks))):
+            answer = await self._engine.write(
+                WriteBatch(
+                    table_version=batch.table_version,
+                    keys=[
+                        chunk_keys.chunk_key(batch.load_id, batch.attempt, number)
+                        for number in batch.numbers
+                    ],
+                    values=batch.chunks,
+                    partition_ids=batch.partition_ids,
+                    kind=records.STAGED,
+                    load_id=batch.load_id,
+                )
+            )
+        for error in answer.row_errors.values():
+            raise error
+        return answer.refusals
+
+    def _check_load(self, load_id: int, table_version: int) -> None:
+        """Raise unless the load is open; who has a newer table than this node's may know more."""
+        table = self._state.table()
+        if table_version > table.table_version:
+            raise TableBehindError(
+                table_version=table.table_version, required_version=table_version
+            )
+        self._state.check_load(load_id)
+
+    async def _check_chunks(self, rows: Gathered) -> None:
+        # Arrow, which nodes without bulk loads never need, takes a while to import.
+        merging = await _imported("koinon_node.storage.merge_steps")
+        latest_ms = self._clock.now_ms() + MAX_TTL_MS
+        for index, header in enumerate(rows.headers):
+            if header.expires_at_ms > latest_ms:
+                raise InvalidArgumentError(
+                    field=f"chunks[{index}]",
+                    reason="expires too late",
+                    limit=latest_ms,
+                    actual=header.expires_at_ms,
+                )
+        index = merging.first_out_of_order(rows)
+        if index is not None:
+            raise InvalidArgumentError(field=f"chunks[{index}]", reason="keys must ascend")
+
+    async def prepare(
+        self,
+        load_id: int,
+        attempts: frozenset[int],
+        rows: Mapping[int, int],
+        table_version: int,
+        *,
+        find_duplicates: bool,
+    ) -> Prepared:
+        """Check that these partitions hold so many rows of the attempts, and find duplicates.
+
+        Raises:
+            LoadClosedError, TableBehindError, LeaseExpiredError
+        """
+        self._state.check_lease()
+        self._check_load(load_id, table_version)
+        view = self._state.served
+        partition_ids = np.fromiter(rows, np.uint32, len(rows))
+        prepared = Prepared(refusals=self._state.refusals(view, partition_ids, table_version))
+        looked = [p for p in rows if p not in prepared.refusals]
+        await _imported("koinon_node.storage.merge_steps")
+        await self._engine.settle(looked)
+
+        def prepare() -> None:
+            for partition_id in looked:
+                try:
+                    found = staging.prepare(
+                        self._store,
+                        load_id,
+                        attempts,
+                        partition_id,
+                        rows[partition_id],
+                        find_duplicates=find_duplicates,
+                    )
+                except KoinonError as error:
+                    prepared.refusals[partition_id] = error
+                else:
+                    prepared.duplicate_rows += found.rows
+                    prepared.duplicate_keys += found.keys
+
+        await asyncio.to_thread(prepare)
+        # What is missing counts likewise: a partition that has moved away is erased here.
+        if not self._state.still_serves(view, np.array(looked, np.uint32)):
+            raise LeaseExpiredError(node_id=self._state.node_id)
+        return prepared
+
+
+class _Room:
+    """Bounds what is under way; who is bigger than the bound goes alone."""
+
+    def __init__(self, limit: int, waiting_max: int = WAITING_BYTES) -> None:
+        self._limit = limit
+        self._waiting_max = waiting_max
+        self.used = self._waiting = 0
+        self._turn = asyncio.Lock()  # first come, first served
+        self._freed = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def of(self, size: int) -> AsyncIterator[None]:
+        """Wait for room.
+
+        Raises:
+            ResourceExhaustedError: too much is waiting already.
+        """
+        if self._waiting and self._waiting + size > self._waiting_max:
+            raise ResourceExhaustedError(
+                resource="bytes waiting to be staged", limit=self._waiting_max
+            )
+        self._waiting += size
+        try:
+            async with self._turn:
+                while self.used and self.used + size > self._limit:
+                    self._freed.clear()
+                    await self._freed.wait()
+                self.used += size
+        finally:
+            self._waiting -= size
+        try:
+            yield
+        finally:
+            self.used -= size
+            self._freed.set()
+
+
+_modules: dict[str, Any] = {}
+
+
+async def _imported(name: str) -> Any:
+    """Import the module off the loop, once."""
+    if name not in _modules:
+        _modules[name] = await asyncio.to_thread(importlib.import_module, name)
+    return _modules[name]

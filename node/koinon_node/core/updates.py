@@ -1,0 +1,303 @@
+"""Read-modify-write: what an update does to one record, a pure function of the record and the time.
+
+The primary decides in the order of sequences, over what is pending and what is stored, as it does
+on conditions (core/write_decisions.py). What follows from it are effects: backups, the log and the
+store get records, never updates. A record that has expired is None here.
+
+Integers are as Redis has them: 64 bits with a sign, in decimal, without anything around them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from decimal import Context, Decimal
+from enum import Enum
+from typing import Final, NamedTuple, Protocol
+
+from koinon_node.core.records import Record
+from koinon_proto.contract.errors import (
+    InvalidArgumentError,
+    NotANumberError,
+    NumberOverflowError,
+)
+
+INTEGER_MIN: Final = -(1 << 63)
+INTEGER_MAX: Final = (1 << 63) - 1
+NUMBER_BYTES_MAX: Final = 330
+"""Of what an increment writes: a number below ``_DECIMAL_END``, and its fraction."""
+_INTEGER = re.compile(rb"0|-?[1-9][0-9]{0,18}")
+_DECIMAL = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?")
+_DECIMAL_END = Decimal(10) ** 309  # beyond a double
+_FRACTION = Decimal(10) ** -17  # Redis keeps so many digits, too
+_EXACT = Context(prec=600)
+
+AN_INTEGER: Final = "an integer of 64 bits"
+A_NUMBER: Final = "a decimal number"
+
+
+class Change(Enum):
+    """What an update does to the record."""
+
+    LEAVE = "leave"
+    PUT = "put"
+    DELETE = "delete"
+
+
+Result = int | bytes | bool | tuple[bool, bytes | None] | None
+
+
+class Decided(NamedTuple):
+    """An update's change with its answer; what a PUT writes."""
+
+    change: Change
+    result: Result
+    value: bytes = b""
+    expires_at_ms: int = 0  # 0: never
+
+
+class Update(Protocol):
+    """An update of one record."""
+
+    @property
+    def size(self) -> int:
+        """The bytes, at most, that it writes beside those of the record's own value."""
+
+    def decide(self, record: Record | None, now_ms: int) -> Decided:
+        """Return what becomes of the live record.
+
+        Raises:
+            KoinonError: the record does not allow it; nothing is written.
+        """
+
+
+class ExpiryKind(Enum):
+    NEVER = "never"
+    KEEP = "keep"  # the record's own; a new one never expires
+    AT = "at"  # Unix time
+    AFTER = "after"  # the decision
+
+
+class Expiry(NamedTuple):
+    """When what an update writes expires; ``ms`` is of AT and AFTER."""
+
+    kind: ExpiryKind
+    ms: int = 0
+
+    def at_ms(self, record: Record | None, now_ms: int) -> int:
+        """Return the Unix time; 0: never. What is before all time is over in any case."""
+        if self.kind is ExpiryKind.AT:
+            return max(1, self.ms)
+        if self.kind is ExpiryKind.AFTER:
+            return max(1, now_ms + self.ms)
+        keeps = self.kind is ExpiryKind.KEEP and record is not None
+        return record.expires_at_ms if keeps and record is not None else 0
+
+
+NEVER = Expiry(ExpiryKind.NEVER)
+KEEP = Expiry(ExpiryKind.KEEP)
+
+
+def parse_integer(text: bytes) -> int:
+    """Return the integer.
+
+    Raises:
+        NotANumberError: it is none, or beyond 64 bits.
+    """
+    if _INTEGER.fullmatch(text) is not None:
+        number = int(text)
+        if INTEGER_MIN <= number <= INTEGER_MAX:
+            return number
+    raise NotANumberError(expected=AN_INTEGER)
+
+
+def parse_decimal(text: bytes) -> Decimal:
+    """Return the number; it is finite.
+
+    Raises:
+        NotANumberError: it is none, or beyond the range of a double.
+    """
+    if len(text) <= NUMBER_BYTES_MAX and _DECIMAL.fullmatch(text) is not None:
+        number = Decimal(text.decode("ascii"))
+        if abs(number) < _DECIMAL_END:
+            return number
+    raise NotANumberError(expected=A_NUMBER)
+
+
+@dataclass(frozen=True, slots=True)
+class Increment:
+    """Add to an integer; no record counts as 0. The record's expiry stays; a new record expires
+    after ``ttl_ms`` (0: never). The result is the sum.
+    """
+
+    by: int
+    ttl_ms: int = 0
+
+    @property
+    def size(self) -> int:
+        return NUMBER_BYTES_MAX
+
+    def decide(self, record: Record | None, now_ms: int) -> Decided:
+        total = self.by + (parse_integer(record.value) if record is not None else 0)
+        if not INTEGER_MIN <= total <= INTEGER_MAX:
+            raise NumberOverflowError(expected=AN_INTEGER)
+        fresh = now_ms + self.ttl_ms if self.ttl_ms else 0
+        expires_at_ms = record.expires_at_ms if record is not None else fresh
+        return Decided(Change.PUT, total, b"%d" % total, expires_at_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class IncrementDecimal:
+    """Add to a decimal number, exactly but for what is beyond 17 digits after the point; as
+    ``Increment`` otherwise. The result is the sum as it is written.
+    """
+
+    by: Decimal
+
+    @property
+    def size(self) -> int:
+        return NUMBER_BYTES_MAX
+
+    def decide(self, record: Record | None, now_ms: int) -> Decided:
+        before = parse_decimal(record.value) if record is not None else Decimal(0)
+        total = _EXACT.add(before, self.by)
+        if abs(total) >= _DECIMAL_END:
+            raise NumberOverflowError(expected=A_NUMBER)
+        text = f"{_EXACT.quantize(total, _FRACTION):f}".rstrip("0").rstrip(".")
+        value = b"0" if text == "-0" else text.encode("ascii")
+        return Decided(Change.PUT, value, value, KEEP.at_ms(record, now_ms))
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Append to the value; no record counts as an empty one. The result is the new length."""
+
+    value: bytes
+    value_bytes_max: int
+
+    @property
+    def size(self) -> int:
+        return len(self.value)
+
+    def decide(self, record: Record | None, now_ms: int) -> Decided:
+        value = self.value if record is None else record.value + self.value
+        if len(value) > self.value_bytes_max:
+            raise InvalidArgumentError(
+                field="value", reason="too long", limit=self.value_bytes_max, actual=len(value)
+            )
+        return Decided(Change.PUT, len(value), value, KEEP.at_ms(record, now_ms))
+
+
+class Presence(Enum):
+    """Which record an ``Assign`` asks for."""
+
+    ANY = "any"
+    ABSENT = "absent"
+    PRESENT = "present"
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """Write a value if the record is there, or is not. The result is whether that was done, and
+    the value that was there before.
+    """
+
+    value: bytes
+    expiry: Expiry = NEVER
+    only_if: Presence = Presence.ANY
+
+    @property
+    def size(self) -> int:
+        return len(self.value)
+
+    def decide(self, record: Record | None, now_ms: int) -> Decided:
+        before = record.value if record is not None else None
+        asked = Presence.ABSENT if record is None else Presence.PRESENT
+        if self.only_if not in (Presence.ANY, asked):
+            return Decided(Change.LEAVE, (False, before))
+        expires_at_ms = self.expiry.at_ms(record, now_ms)
+        return _put_until(record, self.value, expires_at_ms, now_ms, (True, before))
+
+
+class ExpireIf(Enum):
+    """Which expiry of the record an ``Expire`` asks for. One that never expires counts as later
+    than all others.
+    """
+
+    ANY = "any"
+    NONE = "none"
+    SOME = "some"
+    SOONER = "sooner"  # than the new one
+    LATER = "later"
+    SOME_LATER = "some, later"
+
+
+@dataclass(frozen=True, slots=True)
+class Expire:
+    """Change when the record expires. The result is whether that was done."""
+
+    expiry: Expiry
+    only_if: ExpireIf = ExpireIf.ANY
+
+    @property
+    def size(self) -> int:
+        return 0
+
+    def decide(self, record: Record | None, now_ms: int) -> Decided:
+        if record is None:
+            return Decided(Change.LEAVE, False)
+        before, after = record.expires_at_ms, self.expiry.at_ms(record, now_ms)
+        asked = {
+            ExpireIf.ANY: True,
+            ExpireIf.NONE: not before,
+            ExpireIf.SOME: bool(before),
+            ExpireIf.SOONER: bool(before) and (not after or before < after),
+            ExpireIf.LATER: bool(after) and (not before or before > after),
+            ExpireIf.SOME_LATER: bool(after) and before > after,
+        }[self.only_if]
+        if not asked:
+            return Decided(Change.LEAVE, False)
+        return _put_until(record, record.value, after, now_ms, True)
+
+
+@dataclass(frozen=True, slots=True)
+class GetAndExpire:
+    """Change when the record expires; the result is its value, None if there is no record."""
+
+    expiry: Expiry
+
+    @property
+    def size(self) -> int:
+        return 0
+
+    def decide(self, record: Record | None, now_ms: int) -> Decided:
+        if record is None:
+            return Decided(Change.LEAVE, None)
+        expires_at_ms = self.expiry.at_ms(record, now_ms)
+        return _put_until(record, record.value, expires_at_ms, now_ms, record.value)
+
+
+@dataclass(frozen=True, slots=True)
+class GetAndDelete:
+    """Delete the record; the result is its value, None if there was no record."""
+
+    @property
+    def size(self) -> int:
+        return 0
+
+    def decide(self, record: Record | None, now_ms: int) -> Decided:
+        if record is None:
+            return Decided(Change.LEAVE, None)
+        return Decided(Change.DELETE, record.value)
+
+
+def _put_until(
+    record: Record | None, value: bytes, expires_at_ms: int, now_ms: int, result: Result
+) -> Decided:
+    """Put the value; one that would have expired already leaves no record."""
+    if not 0 < expires_at_ms <= now_ms:
+        same = record is not None and record.value is value
+        if same and record is not None and record.expires_at_ms == expires_at_ms:
+            return Decided(Change.LEAVE, result)
+        return Decided(Change.PUT, result, value, expires_at_ms)
+    return Decided(Change.DELETE if record is not None else Change.LEAVE, result)

@@ -1,0 +1,204 @@
+"""CLUSTER: where the slots are. What Redis Cluster's clients ask first, and after each MOVED."""
+
+from __future__ import annotations
+
+import asyncio
+
+from koinon_node.resp import errors, wire
+from koinon_node.resp.arguments import integer
+from koinon_node.resp.commands import Arguments, Outcome, Subcommands, command, subcommand
+from koinon_node.resp.errors import RefusedError
+from koinon_node.resp.session import Session
+from koinon_node.resp.topology import SlotRange, Topology, cluster_node_id
+from koinon_node.serving.batches import ScanPage
+from koinon_proto.contract.table import SLOT_COUNT, NodeInfo, NodeStatus
+from koinon_proto.partitioner import slot_of
+
+_BUS_PORT_ABOVE = 10_000  # where Redis would have its bus; nobody listens there
+_PAGE_ROWS = 1_000
+
+
+def topology_of(session: Session) -> Topology:
+    """Return the topology now.
+
+    Raises:
+        RefusedError: the cluster does not route by Redis's slots.
+        ClusterNotReadyError: there is no table yet.
+    """
+    table = session.service.table()
+    name = table.cluster.partitioner
+    if name != "crc16":
+        raise RefusedError(
+            f"ERR this cluster routes keys by {name}, clients of Redis Cluster by crc16. That is "
+            "chosen when a cluster is made: koinon coordinator --partitioner crc16, or koinon up "
+            "--partitioner crc16"
+        )
+    return session.service.topology()
+
+
+def _host_port(node: NodeInfo) -> tuple[str, int]:
+    host, _, port = node.redis_address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+# --- what it answers ---------------------------------------------------------------------------
+
+
+def _slots(session: Session, arguments: Arguments) -> Outcome:
+    topology = topology_of(session)
+    return wire.array([_slots_entry(topology, span) for span in topology.ranges])
+
+
+def _slots_entry(topology: Topology, span: SlotRange) -> bytes:
+    host, port = _host_port(span.node)
+    name = cluster_node_id(topology.table, span.node)
+    node = [wire.bulk(host.encode()), wire.integer(port), wire.bulk(name.encode()), wire.array([])]
+    return wire.array([wire.integer(span.first), wire.integer(span.last), wire.array(node)])
+
+
+def _shards(session: Session, arguments: Arguments) -> Outcome:
+    topology = topology_of(session)
+    return wire.array([_shard(session, topology, node) for node in topology.nodes])
+
+
+def _shard(session: Session, topology: Topology, node: NodeInfo) -> bytes:
+    host, port = _host_port(node)
+    is_live = node.status in (NodeStatus.ACTIVE, NodeStatus.DRAINING)
+    facts = {
+        b"id": wire.bulk(cluster_node_id(topology.table, node).encode()),
+        b"port": wire.integer(port),
+        b"ip": wire.bulk(host.encode()),
+        b"endpoint": wire.bulk(host.encode()),
+        b"role": wire.bulk(b"master"),
+        b"replication-offset": wire.integer(topology.epoch),
+        b"health": wire.bulk(b"online" if is_live else b"fail"),
+    }
+    pairs = [(wire.bulk(name), value) for name, value in facts.items()]
+    bounds = [
+        wire.integer(slot)
+        for span in topology.ranges_of[node.number]
+        for slot in (span.first, span.last)
+    ]
+    nodes = wire.array([wire.map_of(pairs, resp3=session.resp3)])
+    shard = [(wire.bulk(b"slots"), wire.array(bounds)), (wire.bulk(b"nodes"), nodes)]
+    return wire.map_of(shard, resp3=session.resp3)
+
+
+def _nodes(session: Session, arguments: Arguments) -> Outcome:
+    topology = topology_of(session)
+    lines = []
+    for node in topology.nodes:
+        host, port = _host_port(node)
+        is_live = node.status in (NodeStatus.ACTIVE, NodeStatus.DRAINING)
+        flags = "master" if is_live else "master,fail"
+        if node.node_id == session.service.node_id:
+            flags = f"myself,{flags}"
+        slots = " ".join(
+            f"{span.first}-{span.last}" if span.last > span.first else f"{span.first}"
+            for span in topology.ranges_of[node.number]
+        )
+        name = cluster_node_id(topology.table, node)
+        state = "connected" if is_live else "disconnected"
+        line = (
+            f"{name} {host}:{port}@{port + _BUS_PORT_ABOVE} {flags} - 0 0 {topology.epoch} {state}"
+        )
+        lines.append(f"{line} {slots}".rstrip() + "\n")
+    return wire.bulk("".join(lines).encode())
+
+
+def _info(session: Session, arguments: Arguments) -> Outcome:
+    topology = topology_of(session)
+    serving = sum(bool(spans) for spans in topology.ranges_of.values())
+    facts = {
+        "cluster_enabled": 1,
+        "cluster_state": "ok" if topology.covered == SLOT_COUNT else "fail",
+        "cluster_slots_assigned": SLOT_COUNT,
+        "cluster_slots_ok": topology.covered,
+        "cluster_slots_pfail": 0,
+        "cluster_slots_fail": SLOT_COUNT - topology.covered,
+        "cluster_known_nodes": len(topology.nodes),
+        "cluster_size": serving,
+        "cluster_current_epoch": topology.epoch,
+        "cluster_my_epoch": topology.epoch,
+    }
+    return wire.bulk("".join(f"{name}:{value}\r\n" for name, value in facts.items()).encode())
+
+
+def _myid(session: Session, arguments: Arguments) -> Outcome:
+    table = session.service.table()
+    for node in table.nodes.values():
+        if node.node_id == session.service.node_id:
+            return wire.bulk(cluster_node_id(table, node).encode())
+    raise RefusedError("CLUSTERDOWN this node is not in the table yet")
+
+
+def _keyslot(session: Session, arguments: Arguments) -> Outcome:
+    return wire.integer(slot_of(arguments[2]))
+
+
+def _countkeysinslot(session: Session, arguments: Arguments) -> Outcome:
+    slot = integer(arguments[2])
+    if not 0 <= slot < SLOT_COUNT:
+        raise RefusedError("ERR Invalid slot")
+    count = topology_of(session).table.cluster.partition_count
+    return _count_in_slot(session, slot * count // SLOT_COUNT, slot)
+
+
+async def _count_in_slot(session: Session, partition_id: int, slot: int) -> bytes:
+    if partition_id not in session.service.led():
+        return wire.ZERO  # as Redis says of another node's slot
+    found = 0
+    after_key: bytes | None = b""
+    while after_key is not None:
+        answer = await session.service.scan(
+            ScanPage(
+                table_version=0,
+                partition_ids=(partition_id,),
+                prefix=b"",
+                after_key=after_key,
+                limit=_PAGE_ROWS,
+                keys_only=True,
+            )
+        )
+        found += sum(slot_of(key) == slot for key in answer.keys)
+        after_key = answer.next_cursor[1] if answer.next_cursor is not None else None
+        await asyncio.sleep(0)  # a scan need not wait for anything
+    return wire.integer(found)
+
+
+_SUBCOMMANDS: Subcommands = {
+    b"SLOTS": (2, _slots),
+    b"SHARDS": (2, _shards),
+    b"NODES": (2, _nodes),
+    b"INFO": (2, _info),
+    b"MYID": (2, _myid),
+    b"KEYSLOT": (3, _keyslot),
+    b"COUNTKEYSINSLOT": (3, _countkeysinslot),
+}
+
+
+@command("CLUSTER", -2, errors.guest)
+def cluster(session: Session, arguments: Arguments) -> Outcome:
+    """Tell where the slots are."""
+    return subcommand(_SUBCOMMANDS, session, arguments)
+
+
+@command("READONLY", 1, errors.guest, flags=("fast",))
+def readonly(session: Session, arguments: Arguments) -> Outcome:
+    """Reads go to primaries in any case."""
+    return wire.OK
+
+
+@command("READWRITE", 1, errors.guest, flags=("fast",))
+def readwrite(session: Session, arguments: Arguments) -> Outcome:
+    """As it is."""
+    return wire.OK
+
+
+@command("WAIT", 3, errors.guest)
+def wait(session: Session, arguments: Arguments) -> Outcome:
+    """Say how many backups have what was written: all in sync have, since it was answered."""
+    integer(arguments[1])
+    integer(arguments[2])
+    rows, led = session.service.table().rows, session.service.led()
+    return wire.integer(min((len(rows[p].in_sync) for p in led), default=1) - 1)

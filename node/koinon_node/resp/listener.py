@@ -1,0 +1,112 @@
+"""The port of the Redis protocol: takes connections, bounds them, and sees them off."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+
+from koinon_node.resp import (  # noqa: F401 (their commands join the table)
+    cluster_commands,
+    introspection,
+    key_commands,
+    own_commands,
+    scan_commands,
+    server_commands,
+    string_commands,
+)
+from koinon_node.resp.commands import COMMANDS
+from koinon_node.resp.connection import Connection
+from koinon_node.resp.service import RedisService
+from koinon_proto.contract.errors import ConfigurationError
+from koinon_proto.server import requests
+
+log = logging.getLogger(__name__)
+
+CONNECTIONS_MAX = 16_384
+HELD_BYTES_MAX = 128 * 1024 * 1024
+"""Of all connections together: commands that are coming in, replies that do not leave."""
+_BACKLOG = 1_024
+_PAUSE_S = 0.01
+
+
+class RedisListener:
+    """Belongs to the event loop."""
+
+    def __init__(self, service: RedisService) -> None:
+        self.service = service
+        self.connections: set[Connection] = set()
+        service.connected = lambda: len(self.connections)
+        self.closed_for = {"too_many": 0, "holds_most": 0, "protocol_error": 0}
+        self.held_bytes = 0
+        self._numbers = itertools.count(1)
+        self._server: asyncio.Server | None = None
+
+    async def start(self, address: str) -> None:
+        """Listen at ``host:port``.
+
+        Raises:
+            ConfigurationError: it cannot be bound.
+        """
+        for spec in COMMANDS.values():
+            requests.methods[spec.method.service, spec.method.name] = spec.method
+        host, _, port = address.rpartition(":")
+        try:
+            self._server = await asyncio.get_running_loop().create_server(
+                lambda: Connection(self, next(self._numbers)),
+                host.strip("[]"),
+                int(port),
+                backlog=_BACKLOG,
+            )
+        except OSError as error:
+            raise ConfigurationError(
+                reason=f"redis-listen {address}: cannot be bound ({error.strerror or error})"
+            ) from error
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no more connections; answer what is under way, for so long at most."""
+        if self._server is None:
+            return
+        self._server.close()
+        for connection in list(self.connections):
+            connection.finish()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                while self.connections:  # noqa: ASYNC110 (once, at the end)
+                    await asyncio.sleep(_PAUSE_S)
+        for connection in list(self.connections):
+            connection.abort()
+        await self.service.close()
+
+    # --- what connections tell -------------------------------------------------------------
+
+    def not_understood(self) -> None:
+        """What a connection sent was no command."""
+        self.closed_for["protocol_error"] += 1
+
+    def opened(self, connection: Connection) -> bool:
+        if len(self.connections) >= CONNECTIONS_MAX:
+            self.closed_for["too_many"] += 1
+            return False
+        self.connections.add(connection)
+        return True
+
+    def closed(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+        self.holds(connection, 0)
+
+    def holds(self, connection: Connection, size: int) -> None:
+        """Note it; where all hold too much, close who holds most."""
+        self.held_bytes += size - connection.held_bytes
+        connection.held_bytes = size
+        if self.held_bytes > HELD_BYTES_MAX:
+            most = max(self.connections, key=lambda one: one.held_bytes)
+            self.closed_for["holds_most"] += 1
+            log.warning(
+                "connection closed: it holds most bytes=%d of_all=%d peer=%s",
+                most.held_bytes,
+                self.held_bytes,
+                most.session.peer,
+            )
+            most.abort()

@@ -1,0 +1,155 @@
+"""The commands of Koinon's own clients: single operations with all that gRPC's have.
+
+    KOINON.HELLO protocol cluster_id
+        -> the node's id
+    KOINON.GET key table_version [request_id]
+        -> the value, or nil
+    KOINON.ENTRY key table_version [request_id]
+        -> [value, version, expires_at_ms], or nil
+    KOINON.PUT key value table_version ttl_ms if_version durability [request_id]
+        -> the version
+    KOINON.DELETE key table_version if_version durability [request_id]
+        -> 1; 0: there was none
+
+Numbers are decimal. ``ttl_ms`` 0: it never expires; ``if_version`` '': unconditional;
+``durability`` as in v1/kv.proto. Errors are whole: ``-KOINON <v1.Error, base64> <request id>``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from koinon_node.core import records
+from koinon_node.resp import errors, wire
+from koinon_node.resp.commands import (
+    Arguments,
+    Encoded,
+    Outcome,
+    Read,
+    Row,
+    Write,
+    Written,
+    command,
+)
+from koinon_node.resp.session import Session
+from koinon_node.serving.batches import Durability
+from koinon_node.serving.checks import check_key, check_ttl, check_value
+from koinon_proto.contract import request_ids
+from koinon_proto.contract.errors import InvalidArgumentError, UnsupportedVersionError
+
+PROTOCOL_VERSION = 1
+LEAVING = wire.push(b"koinon.leaving")
+_U64_DIGITS_MAX, _U64_MAX = 20, 2**64 - 1
+
+
+def number(text: bytes, field: str) -> int:
+    """Return an unsigned number.
+
+    Raises:
+        InvalidArgumentError: it is none.
+    """
+    if not text.isdigit() or len(text) > _U64_DIGITS_MAX or (value := int(text)) > _U64_MAX:
+        raise InvalidArgumentError(field=field, reason="must be decimal, of 64 bits")
+    return value
+
+
+def _request_id(arguments: Arguments, at: int) -> str:
+    """Return the id that the sender gave the request; '' where it gave none."""
+    if len(arguments) <= at:
+        return ""
+    return request_ids.cleaned(arguments[at].decode("ascii", "replace"))
+
+
+def _condition(text: bytes) -> int | None:
+    return number(text, "if_version") if text else None
+
+
+def _durability(text: bytes) -> Durability:
+    try:
+        return Durability(number(text, "durability"))
+    except ValueError:
+        raise InvalidArgumentError(field="durability", reason="no such level") from None
+
+
+@command("KOINON.HELLO", 3, errors.own)
+def hello(session: Session, arguments: Arguments) -> Outcome:
+    """Say which cluster is meant, and attend."""
+    version = number(arguments[1], "protocol")
+    if version != PROTOCOL_VERSION:
+        raise UnsupportedVersionError(
+            what="the protocol of Koinon's commands", version=version, supported=PROTOCOL_VERSION
+        )
+    session.service.cluster().check_id(arguments[2].decode("utf-8", "replace"))
+    session.attend(lambda: session.tell(LEAVING))
+    return wire.bulk(session.service.node_id.encode())
+
+
+@command("KOINON.GET", -3, errors.own, flags=("readonly", "fast"), keys=(1, 1, 1))
+def get(session: Session, arguments: Arguments) -> Outcome:
+    """Read a value."""
+    check_key(arguments[1])
+    version = number(arguments[2], "table_version")
+    return Read((arguments[1],), value_or_nil, version, _request_id(arguments, 3))
+
+
+def value_or_nil(found: Sequence[Encoded]) -> bytes:
+    """Return the value of the only record."""
+    record = found[0]
+    return wire.NIL if record is None else wire.bulk(records.value_of(record))
+
+
+@command("KOINON.ENTRY", -3, errors.own, flags=("readonly", "fast"), keys=(1, 1, 1))
+def entry(session: Session, arguments: Arguments) -> Outcome:
+    """Read a value with its version and its expiry."""
+    check_key(arguments[1])
+    version = number(arguments[2], "table_version")
+    return Read((arguments[1],), _entry_or_nil, version, _request_id(arguments, 3))
+
+
+def _entry_or_nil(found: Sequence[Encoded]) -> bytes:
+    if found[0] is None:
+        return wire.NIL_ARRAY
+    record = records.decode_record(found[0])
+    return wire.bulks((record.value, b"%d" % record.sequence, b"%d" % record.expires_at_ms))
+
+
+@command("KOINON.PUT", -7, errors.own, flags=("write",), keys=(1, 1, 1))
+def put(session: Session, arguments: Arguments) -> Outcome:
+    """Write a record."""
+    _, key, value, table_version, ttl, if_version, durability, *_ = arguments
+    check_key(key)
+    check_value(len(value), session.service.cluster())
+    ttl_ms = number(ttl, "ttl_ms")
+    check_ttl(ttl_ms)
+    row = Row(key, value, ttl_ms=ttl_ms, if_version=_condition(if_version))
+    return Write(
+        (row,),
+        _version,
+        _durability(durability),
+        number(table_version, "table_version"),
+        _request_id(arguments, 7),
+    )
+
+
+def _version(written: Sequence[Written]) -> bytes:
+    return wire.bulk(b"%d" % written[0].version)
+
+
+@command("KOINON.DELETE", -5, errors.own, flags=("write",), keys=(1, 1, 1))
+def delete(session: Session, arguments: Arguments) -> Outcome:
+    """Delete a record."""
+    _, key, table_version, if_version, durability, *_ = arguments
+    check_key(key)
+    row = Row(key, is_delete=True, if_version=_condition(if_version))
+    return Write(
+        (row,),
+        was_there,
+        _durability(durability),
+        number(table_version, "table_version"),
+        _request_id(arguments, 5),
+    )
+
+
+def was_there(written: Sequence[Written]) -> bytes:
+    """Return how many of the rows that were deleted were there."""
+    return wire.integer(sum(row.version > 0 for row in written))

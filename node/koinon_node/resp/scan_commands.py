@@ -1,0 +1,139 @@
+"""SCAN and DBSIZE: the keys of the partitions that this node leads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from koinon_node.resp import errors, wire
+from koinon_node.resp.arguments import SYNTAX, integer
+from koinon_node.resp.commands import Arguments, Outcome, command
+from koinon_node.resp.errors import RefusedError
+from koinon_node.resp.scanning import HashPage, compiled, cursor_of, literal_prefix, position_of
+from koinon_node.resp.service import RedisService
+from koinon_node.resp.session import Session
+from koinon_node.serving.batches import ScanAnswer, ScanPage
+
+_COUNT_DEFAULT = 10
+_COUNT_MAX = 4_096
+_HASH_PAGE_KEYS = 1_024
+"""At least so many of a partition that is too large for one page: each page looks at all of it."""
+_LOOK_ROWS = 4_096
+_PATTERN_BYTES_MAX = 4_096
+_CURSOR_DIGITS_MAX = 20
+
+
+@command("SCAN", -2, errors.guest, flags=("readonly",))
+def scan(session: Session, arguments: Arguments) -> Outcome:
+    """Return some keys and the cursor of those that come next."""
+    cursor = _cursor(arguments[1])
+    pattern, count, strings = b"", _COUNT_DEFAULT, True
+    options = arguments[2:]
+    if len(options) % 2:
+        raise RefusedError(SYNTAX)
+    for name, value in zip(options[::2], options[1::2], strict=True):
+        if name.upper() == b"MATCH":
+            pattern = value
+            if len(pattern) > _PATTERN_BYTES_MAX:
+                raise RefusedError("ERR the pattern is too long")
+        elif name.upper() == b"COUNT":
+            count = integer(value)
+            if count < 1:
+                raise RefusedError(SYNTAX)
+        elif name.upper() == b"TYPE":
+            strings = value.lower() == b"string"
+        else:
+            raise RefusedError(SYNTAX)
+    if not strings:
+        return _reply(0, ())
+    return _scan(session.service, cursor, pattern, min(count, _COUNT_MAX))
+
+
+def _cursor(text: bytes) -> int:
+    if not text.isdigit() or len(text) > _CURSOR_DIGITS_MAX or int(text) >= 1 << 64:
+        raise RefusedError("ERR invalid cursor")
+    return int(text)
+
+
+async def _scan(service: RedisService, cursor: int, pattern: bytes, count: int) -> bytes:
+    keys, following = await next_page(service, cursor, literal_prefix(pattern), count)
+    if pattern:
+        fits = compiled(pattern).fullmatch
+        keys = [key for key in keys if fits(key)]
+    return _reply(following, keys)
+
+
+def _reply(cursor: int, keys: Sequence[bytes]) -> bytes:
+    return wire.array([wire.bulk(b"%d" % cursor), wire.bulks(keys)])
+
+
+async def next_page(
+    service: RedisService, cursor: int, prefix: bytes, count: int
+) -> tuple[list[bytes], int]:
+    """Return the keys at the cursor that begin with ``prefix``, and the next cursor."""
+    first, first_hash = position_of(cursor)
+    led = [p for p in service.led() if p >= first]
+    if not led:
+        return [], 0
+    if led[0] > first:
+        first_hash = 0  # another node leads it by now
+    if not first_hash:
+        answer = await service.scan(_page(led, prefix, b"", count))
+        if answer.next_cursor is None:
+            return answer.keys, 0
+        partition_id, after_key = answer.next_cursor
+        whole = _keys_before(answer, partition_id) if after_key else answer.keys
+        if whole or partition_id > led[0]:
+            return whole, cursor_of(partition_id, 0)
+    page = HashPage(first_hash, max(count, _HASH_PAGE_KEYS))
+    async for keys in _pages_of(service, led[:1], prefix):
+        page.offer(keys)
+    if page.next_hash is not None:
+        return page.keys, cursor_of(led[0], page.next_hash)
+    return page.keys, cursor_of(led[1], 0) if len(led) > 1 else 0
+
+
+def _keys_before(answer: ScanAnswer, partition_id: int) -> list[bytes]:
+    """Return the keys of the partitions that are whole in the answer."""
+    return [
+        key for key, p in zip(answer.keys, answer.partition_ids, strict=True) if p < partition_id
+    ]
+
+
+def _page(partition_ids: Sequence[int], prefix: bytes, after_key: bytes, limit: int) -> ScanPage:
+    return ScanPage(
+        table_version=0,
+        partition_ids=partition_ids,
+        prefix=prefix,
+        after_key=after_key,
+        limit=limit,
+        keys_only=True,
+    )
+
+
+async def _pages_of(
+    service: RedisService, partition_ids: Sequence[int], prefix: bytes
+) -> AsyncIterator[list[bytes]]:
+    """Yield all keys of the partitions, a page at a time; others have their turn in between."""
+    left, after_key = partition_ids, b""
+    while left:
+        answer = await service.scan(_page(left, prefix, after_key, _LOOK_ROWS))
+        yield answer.keys
+        if answer.next_cursor is None:
+            return
+        await asyncio.sleep(0)  # a scan need not wait for anything
+        following, after_key = answer.next_cursor
+        left = [p for p in left if p >= following]
+
+
+@command("DBSIZE", 1, errors.guest, flags=("readonly",))
+def dbsize(session: Session, arguments: Arguments) -> Outcome:
+    """Say how many records there are in what this node leads. All of them are looked at."""
+    return _dbsize(session.service)
+
+
+async def _dbsize(service: RedisService) -> bytes:
+    found = 0
+    async for keys in _pages_of(service, service.led(), b""):
+        found += len(keys)
+    return wire.integer(found)

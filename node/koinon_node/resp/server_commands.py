@@ -1,0 +1,166 @@
+"""Commands of Redis about the connection and the server."""
+
+from __future__ import annotations
+
+from koinon_node.resp import errors, wire
+from koinon_node.resp.arguments import SYNTAX, integer
+from koinon_node.resp.commands import Arguments, Outcome, Subcommands, command, subcommand
+from koinon_node.resp.errors import RefusedError
+from koinon_node.resp.session import Session
+
+REDIS_VERSION = b"7.2.0"
+"""Whose commands these are; clients choose by it what they may ask for."""
+_NAME_BYTES_MAX = 256
+_NO_PASSWORD = "ERR AUTH: no password is set here, and none is asked for"
+
+
+@command("PING", -1, errors.guest, flags=("fast",))
+def ping(session: Session, arguments: Arguments) -> Outcome:
+    """Answer."""
+    if len(arguments) > 2:
+        raise RefusedError("ERR wrong number of arguments for 'ping' command")
+    return wire.bulk(arguments[1]) if len(arguments) > 1 else wire.simple("PONG")
+
+
+@command("ECHO", 2, errors.guest, flags=("fast",))
+def echo(session: Session, arguments: Arguments) -> Outcome:
+    """Answer with the argument."""
+    return wire.bulk(arguments[1])
+
+
+@command("QUIT", -1, errors.guest)
+def quit_(session: Session, arguments: Arguments) -> Outcome:
+    """Close the connection."""
+    session.closing = True
+    return wire.OK
+
+
+@command("HELLO", -1, errors.guest, flags=("fast",))
+def hello(session: Session, arguments: Arguments) -> Outcome:
+    """Choose the version of the protocol, and tell who answers."""
+    version, options = arguments[1:2], arguments[2:]
+    if version and version[0] not in (b"2", b"3"):
+        return wire.error("NOPROTO unsupported protocol version")
+    name = session.name
+    while options:
+        if options[0].upper() == b"SETNAME" and len(options) > 1:
+            name, options = _checked_name(options[1]), options[2:]
+        elif options[0].upper() == b"AUTH" and len(options) > 2:
+            raise RefusedError(_NO_PASSWORD)
+        else:
+            raise RefusedError(f"ERR Syntax error in HELLO option {options[0]!a}")
+    session.name = name
+    if version:
+        session.resp3 = version[0] == b"3"
+    facts = {
+        b"server": wire.bulk(b"redis"),
+        b"version": wire.bulk(REDIS_VERSION),
+        b"proto": wire.integer(3 if session.resp3 else 2),
+        b"id": wire.integer(session.number),
+        b"mode": wire.bulk(b"cluster"),
+        b"role": wire.bulk(b"master"),
+        b"modules": wire.array([]),
+    }
+    pairs = [(wire.bulk(name), value) for name, value in facts.items()]
+    return wire.map_of(pairs, resp3=session.resp3)
+
+
+@command("AUTH", -2, errors.guest, flags=("fast",))
+def auth(session: Session, arguments: Arguments) -> Outcome:
+    """Refuse: there are no passwords, and who believes to need one should hear that."""
+    raise RefusedError(_NO_PASSWORD)
+
+
+@command("SELECT", 2, errors.guest, flags=("fast",))
+def select(session: Session, arguments: Arguments) -> Outcome:
+    """Choose the only database that there is."""
+    if integer(arguments[1]):
+        raise RefusedError("ERR SELECT is not allowed in cluster mode")
+    return wire.OK
+
+
+@command("RESET", 1, errors.guest, flags=("fast",))
+def reset(session: Session, arguments: Arguments) -> Outcome:
+    """Forget what the connection has said of itself."""
+    session.name, session.resp3 = b"", False
+    session.library.clear()
+    return wire.simple("RESET")
+
+
+# --- CLIENT ------------------------------------------------------------------------------------
+
+
+def _checked_name(name: bytes) -> bytes:
+    """Return a client's name, if it can stand in a list."""
+    if len(name) > _NAME_BYTES_MAX or any(not 33 <= byte <= 126 for byte in name):
+        raise RefusedError(
+            "ERR Client names cannot contain spaces, newlines or special characters."
+        )
+    return name
+
+
+def _setname(session: Session, arguments: Arguments) -> Outcome:
+    session.name = _checked_name(arguments[2])
+    return wire.OK
+
+
+def _getname(session: Session, arguments: Arguments) -> Outcome:
+    return wire.bulk_or_nil(session.name or None)
+
+
+def _setinfo(session: Session, arguments: Arguments) -> Outcome:
+    option = arguments[2].lower()
+    if option not in (b"lib-name", b"lib-ver"):
+        raise RefusedError(f"ERR Unrecognized option {arguments[2][:64]!a}")
+    session.library[option] = _checked_name(arguments[3])
+    return wire.OK
+
+
+def _id(session: Session, arguments: Arguments) -> Outcome:
+    return wire.integer(session.number)
+
+
+def _client_info(session: Session, arguments: Arguments) -> Outcome:
+    peer = session.peer.partition(":")[2]
+    library = session.library
+    facts = {
+        "id": str(session.number),
+        "addr": peer,
+        "name": session.name.decode("ascii"),
+        "db": "0",
+        "resp": "3" if session.resp3 else "2",
+        "lib-name": library.get(b"lib-name", b"").decode("ascii"),
+        "lib-ver": library.get(b"lib-ver", b"").decode("ascii"),
+    }
+    return wire.bulk(" ".join(f"{name}={value}" for name, value in facts.items()).encode() + b"\n")
+
+
+def _accepted(session: Session, arguments: Arguments) -> Outcome:
+    """What it asks for is so in any case: nothing is evicted here."""
+    if arguments[2].upper() not in (b"ON", b"OFF"):
+        raise RefusedError(SYNTAX)
+    return wire.OK
+
+
+def _reply(session: Session, arguments: Arguments) -> Outcome:
+    if arguments[2].upper() != b"ON":
+        raise RefusedError("ERR replies cannot be left out")
+    return wire.OK
+
+
+_CLIENT: Subcommands = {
+    b"SETNAME": (3, _setname),
+    b"GETNAME": (2, _getname),
+    b"SETINFO": (4, _setinfo),
+    b"ID": (2, _id),
+    b"INFO": (2, _client_info),
+    b"NO-EVICT": (3, _accepted),
+    b"NO-TOUCH": (3, _accepted),
+    b"REPLY": (3, _reply),
+}
+
+
+@command("CLIENT", -2, errors.guest)
+def client(session: Session, arguments: Arguments) -> Outcome:
+    """Say something of the connection, or ask."""
+    return subcommand(_CLIENT, session, arguments)

@@ -1,0 +1,282 @@
+"""Carries out what commands ask for: reads and writes of the partitions that this node leads.
+
+A read is answered on the spot where the engine can (``read_now``). What several
+connections write in one turn of the event loop goes to the engine as one batch: fifty clients with
+a write each cost little more than one with fifty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from koinon_node.core import records
+from koinon_node.resp.commands import Encoded, Read, Write, Written
+from koinon_node.resp.topology import Topology
+from koinon_node.serving.batches import (
+    ReadAnswer,
+    ScanAnswer,
+    ScanPage,
+    WriteAnswer,
+    WriteBatch,
+)
+from koinon_node.serving.engine import Engine
+from koinon_node.serving.graceful_drain import GracefulDrain
+from koinon_node.serving.row_metrics import RowCounts
+from koinon_node.state import NodeState, partitioner_of
+from koinon_proto.contract.errors import InternalError, KoinonError, UnknownFateError
+from koinon_proto.contract.table import ClusterConfig, Table
+from koinon_proto.partitioner import Partitioner, slot_of
+
+log = logging.getLogger(__name__)
+
+_BATCH_ROWS = 4_096
+RUN_BYTES = 4 * 1024 * 1024
+"""Of a batch, by ``weigh``; one write alone may have more."""
+Answer = bytes | KoinonError
+"""What a command comes to: its reply, or the error to be told in its dialect."""
+
+
+class RedisService:
+    """Belongs to the event loop."""
+
+    def __init__(
+        self, engine: Engine, state: NodeState, counts: RowCounts, drain: GracefulDrain
+    ) -> None:
+        self.drain = drain
+        self._engine = engine
+        self._state = state
+        self._counts = counts
+        self._queue: list[tuple[Sequence[Write], Callable[[list[Answer]], None]]] = []
+        self.connected: Callable[[], int] = lambda: 0  # how many connections there are
+        self._topology: Topology | None = None  # of the table that it was asked for last
+        self._tasks: set[asyncio.Task[None]] = set()  # asyncio itself holds tasks weakly
+
+    @property
+    def node_id(self) -> str:
+        return self._state.node_id
+
+    def cluster(self) -> ClusterConfig:
+        """Return the cluster's configuration.
+
+        Raises:
+            ClusterNotReadyError: there is none yet.
+        """
+        return self._state.table().cluster
+
+    def partitioner(self) -> Partitioner:
+        """Return the cluster's partitioner.
+
+        Raises:
+            ClusterNotReadyError: there is none yet.
+        """
+        cluster = self.cluster()
+        return partitioner_of(cluster.partitioner, cluster.partition_count)
+
+    def table(self) -> Table:
+        """Return the table that is served from.
+
+        Raises:
+            ClusterNotReadyError: there is none yet.
+        """
+        return self._state.table()
+
+    def topology(self) -> Topology:
+        """Return what clients of Redis Cluster see of the table; made once for each."""
+        table = self._state.table()
+        if self._topology is None or self._topology.table is not table:
+            self._topology = Topology(table)
+        return self._topology
+
+    def now_ms(self) -> int:
+        """Return the Unix time by which records expire here."""
+        return self._engine.now_ms()
+
+    def led(self) -> list[int]:
+        """Return the partitions that this node leads, ascending."""
+        return np.flatnonzero(self._state.served.epochs).tolist()
+
+    def moved_to(self, key: bytes) -> str:
+        """Return the key's slot and where it is served, ``slot host:port``; '' if nobody does."""
+        table = self._state.table()
+        primary = table.primary_of(self.partitioner().partition_of(key))
+        address = primary.redis_address if primary is not None else ""
+        return f"{slot_of(key)} {address}" if address else ""
+
+    async def scan(self, page: ScanPage) -> ScanAnswer:
+        """Return a page of records.
+
+        Raises:
+            KoinonError: nothing can be read; the first refusal of a partition, if one is refused.
+        """
+        answer = await self._engine.scan(page)
+        self._counts.scanned(answer)
+        for error in answer.refusals.values():
+            raise error
+        return answer
+
+    # --- reads -----------------------------------------------------------------------------
+
+    def read_now(self, keys: Sequence[bytes]) -> list[Encoded] | None:
+        """Return the records of the keys, or None where one has to be waited for (or is refused):
+        ``read`` does.
+        """
+        if self._state.served.table is None:
+            return None
+        partitioner = self.partitioner()
+        if len(keys) == 1:
+            partition_ids = [partitioner.partition_of(keys[0])]
+        else:
+            partition_ids = partitioner.partitions_of(keys).tolist()
+        found = self._engine.read_now(keys, partition_ids)
+        if found is not None:
+            self._counts.read_rows(found)
+        return found
+
+    async def read(self, reads: Sequence[Read]) -> list[Answer]:
+        """Return what each read comes to; all wait for the slowest."""
+        keys = [key for read in reads for key in read.keys]
+        try:
+            partition_ids = self.partitioner().partitions_of(keys)
+            version = max(read.table_version for read in reads)
+            answer = await self._engine.read(keys, partition_ids, version, want_versions=True)
+        except KoinonError as error:
+            self._counts.read_failed(len(keys), error)
+            return [error] * len(reads)
+        self._counts.read(partition_ids, answer)
+        found = _found(answer, partition_ids.tolist())
+        return [_read_answer(read, [next(found) for _ in read.keys]) for read in reads]
+
+    # --- writes ----------------------------------------------------------------------------
+
+    def weigh(self, write: Write) -> int:
+        """Note, and return, what the write counts as in a batch: the bytes that it brings, and
+        those of the records that its updates look at.
+        """
+        write.weight = sum(row.size for row in write.rows)
+        updated = [row.key for row in write.rows if row.update is not None]
+        if updated and self._state.served.table is not None:
+            partition_of = self.partitioner().partition_of
+            ids = [partition_of(key) for key in updated]
+            write.weight += sum(self._engine.lengths_now(updated, ids))
+        return write.weight
+
+    def write(self, writes: Sequence[Write], done: Callable[[list[Answer]], None]) -> None:
+        """Write; ``done`` is called with what each comes to. All have the same durability."""
+        if not self._queue:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._queue.append((writes, done))
+
+    def _flush(self) -> None:
+        queue, self._queue = self._queue, []
+        for batch in _batches(queue):
+            task = asyncio.create_task(self._carry_out(batch))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _carry_out(
+        self, batch: list[tuple[Sequence[Write], Callable[[list[Answer]], None]]]
+    ) -> None:
+        """Write what several connections have to write, and tell each."""
+        writes = [write for some, _ in batch for write in some]
+        try:
+            answers = await self._write(writes)
+        except KoinonError as error:
+            answers = [error] * len(writes)
+        except asyncio.CancelledError:
+            answers = [UnknownFateError(reason="the node is stopping")] * len(writes)
+        except Exception as error:
+            log.exception("a batch of commands failed rows=%d", len(writes))
+            answers = [InternalError(reason=str(error))] * len(writes)
+        start = 0
+        for some, done in batch:
+            done(answers[start : start + len(some)])
+            start += len(some)
+
+    async def _write(self, writes: list[Write]) -> list[Answer]:
+        rows = [row for write in writes for row in write.rows]
+        keys = [row.key for row in rows]
+        batch = WriteBatch(
+            table_version=max(write.table_version for write in writes),
+            keys=keys,
+            values=[row.value for row in rows],
+            partition_ids=self.partitioner().partitions_of(keys),
+            deletes=frozenset(at for at, row in enumerate(rows) if row.is_delete),
+            ttl_ms=[row.ttl_ms for row in rows] if any(row.ttl_ms for row in rows) else None,
+            conditions={at: v for at, row in enumerate(rows) if (v := row.if_version) is not None},
+            updates={at: u for at, row in enumerate(rows) if (u := row.update) is not None},
+            durability=writes[0].durability,
+        )
+        try:
+            answer = await self._engine.write(batch)
+        except BaseException as error:
+            self._counts.write_failed(batch, error)
+            raise
+        self._counts.written(batch, answer)
+        results = _written(answer, batch.partition_ids.tolist())
+        return [_write_answer(write, [next(results) for _ in write.rows]) for write in writes]
+
+    async def close(self) -> None:
+        """End what is under way; its fate is unknown."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _batches(queue: list[Any]) -> Iterator[list[Any]]:
+    """Cut what was queued in one turn into batches of one durability and of bounded size."""
+    by_durability: dict[int, list[Any]] = {}
+    for entry in queue:
+        by_durability.setdefault(entry[0][0].durability, []).append(entry)
+    for entries in by_durability.values():
+        batch: list[Any] = []
+        rows = size = 0
+        for entry in entries:
+            added = sum(len(write.rows) for write in entry[0])
+            more = sum(write.weight for write in entry[0])
+            if batch and (rows + added > _BATCH_ROWS or size + more > RUN_BYTES):
+                yield batch
+                batch, rows, size = [], 0, 0
+            batch.append(entry)
+            rows, size = rows + added, size + more
+        yield batch
+
+
+def _found(answer: ReadAnswer, partition_ids: list[int]) -> Iterator[Encoded | KoinonError]:
+    """Yield the record of each row, encoded; None where there is none; why it was refused."""
+    missing = set(answer.missing)
+    for row, partition_id in enumerate(partition_ids):
+        if (refusal := answer.refusals.get(partition_id)) is not None:
+            yield refusal
+        elif row in missing:
+            yield None
+        else:
+            yield records.encode_record(
+                answer.versions[row], answer.values[row], answer.expires_at_ms[row]
+            )
+
+
+def _read_answer(read: Read, found: list[Encoded | KoinonError]) -> Answer:
+    for record in found:
+        if isinstance(record, KoinonError):
+            return record
+    return read.reply([record for record in found if not isinstance(record, KoinonError)])
+
+
+def _written(answer: WriteAnswer, partition_ids: list[int]) -> Iterator[Written | KoinonError]:
+    for row, partition_id in enumerate(partition_ids):
+        error = answer.refusals.get(partition_id) or answer.row_errors.get(row)
+        yield error or Written(int(answer.versions[row]), answer.results.get(row))
+
+
+def _write_answer(write: Write, results: list[Written | KoinonError]) -> Answer:
+    for result in results:
+        if isinstance(result, KoinonError):
+            if any(isinstance(other, Written) and other.version for other in results):
+                return UnknownFateError(reason=f"a part of its rows was written, others: {result}")
+            return result
+    return write.reply([result for result in results if isinstance(result, Written)])

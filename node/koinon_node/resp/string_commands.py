@@ -1,0 +1,249 @@
+"""Commands of Redis on strings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from koinon_node.core import records
+from koinon_node.core.updates import (
+    KEEP,
+    NEVER,
+    Append,
+    Assign,
+    Expiry,
+    ExpiryKind,
+    GetAndDelete,
+    GetAndExpire,
+    Increment,
+    IncrementDecimal,
+    Presence,
+    Update,
+    parse_decimal,
+)
+from koinon_node.resp import errors, wire
+from koinon_node.resp.arguments import (
+    SYNTAX,
+    Options,
+    integer,
+    keys_of_one_slot,
+    positive_expiry,
+)
+from koinon_node.resp.commands import (
+    Arguments,
+    Encoded,
+    Outcome,
+    Read,
+    Row,
+    Write,
+    Written,
+    command,
+)
+from koinon_node.resp.errors import RefusedError
+from koinon_node.resp.own_commands import value_or_nil
+from koinon_node.resp.session import Session
+from koinon_node.serving.checks import check_key, check_value
+
+_READ = ("readonly", "fast")
+_WRITE = ("write", "denyoom")
+_FAST = ("write", "denyoom", "fast")
+_ONE = (1, 1, 1)
+
+
+# --- reads -------------------------------------------------------------------------------------
+
+
+@command("GET", 2, errors.guest, flags=_READ, keys=_ONE)
+def get(session: Session, arguments: Arguments) -> Outcome:
+    """Read a value."""
+    check_key(arguments[1])
+    return Read((arguments[1],), value_or_nil)
+
+
+@command("MGET", -2, errors.guest, flags=_READ, keys=(1, -1, 1))
+def mget(session: Session, arguments: Arguments) -> Outcome:
+    """Read values."""
+    return Read(keys_of_one_slot(arguments[1:]), _values_or_nils)
+
+
+def _values_or_nils(found: Sequence[Encoded]) -> bytes:
+    values = (records.value_of(record) if record is not None else None for record in found)
+    return wire.array(list(map(wire.bulk_or_nil, values)))
+
+
+@command("STRLEN", 2, errors.guest, flags=_READ, keys=_ONE)
+def strlen(session: Session, arguments: Arguments) -> Outcome:
+    """Tell how long a value is."""
+    check_key(arguments[1])
+    return Read((arguments[1],), _length)
+
+
+def _length(found: Sequence[Encoded]) -> bytes:
+    return wire.integer(len(records.value_of(found[0])) if found[0] is not None else 0)
+
+
+# --- whole values ------------------------------------------------------------------------------
+
+
+@command("SET", -3, errors.guest, flags=_WRITE, keys=_ONE)
+def set_(session: Session, arguments: Arguments) -> Outcome:
+    """Write a value, with all of Redis's options."""
+    _, key, value, *rest = arguments
+    _check(session, key, value)
+    if not rest:
+        return Write((Row(key, value),), _ok)
+    options = Options(rest, "set", session.service.now_ms())
+    options.take(b"NX", b"XX", b"GET", b"KEEPTTL", b"EX")
+    flags, expiry = options.flags, options.expiry or NEVER
+    if flags >= {b"NX", b"XX"}:
+        raise RefusedError(SYNTAX)
+    if not flags and expiry.kind is ExpiryKind.AFTER:
+        return Write((Row(key, value, ttl_ms=expiry.ms),), _ok)
+    only_if = Presence.ANY
+    if flags & {b"NX", b"XX"}:
+        only_if = Presence.ABSENT if b"NX" in flags else Presence.PRESENT
+    reply = _value_before if b"GET" in flags else _ok_if_done
+    return _update(key, Assign(value, expiry, only_if), reply)
+
+
+def _ok(written: Sequence[Written]) -> bytes:
+    return wire.OK
+
+
+def _assigned(written: Sequence[Written]) -> tuple[bool, bytes | None]:
+    result = written[0].result
+    assert isinstance(result, tuple)
+    return result
+
+
+def _ok_if_done(written: Sequence[Written]) -> bytes:
+    return wire.OK if _assigned(written)[0] else wire.NIL
+
+
+def _one_if_done(written: Sequence[Written]) -> bytes:
+    return wire.ONE if _assigned(written)[0] else wire.ZERO
+
+
+def _value_before(written: Sequence[Written]) -> bytes:
+    return wire.bulk_or_nil(_assigned(written)[1])
+
+
+@command("SETNX", 3, errors.guest, flags=_FAST, keys=_ONE)
+def setnx(session: Session, arguments: Arguments) -> Outcome:
+    """Write a value where there is none."""
+    _, key, value = arguments
+    _check(session, key, value)
+    return _update(key, Assign(value, only_if=Presence.ABSENT), _one_if_done)
+
+
+@command("SETEX", 4, errors.guest, flags=_WRITE, keys=_ONE)
+def setex(session: Session, arguments: Arguments) -> Outcome:
+    """Write a value that expires after so many seconds."""
+    return _set_until(session, arguments, 1_000, "setex")
+
+
+@command("PSETEX", 4, errors.guest, flags=_WRITE, keys=_ONE)
+def psetex(session: Session, arguments: Arguments) -> Outcome:
+    """Write a value that expires after so many milliseconds."""
+    return _set_until(session, arguments, 1, "psetex")
+
+
+def _set_until(session: Session, arguments: Arguments, unit_ms: int, name: str) -> Outcome:
+    _, key, number, value = arguments
+    _check(session, key, value)
+    expiry = positive_expiry(ExpiryKind.AFTER, number, unit_ms, 0, name)
+    return Write((Row(key, value, ttl_ms=expiry.ms),), _ok)
+
+
+@command("MSET", -3, errors.guest, flags=_WRITE, keys=(1, -1, 2))
+def mset(session: Session, arguments: Arguments) -> Outcome:
+    """Write values."""
+    if len(arguments) % 2 == 0:
+        raise RefusedError("ERR wrong number of arguments for 'mset' command")
+    keys, values = keys_of_one_slot(arguments[1::2]), arguments[2::2]
+    for value in values:
+        check_value(len(value), session.service.cluster())
+    return Write(list(map(Row, keys, values)), _ok)
+
+
+# --- updates -----------------------------------------------------------------------------------
+
+
+def _update(key: bytes, update: Update, reply: Callable[[Sequence[Written]], bytes]) -> Outcome:
+    return Write((Row(key, update=update),), reply)
+
+
+def _result(written: Sequence[Written]) -> bytes:
+    """Return the reply of an update whose result is a value, a number, or nothing."""
+    result = written[0].result
+    if result is None or isinstance(result, bytes):
+        return wire.bulk_or_nil(result)
+    assert isinstance(result, int)
+    return wire.integer(result)
+
+
+@command("GETDEL", 2, errors.guest, flags=("write", "fast"), keys=_ONE)
+def getdel(session: Session, arguments: Arguments) -> Outcome:
+    """Read a value and delete it."""
+    check_key(arguments[1])
+    return _update(arguments[1], GetAndDelete(), _result)
+
+
+@command("GETEX", -2, errors.guest, flags=("write", "fast"), keys=_ONE)
+def getex(session: Session, arguments: Arguments) -> Outcome:
+    """Read a value and change when it expires."""
+    key = arguments[1]
+    check_key(key)
+    options = Options(arguments[2:], "getex", session.service.now_ms())
+    options.take(b"PERSIST", b"EX")
+    expiry: Expiry = options.expiry or KEEP
+    return _update(key, GetAndExpire(expiry), _result)
+
+
+@command("APPEND", 3, errors.guest, flags=_FAST, keys=_ONE)
+def append(session: Session, arguments: Arguments) -> Outcome:
+    """Append to a value."""
+    _, key, value = arguments
+    _check(session, key, value)
+    limit = session.service.cluster().max_value_bytes
+    return _update(key, Append(value, limit), _result)
+
+
+@command("INCR", 2, errors.guest, flags=_FAST, keys=_ONE)
+def incr(session: Session, arguments: Arguments) -> Outcome:
+    """Add one."""
+    return _increment(arguments[1], 1)
+
+
+@command("DECR", 2, errors.guest, flags=_FAST, keys=_ONE)
+def decr(session: Session, arguments: Arguments) -> Outcome:
+    """Take one away."""
+    return _increment(arguments[1], -1)
+
+
+@command("INCRBY", 3, errors.guest, flags=_FAST, keys=_ONE)
+def incrby(session: Session, arguments: Arguments) -> Outcome:
+    """Add."""
+    return _increment(arguments[1], integer(arguments[2]))
+
+
+@command("DECRBY", 3, errors.guest, flags=_FAST, keys=_ONE)
+def decrby(session: Session, arguments: Arguments) -> Outcome:
+    """Take away."""
+    return _increment(arguments[1], -integer(arguments[2]))
+
+
+def _increment(key: bytes, by: int) -> Outcome:
+    check_key(key)
+    return _update(key, Increment(by), _result)
+
+
+@command("INCRBYFLOAT", 3, errors.guest, flags=_FAST, keys=_ONE)
+def incrbyfloat(session: Session, arguments: Arguments) -> Outcome:
+    """Add to a decimal number."""
+    check_key(arguments[1])
+    return _update(arguments[1], IncrementDecimal(parse_decimal(arguments[2])), _result)
+
+
+def _check(session: Session, key: bytes, value: bytes) -> None:
+    check_key(key)
+    check_value(len(value), session.service.cluster())

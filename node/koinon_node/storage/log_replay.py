@@ -1,0 +1,68 @@
+"""Takes what a crash has left in the write-ahead log into the store, before anything is served.
+
+The store does this when it is opened, while no writer runs. The writer process takes the log over
+in the same way while a node serves (write_ahead_log.take_over).
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import lmdb
+
+from koinon_node.storage import transactions, write_ahead_log
+from koinon_node.storage.transactions import Gathered
+from koinon_proto.contract.errors import DataDirectoryError
+
+log = logging.getLogger(__name__)
+
+_RECORDS_MAX, _BYTES_MAX = 10_000, 8 * 1024 * 1024  # in one transaction
+
+
+def replay(
+    env: lmdb.Environment, databases: list[Any], directory: Path, life: int, position: int
+) -> None:
+    """Take over what this life of the log holds above the position, some records at a time.
+
+    Raises:
+        DataDirectoryError: the log is damaged, or the store has no room for it.
+    """
+    records: list[write_ahead_log.Record] = []
+    count = size = 0
+    for found in write_ahead_log.left_over(directory, life, position):
+        records.append((found.position, memoryview(bytes(found.body))))
+        size += len(found.body)
+        if len(records) >= _RECORDS_MAX or size >= _BYTES_MAX:
+            _take_over(env, databases, directory, life, records)
+            count, size = count + len(records), 0
+            records.clear()
+    if records:
+        _take_over(env, databases, directory, life, records)
+    if count := count + len(records):
+        log.info("log taken over directory=%s records=%d", directory, count)
+
+
+def _take_over(
+    env: lmdb.Environment,
+    databases: list[Any],
+    directory: Path,
+    life: int,
+    records: list[write_ahead_log.Record],
+) -> None:
+    def put(rows: Gathered, _: int) -> str:
+        try:
+            with env.begin(write=True) as txn:
+                transactions.put(env, txn, databases, rows)
+        except (lmdb.MapFullError, lmdb.DiskError) as error:
+            return str(error)
+        return ""
+
+    reason = write_ahead_log.take_over(records, life, put)[1]
+    if reason:
+        raise DataDirectoryError(
+            path=str(directory),
+            reason=f"no room for what the log holds ({reason}): make room on the disk, "
+            "or start with a larger --map-size-bytes",
+        )
