@@ -11,45 +11,43 @@
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import koinon_proto  # noqa: F401 (first of all: it sets what gRPC reads when it is imported)
-from koinon import aio
-from koinon.aio import AsyncClient
-from koinon.client import Client, connect
-from koinon.driver.request_ids import request_id
-from koinon.options import ClientOptions
-from koinon.types import Durability, Entry, RowFailure, WriteResult
-from koinon_proto.contract.errors import (
-    ClusterNotReadyError,
-    ConditionFailedError,
-    ConfigurationError,
-    InternalError,
-    InvalidArgumentError,
-    KoinonError,
-    LeaseExpiredError,
-    NotEnoughReplicasError,
-    NotPrimaryError,
-    PartitionOfflineError,
-    ResourceExhaustedError,
-    StorageFullError,
-    TableBehindError,
-    UnavailableError,
-    UnknownFateError,
-    UnsupportedVersionError,
-    WrongClusterError,
-    WrongEventLoopError,
-    WrongPartitionError,
-)
 
 if TYPE_CHECKING:
-    from koinon.local import LocalCluster as LocalCluster
+    from koinon import aio
+    from koinon.aio import AsyncClient
+    from koinon.client import Client, connect
+    from koinon.driver.request_ids import request_id
+    from koinon.local import LocalCluster
+    from koinon.options import ClientOptions
+    from koinon.types import Durability, Entry, RowFailure, WriteResult
+    from koinon_proto.contract.errors import (
+        ClusterNotReadyError,
+        ConditionFailedError,
+        ConfigurationError,
+        InternalError,
+        InvalidArgumentError,
+        KoinonError,
+        LeaseExpiredError,
+        NotANumberError,
+        NotEnoughReplicasError,
+        NotPrimaryError,
+        NumberOverflowError,
+        PartitionOfflineError,
+        ResourceExhaustedError,
+        StorageFullError,
+        TableBehindError,
+        UnavailableError,
+        UnknownFateError,
+        UnsupportedVersionError,
+        WrongClusterError,
+        WrongEventLoopError,
+        WrongPartitionError,
+    )
 
-try:
-    __version__ = version("koinon")
-except PackageNotFoundError:  # run from a source tree that is not installed
-    __version__ = "0+unknown"
+    __version__: str
 
 __all__ = [
     "connect",
@@ -70,8 +68,10 @@ __all__ = [
     "InvalidArgumentError",
     "KoinonError",
     "LeaseExpiredError",
+    "NotANumberError",
     "NotEnoughReplicasError",
     "NotPrimaryError",
+    "NumberOverflowError",
     "PartitionOfflineError",
     "ResourceExhaustedError",
     "StorageFullError",
@@ -85,8 +85,44 @@ __all__ = [
     "__version__",
 ]
 
+_ERRORS = "koinon_proto.contract.errors"
+_HOMES = {
+    "connect": "koinon.client",
+    "Client": "koinon.client",
+    "AsyncClient": "koinon.aio",
+    "ClientOptions": "koinon.options",
+    "request_id": "koinon.driver.request_ids",
+    "Durability": "koinon.types",
+    "Entry": "koinon.types",
+    "RowFailure": "koinon.types",
+    "WriteResult": "koinon.types",
+    "LocalCluster": "koinon.local",
+}
+"""Where the names above are defined, but for the errors: gRPC, protobuf and the rest are imported
+when the first of them is used, so that ``import koinon`` costs a program nothing that does not."""
+
 
 def __getattr__(name: str) -> Any:
-    if name == "LocalCluster":  # drags in process handling, which few programs need
-        return import_module("koinon.local").LocalCluster
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "aio":
+        value: Any = import_module("koinon.aio")
+    elif name == "__version__":
+        value = _version()
+    else:
+        value = getattr(import_module(_HOMES.get(name, _ERRORS)), name)
+    globals()[name] = value  # from now on found without this function
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("koinon")
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        return "0+unknown"

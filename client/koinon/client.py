@@ -1,7 +1,7 @@
 """The blocking client: the same engine on an event loop of its own, in a background thread.
 
-Measured against one synchronous gRPC channel: a lone thread is about a seventh slower (the hop to
-the loop and back), sixteen threads several times faster, since their operations ride together.
+Threads send single operations themselves, each on a socket of its own, to nodes that offer RESP.
+What does not go as it should, and all else, is handed to the loop and waited for.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from koinon.driver.scans import Pages
 from koinon.driver.writes import Load
 from koinon.options import ClientOptions, parse_addresses
 from koinon.types import Entry, WriteResult
-from koinon_proto.contract.errors import KoinonError
+from koinon_proto.contract.errors import ConditionFailedError, KoinonError, UnknownFateError
 
 if TYPE_CHECKING:
     from koinon_proto.contract.table import Table
@@ -41,6 +41,18 @@ def _close_all() -> None:
     """Close what the program left open, while its threads can still be joined."""
     for client in list(_open_clients):
         client.close()
+
+
+def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log what a callback on the loop has raised, but for one complaint of gRPC's.
+
+    gRPC hears of calls on whichever loop runs, and hands the news to the loop of the call. That may
+    be closed by then: of another client of this program, which was closed with calls under way. The
+    last news of these calls concern nobody.
+    """
+    is_grpc = "PollerCompletionQueue" in context.get("message", "")
+    if not (is_grpc and str(context.get("exception")) == "Event loop is closed"):
+        loop.default_exception_handler(context)
 
 
 def connect(coordinators: str | Sequence[str], **options: Any) -> Client:
@@ -71,7 +83,8 @@ class Client(Face, Closing):
     def __init__(self, addresses: Sequence[str], options: ClientOptions) -> None:
         self._pid = os.getpid()  # that connected: a fork has no loop
         self._loop = asyncio.new_event_loop()
-        self._submissions: deque[tuple[PendingOperation, _Waiter]] = deque()  # for the loop to take
+        self._loop.set_exception_handler(_report)
+        self._submissions: deque[_Waiter] = deque()  # for the loop to take
         self._wake_due = False  # the loop has been told of them and has not looked yet
         self._thread = threading.Thread(target=self._serve, name="koinon-client", daemon=True)
         self._thread.start()
@@ -188,34 +201,67 @@ class Client(Face, Closing):
 
     def _run_single(self, single: PendingOperation) -> Any:
         self._check_process()
-        waiter = _Waiter(single)
-        self._submissions.append((single, waiter))
-        if not self._wake_due:  # else a wake-up is on its way, and will find this one
-            self._wake_due = True
-            try:
-                self._wake(self._submit_all)
-            except KoinonError:
-                self._refuse_all()  # others may have relied on this wake-up
+        failure = self._run_here(single)
+        if not single.done:
+            self._hand_over(single, failure)
+        if single.error is not None:
+            raise single.error
+        return single.result
+
+    def _run_here(self, single: PendingOperation) -> KoinonError | None:
+        """Carry the operation out on a socket of this thread's, if there is one; return the error
+        that the attempt came to, if the engine is to see to it. What is final ends here.
+        """
+        engine = self._engine
+        routing = engine.router.routing
+        assert routing is not None, "the engine has started"
+        pools = engine.pools
+        if pools is None or not single.by_resp:
+            return None
+        pool = pools.by_address.get(routing.owner_of[single.partition_id])
+        if pool is None:
+            return None
+        failure = pool.run(single, routing)
+        if isinstance(failure, ConditionFailedError) or (
+            isinstance(failure, UnknownFateError) and not single.idempotent
+        ):
+            single.fail(failure)
+        elif isinstance(failure, UnknownFateError):
+            single.maybe_applied = single.write
+        return failure
+
+    def _hand_over(self, single: PendingOperation, failure: KoinonError | None) -> None:
+        """Let the engine end the operation, and wait for that."""
+        waiter = _Waiter(single, failure)
         try:
+            self._submissions.append(waiter)
+            if not self._wake_due:  # else a wake-up is on its way, and will find this one
+                self._wake_due = True
+                self._wake_to_submit()
             waiter.lock.acquire()
-        except BaseException:
+        except BaseException:  # this thread was interrupted, maybe before the loop was told
+            self._wake_to_submit()
             with suppress(KoinonError):
                 self._wake(self._engine.abandon, single)
             raise
-        if waiter.error is not None:
-            raise waiter.error
-        return single.result
+
+    def _wake_to_submit(self) -> None:
+        try:
+            self._wake(self._submit_all)
+        except KoinonError:
+            self._refuse_all()  # others may have relied on this wake-up
 
     def _submit_all(self) -> None:
         """On the loop: begin what threads have handed over."""
         self._wake_due = False  # before the first look: what comes later wakes the loop again
         submissions = self._submissions
         while submissions:
-            single, waiter = submissions.popleft()
+            waiter = submissions.popleft()
             try:
-                self._engine.submit(single, waiter.end)
+                self._engine.submit(waiter.single, waiter.end, waiter.failure)
             except KoinonError as error:
-                waiter.refuse(error)
+                waiter.single.fail(error)
+                waiter.end(waiter.single)
 
     def _refuse_all(self) -> None:
         """The loop is closed, and the engine with it: end what threads hand over all the same."""
@@ -230,26 +276,22 @@ class Client(Face, Closing):
 
 
 class _Waiter:
-    """A thread's wait for one operation."""
+    """A thread's wait for one operation, and what its own attempt came to."""
 
-    __slots__ = ("error", "lock")
+    __slots__ = ("failure", "lock", "single")
 
-    def __init__(self, single: PendingOperation) -> None:
+    def __init__(self, single: PendingOperation, failure: KoinonError | None) -> None:
+        self.single = single
+        self.failure = failure
         self.lock = threading.Lock()
         self.lock.acquire()
-        self.error: KoinonError | None = None
 
-    def end(self, single: PendingOperation) -> None:
-        self.error = single.error
-        self.lock.release()
-
-    def refuse(self, error: KoinonError) -> None:
-        self.error = error
+    def end(self, _: PendingOperation) -> None:
         self.lock.release()
 
 
 async def _make_engine(addresses: Sequence[str], options: ClientOptions) -> Engine:
-    engine = Engine(addresses, options)
+    engine = Engine(addresses, options, threads=True)
     try:
         await engine.start()
     except BaseException:

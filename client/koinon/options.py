@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from koinon_proto.contract.addresses import check_address
 from koinon_proto.contract.errors import ConfigurationError
 from koinon_proto.contract.table import MAX_BATCH_BYTES, MAX_BATCH_ROWS
+
+Transport = Literal["auto", "grpc"]
+TRANSPORTS: tuple[Transport, ...] = get_args(Transport)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +31,18 @@ class ClientOptions:
     batches_in_flight: int = 8
     """Chunks of one ``*_many`` call under way at once."""
     singles_in_flight: int = 1
-    """Batches of coalesced single operations under way at once, per node and direction."""
+    """Batches of coalesced single operations under way at once, per node and direction, where they
+    go over gRPC.
+    """
+    transport: Transport = "auto"
+    """How single operations go: over RESP where the node offers that, else over gRPC (``"auto"``);
+    or always over gRPC. All else goes over gRPC.
+    """
 
     def __post_init__(self) -> None:
+        if self.transport not in TRANSPORTS:
+            names = " or ".join(repr(name) for name in TRANSPORTS)
+            raise ConfigurationError(reason=f"transport {self.transport!r}: must be {names}")
         for name in ("timeout_ms", "max_pending", "batches_in_flight", "singles_in_flight"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(reason=f"{name} {getattr(self, name)}: must be above 0")

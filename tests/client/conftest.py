@@ -39,9 +39,10 @@ class AsyncFace:
 Connect = Callable[..., Any]
 
 
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    made = FakeCluster(nodes=2)
+@pytest.fixture(params=["grpc", "resp"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[FakeCluster]:
+    """A cluster whose nodes offer single operations over gRPC alone, or over RESP too."""
+    made = FakeCluster(nodes=2, speaks_resp=request.param == "resp")
     yield made
     made.close()
 

@@ -1,6 +1,7 @@
 """A cluster in this process, over real gRPC, that misbehaves on demand. For protocol tests only.
 
-Nodes share one dict of records and one table; each also serves the table, as coordinators do.
+Nodes share one dict of records and one table; each also serves the table, as coordinators do, and
+speaks RESP if the cluster is to.
 Faults are injected per node: ``refuse`` answers for partitions, ``before`` and ``after`` run around
 the work of a call and may raise, wait at a gate or cut connections.
 """
@@ -20,6 +21,7 @@ from koinon_proto.contract.errors import (
     ClusterNotReadyError,
     ConditionFailedError,
     KoinonError,
+    NotANumberError,
     NotPrimaryError,
     PartitionOfflineError,
     ReplyTooLargeError,
@@ -44,6 +46,7 @@ from koinon_proto.v1 import (
     table_pb2,
     table_pb2_grpc,
 )
+from tests.client.fake_resp import FakeResp
 from tests.kit.tables import config_of, node_of, row_of, table_with
 
 T = TypeVar("T")
@@ -100,6 +103,7 @@ class FakeNode(
         self.number = NodeNumber(number)
         self.address = ""
         self.server: grpc.aio.Server | None = None
+        self.resp: FakeResp | None = None
         self.calls: dict[str, int] = {}
         self.rows: dict[str, list[int]] = {}
         self.deadlines_s: list[float] = []
@@ -108,13 +112,32 @@ class FakeNode(
         self.after: Hook | None = None
         self.page_rows_max = 50
 
-    async def start(self, port: int = 0) -> None:
+    async def start(self, port: int = 0, resp_port: int = 0) -> None:
+        if self.cluster.speaks_resp:
+            self.resp = self.resp or FakeResp(
+                f"n{self.number}",
+                self.cluster.partitioner.partition_of,
+                self.batch_get,
+                self.batch_write,
+            )
+            await self.resp.start(resp_port)
         self.server = grpc.aio.server(options=rpc.SERVER_OPTIONS)
         for add in self.services:
             add(self, self.server)
         bound = self.server.add_insecure_port(f"127.0.0.1:{port}")
         self.address = f"127.0.0.1:{bound}"
         await self.server.start()
+
+    @property
+    def redis_address(self) -> str:
+        return self.resp.address if self.resp is not None else ""
+
+    async def stop(self) -> None:
+        """Cut every connection and stop listening."""
+        if self.resp is not None:
+            await self.resp.stop()
+        if self.server is not None:
+            await self.server.stop(None)
 
     async def _enter(self, method: str, request: Any, rows: int, context: Any) -> None:
         self.calls[method] = self.calls.get(method, 0) + 1
@@ -139,6 +162,9 @@ class FakeNode(
 
     @rpc.typed_errors
     async def BatchGet(self, request: kv_pb2.BatchGetRequest, context: Any) -> Any:  # noqa: N802
+        return await self.batch_get(request, context)
+
+    async def batch_get(self, request: kv_pb2.BatchGetRequest, context: Any) -> Any:
         await self._enter("BatchGet", request, len(request.keys), context)
         refused = self._refusals(request.partition_ids)
         reply = kv_pb2.BatchGetResponse(refusals=_to_proto(refused))
@@ -159,6 +185,9 @@ class FakeNode(
     async def BatchWrite(  # noqa: N802
         self, request: kv_pb2.BatchWriteRequest, context: Any
     ) -> Any:
+        return await self.batch_write(request, context)
+
+    async def batch_write(self, request: kv_pb2.BatchWriteRequest, context: Any) -> Any:
         await self._enter("BatchWrite", request, len(request.keys), context)
         told = self.cluster.durabilities
         told[request.durability] = told.get(request.durability, 0) + len(request.keys)
@@ -184,6 +213,39 @@ class FakeNode(
                     version = self.cluster.write(key, request.values[row], ttl)
             reply.versions.append(version)
         await self._leave("BatchWrite", request, context)
+        return reply
+
+    @rpc.typed_errors
+    async def BatchUpdate(  # noqa: N802
+        self, request: kv_pb2.BatchUpdateRequest, context: Any
+    ) -> Any:
+        await self._enter("BatchUpdate", request, len(request.keys), context)
+        refused = self._refusals(request.partition_ids)
+        reply = kv_pb2.BatchUpdateResponse(refusals=_to_proto(refused))
+        for row, (key, update) in enumerate(zip(request.keys, request.updates, strict=True)):
+            result = reply.results.add()
+            if request.partition_ids[row] in refused:
+                continue
+            value, version, expires = self.cluster.store.get(key, (b"", 0, 0))
+            kind = update.WhichOneof("kind")
+            result.found = kind != "increment" and version > 0
+            if kind == "increment":
+                if not (value or b"0").lstrip(b"-").isdigit():
+                    error = NotANumberError(expected="an integer of 64 bits")
+                    reply.row_errors.add(row=row, error=convert.error_to_proto(error))
+                    continue
+                result.number = int(value or b"0") + update.increment.by
+                ttl_ms = expires if version else update.increment.ttl_ms
+                result.version = self.cluster.write(key, b"%d" % result.number, ttl_ms)
+            elif kind == "touch":
+                if version:
+                    result.version = self.cluster.write(key, value, update.touch.ttl_ms)
+            elif version:
+                result.value = value
+            else:
+                new = update.get_or_put
+                result.version = self.cluster.write(key, new.value, new.ttl_ms)
+        await self._leave("BatchUpdate", request, context)
         return reply
 
     @rpc.typed_errors
@@ -241,7 +303,10 @@ class FakeCluster:
 
     node_type: type[FakeNode] = FakeNode
 
-    def __init__(self, nodes: int = 2, partitions: int = PARTITIONS) -> None:
+    def __init__(
+        self, nodes: int = 2, partitions: int = PARTITIONS, *, speaks_resp: bool = False
+    ) -> None:
+        self.speaks_resp = speaks_resp
         self.thread = LoopThread()
         self.partitioner: Partitioner = partitioner("murmur2", partitions)
         self.store: dict[bytes, tuple[bytes, int, int]] = {}
@@ -259,7 +324,10 @@ class FakeCluster:
 
     def _first_table(self, partitions: int, cluster_id: str = "fake") -> Table:
         rows = (row_of(p, self.nodes[p % len(self.nodes)].number) for p in range(partitions))
-        members = (node_of(node.number, address=node.address) for node in self.nodes)
+        members = (
+            node_of(node.number, address=node.address, redis_address=node.redis_address)
+            for node in self.nodes
+        )
         config = config_of(partitions, cluster_id=cluster_id, partitioner=self.partitioner.name)
         return table_with(rows, members, config=config)
 
@@ -321,10 +389,15 @@ class FakeCluster:
         self.table = replace(self.table, table_version=version, nodes=nodes)
         self.served_table = self.table
 
-    def readdress(self, node: FakeNode, address: str) -> None:
-        """Let the table name another address for a node."""
+    def readdress(self, node: FakeNode, address: str, redis_address: str = "") -> None:
+        """Let the table name other addresses for a node."""
         version = self.table.table_version + 1
-        info = replace(self.table.nodes[node.number], address=address, changed_at=version)
+        info = replace(
+            self.table.nodes[node.number],
+            address=address,
+            redis_address=redis_address,
+            changed_at=version,
+        )
         nodes = {**self.table.nodes, node.number: info}
         self.table = replace(self.table, table_version=version, nodes=nodes)
         self.served_table = self.table
@@ -339,17 +412,16 @@ class FakeCluster:
 
     def kill(self, node: FakeNode) -> None:
         """Cut every connection of a node and stop listening."""
-        assert node.server is not None
-        self.thread.run(node.server.stop(None))
+        self.thread.run(node.stop())
 
     def revive(self, node: FakeNode) -> None:
         """Listen again where it listened before."""
-        self.thread.run(node.start(int(node.address.rpartition(":")[2])))
+        resp_port = int(node.redis_address.rpartition(":")[2] or 0)
+        self.thread.run(node.start(int(node.address.rpartition(":")[2]), resp_port))
 
     def close(self) -> None:
         for node in self.nodes:
-            if node.server is not None:
-                self.thread.run(node.server.stop(None))
+            self.thread.run(node.stop())
         self.thread.stop()
 
 
@@ -388,6 +460,21 @@ class Proxy:
     def close(self) -> None:
         self.cut()
         self._thread.loop.call_soon_threadsafe(self._server.close)
+
+
+class Proxies:
+    """The proxies in front of a node, cut at once."""
+
+    def __init__(self, *proxies: Proxy) -> None:
+        self._proxies = proxies
+
+    def cut(self) -> None:
+        for proxy in self._proxies:
+            proxy.cut()
+
+    def close(self) -> None:
+        for proxy in self._proxies:
+            proxy.close()
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from koinon_proto.contract.errors import LeaseExpiredError
 from tests.client.fake_cluster import PARTITIONS, FakeCluster, FakeNode
 
+ONLY_GRPC = pytest.mark.parametrize("cluster", ["grpc"], indirect=True)
+"""For tests of what is peculiar to gRPC."""
+ONLY_RESP = pytest.mark.parametrize("cluster", ["resp"], indirect=True)
+"""For tests of what is peculiar to RESP."""
 ALL = range(PARTITIONS)
 LEASE = LeaseExpiredError(node_id="n1")
 

@@ -120,6 +120,24 @@ def test_operation_that_relied_on_a_wake_up_which_failed_ends(
             relying.result(5)
 
 
+def test_thread_interrupted_before_the_loop_was_told_holds_up_no_other(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with koinon.connect(cluster.seeds, timeout_ms=20_000, transport="grpc") as client:
+        wake = client._wake
+
+        def interrupted(*_: object) -> None:
+            monkeypatch.setattr(client, "_wake", wake)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(client, "_wake", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            client.get(b"k")
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(client.get, b"k").result(5) is None
+        wait_until(lambda: not client._engine._live, "nothing is left of it")
+
+
 CALLS: dict[str, Callable[[koinon.AsyncClient], Awaitable[object]]] = {
     "get": lambda c: c.get(b"k"),
     "put": lambda c: c.put(b"k", b"v"),
@@ -152,3 +170,22 @@ def test_client_on_a_second_loop_is_refused_by_name_at_once_and_stays_of_use_on_
                 await asyncio.to_thread(asyncio.run, on_another(client))
 
     asyncio.run(run())
+
+
+def test_blocking_client_logs_no_late_news_of_calls_whose_loop_is_closed(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    closed = asyncio.new_event_loop()
+    closed.close()
+
+    class PollerCompletionQueue:
+        """Does what gRPC's does once calls of a closed loop end."""
+
+        def _handle_events(self) -> None:
+            closed.call_soon_threadsafe(print)
+
+    with koinon.connect(cluster.nodes[0].address) as client:
+        client._loop.call_soon_threadsafe(PollerCompletionQueue()._handle_events)
+        client._loop.call_soon_threadsafe(lambda: 1 // 0)
+        wait_until(lambda: "ZeroDivisionError" in caplog.text, "other errors are logged")
+    assert "loop is closed" not in caplog.text

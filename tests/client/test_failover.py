@@ -16,7 +16,7 @@ from koinon.core.retry import RetryPolicy
 from koinon_proto.contract.errors import NotEnoughReplicasError, PartitionOfflineError
 from koinon_proto.v1 import kv_pb2
 from tests.client.fake_cluster import FakeCluster
-from tests.client.helpers import ALL, keys_of
+from tests.client.helpers import ALL, ONLY_GRPC, keys_of
 
 PRIMARY, IN_SYNC = kv_pb2.DURABILITY_PRIMARY, kv_pb2.DURABILITY_ALL_IN_SYNC
 
@@ -161,6 +161,7 @@ def test_dead_node_does_not_hold_up_the_others(cluster: FakeCluster, client: Any
     assert client.get_many(dead) == [b"w"] * 20
 
 
+@ONLY_GRPC
 def test_writes_queued_behind_a_hanging_node_follow_their_partition(cluster: FakeCluster) -> None:
     keys = keys_of(cluster, cluster.nodes[0], 10)
     cluster.nodes[0].before = gate = cluster.gate()

@@ -17,21 +17,26 @@ from koinon_proto.contract.errors import (
     InternalError,
 )
 from tests.client.conftest import Connect
-from tests.client.fake_cluster import PARTITIONS, FakeCluster, Proxy
-from tests.client.helpers import ALL, LEASE, keys_of
+from tests.client.fake_cluster import PARTITIONS, FakeCluster, Proxies, Proxy
+from tests.client.helpers import ALL, LEASE, ONLY_GRPC, keys_of
 from tests.kit.waiting import wait_until
 
 # --- fates --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def proxied(cluster: FakeCluster) -> Iterator[Proxy]:
-    """Clients reach node 1 only through the proxy."""
-    proxy = Proxy(cluster.thread, cluster.nodes[0].address)
-    cluster.nodes[0].address = proxy.address
+def proxied(cluster: FakeCluster) -> Iterator[Proxies]:
+    """Clients reach node 1 only through proxies."""
+    node = cluster.nodes[0]
+    proxies = [Proxy(cluster.thread, node.address)]
+    node.address = proxies[0].address
+    if node.resp is not None:
+        proxies.append(Proxy(cluster.thread, node.resp.address))
+        node.resp.address = proxies[1].address
     cluster.table = cluster.served_table = cluster._first_table(PARTITIONS)
-    yield proxy
-    proxy.close()
+    together = Proxies(*proxies)
+    yield together
+    together.close()
 
 
 def in_thread(work: Callable[[], Any]) -> Any:
@@ -39,7 +44,7 @@ def in_thread(work: Callable[[], Any]) -> Any:
 
 
 def test_connection_cut_after_the_write_arrived_is_an_unknown_fate(
-    cluster: FakeCluster, proxied: Proxy, connect: Connect
+    cluster: FakeCluster, proxied: Proxies, connect: Connect
 ) -> None:
     client = connect(cluster.nodes[1].address, timeout_ms=20_000)
     key = keys_of(cluster, cluster.nodes[0])[0]
@@ -55,7 +60,7 @@ def test_connection_cut_after_the_write_arrived_is_an_unknown_fate(
 
 
 def test_connection_cut_conditional_write_is_unknown_even_with_opt_in(
-    cluster: FakeCluster, proxied: Proxy, connect: Connect
+    cluster: FakeCluster, proxied: Proxies, connect: Connect
 ) -> None:
     client = connect(cluster.nodes[1].address, timeout_ms=20_000, retry_unknown=True)
     key = keys_of(cluster, cluster.nodes[0])[0]
@@ -68,6 +73,7 @@ def test_connection_cut_conditional_write_is_unknown_even_with_opt_in(
     gate.open()
 
 
+@ONLY_GRPC
 @pytest.mark.parametrize("options", [{}, {"if_version": 0}])
 def test_limit_of_grpc_itself_leaves_a_write_of_unknown_fate(
     cluster: FakeCluster, client: Any, options: dict[str, int]
@@ -80,6 +86,7 @@ def test_limit_of_grpc_itself_leaves_a_write_of_unknown_fate(
     assert len(client.put_many({b"k": b"v"}).unknown) == 1
 
 
+@ONLY_GRPC
 def test_limit_of_grpc_itself_refuses_a_read_which_is_tried_again(
     cluster: FakeCluster, client: Any
 ) -> None:
@@ -94,7 +101,7 @@ def test_limit_of_grpc_itself_refuses_a_read_which_is_tried_again(
 
 @pytest.mark.parametrize("at_connect", [True, False])
 def test_connection_cut_opted_in_write_is_repeated(
-    cluster: FakeCluster, proxied: Proxy, connect: Connect, at_connect: bool
+    cluster: FakeCluster, proxied: Proxies, connect: Connect, at_connect: bool
 ) -> None:
     client = connect(cluster.nodes[1].address, timeout_ms=20_000, retry_unknown=at_connect)
     option = {} if at_connect else {"retry_unknown": True}
@@ -115,7 +122,7 @@ def test_connection_cut_opted_in_write_is_repeated(
 
 
 def test_connection_cut_read_is_repeated(
-    cluster: FakeCluster, proxied: Proxy, connect: Connect
+    cluster: FakeCluster, proxied: Proxies, connect: Connect
 ) -> None:
     client = connect(cluster.nodes[1].address, timeout_ms=20_000)
     key = keys_of(cluster, cluster.nodes[0])[0]
@@ -135,7 +142,7 @@ def test_connection_cut_read_is_repeated(
 
 
 def test_connection_cut_put_many_marks_only_that_nodes_rows_unknown(
-    cluster: FakeCluster, proxied: Proxy, connect: Connect
+    cluster: FakeCluster, proxied: Proxies, connect: Connect
 ) -> None:
     client = connect(cluster.nodes[1].address, timeout_ms=20_000)
     rows = {b"key%d" % i: b"v" for i in range(100)}
@@ -270,6 +277,7 @@ def test_silent_node_write_is_unknown_read_unavailable_at_the_deadline(
     gate.open()
 
 
+@ONLY_GRPC
 def test_deadline_travels_with_the_call(cluster: FakeCluster, client: Any) -> None:
     cluster.nodes[0].deadlines_s.clear()
     cluster.nodes[1].deadlines_s.clear()
@@ -280,6 +288,7 @@ def test_deadline_travels_with_the_call(cluster: FakeCluster, client: Any) -> No
     assert all(1.0 < left <= 2.05 for left in seen)
 
 
+@ONLY_GRPC
 def test_queued_behind_a_silent_batch_was_not_sent(cluster: FakeCluster) -> None:
     keys = keys_of(cluster, cluster.nodes[0], 2)
 
@@ -315,6 +324,7 @@ def test_concurrent_singles_ride_together(cluster: FakeCluster) -> None:
     assert len(cluster.applied) == 500
 
 
+@ONLY_GRPC
 def test_concurrent_threads_ride_together(cluster: FakeCluster) -> None:
     gate = cluster.gate()
     keys = keys_of(cluster, cluster.nodes[0], 17)
@@ -358,6 +368,7 @@ def test_too_many_pending_is_resource_exhausted_at_once(cluster: FakeCluster) ->
     asyncio.run(run())
 
 
+@ONLY_GRPC
 def test_cancelled_write_leaves_its_batch_to_the_others(cluster: FakeCluster) -> None:
     keys = keys_of(cluster, cluster.nodes[0], 3)
     cluster.nodes[0].before = gate = cluster.gate()

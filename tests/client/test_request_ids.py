@@ -16,7 +16,7 @@ from koinon_proto.contract import request_ids
 from koinon_proto.contract.errors import InternalError, KoinonError, StorageFullError
 from tests.client.conftest import Connect
 from tests.client.fake_cluster import FakeCluster
-from tests.client.helpers import LEASE, keys_of
+from tests.client.helpers import LEASE, ONLY_GRPC, keys_of
 from tests.kit.waiting import wait_until
 
 Seen = list[tuple[str, str, int]]
@@ -109,6 +109,7 @@ def test_id_of_the_application_is_made_fit_for_logs(client: Any, seen: Seen) -> 
         pass
 
 
+@ONLY_GRPC
 def test_operations_that_ride_together_go_under_the_first_id_that_is_given(
     cluster: FakeCluster,
 ) -> None:

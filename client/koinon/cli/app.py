@@ -1,20 +1,29 @@
-"""The command tree."""
+"""The command tree. A command's module is imported when it is called, or when all are listed."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
-from koinon.cli import bench, local
 from koinon.cli.console import output, session
-from koinon.cli.console.terminal import protect
-from koinon.cli.data import ingest, key_value, load
-from koinon.cli.operate import admin, top
-from koinon.local.servers import missing_for_servers
-from koinon_proto.process.printable import tell
+from koinon.cli.console.help import Command, Group
+from koinon_proto.process.printable import protect_streams, tell
+
+MODULES = {
+    "koinon.cli.data.key_value": ("put", "get", "delete", "scan"),
+    "koinon.cli.data.load": ("load",),
+    "koinon.cli.data.ingest": ("ingest",),
+    "koinon.cli.local": ("up", "down"),
+    "koinon.cli.operate.admin": ("admin",),
+    "koinon.cli.operate.top": ("top",),
+    "koinon.cli.bench": ("bench",),
+}
+"""The modules that add commands (each by its ``add_to``), in the order of the list of commands."""
 
 # Commands of the other packages, which this one does not import: name -> (module, help)
 PASSED_THROUGH = {
@@ -26,22 +35,6 @@ PASSED_THROUGH = {
     ),
 }
 
-app = typer.Typer(
-    name="koinon",
-    help="Koinon: a key-value store cluster.\n\n"
-    "\b\n  $ koinon up --detach          start a cluster on this machine\n"
-    "  $ koinon put greeting hello   write a record\n"
-    "  $ koinon get greeting         read it\n"
-    "  $ koinon admin status         how the cluster is\n"
-    "  $ koinon down                 stop it; the data stays",
-    epilog="Exit codes: 0 done, 1 not found or a condition that did not hold, 2 wrong usage or "
-    "input, 3 not available or of unknown fate, 130 interrupted.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
 
 def _print_version(wanted: bool) -> None:
     if wanted:
@@ -51,7 +44,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def root(
     context: typer.Context,
     coordinators: session.Coordinators = "",
@@ -77,34 +69,54 @@ def _comes_first(context: typer.Context) -> None:
     raise typer.Exit(session.USAGE)
 
 
-key_value.add_to(app)
-load.add_to(app)
-ingest.add_to(app)
-local.add_to(app)
-app.add_typer(admin.app, name="admin", rich_help_panel="The cluster")
-top.add_to(app)
-bench.add_to(app)
-for _name, (_, _what) in PASSED_THROUGH.items():
-    app.command(
-        _name,
-        help=f"{_what} (all options: koinon {_name} --help).",
-        rich_help_panel="Servers",
-        add_help_option=False,
-        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-    )(_comes_first)
+def make_app(modules: Iterable[str] = MODULES) -> typer.Typer:
+    """Return the command line with the commands of these modules."""
+    app = typer.Typer(
+        name="koinon",
+        cls=Group,
+        help="Koinon: a key-value store cluster.\n\n"
+        "\b\n  $ koinon up --detach          start a cluster on this machine\n"
+        "  $ koinon put greeting hello   write a record\n"
+        "  $ koinon get greeting         read it\n"
+        "  $ koinon admin status         how the cluster is\n"
+        "  $ koinon down                 stop it; the data stays",
+        epilog="Exit codes: 0 done, 1 not found or a condition that did not hold, 2 wrong usage or "
+        "input, 3 not available or of unknown fate, 130 interrupted.",
+        no_args_is_help=True,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(root)
+    for module in modules:
+        import_module(module).add_to(app)
+    for name, (_, what) in PASSED_THROUGH.items():
+        app.command(
+            name,
+            cls=Command,
+            help=f"{what} (all options: koinon {name} --help).",
+            rich_help_panel="Servers",
+            add_help_option=False,
+            context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+        )(_comes_first)
+    return app
 
 
 def run() -> None:
     """Run the command line of this process."""
-    protect()
+    protect_streams()
     arguments = sys.argv[1:]
     if arguments and arguments[0] in PASSED_THROUGH:
         _become(PASSED_THROUGH[arguments[0]][0], arguments[1:])
-    app(prog_name="koinon")
+    called = arguments[0] if arguments else ""
+    only = [module for module, commands in MODULES.items() if called in commands]
+    make_app(only or MODULES)(prog_name="koinon")
 
 
 def _become(module: str, arguments: list[str]) -> None:
     """Replace this process by the other package's, so that signals and exit codes are its own."""
+    from koinon.local.servers import missing_for_servers
+
     if missing := missing_for_servers():
         sys.exit(f"koinon: the servers need {', '.join(missing)}: pip install 'koinon[server]'")
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments])

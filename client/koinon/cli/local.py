@@ -14,8 +14,8 @@ from koinon.cli.console import output
 from koinon.cli.console.session import INTERRUPTED, NOT_FOUND, Session, command, default_data_dir
 from koinon.cli.console.signals import StopSignals
 from koinon.cli.operate.admin import print_status, status_json
-from koinon.local.cluster import LocalCluster, running_cluster, stop_owner
-from koinon.local.files import LocalClusterError
+from koinon.local.cluster import LocalCluster, stop_owner
+from koinon.local.files import LocalClusterError, running_cluster
 from koinon.local.processes import ProcessState, state_of
 from koinon.operate.admin import ClusterStatus
 from koinon_proto.contract.table import NodeStatus
@@ -60,6 +60,14 @@ def up(
             help="Serve each process's metrics over HTTP, for Prometheus (default: as last time).",
         ),
     ] = None,
+    partitioner: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="How a new cluster routes keys: murmur2 (default), md5, or crc16, which clients "
+            "of Redis Cluster need.",
+        ),
+    ] = None,
     data: DataDir = None,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Let it run on; 'koinon down' stops it.")
@@ -76,6 +84,7 @@ def up(
         nodes=nodes,
         coordinators=coordinators,
         replication_factor=replication_factor,
+        partitioner=partitioner,
         detached=detach,
         coordinator_port=FIRST_COORDINATOR_PORT,
         node_port=FIRST_NODE_PORT,
@@ -142,6 +151,12 @@ def _welcome(cluster: LocalCluster, status: ClusterStatus, *, detach: bool) -> N
     hints.add_row("[dim]shell[/]", f"{prefix}koinon put greeting hello")
     hints.add_row("", f"{prefix}koinon get greeting")
     hints.add_row("[dim]python[/]", f'koinon.connect("{cluster.coordinators}")')
+    redis = [a for name in cluster.names if (a := cluster.redis_address(name))]
+    hints.add_row("[dim]redis[/]", f"redis-cli -c -u redis://{redis[0]}")
+    if guests := [a for name in cluster.node_names if (a := cluster.redis_address(name))]:
+        hints.add_row("[dim]redis[/]", guests[0])
+        for address in guests[1:]:
+            hints.add_row("", address)
     if metrics := [a for name in cluster.names if (a := cluster.metrics_address(name))]:
         hints.add_row("[dim]metrics[/]", f"http://{metrics[0]}/metrics")
         for address in metrics[1:]:
@@ -177,6 +192,7 @@ def _up_json(cluster: LocalCluster, status: ClusterStatus) -> dict[str, Any]:
                 "address": cluster.address(name),
                 "pid": cluster.pid(name),
                 "metrics": cluster.metrics_address(name),
+                "redis": cluster.redis_address(name),
             }
             for name in cluster.names
         },

@@ -1,6 +1,6 @@
 """Coalescing: concurrent single operations to one node ride together.
 
-A lane holds the single reads, or the single writes, bound for one node. While fewer than
+A lane holds the single reads, writes or updates bound for one node. While fewer than
 ``window`` batches are in flight the next is sent at once; meanwhile operations queue up and form
 it. There is no timer: an operation alone on its lane never waits. The driver bounds the operations
 under way in total (``max_pending``).
@@ -15,7 +15,7 @@ from enum import Enum
 from random import Random
 from typing import Any
 
-from koinon.core.operations import ReadReply, WriteReply
+from koinon.core.operations import ReadReply, UpdateReply, WriteReply
 from koinon.core.retry import (
     AT_ONCE,
     RetryAfter,
@@ -38,13 +38,25 @@ class Kind(Enum):
 
     GET = "get"
     GET_ENTRY = "get_entry"
+    EXISTS = "exists"
     PUT = "put"
     DELETE = "delete"
+    INCREMENT = "increment"
+    TOUCH = "touch"
+    GET_OR_PUT = "get_or_put"
+
+
+_READS = frozenset((Kind.GET, Kind.GET_ENTRY, Kind.EXISTS))
+_UPDATES = frozenset((Kind.INCREMENT, Kind.TOUCH, Kind.GET_OR_PUT))
+_BY_RESP = frozenset((Kind.GET, Kind.GET_ENTRY, Kind.PUT, Kind.DELETE))
+
+
+_GET_ENTRY, _PUT = Kind.GET_ENTRY, Kind.PUT  # attributes of an Enum are slow
 
 
 @dataclass(slots=True, eq=False)
 class PendingOperation:
-    """One get, put or delete, from its call to its end."""
+    """One operation on one key, from its call to its end."""
 
     kind: Kind
     key: bytes
@@ -54,12 +66,15 @@ class PendingOperation:
     timeout_ms: int  # what the deadline was made of, for messages
     value: bytes = b""
     ttl_ms: int | None = None
+    by: int = 0  # of an increment
     if_version: int | None = None
     retry_unknown: bool = False
     durability: Durability = "all_in_sync"
     request: Any = None  # the id that it was sent under, whose ``name`` is told of its error
     attempt: int = 0  # refusals since it was sent first, or since its partition had news
-    sent: bool = False  # its batch is under way
+    sent: bool = False  # its batch is under way, or its command
+    sent_at: float = 0.0  # by the driver's clock; of a command
+    revision: int = 0  # of the routing under which its command was sent
     done: bool = False  # ended, or abandoned
     maybe_applied: bool = False  # an attempt of this write had no answer
     last_error: KoinonError | None = None  # why it waits to go again
@@ -67,17 +82,30 @@ class PendingOperation:
     error: KoinonError | None = None  # what it ended with
     on_done: Callable[[PendingOperation], None] | None = None
     """Called once, at the end, unless the operation was abandoned before."""
-    waiter: Any = None  # the driver's, as is the timer
-    timer: Any = None
+    waiter: Any = None  # the driver's, as are its places among the deadlines
+    due: Any = None
 
     @property
     def write(self) -> bool:
-        return self.kind is Kind.PUT or self.kind is Kind.DELETE
+        """True if it may change the record."""
+        return self.kind not in _READS
+
+    @property
+    def by_resp(self) -> bool:
+        """True if there is a command for it in the Redis protocol."""
+        return self.kind in _BY_RESP
+
+    @property
+    def update(self) -> bool:
+        """True if its effect depends on the record that is there."""
+        return self.kind in _UPDATES
 
     @property
     def idempotent(self) -> bool:
         """True if an attempt of unknown fate may be repeated."""
-        return not self.write or (self.retry_unknown and self.if_version is None)
+        if not self.write:
+            return True
+        return self.retry_unknown and self.if_version is None and not self.update
 
     def succeed(self, result: Any) -> None:
         self.result = result
@@ -117,7 +145,9 @@ class PendingOperation:
 
 
 class NodeQueue:
-    """The single reads for one node, or its single writes of one durability: a batch has one."""
+    """The single reads for one node, or its single writes or updates of one durability: a batch has
+    one.
+    """
 
     def __init__(
         self,
@@ -126,10 +156,12 @@ class NodeQueue:
         write: bool,
         rows_max: int,
         bytes_max: int,
+        update: bool = False,
         durability: Durability = "all_in_sync",
     ) -> None:
         self.address = address
-        self.write = write
+        self.write = write  # updates are writes, too
+        self.update = update
         self.durability = durability
         self.in_flight = 0  # batches; counted by the driver
         self.rows_max = rows_max  # of the next batch; less than the option after a large reply
@@ -172,6 +204,10 @@ class NodeQueue:
             self.rows_max = min(self._options[0], self.rows_max + max(1, self.rows_max // 8))
 
 
+Failed = list[tuple[PendingOperation, KoinonError]]
+"""Operations, each with the error that its last attempt came to."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Deferred:
     """Operations that wait for news of the table, at the latest for ``again.delay_s``."""
@@ -183,7 +219,7 @@ class Deferred:
 
 def settle_singles(
     batch: Sequence[PendingOperation],
-    outcome: ReadReply | WriteReply | KoinonError,
+    outcome: ReadReply | WriteReply | UpdateReply | KoinonError,
     *,
     revision: int,
     router: Router,
@@ -205,18 +241,39 @@ def settle_singles(
             results: Sequence[Any] = _read_results(batch, outcome)
         else:
             by_row = outcome.row_errors
-            results = _write_results(batch, outcome)
-    again: list[PendingOperation] = []
-    longest = AT_ONCE
+            if isinstance(outcome, UpdateReply):
+                results = outcome.results
+            else:
+                results = _write_results(batch, outcome)
+    failed: Failed = []
     for row, single in enumerate(batch):
         error = whole or (refused.get(single.partition_id) if refused else None)
         if by_row and error is None:
             error = by_row.get(row)
-        if error is None:
-            if not single.done:
-                single.succeed(results[row])
-            continue
-        retry = _retry(single, error, len(batch), policy, random)
+        if error is not None:
+            failed.append((single, error))
+        elif not single.done:
+            single.succeed(results[row])
+    return _retry_all(failed, len(batch), revision, policy, random)
+
+
+def settle_failed(
+    failed: Failed, *, revision: int, router: Router, policy: RetryPolicy, random: Random
+) -> Deferred | None:
+    """End operations that were sent one by one, under ``revision``, and were not served; return
+    those that go again, if any.
+    """
+    router.learn(error for _, error in failed)
+    return _retry_all(failed, 1, revision, policy, random)
+
+
+def _retry_all(
+    failed: Failed, batch_rows: int, revision: int, policy: RetryPolicy, random: Random
+) -> Deferred | None:
+    again: list[PendingOperation] = []
+    longest = AT_ONCE
+    for single, error in failed:
+        retry = _retry(single, error, batch_rows, policy, random)
         if retry is not None:
             again.append(single)
             longest = RetryAfter(
@@ -254,7 +311,7 @@ def _read_results(batch: Sequence[PendingOperation], reply: ReadReply) -> Sequen
     results: list[Any] = list(reply.values)
     if reply.versions:
         for row, single in enumerate(batch):
-            if single.kind is Kind.GET_ENTRY:
+            if single.kind is _GET_ENTRY:
                 results[row] = Entry(
                     single.key,
                     results[row],
@@ -263,14 +320,17 @@ def _read_results(batch: Sequence[PendingOperation], reply: ReadReply) -> Sequen
                 )
     for row in reply.missing:
         results[row] = None
+    for row, single in enumerate(batch):
+        if single.kind is Kind.EXISTS:
+            results[row] = results[row] is not None
     return results
 
 
 def _write_results(batch: Sequence[PendingOperation], reply: WriteReply) -> Sequence[Any]:
-    if all(single.kind is Kind.PUT for single in batch):
+    if all(single.kind is _PUT for single in batch):
         return reply.versions
     absent = set(reply.absent)
     return [
-        reply.versions[row] if single.kind is Kind.PUT else row not in absent
+        reply.versions[row] if single.kind is _PUT else row not in absent
         for row, single in enumerate(batch)
     ]

@@ -74,6 +74,14 @@ def check_ttl(ttl_ms: object) -> None:
     _check_most("ttl_ms", ttl_ms, MAX_TTL_MS)
 
 
+def check_increment(by: object) -> None:
+    """Raise unless ``by`` is an int of 64 bits with a sign."""
+    if type(by) is not int:
+        raise TypeError(f"by must be an int, not {type(by).__name__}")
+    if not -(1 << 63) <= by < 1 << 63:
+        raise InvalidArgumentError(field="by", reason=f"{by} is beyond 64 bits")
+
+
 def check_version(if_version: object) -> None:
     """Raise unless ``if_version`` is None or a version (0: no such record)."""
     if if_version is None:

@@ -13,17 +13,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from random import Random
-from typing import Any, Generic, TypeVar
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from koinon.core.retry import AT_ONCE, RetryAfter, RetryPolicy, decide, final_error
-from koinon.core.routing import PartitionIds, Router, Routing, Rows
+from koinon.core.routing import Router, Routing
 from koinon.types import Durability, Entry
 from koinon_proto.contract.errors import KoinonError, ReplyTooLargeError, UnknownFateError
 
-Failed = list[tuple[Rows, KoinonError]]
-"""Rows, each group with the error that they failed with."""
+if TYPE_CHECKING:
+    from koinon.core.routing import PartitionIds, Rows
+
+    Failed = list[tuple[Rows, KoinonError]]
+    """Rows, each group with the error that they failed with."""
 Item = TypeVar("Item")
 Reply = TypeVar("Reply")
 
@@ -45,6 +46,16 @@ class WriteReply:
 
     versions: Sequence[int]
     absent: Sequence[int]
+    refused: dict[int, KoinonError]
+    row_errors: dict[int, KoinonError]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpdateReply:
+    """``BatchUpdateResponse`` with its errors as classes."""
+
+    results: Sequence[Any]
+    """One a key, as its caller is told it: an int, a bool or bytes."""
     refused: dict[int, KoinonError]
     row_errors: dict[int, KoinonError]
 
@@ -111,6 +122,8 @@ class RowsOperation(ABC, Generic[Reply]):
     def _calls(
         self, routing: Routing, address: str, rows: Rows | None, attempt: int
     ) -> Iterable[Call]:
+        import numpy as np
+
         if rows is None and len(self.keys) <= self.rows_max:
             parts: list[tuple[Rows, Sequence[bytes], Sequence[bytes] | None]]
             parts = [(np.arange(len(self.keys)), self.keys, self._values(None))]
@@ -149,6 +162,8 @@ class RowsOperation(ABC, Generic[Reply]):
 
     def _settle_failed(self, call: Call, failed: Failed) -> Leftover | None:
         """Give up on rows whose error is final; return the others."""
+        import numpy as np
+
         retried: list[Rows] = []
         delay_s, refresh, last = 0.0, False, None
         for rows, error in failed:

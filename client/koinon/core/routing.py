@@ -12,16 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
-from numpy.typing import NDArray
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from koinon_proto.contract.errors import KoinonError, NotPrimaryError, PartitionOfflineError
 from koinon_proto.contract.table import NodeStatus, Table, TableUpdate, apply_update
 from koinon_proto.partitioner import Partitioner, partitioner
 
-Rows = NDArray[np.int64]
-PartitionIds = NDArray[np.uint32]
+if TYPE_CHECKING:  # NumPy is for operations of many rows, which import it
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Rows = NDArray[np.int64]
+    PartitionIds = NDArray[np.uint32]
 
 _FEW_ROWS = 32
 _LIVE = (NodeStatus.ACTIVE, NodeStatus.DRAINING)
@@ -38,15 +41,25 @@ class Routing:
     """The address that serves each partition; '' where there is none."""
     addresses: tuple[str, ...]
     """The distinct owners; index 0 is ''."""
-    owner_index: NDArray[np.intp]
-    """``owner_of`` as indices into ``addresses``."""
-    changed: NDArray[np.int64]
+    changed: list[int]
     """The revision at which each partition's owner, epoch or status last changed."""
+    redis_addresses: dict[str, str]
+    """Where those nodes speak RESP that do, by the address that they serve gRPC at."""
     learned: dict[int, NotPrimaryError] = field(default_factory=dict)
     """Partitions whose owner comes from a refusal, newer than the table."""
 
+    @cached_property
+    def owner_index(self) -> NDArray[np.intp]:
+        """``owner_of`` as indices into ``addresses``."""
+        import numpy as np
+
+        index = {address: i for i, address in enumerate(self.addresses)}
+        return np.array([index[address] for address in self.owner_of], np.intp)
+
     def group(self, partition_ids: PartitionIds) -> list[tuple[str, Rows | None]]:
         """Return the owners of these rows, each with its row numbers in order (None: all)."""
+        import numpy as np
+
         if len(partition_ids) <= _FEW_ROWS:
             by_address: dict[str, list[int]] = {}
             for row, partition_id in enumerate(partition_ids.tolist()):
@@ -62,10 +75,14 @@ class Routing:
 
     def changed_since(self, partition_ids: PartitionIds | Sequence[int], revision: int) -> bool:
         """Return whether one of these partitions has changed since ``revision``."""
-        return self.revision > revision and bool((self.changed[partition_ids] > revision).any())
+        return self.revision > revision and any(
+            self.changed[partition_id] > revision for partition_id in partition_ids
+        )
 
     def owned_by(self, addresses: Sequence[str]) -> PartitionIds:
         """Return the partitions that these serve."""
+        import numpy as np
+
         places = [i for i, address in enumerate(self.addresses) if address in addresses]
         return np.flatnonzero(np.isin(self.owner_index, places)).astype(np.uint32)
 
@@ -157,24 +174,26 @@ def _build(
     for partition_id, error in learned.items():
         owner_of[partition_id] = error.primary_address
     addresses = ("", *sorted({a for a in owner_of if a}))
-    index = {address: i for i, address in enumerate(addresses)}
     return Routing(
         table=table,
         partitioner=chosen,
         revision=revision,
         owner_of=owner_of,
         addresses=addresses,
-        owner_index=np.array([index[a] for a in owner_of], np.intp),
         changed=_changed(old, table, owner_of, revision),
+        redis_addresses=_redis_addresses(table),
         learned=learned,
     )
 
 
-def _changed(
-    old: Routing | None, table: Table, owner_of: list[str], revision: int
-) -> NDArray[np.int64]:
+def _redis_addresses(table: Table) -> dict[str, str]:
+    live = (node for node in table.nodes.values() if node.status in _LIVE)
+    return {node.address: node.redis_address for node in live if node.redis_address}
+
+
+def _changed(old: Routing | None, table: Table, owner_of: list[str], revision: int) -> list[int]:
     if old is None:
-        return np.full(len(owner_of), revision, np.int64)
+        return [revision] * len(owner_of)
     changed = old.changed.copy()
     before, after = (
         zip(old.owner_of, old.table.rows, strict=True),

@@ -11,10 +11,10 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from koinon.core.retry import RetryAfter, final_error
-from koinon.core.routing import PartitionIds, RefreshSchedule, Router
+from koinon.core.routing import RefreshSchedule, Router
 from koinon.driver.node_link import Link
 from koinon.driver.request_ids import operation
 from koinon.driver.table_source import TableSource
@@ -24,6 +24,9 @@ from koinon_proto.contract.errors import (
     UnavailableError,
 )
 from koinon_proto.v1 import admin_pb2
+
+if TYPE_CHECKING:
+    from koinon.core.routing import PartitionIds
 
 log = logging.getLogger(__name__)
 

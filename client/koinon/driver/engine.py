@@ -8,27 +8,42 @@ what an error means is decided in ``koinon.core``.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from koinon.core import limits
-from koinon.core.batching import Deferred, Kind, NodeQueue, PendingOperation, settle_singles
+from koinon.core.batching import (
+    Deferred,
+    Failed,
+    Kind,
+    NodeQueue,
+    PendingOperation,
+    settle_failed,
+    settle_singles,
+)
 from koinon.core.operations import (
     Call,
     ReadReply,
     ReadRows,
     RowsOperation,
+    UpdateReply,
     WriteReply,
     WriteRows,
     attempt_timeout_s,
 )
 from koinon.core.retry import RetryAfter, RetryPolicy
-from koinon.core.routing import PartitionIds, Router, Routing
+from koinon.core.routing import Router, Routing
 from koinon.core.row_chunks import Chunk, delete_chunks, put_chunks
 from koinon.driver import request_ids
+from koinon.driver.deadlines import Deadlines
 from koinon.driver.discovery import Cancel, Discovery
+from koinon.driver.messages import single_reads, single_updates, single_writes, write_request
 from koinon.driver.node_link import Link
+from koinon.driver.resp.link import RespLink
+from koinon.driver.resp.pool import SOCKETS_MAX, Pools
 from koinon.options import ClientOptions
 from koinon.types import Durability
 from koinon_proto.contract.errors import (
@@ -43,29 +58,36 @@ from koinon_proto.contract.errors import (
 from koinon_proto.contract.table import MAX_BATCH_ROWS
 from koinon_proto.v1 import kv_pb2
 
+if TYPE_CHECKING:
+    from koinon.core.routing import PartitionIds
+
 _LANE_ROWS = 1_000
 _SLOW_S = 0.5  # without any answer: a node may hang, or be gone
 _SUSPECT_S = 0.25  # between two questions whether it is
-_DURABILITIES: dict[Durability, Any] = {
-    "all_in_sync": kv_pb2.DURABILITY_ALL_IN_SYNC,
-    "primary": kv_pb2.DURABILITY_PRIMARY,
-}
 
 
 class Engine:
-    """Everything that one client shares. Make it on its loop; ``start`` before use."""
+    """Everything that one client shares. Make it on its loop; ``start`` before use. With
+    ``threads``, threads send operations themselves (``pools``) where they can.
+    """
 
-    def __init__(self, seeds: Sequence[str], options: ClientOptions) -> None:
+    def __init__(
+        self, seeds: Sequence[str], options: ClientOptions, *, threads: bool = False
+    ) -> None:
         self.options = options
         self.router = Router()
         self.policy = RetryPolicy()
         self.random = Random()
         self.closed = False  # no operation begins any more
         self._loop = asyncio.get_running_loop()
-        self.now = self._loop.time
+        self.now = time.monotonic  # also on threads: uvloop's own clock stands while it waits
+        sockets_max = min(SOCKETS_MAX, options.max_pending)
+        self.pools = Pools(self._on_late, sockets_max=sockets_max) if threads else None
         self._links: dict[str, Link] = {}  # by address; kept until the client is closed
-        self._lanes: dict[tuple[str, bool, Durability], NodeQueue] = {}
+        self._resp_links: dict[tuple[str, str], RespLink] = {}  # by the addresses for gRPC and RESP
+        self._lanes: dict[tuple[str, bool, bool, Durability], NodeQueue] = {}
         self._live: set[PendingOperation] = set()  # begun and not ended; ``max_pending`` at most
+        self._deadlines = Deadlines(self.now)  # of those that are live
         self._tasks: set[asyncio.Task[Any]] = set()  # asyncio itself holds tasks weakly
         self._look_after: Cancel | None = None  # ends the wait for the next look at silent nodes
         self.discovery = Discovery(seeds, self.router, self.link)
@@ -91,9 +113,11 @@ class Engine:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*[link.close() for link in self._resp_links.values()])
         for single in list(self._live):
             sent = UnknownFateError(reason="the client was closed before the answer came")
             single.fail(sent if single.sent else closed_error())
+        self._deadlines.close()
         await asyncio.gather(*[link.close() for link in self._links.values()])
 
     def link(self, address: str) -> Link:
@@ -139,6 +163,7 @@ class Engine:
         timeout_ms: int | None,
         value: bytes = b"",
         ttl_ms: int | None = None,
+        by: int = 0,
         if_version: int | None = None,
         retry_unknown: bool | None = None,
         durability: Durability = "all_in_sync",
@@ -146,9 +171,9 @@ class Engine:
         """Check the arguments and return the operation, ready for ``submit``. From any thread."""
         routing = self.routing()
         limits.check_key(key)
-        if kind is Kind.PUT:
-            limits.check_value(value, routing.table.cluster.max_value_bytes)
-            limits.check_ttl(ttl_ms)
+        limits.check_value(value, routing.table.cluster.max_value_bytes)
+        limits.check_ttl(ttl_ms)
+        limits.check_increment(by)
         limits.check_version(if_version)
         limits.check_durability(durability)
         if timeout_ms is None:
@@ -163,19 +188,27 @@ class Engine:
             timeout_ms=timeout_ms,
             value=value,
             ttl_ms=ttl_ms,
+            by=by,
             if_version=if_version,
             retry_unknown=self.options.retry_unknown if retry_unknown is None else retry_unknown,
             durability=durability,
             request=request_ids.given(),
         )
 
-    def submit(self, single: PendingOperation, waiter: Callable[[PendingOperation], None]) -> None:
-        """Begin an operation; ``waiter`` is called with it, once, when it has ended.
+    def submit(
+        self,
+        single: PendingOperation,
+        waiter: Callable[[PendingOperation], None],
+        failure: KoinonError | None = None,
+    ) -> None:
+        """Begin an operation; ``waiter`` is called with it, once, when it has ended. ``failure`` is
+        what an attempt came to that a thread has made.
 
         Raises:
             ResourceExhaustedError: ``max_pending`` operations are under way.
         """
-        if len(self._live) >= self.options.max_pending:
+        direct = self.pools.in_use if self.pools is not None else 0
+        if len(self._live) + direct >= self.options.max_pending:
             raise ResourceExhaustedError(
                 resource="client operations under way", limit=self.options.max_pending
             )
@@ -184,12 +217,15 @@ class Engine:
         self._live.add(single)
         single.waiter = waiter
         single.on_done = self._ended
-        single.timer = self._loop.call_at(single.deadline, single.expire)
-        self._enqueue(single)
+        self._deadlines.add(single)
+        if failure is None:
+            self._enqueue(single)
+        else:
+            self.settle_failed([(single, failure)])
 
     def _ended(self, single: PendingOperation) -> None:
         self._live.discard(single)
-        single.timer.cancel()
+        self._deadlines.discard(single)
         single.waiter(single)
 
     def abandon(self, single: PendingOperation) -> None:
@@ -197,7 +233,7 @@ class Engine:
         if not single.done:
             single.abandon()
             self._live.discard(single)
-            single.timer.cancel()
+            self._deadlines.discard(single)
 
     def _enqueue(self, single: PendingOperation) -> None:
         routing = self.routing()
@@ -206,17 +242,39 @@ class Engine:
             error = routing.offline(single.partition_id)
             self._settle([single], error, routing.revision)
             return
-        lane = self._lanes.get((address, single.write, single.durability))
+        link = self._resp_link(address, routing) if single.by_resp else None
+        if link is not None and link.add(single):
+            return
+        kind = address, single.write, single.update, single.durability
+        lane = self._lanes.get(kind)
         if lane is None:
-            lane = self._lanes[address, single.write, single.durability] = NodeQueue(
+            lane = self._lanes[kind] = NodeQueue(
                 address,
                 write=single.write,
+                update=single.update,
                 durability=single.durability,
                 rows_max=_LANE_ROWS,
                 bytes_max=self.options.batch_bytes,
             )
         lane.add(single)
         self._flush_soon(lane)
+
+    def _resp_link(self, address: str, routing: Routing) -> RespLink | None:
+        """Return the node's link by RESP, if it offers that and may be asked so."""
+        listener = routing.redis_addresses.get(address)
+        if listener is None or self.options.transport == "grpc":
+            return None
+        link = self._resp_links.get((address, listener))
+        if link is None:
+            link = RespLink(address, listener, self.cluster_id, self, self.pools)
+            self._resp_links[address, listener] = link
+        return link
+
+    def send_again(self, singles: Sequence[PendingOperation]) -> None:
+        """These were not sent: route them anew."""
+        for single in singles:
+            if not self.closed:
+                self._enqueue(single)
 
     def _flush_soon(self, lane: NodeQueue) -> None:
         """Send at the end of this turn of the loop, so that operations begun in it go along."""
@@ -250,13 +308,15 @@ class Engine:
         request_ids.adopt(_named(batch))
         left_s = max([single.deadline for single in batch]) - self.now()
         timeout_s = attempt_timeout_s(left_s, write=lane.write)
-        outcome: ReadReply | WriteReply | KoinonError
+        outcome: ReadReply | WriteReply | UpdateReply | KoinonError
         self.watch_answers()
         try:
-            if lane.write:
-                outcome = await link.write(_single_writes(batch, routing), timeout_s)
+            if lane.update:
+                outcome = await link.update(single_updates(batch, routing), timeout_s)
+            elif lane.write:
+                outcome = await link.write(single_writes(batch, routing), timeout_s)
             else:
-                outcome = await link.read(_single_reads(batch, routing), timeout_s)
+                outcome = await link.read(single_reads(batch, routing), timeout_s)
                 too_large = isinstance(outcome, ReplyTooLargeError)
                 lane.on_reply_size(len(batch), too_large)
         finally:
@@ -269,6 +329,15 @@ class Engine:
         if self._look_after is None and not self.closed:
             self._look_after = self._loop.call_later(_SLOW_S, self._look).cancel
 
+    def _on_late(self) -> None:
+        """A thread has waited long for an answer. From any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._look_now)
+
+    def _look_now(self) -> None:
+        if self._look_after is None:
+            self._look()
+
     def _look(self) -> None:
         """Where a node has not answered for long, ask who serves its partitions now. What is still
         queued for it goes there; what was sent is given up once the node is known to be gone.
@@ -276,29 +345,51 @@ class Engine:
         self._look_after = None
         if self.closed:
             return
-        silences = {address: link.silence_s for address, link in self._links.items()}
-        silent = [address for address, silence_s in silences.items() if silence_s >= _SLOW_S]
+        links: list[Link | RespLink] = [*self._links.values(), *self._resp_links.values()]
+        silences = [link.silence_s for link in links]
+        silent = [
+            link for link, silence_s in zip(links, silences, strict=True) if silence_s >= _SLOW_S
+        ]
+        addresses = {link.address for link in silent}
         routing = self.routing()
-        for address in silent:
-            if not routing.is_live(address):
-                self._links[address].drop()
-        for lane in list(self._lanes.values()):
-            if lane.address in silent:
-                for single in lane.drain():
-                    self._enqueue(single)
+        for link in silent:
+            if not routing.is_live(link.address):
+                link.drop()
+            elif isinstance(link, RespLink):
+                link.ask_elsewhere()
+        queues: list[NodeQueue | RespLink]
+        queues = [*self._lanes.values(), *self._resp_links.values()]
+        for queue in queues:
+            if queue.address in addresses:
+                self.send_again(queue.drain())
         if silent:
-            again, owned = RetryAfter(_SUSPECT_S, refresh=True), routing.owned_by(silent)
-            with request_ids.operation(self._links[silent[0]].last_request):
+            again, owned = RetryAfter(_SUSPECT_S, refresh=True), routing.owned_by([*addresses])
+            with request_ids.operation(silent[0].last_request):
                 self._look_after = self.discovery.on_news(
                     self._look, again, routing.revision, owned
                 )
-        elif any(silences.values()):
+        elif any(silences):
             self.watch_answers()
+
+    def settle_failed(self, failed: Failed) -> None:
+        """End operations that were sent each by itself and not served, or send them again."""
+        by_revision: dict[int, Failed] = {}
+        for single, error in failed:
+            by_revision.setdefault(single.revision, []).append((single, error))
+        for revision, group in by_revision.items():
+            parked = settle_failed(
+                group,
+                revision=revision,
+                router=self.router,
+                policy=self.policy,
+                random=self.random,
+            )
+            self._park(parked, revision)
 
     def _settle(
         self,
         batch: Sequence[PendingOperation],
-        outcome: ReadReply | WriteReply | KoinonError,
+        outcome: ReadReply | WriteReply | UpdateReply | KoinonError,
         revision: int,
     ) -> None:
         parked = settle_singles(
@@ -309,6 +400,12 @@ class Engine:
             policy=self.policy,
             random=self.random,
         )
+        self._park(parked, revision)
+
+    def _park(self, parked: Deferred | None, revision: int) -> None:
+        """Let operations wait for news, if any are to go again, after outcomes under ``revision``
+        were learned from.
+        """
         self._wake_on_news(revision)
         if parked is not None:
             self.discovery.on_news(
@@ -384,7 +481,7 @@ class Engine:
         timeout_s = attempt_timeout_s(left_s, write=operation.write)
         self.watch_answers()
         if isinstance(operation, WriteRows):
-            return await link.write(_write_request(operation, call, self.cluster_id), timeout_s)
+            return await link.write(write_request(operation, call, self.cluster_id), timeout_s)
         assert isinstance(operation, ReadRows)
         request = kv_pb2.BatchGetRequest(
             table_version=call.table_version,
@@ -478,13 +575,6 @@ class Engine:
         return delete_chunks(keys, rows_max=self.chunk_rows())
 
 
-def as_columns(keys: Iterable[bytes]) -> Sequence[bytes]:
-    """Return the keys as a list or tuple."""
-    if isinstance(keys, bytes | str):
-        raise TypeError(f"keys must be an iterable of bytes, not {type(keys).__name__}")
-    return keys if isinstance(keys, list | tuple) else list(keys)
-
-
 async def all_of(work: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
     """Run all; if one raises, cancel the others and raise it plain."""
     tasks = [asyncio.ensure_future(w) for w in work]
@@ -504,50 +594,6 @@ def _named(batch: Sequence[PendingOperation]) -> request_ids.RequestId:
     for single in batch:
         single.request = request
     return request
-
-
-def _single_reads(batch: Sequence[PendingOperation], routing: Routing) -> kv_pb2.BatchGetRequest:
-    return kv_pb2.BatchGetRequest(
-        cluster_id=routing.table.cluster.cluster_id,
-        table_version=routing.table.table_version,
-        keys=[single.key for single in batch],
-        partition_ids=[single.partition_id for single in batch],
-        want_versions=any(single.kind is Kind.GET_ENTRY for single in batch),
-    )
-
-
-def _single_writes(batch: Sequence[PendingOperation], routing: Routing) -> kv_pb2.BatchWriteRequest:
-    ttls = [single.ttl_ms or 0 for single in batch]
-    return kv_pb2.BatchWriteRequest(
-        cluster_id=routing.table.cluster.cluster_id,
-        table_version=routing.table.table_version,
-        keys=[single.key for single in batch],
-        values=[single.value for single in batch],
-        partition_ids=[single.partition_id for single in batch],
-        deletes=[row for row, single in enumerate(batch) if single.kind is Kind.DELETE],
-        ttl_ms=ttls if any(ttls) else (),
-        conditions=[
-            kv_pb2.Condition(row=row, if_version=single.if_version)
-            for row, single in enumerate(batch)
-            if single.if_version is not None
-        ],
-        want_versions=True,
-        durability=_DURABILITIES[batch[0].durability],
-    )
-
-
-def _write_request(operation: WriteRows, call: Call, cluster_id: str) -> kv_pb2.BatchWriteRequest:
-    rows = len(call.keys)
-    return kv_pb2.BatchWriteRequest(
-        cluster_id=cluster_id,
-        table_version=call.table_version,
-        keys=call.keys,
-        values=[b""] * rows if call.values is None else call.values,
-        partition_ids=call.partition_ids.tolist(),
-        deletes=range(rows) if operation.deletes else (),
-        ttl_ms=() if operation.ttl_ms is None else (operation.ttl_ms,),
-        durability=_DURABILITIES[operation.durability],
-    )
 
 
 def closed_error() -> KoinonError:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from koinon.core.batching import Kind, PendingOperation
 from koinon.core.row_chunks import Chunk
-from koinon.driver.engine import Engine, as_columns
+from koinon.driver.engine import Engine
 from koinon.types import Durability, Entry, WriteResult
 
 if TYPE_CHECKING:
@@ -126,6 +126,93 @@ class Face(ABC):
         )
         return found
 
+    def exists(self, key: bytes, *, timeout_ms: int | None = None) -> bool:
+        """Return whether there is a record."""
+        found: bool = self._run_single(
+            self._engine.make_single(Kind.EXISTS, key, timeout_ms=timeout_ms)
+        )
+        return found
+
+    # --- updates: the primary reads, decides and writes, with nothing in between ----------------
+
+    def increment(
+        self,
+        key: bytes,
+        by: int = 1,
+        *,
+        ttl_ms: int | None = None,
+        durability: Durability = "all_in_sync",
+        timeout_ms: int | None = None,
+    ) -> int:
+        """Add to an integer and return the sum. The value is decimal text of 64 bits with a sign;
+        no record counts as 0.
+
+        An increment of unknown fate is never repeated, whatever ``retry_unknown`` says.
+
+        Args:
+            ttl_ms: a record that this makes expires so many milliseconds later. One that is there
+                keeps its expiry.
+
+        Raises:
+            NotANumberError, NumberOverflowError: nothing was written.
+            UnknownFateError: it was sent, and no answer came; it may have been counted.
+            UnavailableError: the deadline passed; it was not counted.
+            UnsupportedVersionError: the node is of a build that knows no updates.
+        """
+        total: int = self._run_single(
+            self._engine.make_single(
+                Kind.INCREMENT,
+                key,
+                by=by,
+                ttl_ms=ttl_ms,
+                durability=durability,
+                timeout_ms=timeout_ms,
+            )
+        )
+        return total
+
+    def touch(
+        self,
+        key: bytes,
+        ttl_ms: int | None,
+        *,
+        durability: Durability = "all_in_sync",
+        timeout_ms: int | None = None,
+    ) -> bool:
+        """Have the record expire ``ttl_ms`` from now (None: never); return whether there is one.
+        Errors are those of :meth:`increment`.
+        """
+        found: bool = self._run_single(
+            self._engine.make_single(
+                Kind.TOUCH, key, ttl_ms=ttl_ms, durability=durability, timeout_ms=timeout_ms
+            )
+        )
+        return found
+
+    def get_or_put(
+        self,
+        key: bytes,
+        value: bytes,
+        *,
+        ttl_ms: int | None = None,
+        durability: Durability = "all_in_sync",
+        timeout_ms: int | None = None,
+    ) -> bytes:
+        """Return the record's value; if there is none, write this one and return it. ``ttl_ms`` is
+        of the record that this makes. Errors are those of :meth:`increment`.
+        """
+        found: bytes = self._run_single(
+            self._engine.make_single(
+                Kind.GET_OR_PUT,
+                key,
+                value=value,
+                ttl_ms=ttl_ms,
+                durability=durability,
+                timeout_ms=timeout_ms,
+            )
+        )
+        return found
+
     # --- many records ---------------------------------------------------------------------------
 
     def get_many(
@@ -135,7 +222,7 @@ class Face(ABC):
         batches, side by side; ``timeout_ms`` bounds each, not the whole.
         """
         return self._run(
-            self._engine.read_many(as_columns(keys), want_entries=False, timeout_ms=timeout_ms)
+            self._engine.read_many(_as_columns(keys), want_entries=False, timeout_ms=timeout_ms)
         )
 
     def get_entries(
@@ -143,7 +230,7 @@ class Face(ABC):
     ) -> list[Entry | None]:
         """Return the records, as :meth:`get_many` does the values."""
         return self._run(
-            self._engine.read_many(as_columns(keys), want_entries=True, timeout_ms=timeout_ms)
+            self._engine.read_many(_as_columns(keys), want_entries=True, timeout_ms=timeout_ms)
         )
 
     def put_many(
@@ -209,3 +296,10 @@ def awaitable(
         return result
 
     return call
+
+
+def _as_columns(keys: Iterable[bytes]) -> Sequence[bytes]:
+    """Return the keys as a list or tuple."""
+    if isinstance(keys, bytes | str):
+        raise TypeError(f"keys must be an iterable of bytes, not {type(keys).__name__}")
+    return keys if isinstance(keys, list | tuple) else list(keys)

@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 
-from koinon.core.operations import ReadReply, WriteReply
+from koinon.core.operations import ReadReply, UpdateReply, WriteReply
 from koinon.core.scanning import ScanReply
 from koinon.driver import request_ids
 from koinon.driver.connection import Connection
@@ -127,7 +127,19 @@ class Link:
             versions=reply.versions,
             absent=reply.absent,
             refused=refused(reply),
-            row_errors={e.row: convert.error_from_proto(e.error) for e in reply.row_errors},
+            row_errors=_row_errors(reply),
+        )
+
+    async def update(
+        self, request: kv_pb2.BatchUpdateRequest, timeout_s: float
+    ) -> UpdateReply | KoinonError:
+        reply = await self._send("batch_update", request, timeout_s, write=True)
+        if isinstance(reply, KoinonError):
+            return reply
+        return UpdateReply(
+            results=list(map(_update_result, request.updates, reply.results)),
+            refused=refused(reply),
+            row_errors=_row_errors(reply),
         )
 
     async def scan(self, request: kv_pb2.ScanRequest, timeout_s: float) -> ScanReply | KoinonError:
@@ -212,7 +224,7 @@ def _cancelling() -> bool:
 
 
 def _error_of(failure: grpc.aio.AioRpcError, address: str, *, write: bool) -> KoinonError:
-    error = rpc.fate_of(failure, at=address)
+    error = rpc.fate_of(failure, at=address, unimplemented="the update of records")
     if error.maybe_applied and failure.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and not write:
         # One of gRPC's own limits. To a write it may be its reply that was over it.
         return ResourceExhaustedError(resource=f"gRPC at {address} ({failure.details()})", limit=0)
@@ -223,3 +235,17 @@ def refused(reply: Any) -> dict[int, KoinonError]:
     """Return the partitions that a reply refuses, and why."""
     refusals: Sequence[kv_pb2.Refusal] = reply.refusals
     return {r.partition_id: convert.error_from_proto(r.error) for r in refusals}
+
+
+def _row_errors(reply: Any) -> dict[int, KoinonError]:
+    return {e.row: convert.error_from_proto(e.error) for e in reply.row_errors}
+
+
+def _update_result(update: kv_pb2.Update, result: kv_pb2.UpdateResult) -> int | bool | bytes:
+    """Return what the caller is told."""
+    kind = update.WhichOneof("kind")
+    if kind == "increment":
+        return result.number
+    if kind == "touch":
+        return result.found
+    return result.value if result.found else update.get_or_put.value

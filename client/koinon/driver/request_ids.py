@@ -26,10 +26,14 @@ class RequestId:
         self.text = text or fresh()
         self._calls = 0
 
+    def next_call(self) -> str:
+        """Return the id with the number of the next call under it."""
+        self._calls += 1  # two threads may give out a number twice: it is for people
+        return f"{self.text}/{self._calls}"
+
     def metadata(self) -> Metadata:
         """Return what the next call under the id carries."""
-        self._calls += 1  # two threads may give out a number twice: it is for people
-        return ((KEY, f"{self.text}/{self._calls}"),)
+        return ((KEY, self.next_call()),)
 
     def name(self, error: BaseException) -> None:
         """Note on an error which operation it has ended, unless that is said already."""

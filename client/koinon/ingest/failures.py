@@ -1,5 +1,5 @@
-"""What a failed Spark job comes to, in one sentence: the typed error of a worker if there is one in
-the long text that Spark makes of it.
+"""Sums up a failed Spark job in one sentence: by the typed error of a worker if there is one in the
+long text that Spark makes of it.
 """
 
 from __future__ import annotations

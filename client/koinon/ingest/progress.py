@@ -29,7 +29,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """A job's progress at one moment. ``rows_total`` and ``seconds_left`` are None where nobody can
+    """A job's progress at one moment. ``rows_total`` and ``seconds_left`` are None where none can
     say; rates are rows per second, of late. ``share`` is of the phase, 0 to 1.
     """
 

@@ -1,5 +1,17 @@
 """A whole cluster on this machine, as processes of its own."""
 
-from koinon.local.cluster import LocalCluster
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from koinon.local.cluster import LocalCluster
 
 __all__ = ["LocalCluster"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "LocalCluster":  # every command looks for a local cluster; few start one
+        return import_module("koinon.local.cluster").LocalCluster
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

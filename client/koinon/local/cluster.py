@@ -19,7 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from koinon.local import files, members
-from koinon.local.files import ClusterFile, DirectoryLock, LocalClusterError, Member, PortClaims
+from koinon.local.files import (
+    ClusterFile,
+    DirectoryLock,
+    LocalClusterError,
+    Member,
+    PortClaims,
+    running_cluster,
+)
 from koinon.local.processes import (
     Guardian,
     ManagedProcess,
@@ -42,8 +49,10 @@ if TYPE_CHECKING:
 STOP_TIMEOUT_S = 8.0
 KILL_TIMEOUT_S = 5.0
 POLL_S = 0.05
+POLL_SHARE = 4.0  # for so many times longer than a question took, none is asked
 STATUS_TIMEOUT_MS = 1000
 _METRICS_ABOVE = 2000
+_REDIS_BELOW = 1000
 SERVING = (NodeStatus.ACTIVE, NodeStatus.DRAINING)
 
 
@@ -55,11 +64,13 @@ class LocalCluster:
     named ``c1, c2, …`` (coordinators) and ``n1, n2, …`` (nodes). ``nodes`` and ``coordinators``
     default to 3, or to what the directory remembers; more nodes than it remembers are added.
     ``replication_factor`` is how many copies of each partition a new cluster begins with (None: as
-    the coordinators choose, three where there are three nodes); ``racks`` are given to the first
-    nodes in turn. Ports are free ones, or count up from ``coordinator_port`` and ``node_port``
+    the coordinators choose, three where there are three nodes); ``partitioner`` is how it routes
+    keys for ever (None: murmur2, or as remembered; clients of Redis Cluster need crc16); ``racks``
+    are given to the first nodes in turn. Ports are free, or count up from the two that are given
     where those are free. ``metrics`` True has every member's process serve metrics at an address
     of its own (``metrics_address``), 2000 above its port where that is free, False none, from
-    their next start on; None: as the directory remembers, in a new one none. The flags are further
+    their next start on; None: as the directory remembers, in a new one none. Nodes speak the Redis
+    protocol at addresses of their own (``redis_address``), 1000 below. The flags are further
     arguments of ``koinon coordinator`` and ``koinon node``.
     """
 
@@ -70,6 +81,7 @@ class LocalCluster:
         nodes: int | None = None,
         coordinators: int | None = None,
         replication_factor: int | None = None,
+        partitioner: str | None = None,
         racks: Sequence[str] = (),
         detached: bool = False,
         coordinator_port: int = 0,
@@ -105,13 +117,15 @@ class LocalCluster:
                     ),
                     bootstrap_nodes=3 if nodes is None else nodes,
                     replication_factor=replication_factor,
-                    coordinator_flags=list(coordinator_flags),
+                    coordinator_flags=[*coordinator_flags, *_partitioner_flags(partitioner)],
                     node_flags=list(node_flags),
                 )
             self._file = remembered
-            members.check_asked(remembered, self.data_dir, nodes, coordinators, replication_factor)
+            members.check_asked(
+                remembered, self.data_dir, nodes, coordinators, replication_factor, partitioner
+            )
             self._processes = {name: self._process(name) for name in self._file.members}
-            self._choose_metrics(self._file.metrics if metrics is None else metrics)
+            self._choose_addresses(self._file.metrics if metrics is None else metrics)
             while nodes is not None and len(self._file.names("node")) < nodes:
                 self._new_member("node")
         except BaseException:
@@ -242,6 +256,10 @@ class LocalCluster:
     def address(self, name: str) -> str:
         return self._member(name).address
 
+    def redis_address(self, name: str) -> str:
+        """Return the address at which the node speaks the Redis protocol; '': it is no node."""
+        return self._member(name).redis
+
     def metrics_address(self, name: str) -> str:
         """Return the address at which the member's process serves ``/metrics``; '': it does not."""
         return self._member(name).metrics
@@ -297,12 +315,14 @@ class LocalCluster:
         last = "no coordinator answers"
         while time.monotonic() < deadline:
             self._raise_if_died()
+            asked_at = time.monotonic()
             with contextlib.suppress(UnavailableError):
                 status = self.status()
                 if condition(status):
                     return status
                 last = _describe(status)
-            time.sleep(POLL_S)
+            # A large table takes its time to send: waiting must not be what the leader works for.
+            time.sleep(max(POLL_S, POLL_SHARE * (time.monotonic() - asked_at)))
         raise LocalClusterError(reason=f"not within {timeout_s:g} s: {what} ({last})")
 
     def wait_ready(self, timeout_s: float = 30.0) -> ClusterStatus:
@@ -367,8 +387,7 @@ class LocalCluster:
         self.terminate(name)
         member = self._file.members.pop(name)
         del self._processes[name]
-        addresses = [address for address in (member.address, member.metrics) if address]
-        self._claims.release(map(files.port_of, addresses))
+        self._claims.release(map(files.port_of, member.addresses))
         self._save()
 
     def add_coordinator(self) -> str:
@@ -400,25 +419,32 @@ class LocalCluster:
             kind=kind, address=address, joins=joins, rack=rack, weight=weight
         )
         self._processes[name] = self._process(name)
-        self._choose_metrics(self._file.metrics)
+        self._choose_addresses(self._file.metrics)
         return name
 
-    def _choose_metrics(self, wanted: bool) -> None:
-        """Give every member that does not run an address for its metrics, or take it away."""
-        self._file.metrics = wanted
+    def _choose_addresses(self, metrics: bool) -> None:
+        """Give every member that does not run an address for its metrics, or take it away, and
+        every such node one for the Redis protocol.
+        """
+        self._file.metrics = metrics
         for name, member in self._file.members.items():
-            if self._processes[name].alive or bool(member.metrics) == wanted:
+            if self._processes[name].alive:
                 continue
-            address = ""
-            if wanted:
-                port = int(member.address.rpartition(":")[2]) + _METRICS_ABOVE
-                address = files.choose_addresses(1, port, self._taken(), self._claims)[0]
-            self._file.members[name] = replace(member, metrics=address)
+            if metrics != bool(member.metrics):
+                address = self._beside(member, _METRICS_ABOVE) if metrics else ""
+                member = self._file.members[name] = replace(member, metrics=address)
+            if member.kind == "node" and not member.redis:
+                address = self._beside(member, -_REDIS_BELOW)
+                self._file.members[name] = replace(member, redis=address)
             self._processes[name] = self._process(name)
 
+    def _beside(self, member: Member, distance: int) -> str:
+        """Return a free address, at this distance from the member's own port if that one is."""
+        port = files.port_of(member.address) + distance
+        return files.choose_addresses(1, max(port, 0), self._taken(), self._claims)[0]
+
     def _taken(self) -> set[str]:
-        known = self._file.members.values()
-        return {a for member in known for a in (member.address, member.metrics) if a}
+        return {a for member in self._file.members.values() for a in member.addresses}
 
     def _process(self, name: str) -> ManagedProcess:
         argv = members.command_line(self._file, name, self.data_dir)
@@ -517,15 +543,6 @@ class LocalCluster:
             )
 
 
-def running_cluster(data_dir: Path) -> ClusterFile | None:
-    """Return the cluster file of ``data_dir`` if any of its recorded processes runs, else None."""
-    remembered = files.load(data_dir)
-    if remembered is None:
-        return None
-    running = (state_of(identity) for identity in remembered.processes.values())
-    return remembered if any(state is not ProcessState.STOPPED for state in running) else None
-
-
 def stop_owner(owner: ProcessIdentity, timeout_s: float) -> bool:
     """Ask the program that runs a foreground cluster to end it; return whether it has."""
     send_signal(owner, signal.SIGTERM)
@@ -539,3 +556,7 @@ def stop_owner(owner: ProcessIdentity, timeout_s: float) -> bool:
 
 def _describe(status: ClusterStatus) -> str:
     return "; ".join(problems(status)) or f"term {status.term}, led by {status.leader_id}"
+
+
+def _partitioner_flags(partitioner: str | None) -> list[str]:
+    return ["--partitioner", partitioner] if partitioner is not None else []

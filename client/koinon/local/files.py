@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from koinon.local.processes import ProcessIdentity
+from koinon.local.processes import ProcessIdentity, ProcessState, state_of
 from koinon_proto.contract.errors import DataDirectoryError, KoinonError
 from koinon_proto.process import private_files
 
@@ -43,7 +43,7 @@ class LocalClusterError(KoinonError):
 class Member:
     """One member's place. ``joins``: a coordinator that was added to an existing group. ``rack``
     and ``weight`` are a node's; '' and None: as nodes choose. ``metrics`` is where its process
-    serves metrics; '': nowhere.
+    serves metrics, ``redis`` where a node speaks the Redis protocol; '': nowhere.
     """
 
     kind: str  # "coordinator" | "node"
@@ -52,6 +52,12 @@ class Member:
     rack: str = ""
     weight: int | None = None
     metrics: str = ""
+    redis: str = ""
+
+    @property
+    def addresses(self) -> list[str]:
+        """All at which it listens."""
+        return [a for a in (self.address, self.metrics, self.redis) if a]
 
 
 @dataclass(kw_only=True)
@@ -67,6 +73,14 @@ class ClusterFile:
     detached: bool = False
     owner: ProcessIdentity | None = None
     processes: dict[str, ProcessIdentity] = field(default_factory=dict)
+
+    @property
+    def partitioner(self) -> str:
+        """How the cluster routes keys: what its coordinators were told when it was made."""
+        flags = self.coordinator_flags
+        if "--partitioner" not in flags:
+            return "murmur2"
+        return flags[flags.index("--partitioner") + 1]
 
     def names(self, kind: str) -> list[str]:
         return [name for name, member in self.members.items() if member.kind == kind]
@@ -110,6 +124,15 @@ def load(data_dir: Path) -> ClusterFile | None:
         return None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataDirectoryError(path=str(path), reason=f"not a cluster file: {error}") from error
+
+
+def running_cluster(data_dir: Path) -> ClusterFile | None:
+    """Return the cluster file of ``data_dir`` if any of its recorded processes runs, else None."""
+    remembered = load(data_dir)
+    if remembered is None:
+        return None
+    running = (state_of(identity) for identity in remembered.processes.values())
+    return remembered if any(state is not ProcessState.STOPPED for state in running) else None
 
 
 class DirectoryLock:

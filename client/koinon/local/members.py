@@ -56,6 +56,7 @@ def check_asked(
     nodes: int | None,
     coordinators: int | None,
     replication_factor: int | None,
+    partitioner: str | None,
 ) -> None:
     """Check what was asked for against what the directory remembers (None: not asked for).
 
@@ -68,6 +69,11 @@ def check_asked(
     have = len(file.names("node"))
     if nodes is not None and nodes < have:
         raise _refused(data_dir, "nodes", nodes, have)
+    if partitioner is not None and partitioner != file.partitioner:
+        raise LocalClusterError(
+            reason=f"the cluster on {data_dir} routes keys by {file.partitioner}, for ever: "
+            "choose another --data"
+        )
     if replication_factor is None:
         return
     if replication_factor != file.replication_factor:
@@ -102,6 +108,7 @@ def command_line(file: ClusterFile, name: str, data_dir: Path) -> list[str]:
     argv += ["--metrics-listen", member.metrics] if member.metrics else []
     if member.kind == "node":
         argv += ["--coordinators", coordinators_of(file)]
+        argv += ["--redis-listen", member.redis] if member.redis else []
         argv += ["--rack", member.rack] if member.rack else []
         argv += ["--weight", str(member.weight)] if member.weight is not None else []
         return argv + file.node_flags

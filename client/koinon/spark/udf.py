@@ -35,8 +35,8 @@ def partition_id(
     Args:
         col: binary, a string or an integer, as option ``keyColumn`` takes them.
         coordinators: ``host:port,…``: count and partitioner are the cluster's, asked for now.
-        partition_count: 1 to 65,536.
-        partitioner: ``murmur2`` or ``md5``.
+        partition_count: 1 to 65,536; with ``crc16`` a power of two up to 16,384.
+        partitioner: ``murmur2``, ``md5`` or ``crc16``.
         key_encoding: of integers, as option ``keyEncoding``.
 
     Raises:

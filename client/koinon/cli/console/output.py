@@ -3,46 +3,42 @@
 from __future__ import annotations
 
 import base64
-import errno
 import json
 import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich import markup
-from rich.measure import Measurement
-from rich.table import Table as RichTable
-
-from koinon.cli.console.terminal import Console
 from koinon_proto.process import printable
 from koinon_proto.process.printable import goes_to_terminal
 
+if TYPE_CHECKING:  # a command that prints a value, or JSON, does not import rich
+    from rich.table import Table as RichTable
+
+    from koinon.cli.console.terminal import Console
+
 PIPE_WIDTH = 200
 _UNPRINTABLE_IN_JSON = re.compile(r"[^\x20-\x7e]")
-
-
-class _Console(Console):
-    """A reader that has gone away ends the command as it does where nothing of rich is printed."""
-
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 def console(*, stderr: bool = False) -> Console:
     """Return a console; wide where it is no terminal, so that piped tables are neither cut nor
     wrapped. A key such as ``user:key:1`` is printed as it is: no part stands for an emoji.
     """
+    from koinon.cli.console.terminal import Console
+
     seen = goes_to_terminal(stderr=stderr)
     columns = os.environ.get("COLUMNS", "")
     width = None if seen else int(columns) if columns.isdecimal() else PIPE_WIDTH
     width = None if width == 0 else width
-    return _Console(stderr=stderr, highlight=False, emoji=False, width=width, soft_wrap=not seen)
+    return Console(stderr=stderr, highlight=False, emoji=False, width=width, soft_wrap=not seen)
 
 
 def escape(text: str) -> str:
     """Return text of others as a part of one line of markup, in which it stands for itself."""
+    from rich import markup
+
     return markup.escape(printable.printable(text))
 
 
@@ -67,6 +63,8 @@ def note(message: str) -> None:
 
 def table(*columns: str, title: str | None = None) -> RichTable:
     """An aligned table without lines; a column whose name starts with '>' is right-aligned."""
+    from rich.table import Table as RichTable
+
     made = RichTable(
         title=title,
         title_justify="left",
@@ -110,6 +108,8 @@ def fitted(printer: Console, made: RichTable, expendable: Sequence[str]) -> Rich
 
 def _width(printer: Console, made: RichTable) -> int:
     """The width at which nothing is folded; the padding behind the last column does not count."""
+    from rich.measure import Measurement
+
     options = printer.options.update(width=10_000)
     return Measurement.get(printer, options, made).maximum
 

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from koinon.cli.console import output
+from koinon.cli.console.help import Command
 from koinon.core.quantities import parse_duration_ms
-from koinon.local.cluster import running_cluster
-from koinon.local.files import ClusterFile, LocalClusterError
+from koinon.local.files import ClusterFile, LocalClusterError, running_cluster
 from koinon.local.members import coordinators_of
 from koinon_proto.contract import errors
 from koinon_proto.contract.errors import KoinonError
@@ -224,7 +224,7 @@ def command(
         text = _help_text(function)
         if examples:
             text += "\n\n\b\nExamples:\n" + "\n".join(f"  $ {line}" for line in examples)
-        app.command(name, help=text, rich_help_panel=panel)(
+        app.command(name, cls=Command, help=text, rich_help_panel=panel)(
             _with_common_options(function, connects=connects)
         )
         return function

@@ -8,6 +8,8 @@ stranger's text.
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterable
 from typing import Any, TextIO
 
@@ -24,6 +26,10 @@ class Console(rich.console.Console):
     def __init__(self, *, file: TextIO | None = None, stderr: bool = False, **options: Any) -> None:
         file = file or printable.stream_of(stderr=stderr)
         super().__init__(file=file, stderr=stderr, **options)
+
+    def on_broken_pipe(self) -> None:
+        """A reader that has gone away ends a command as it does where rich prints nothing."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(printable.printable_lines(text), **options)
@@ -43,9 +49,6 @@ def _harmless(segment: Segment) -> Segment:
     return Segment(printable.printable_lines(text), style)
 
 
-def protect() -> None:
-    """Protect the streams of this process, which has a command line: whoever imports rich's console
-    from now on, as typer does for help and errors, gets this one.
-    """
-    printable.protect_streams()
+def replace_console() -> None:
+    """Give this console to whoever imports rich's from now on, as typer does to print."""
     rich.console.Console = Console  # type: ignore[assignment,misc]

@@ -37,7 +37,7 @@ IfVersion = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Encoding:
-    """How bytes are given on the command line; by default as text."""
+    """The form of bytes on the command line; by default text."""
 
     hexadecimal: Hex = False
     base_64: Base64 = False

@@ -10,6 +10,7 @@ import typer
 from rich.text import Text
 
 from koinon.cli.console import output
+from koinon.cli.console.help import Group
 from koinon.cli.console.session import NOT_FOUND, Body, Session, command, default_command
 from koinon.cli.operate import bulk_loads, force, hot, moves, plans, verify
 from koinon.operate.admin import Admin, ClusterStatus, count_by_primary
@@ -20,10 +21,11 @@ from koinon_proto.contract.errors import KoinonError
 from koinon_proto.contract.table import NodeInfo, NodeStatus, PartitionRow, PartitionStatus, Table
 
 app = typer.Typer(
+    cls=Group,
     help="Look at the cluster; change its coordinators, its nodes, and where replicas are.",
     no_args_is_help=True,
 )
-coordinators_app = typer.Typer()
+coordinators_app = typer.Typer(cls=Group)
 REPLICAS_PANEL = "Nodes and replicas"
 
 NODE_COLORS = {
@@ -266,7 +268,7 @@ def show_status(
         bool, typer.Option("--brief", "-q", help="The first line alone; ends with 1 unless well.")
     ] = False,
 ) -> int | None:
-    """How the cluster is: in the first line whether all is well, and if not, what to do."""
+    """Show how the cluster is. The first line says whether all is well, and if not, what to do."""
     with session.admin() as admin:
         status = admin.status()
         loads = () if brief else _loads(admin, status)
@@ -277,7 +279,8 @@ def show_status(
         output.console().print(summary_text(status), soft_wrap=True)
     else:
         print_status(status, loads)
-    return NOT_FOUND if brief and problems(status) else None
+    ill = bool(problems(status)) if brief else not status.leader_id
+    return NOT_FOUND if ill else None
 
 
 def _loads(admin: Admin, status: ClusterStatus) -> tuple[LoadView, ...]:
@@ -456,3 +459,8 @@ command(coordinators_app, "remove")(remove)
 command(coordinators_app, "transfer")(transfer)
 app.add_typer(coordinators_app, name="coordinators")
 app.add_typer(bulk_loads.app, name="loads")
+
+
+def add_to(parent: typer.Typer) -> None:
+    """Add the commands."""
+    parent.add_typer(app, name="admin", rich_help_panel="The cluster")

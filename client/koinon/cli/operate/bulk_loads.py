@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from koinon.cli.console import output
+from koinon.cli.console.help import Group
 from koinon.cli.console.session import INTERRUPTED, NOT_FOUND, Session, command, default_command
 from koinon.cli.console.units import UINT64_MAX
 from koinon.cli.operate.following import until_ended
@@ -19,7 +20,7 @@ from koinon_proto.process.printable import printable_bytes
 if TYPE_CHECKING:
     from koinon.operate.admin import Admin
 
-app = typer.Typer()
+app = typer.Typer(cls=Group)
 ENDED_SHOWN = 10
 COLORS = {
     LoadState.OPEN: "yellow",

@@ -1,0 +1,54 @@
+"""Help and wrong usage, which typer prints with rich: on our console. rich takes as long to import
+as all else that a single ``get`` needs, so it is imported when typer is about to print.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+
+def _give_console() -> None:
+    from koinon.cli.console.terminal import replace_console
+
+    replace_console()
+
+
+@contextmanager
+def _printing_errors() -> Iterator[None]:
+    """Let typer print what leaves this, but for the exit code of a command that has ended."""
+    try:
+        yield
+    except typer.Exit:
+        raise
+    except BaseException:
+        _give_console()
+        raise
+
+
+class Command(TyperCommand):
+    """A command whose help our console prints."""
+
+    def format_help(self, *given: Any) -> None:
+        _give_console()
+        super().format_help(*given)
+
+
+class Group(TyperGroup):
+    """A group of commands whose help, and whose commands' errors, our console prints."""
+
+    def format_help(self, *given: Any) -> None:
+        _give_console()
+        super().format_help(*given)
+
+    def make_context(self, *given: Any, **more: Any) -> Any:
+        with _printing_errors():
+            return super().make_context(*given, **more)
+
+    def invoke(self, *given: Any) -> Any:
+        with _printing_errors():
+            return super().invoke(*given)

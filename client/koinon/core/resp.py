@@ -1,0 +1,102 @@
+"""Single operations in the Redis protocol (RESP): commands on the wire, and what replies mean.
+
+The commands are our own; docs/protocols.md lists them. A reply comes here as a RESP parser gives
+it: ``bytes``, ``int``, ``None`` or a list of such. An error that the node answered with is whole in
+its line (``-KOINON <the error, base64> <request id>``); any other line that begins with ``-`` is a
+defect of either side.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from functools import lru_cache
+from typing import Any
+
+from koinon.core.batching import Kind, PendingOperation
+from koinon.types import Entry
+
+_GET_KIND, _ENTRY_KIND = Kind.GET, Kind.GET_ENTRY  # attributes of an Enum are slow
+_PUT_KIND, _DELETE_KIND = Kind.PUT, Kind.DELETE
+
+LEAVING = b"koinon.leaving"
+"""The push by which a node says that it is about to stop."""
+
+_PROTOCOL = 1
+_REFUSAL = "KOINON "
+_JOINED_BYTES_MAX = 16 * 1024
+"""Up to so many bytes of a value, copying it is cheaper than a buffer more in a system call."""
+
+_GET = b"*4\r\n$10\r\nKOINON.GET\r\n$%d\r\n%b\r\n%b%b"
+_ENTRY = b"*4\r\n$12\r\nKOINON.ENTRY\r\n$%d\r\n%b\r\n%b%b"
+_PUT = b"*8\r\n$10\r\nKOINON.PUT\r\n$%d\r\n%b\r\n$%d\r\n"
+_PUT_OPTIONS = b"\r\n%b%b%b%b%b"
+_DELETE = b"*6\r\n$13\r\nKOINON.DELETE\r\n$%d\r\n%b\r\n%b%b%b%b"
+_DURABILITIES = {"all_in_sync": b"$1\r\n0\r\n", "primary": b"$1\r\n1\r\n"}
+
+
+def hello(cluster_id: str) -> bytes:
+    """Return the first command of a connection; its answer is the node's id."""
+    return b"*3\r\n$12\r\nKOINON.HELLO\r\n%b%b" % (_number(_PROTOCOL), _bulk(cluster_id.encode()))
+
+
+def command(single: PendingOperation, table_version: int, request_id: str) -> list[bytes]:
+    """Return an operation's command as buffers to send one after the other: one, or three where the
+    value is so large that it should not be copied.
+    """
+    key, version, request = single.key, _number(table_version), _bulk(request_id.encode())
+    if single.kind is _GET_KIND:
+        return [_GET % (len(key), key, version, request)]
+    if single.kind is _ENTRY_KIND:
+        return [_ENTRY % (len(key), key, version, request)]
+    condition = _number(single.if_version)
+    durability = _DURABILITIES[single.durability]
+    if single.kind is _DELETE_KIND:
+        return [_DELETE % (len(key), key, version, condition, durability, request)]
+    value = single.value
+    begin = _PUT % (len(key), key, len(value))
+    end = _PUT_OPTIONS % (version, _number(single.ttl_ms or 0), condition, durability, request)
+    return [begin, value, end] if len(value) > _JOINED_BYTES_MAX else [begin + value + end]
+
+
+def result_of(single: PendingOperation, reply: Any) -> Any:
+    """Return what the caller is given, by the answer to the operation's command.
+
+    Raises:
+        ValueError: this is no answer to such a command.
+    """
+    kind, answer = single.kind, type(reply)
+    if kind is _GET_KIND:
+        if answer is bytes or reply is None:
+            return reply
+    elif kind is _PUT_KIND:
+        if answer is bytes:
+            return int(reply)
+    elif kind is _DELETE_KIND:
+        if answer is int:
+            return reply == 1
+    elif reply is None:
+        return None
+    elif answer is list and len(reply) == 3 and type(reply[0]) is bytes:
+        return Entry(single.key, reply[0], int(reply[1]), int(reply[2]) or None)
+    raise ValueError(f"no answer to {kind.value}: {answer.__name__}")
+
+
+def refusal_of(line: str) -> bytes:
+    """Return the serialized error in an error line. The id behind it is that of our command.
+
+    Raises:
+        ValueError: the line holds none.
+    """
+    if not line.startswith(_REFUSAL):
+        raise ValueError(f"not an error of ours: {line}")
+    return b64decode(line[len(_REFUSAL) :].partition(" ")[0], validate=True)
+
+
+@lru_cache(maxsize=1_024)
+def _number(number: int | None) -> bytes:
+    """Return a number as an argument; None is an empty one."""
+    return _bulk(b"" if number is None else b"%d" % number)
+
+
+def _bulk(argument: bytes) -> bytes:
+    return b"$%d\r\n%b\r\n" % (len(argument), argument)

@@ -1,0 +1,88 @@
+"""The gRPC messages of operations: single ones that go together, and calls of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from koinon.core.batching import Kind, PendingOperation
+from koinon.core.operations import Call, WriteRows
+from koinon.core.routing import Routing
+from koinon.types import Durability
+from koinon_proto.v1 import kv_pb2
+
+_DURABILITIES: dict[Durability, Any] = {
+    "all_in_sync": kv_pb2.DURABILITY_ALL_IN_SYNC,
+    "primary": kv_pb2.DURABILITY_PRIMARY,
+}
+
+
+def single_reads(batch: Sequence[PendingOperation], routing: Routing) -> kv_pb2.BatchGetRequest:
+    """Return the message of these reads."""
+    return kv_pb2.BatchGetRequest(
+        cluster_id=routing.table.cluster.cluster_id,
+        table_version=routing.table.table_version,
+        keys=[single.key for single in batch],
+        partition_ids=[single.partition_id for single in batch],
+        want_versions=any(single.kind is Kind.GET_ENTRY for single in batch),
+        keys_only=all(single.kind is Kind.EXISTS for single in batch),
+    )
+
+
+def single_updates(
+    batch: Sequence[PendingOperation], routing: Routing
+) -> kv_pb2.BatchUpdateRequest:
+    """Return the message of these updates, which have one durability."""
+    return kv_pb2.BatchUpdateRequest(
+        cluster_id=routing.table.cluster.cluster_id,
+        table_version=routing.table.table_version,
+        keys=[single.key for single in batch],
+        partition_ids=[single.partition_id for single in batch],
+        updates=[_update_of(single) for single in batch],
+        durability=_DURABILITIES[batch[0].durability],
+    )
+
+
+def _update_of(single: PendingOperation) -> kv_pb2.Update:
+    ttl_ms = single.ttl_ms or 0
+    if single.kind is Kind.INCREMENT:
+        return kv_pb2.Update(increment=kv_pb2.Increment(by=single.by, ttl_ms=ttl_ms))
+    if single.kind is Kind.TOUCH:
+        return kv_pb2.Update(touch=kv_pb2.Touch(ttl_ms=ttl_ms))
+    return kv_pb2.Update(get_or_put=kv_pb2.GetOrPut(value=single.value, ttl_ms=ttl_ms))
+
+
+def single_writes(batch: Sequence[PendingOperation], routing: Routing) -> kv_pb2.BatchWriteRequest:
+    """Return the message of these puts and deletes, which have one durability."""
+    ttls = [single.ttl_ms or 0 for single in batch]
+    return kv_pb2.BatchWriteRequest(
+        cluster_id=routing.table.cluster.cluster_id,
+        table_version=routing.table.table_version,
+        keys=[single.key for single in batch],
+        values=[single.value for single in batch],
+        partition_ids=[single.partition_id for single in batch],
+        deletes=[row for row, single in enumerate(batch) if single.kind is Kind.DELETE],
+        ttl_ms=ttls if any(ttls) else (),
+        conditions=[
+            kv_pb2.Condition(row=row, if_version=single.if_version)
+            for row, single in enumerate(batch)
+            if single.if_version is not None
+        ],
+        want_versions=True,
+        durability=_DURABILITIES[batch[0].durability],
+    )
+
+
+def write_request(operation: WriteRows, call: Call, cluster_id: str) -> kv_pb2.BatchWriteRequest:
+    """Return the message of one call of a batch."""
+    rows = len(call.keys)
+    return kv_pb2.BatchWriteRequest(
+        cluster_id=cluster_id,
+        table_version=call.table_version,
+        keys=call.keys,
+        values=[b""] * rows if call.values is None else call.values,
+        partition_ids=call.partition_ids.tolist(),
+        deletes=range(rows) if operation.deletes else (),
+        ttl_ms=() if operation.ttl_ms is None else (operation.ttl_ms,),
+        durability=_DURABILITIES[operation.durability],
+    )

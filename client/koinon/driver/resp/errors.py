@@ -1,0 +1,22 @@
+"""What an error line of a node comes to."""
+
+from __future__ import annotations
+
+from google.protobuf.message import DecodeError
+
+from koinon.core import resp
+from koinon_proto.contract import convert
+from koinon_proto.contract.errors import KoinonError
+from koinon_proto.v1 import errors_pb2
+
+
+def error_of(line: str) -> KoinonError:
+    """Return the error that the node answered with.
+
+    Raises:
+        ValueError: there is none in the line: the two sides do not understand one another.
+    """
+    try:
+        return convert.error_from_proto(errors_pb2.Error.FromString(resp.refusal_of(line)))
+    except DecodeError as failure:
+        raise ValueError(f"not an error of ours: {failure}") from failure

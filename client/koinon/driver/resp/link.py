@@ -1,0 +1,207 @@
+"""The way to one node by RESP: what stands, what is being opened, and when it ends.
+
+Two connections of the loop's own, for reads and for writes: a node carries out what comes on one in
+order, and a read would wait for the write before it. They also hear when the node leaves, or is
+gone; then nothing more is sent on any connection to it, threads' sockets included. While none can
+be had, operations go over gRPC, which finds out what is wrong with the node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from koinon.core import resp
+from koinon.core.batching import PendingOperation
+from koinon.driver.channels import CONNECT_S_MAX
+from koinon.driver.request_ids import RequestId
+from koinon.driver.resp.connection import Connection, Operations
+from koinon.driver.resp.pool import Pool, Pools
+
+_SOON_S = 0.25
+_AGAIN_S = 0.5
+_CLOSE_S_MAX = 1.0
+
+
+class RespLink:
+    """Belongs to one event loop. ``address`` is the node's own, ``listener`` where it speaks RESP;
+    ``pools`` get one of the node's while a connection of the loop's stands, if there are any.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        listener: str,
+        cluster_id: str,
+        operations: Operations,
+        pools: Pools | None,
+    ) -> None:
+        self.address = address
+        self._listener = listener
+        self._hello = resp.hello(cluster_id)
+        self._operations = operations
+        self._pools = pools
+        self._pool: Pool | None = None
+        self._former_pools: list[Pool] = []  # ended; some of their sockets may wait for an answer
+        self._loop = asyncio.get_running_loop()
+        # Each by whether it is for writes.
+        self._open: dict[bool, Connection] = {}
+        self._connecting: dict[bool, asyncio.Task[None]] = {}
+        self._queued: dict[bool, list[PendingOperation]] = {False: [], True: []}
+        self._ending: set[Connection] = set()  # nothing more is sent on them
+        self._failed = False  # none could be had: nothing waits for the next attempt
+        self._again_at = 0.0  # no attempt before
+        self._closed = False
+
+    def add(self, single: PendingOperation) -> bool:
+        """Take an operation, to be sent at the end of this turn or as soon as there is a
+        connection; return False if it is to go over gRPC.
+        """
+        connection = self._open.get(single.write)
+        if connection is not None and connection.alive:
+            connection.add(single)
+            return True
+        if self._closed:
+            return False
+        if single.write not in self._connecting:
+            if self._operations.now() < self._again_at:
+                return False
+            self._begin_to_connect(single.write)
+        if self._failed:
+            return False
+        self._queued[single.write].append(single)
+        return True
+
+    # --- opening --------------------------------------------------------------------------------
+
+    def _begin_to_connect(self, write: bool) -> None:
+        connecting = self._loop.create_task(self._connect(write))
+        self._connecting[write] = connecting
+        soon = self._loop.call_later(_SOON_S, self._wait_no_more, write)
+
+        def ended(_: asyncio.Task[None]) -> None:
+            soon.cancel()
+            del self._connecting[write]
+
+        connecting.add_done_callback(ended)
+
+    async def _connect(self, write: bool) -> None:
+        host, _, port = self._listener.rpartition(":")
+        connection = Connection(self.address, self._hello, self, self._operations)
+        try:
+            async with asyncio.timeout(CONNECT_S_MAX):
+                await self._loop.create_connection(lambda: connection, host.strip("[]"), int(port))
+                await connection.opened
+        except (OSError, TimeoutError, ValueError):  # the last: what the table names is no address
+            connection.close()
+        except BaseException:
+            connection.close()
+            raise
+        if connection.alive:
+            self._stands(write, connection)
+        else:
+            self._again_at = self._operations.now() + _AGAIN_S
+            self._wait_no_more(write)
+
+    def _stands(self, write: bool, connection: Connection) -> None:
+        self._failed = False
+        self._open[write] = connection
+        if self._pools is not None and self._pool is None:
+            self._pool = self._pools.open(self.address, connection.peer, self._hello)
+        queued, self._queued[write] = self._queued[write], []
+        for single in queued:
+            if not single.done:
+                connection.add(single)
+
+    def _wait_no_more(self, write: bool) -> None:
+        """There is no connection yet: what waits for one goes over gRPC, and so does what comes
+        until there is.
+        """
+        self._failed = True
+        queued, self._queued[write] = self._queued[write], []
+        self._operations.send_again([single for single in queued if not single.done])
+
+    # --- the node leaves, is gone, or is fenced ---------------------------------------------------
+
+    def on_leaving(self) -> None:
+        """What was sent is waited for, all else goes to the node's successor."""
+        self._pause()
+        self._retire()
+
+    def on_lost(self, connection: Connection) -> None:
+        self._ending.discard(connection)
+        if connection in self._open.values():
+            self._retire()
+            self._ending.discard(connection)
+
+    def drop(self) -> None:
+        """The table says that the node is gone, and it answers nothing: give up what was sent."""
+        self._pause()
+        connections = self._cut(f"{self.address} was fenced before the answer came")
+        for connection in connections:
+            connection.lose(f"{self.address} was fenced before the answer came")
+
+    def _pause(self) -> None:
+        """Nobody waits for a connection to this node for a while."""
+        self._failed, self._again_at = True, self._operations.now() + _AGAIN_S
+
+    def _retire(self) -> None:
+        retired = list(self._open.values())
+        self._open.clear()
+        self._ending.update(retired)
+        self._end_pool()
+        for connection in retired:
+            connection.retire()
+
+    def _end_pool(self) -> None:
+        if self._pool is not None:
+            self._pool.retire()
+            self._former_pools.append(self._pool)
+            self._pool = None
+        self._former_pools = [pool for pool in self._former_pools if pool.sockets]
+
+    def _cut(self, why: str) -> list[Connection]:
+        """End the threads' sockets; return the connections of the loop's, to be ended."""
+        self._end_pool()
+        for pool in self._former_pools:
+            pool.cut(why)
+        return [*self._open.values(), *self._ending]
+
+    async def close(self) -> None:
+        self._closed = True
+        connecting = list(self._connecting.values())
+        for task in connecting:
+            task.cancel()
+        await asyncio.gather(*connecting, return_exceptions=True)
+        connections = self._cut("the client was closed before the answer came")
+        for connection in connections:
+            connection.close()
+        if connections:
+            lost = [asyncio.ensure_future(connection.lost.wait()) for connection in connections]
+            await asyncio.wait(lost, timeout=_CLOSE_S_MAX)
+
+    # --- answers that do not come -----------------------------------------------------------------
+
+    @property
+    def silence_s(self) -> float:
+        """For how long the node has answered none of the operations that wait for it."""
+        silences = [one.silence_s for one in (*self._open.values(), *self._ending)]
+        silences += [pool.silence_s for pool in self._former_pools]
+        return max([*silences, self._pool.silence_s if self._pool is not None else 0.0])
+
+    @property
+    def last_request(self) -> RequestId | None:
+        """The id of an operation that waits on a thread, or was sent last here."""
+        pools = [*self._former_pools, *([self._pool] if self._pool is not None else [])]
+        last = [pool.last_request for pool in pools]
+        last += [one.last_request for one in (*self._open.values(), *self._ending)]
+        return next((request for request in last if request is not None), None)
+
+    def drain(self) -> list[PendingOperation]:
+        """Return what was not sent: it may go elsewhere."""
+        return [single for one in self._open.values() for single in one.take_queued()]
+
+    def ask_elsewhere(self) -> None:
+        """Give up reads that were sent so long ago that they should be asked for again."""
+        reads = self._open.get(False)
+        if reads is not None and reads.overdue():
+            reads.lose(f"{self.address}: no answer in time")

@@ -1,0 +1,335 @@
+"""Sockets of one node on which threads send operations themselves, without a hop to the loop.
+
+Only what goes as it should ends here. All else is handed to the engine: an operation that was not
+sent as if it had never come here, one that was with the error that it came to. A socket is used by
+one operation at a time; where its state is in doubt (no whole reply, a thread that was interrupted)
+it is closed, since replies have no numbers. No lock is held while an operation is under way.
+"""
+
+from __future__ import annotations
+
+import functools
+import select
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import hiredis
+
+from koinon.core import resp
+from koinon.core.batching import PendingOperation
+from koinon.core.operations import attempt_timeout_s
+from koinon.core.routing import Routing
+from koinon.driver.request_ids import RequestId
+from koinon.driver.resp.errors import error_of
+from koinon_proto.contract.errors import KoinonError, UnknownFateError
+
+T = TypeVar("T")
+
+SOCKETS_MAX = 32
+_SLICE_S = 0.5  # of waiting: then the engine looks whether the node is still there
+_CONNECT_S_MAX = 0.25
+_LEAST_S = 0.05  # what is left of a deadline; with less the engine is asked
+_RECEIVE_BYTES = 16 * 1024
+_RECEIVE_BYTES_MORE = 256 * 1024  # once a reply is known to be large
+_KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
+
+
+class Pools:
+    """The pools of a client. Threads look a node's up; ``on_late`` is called on any thread, when an
+    answer is late.
+    """
+
+    def __init__(self, on_late: Callable[[], None], *, sockets_max: int = SOCKETS_MAX) -> None:
+        self.by_address: dict[str, Pool] = {}  # of nodes; one that has ended sends nothing
+        self._on_late = on_late
+        self._sockets_max = sockets_max
+
+    @property
+    def in_use(self) -> int:
+        """Operations under way on threads' sockets."""
+        return sum(pool.in_use for pool in list(self.by_address.values()))
+
+    def open(self, address: str, peer: tuple[int, Any], hello: bytes) -> Pool:
+        pool = Pool(address, peer, hello, self._on_late, sockets_max=self._sockets_max)
+        self.by_address[address] = pool
+        return pool
+
+
+class Pool:
+    """Threads call ``run``; the loop ends the pool. Once ended it sends nothing more."""
+
+    def __init__(
+        self,
+        address: str,
+        peer: tuple[int, Any],
+        hello: bytes,
+        on_late: Callable[[], None],
+        *,
+        sockets_max: int,
+    ) -> None:
+        self._address = address
+        self._peer = peer
+        self._hello = hello
+        self.on_late = on_late  # from any thread: an answer is late
+        # Idle sockets, the one used last at the right end, and None for each that may be opened.
+        # What is neither is in use, by the thread that has taken it.
+        self._places: deque[Socket | None] = deque([None] * sockets_max)
+        self._sockets_max = sockets_max
+        self.sockets: set[Socket] = set()  # that are open, idle and in use
+        self._ended = False
+        self.cut_because = ""  # why the sockets in use were cut, if they were
+
+    @property
+    def in_use(self) -> int:
+        """Operations under way here."""
+        return len(self.sockets) if self._ended else self._sockets_max - len(self._places)
+
+    @property
+    def silence_s(self) -> float:
+        """For how long the node has not answered an operation that is late."""
+        late = [one.late_since for one in list(self.sockets) if one.late_since]
+        return time.monotonic() - min(late) if late else 0.0
+
+    @property
+    def last_request(self) -> RequestId | None:
+        """The id of an operation that is late."""
+        return next((one.request for one in list(self.sockets) if one.late_since), None)
+
+    def run(self, single: PendingOperation, routing: Routing) -> KoinonError | None:
+        """Carry an operation out. It has ended then, or the error is returned that its attempt came
+        to, or None if it was not sent.
+        """
+        left_s = single.deadline - time.monotonic()
+        if left_s < _LEAST_S:
+            return None
+        try:
+            held = self._places.pop()
+        except IndexError:
+            return None
+        usable = False
+        try:
+            if held is None:
+                held = self._open(min(_CONNECT_S_MAX, left_s / 2))
+                if held is None:
+                    return None
+            elif held.readable():  # the node leaves, or is gone
+                return None
+            error = held.exchange(single, routing, left_s)
+            usable = held.usable
+            return error
+        finally:
+            if usable:
+                self._places.append(held)
+                if self._ended:
+                    self._close_idle()
+            else:
+                if held is not None:
+                    self.sockets.discard(held)
+                    held.close()
+                self._places.appendleft(None)
+
+    def _open(self, timeout_s: float) -> Socket | None:
+        if self._ended:
+            return None
+        opened = Socket(self._address, self, self._peer[0])
+        self.sockets.add(opened)
+        stands = False
+        try:
+            stands = not self._ended and opened.connect(self._peer[1], self._hello, timeout_s)
+        finally:
+            if not stands:
+                self.sockets.discard(opened)
+                opened.close()
+        return opened if stands else None
+
+    # --- the end, from the loop -----------------------------------------------------------------
+
+    def retire(self) -> None:
+        """Close what is idle now, and the rest as soon as it is answered."""
+        self._ended = True
+        self._close_idle()
+
+    def cut(self, reason: str) -> None:
+        """End what is under way, too: its fate is unknown."""
+        self.cut_because = reason
+        self.retire()
+        for one in list(self.sockets):
+            one.shutdown()
+
+    def _close_idle(self) -> None:
+        with suppress(IndexError):
+            while True:
+                idle = self._places.pop()
+                if idle is not None:
+                    self.sockets.discard(idle)
+                    idle.close()
+
+
+class Socket:
+    """One connection. Only ``shutdown`` is called while a thread uses it."""
+
+    def __init__(self, address: str, pool: Pool, family: int) -> None:
+        self.usable = False  # after an exchange: the next may follow
+        self.late_since = 0.0  # while an answer is late: when it was asked for (``time.monotonic``)
+        self.request: RequestId | None = None  # of the operation that was sent last
+        self._address = address
+        self._pool = pool
+        self._slice_s = 0.0  # after which its system calls end
+        self._pushed = False  # the node has said that it leaves
+        self._reader = hiredis.Reader()
+        self._socket = socket.socket(family, socket.SOCK_STREAM)
+        self._closing = threading.Lock()  # the descriptor is not given away while it is shut down
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        self._poll = poll.poll
+
+    def connect(self, peer: Any, hello: bytes, timeout_s: float) -> bool:
+        """Return whether the node has let this client in."""
+        sock = self._socket
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in _KEEPALIVE.items():
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
+            self._wait_at_most(timeout_s)
+            sock.connect(peer)
+            sock.sendall(hello)
+            self._reader.feed(sock.recv(_RECEIVE_BYTES))
+            welcome = self._reader.gets()
+            self._wait_at_most(_SLICE_S)
+        except (OSError, hiredis.ProtocolError):
+            return False
+        return type(welcome) is bytes and not self._reader.has_data()
+
+    def readable(self) -> bool:
+        """Return whether there is something to read, or an end, before anything was asked."""
+        return bool(self._poll(0))
+
+    def exchange(
+        self, single: PendingOperation, routing: Routing, left_s: float
+    ) -> KoinonError | None:
+        """Send the operation's command and take its reply; results as those of ``Pool.run``."""
+        self.usable = False
+        request = single.request
+        if request is None:
+            request = single.request = RequestId()
+        self.request = request
+        buffers = resp.command(single, routing.table.table_version, request.next_call())
+        sock = self._socket
+        try:
+            self._wait_at_most(min(_SLICE_S, left_s))
+            sent = sock.send(buffers[0]) if len(buffers) == 1 else sock.sendmsg(buffers)
+        except OSError:  # not a byte was taken
+            return None
+        single.sent, single.revision = True, routing.revision
+        try:
+            if sent < sum(map(len, buffers)):
+                self._send_rest(single, memoryview(b"".join(buffers))[sent:])
+            reply = self._receive(single)
+            if type(reply) is hiredis.ReplyError:
+                error = error_of(str(reply))
+                self.usable = not self._leaves()
+                return error
+            single.result = resp.result_of(single, reply)
+        except _OverdueError:
+            return self._overdue(single)
+        except (OSError, hiredis.ProtocolError, ValueError) as failure:
+            return UnknownFateError(reason=self._pool.cut_because or f"{self._address}: {failure}")
+        single.done = True
+        self.usable = not self._leaves()
+        return None
+
+    def _leaves(self) -> bool:
+        """Return whether a push has come with a reply: then nothing more is sent."""
+        return self._pushed or bool(self._reader.has_data())
+
+    def _send_rest(self, single: PendingOperation, rest: memoryview) -> None:
+        while rest:
+            sent = self._patiently(single, functools.partial(self._socket.send, rest))
+            rest = rest[sent:]
+
+    def _receive(self, single: PendingOperation) -> Any:
+        """Return the reply.
+
+        Raises:
+            OSError, hiredis.ProtocolError: there will be none.
+            _OverdueError: there was none in time.
+        """
+        sock, reader = self._socket, self._reader
+        try:
+            received = sock.recv(_RECEIVE_BYTES)
+        except BlockingIOError:
+            received = self._patiently(
+                single, lambda: sock.recv(_RECEIVE_BYTES), waited_s=self._slice_s
+            )
+        while received:
+            reader.feed(received)
+            while type(reply := reader.gets()) is hiredis.PushNotification:
+                self._pushed = True
+            if reply is not False:
+                return reply
+            received = self._patiently(single, lambda: sock.recv(_RECEIVE_BYTES_MORE))
+        raise ConnectionResetError("the connection was lost")
+
+    def _patiently(
+        self, single: PendingOperation, call: Callable[[], T], *, waited_s: float = 0.0
+    ) -> T:
+        """Repeat a call that ends after a slice of waiting, while the attempt has time. The engine
+        is told that an answer is late.
+
+        Raises:
+            _OverdueError: the time is over.
+        """
+        began = time.monotonic() - waited_s
+        until = single.deadline
+        if not single.write:
+            until = began + attempt_timeout_s(until - began, write=False)
+        try:
+            while True:
+                now = time.monotonic()
+                if now >= until:
+                    raise _OverdueError
+                if now - began >= _SLICE_S:
+                    self.late_since = began
+                    self._pool.on_late()
+                self._wait_at_most(min(_SLICE_S, until - now))
+                with suppress(BlockingIOError):
+                    return call()
+        finally:
+            self.late_since = 0.0
+
+    def _overdue(self, single: PendingOperation) -> KoinonError | None:
+        if time.monotonic() < single.deadline:
+            return UnknownFateError(reason=f"{self._address}: no answer in time")
+        single.expire()
+        return None
+
+    def _wait_at_most(self, slice_s: float) -> None:
+        """Let system calls of this socket end after so long: a timeout of Python's own would be a
+        system call more for each.
+        """
+        if slice_s != self._slice_s:
+            self._slice_s = slice_s
+            span = struct.pack("ll", *divmod(round(slice_s * 1e6) + 1, 1_000_000))
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, span)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, span)
+
+    def shutdown(self) -> None:
+        """Wake the thread that waits here, from another: it finds the connection lost."""
+        with self._closing, suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.shutdown()  # a child of a fork may hold the socket open
+        with self._closing:
+            self._socket.close()
+
+
+class _OverdueError(Exception):
+    """An attempt has had its time."""

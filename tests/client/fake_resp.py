@@ -1,0 +1,211 @@
+"""The RESP side of a fake node: commands of one buffer are answered by its ``BatchGet`` and
+``BatchWrite``, a run of reads or of writes by one call, in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from base64 import b64encode
+from collections.abc import Awaitable, Callable
+from itertools import groupby
+from typing import Any
+
+import hiredis
+
+from koinon_proto.contract import convert
+from koinon_proto.contract.errors import ReplyTooLargeError, WrongClusterError
+from koinon_proto.contract.request_ids import Handling, handling
+from koinon_proto.v1 import kv_pb2
+
+READS = (b"KOINON.GET", b"KOINON.ENTRY")
+REQUEST_AT = {b"KOINON.GET": 3, b"KOINON.ENTRY": 3, b"KOINON.PUT": 7, b"KOINON.DELETE": 5}
+LEAVING = b">1\r\n$14\r\nkoinon.leaving\r\n"
+
+Command = list[bytes]
+Batch = Callable[[Any, Any], Awaitable[Any]]
+
+
+class Context:
+    """What handlers ask of a call; no deadline comes with a command."""
+
+    @staticmethod
+    def time_remaining() -> float:
+        return math.inf
+
+
+class FakeResp:
+    """The listener of one node. ``partition_of`` is the cluster's."""
+
+    def __init__(
+        self,
+        node_id: str,
+        partition_of: Callable[[bytes], int],
+        get: Batch,
+        write: Batch,
+    ) -> None:
+        self.cluster_id = "fake"
+        self.address = ""
+        self.connections = 0  # that were let in, ever
+        self.commands = 0  # that came, but for the first of a connection
+        self.answer: Callable[[bytes], bytes] = bytes  # what is said instead of an answer
+        self._node_id = node_id.encode()
+        self._partition_of = partition_of
+        self._get, self._write = get, write
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._welcome: dict[asyncio.StreamWriter, None] = {}  # that were let in, in turn
+
+    async def start(self, port: int = 0) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port)
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def stop(self) -> None:
+        """Stop listening and reset every connection."""
+        assert self._server is not None
+        self._server.close()
+        self.reset()
+
+    def reset(self) -> None:
+        """Cut every connection, and go on listening."""
+        for writer in self._writers:
+            writer.transport.abort()
+
+    def cut_newest(self) -> None:
+        """Cut the connection that was let in last."""
+        list(self._welcome)[-1].transport.abort()
+
+    async def leave(self) -> None:
+        """Let in nobody more, say that the node leaves, and wait until all clients have closed."""
+        assert self._server is not None
+        self._server.close()
+        for writer in self._welcome:
+            writer.write(LEAVING)
+        while self._writers:  # noqa: ASYNC110 (of a test)
+            await asyncio.sleep(0.001)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        parser = hiredis.Reader()
+        try:
+            while received := await reader.read(1 << 20):
+                parser.feed(received)
+                commands: list[Command] = []
+                while (command := parser.gets()) is not False:
+                    commands.append(command)
+                for read, run in groupby(commands, lambda command: command[0] in READS):
+                    for answer in await self._answers(list(run), read, writer):
+                        writer.write(self.answer(answer))
+        except ConnectionError:
+            pass
+        finally:
+            self._writers.discard(writer)
+            self._welcome.pop(writer, None)
+            with contextlib.suppress(ConnectionError):
+                writer.close()
+
+    async def _answers(
+        self, run: list[Command], read: bool, writer: asyncio.StreamWriter
+    ) -> list[bytes]:
+        if run[0][0] == b"KOINON.HELLO":
+            return [self._hello(run[0], writer)]
+        self.commands += len(run)
+        handling.set(Handling(run[0][REQUEST_AT[run[0][0]]].decode()))
+        try:
+            return await (self._reads(run) if read else self._writes(run))
+        except ReplyTooLargeError:
+            half = len(run) // 2
+            return [
+                *await self._answers(run[:half], read, writer),
+                *await self._answers(run[half:], read, writer),
+            ]
+        except Exception as error:
+            return [_error(error, command) for command in run]
+
+    def _hello(self, command: Command, writer: asyncio.StreamWriter) -> bytes:
+        if command[2].decode() != self.cluster_id:
+            return _error(
+                WrongClusterError(
+                    expected_cluster_id=self.cluster_id, actual_cluster_id=command[2].decode()
+                ),
+                None,
+            )
+        self.connections += 1
+        self._welcome[writer] = None
+        return _bulk(self._node_id)
+
+    async def _reads(self, run: list[Command]) -> list[bytes]:
+        keys = [command[1] for command in run]
+        request = kv_pb2.BatchGetRequest(
+            table_version=int(run[0][2]),
+            keys=keys,
+            partition_ids=map(self._partition_of, keys),
+            want_versions=True,
+        )
+        reply = await self._get(request, Context)
+        refused = {r.partition_id: convert.error_from_proto(r.error) for r in reply.refusals}
+        answers = []
+        for row, command in enumerate(run):
+            error = refused.get(request.partition_ids[row])
+            if error is not None:
+                answers.append(_error(error, command))
+            elif command[0] == b"KOINON.GET":
+                missing = row in reply.missing
+                answers.append(b"$-1\r\n" if missing else _bulk(reply.values[row]))
+            elif row in reply.missing:
+                answers.append(b"*-1\r\n")
+            else:
+                version, expiry = reply.versions[row], reply.expires_at_ms[row]
+                answers.append(
+                    b"*3\r\n%b:%d\r\n:%d\r\n" % (_bulk(reply.values[row]), version, expiry)
+                )
+        return answers
+
+    async def _writes(self, run: list[Command]) -> list[bytes]:
+        answers = []
+        for _, group in groupby(run, lambda command: command[-2]):
+            answers += await self._write_batch(list(group))
+        return answers
+
+    async def _write_batch(self, run: list[Command]) -> list[bytes]:
+        keys = [command[1] for command in run]
+        puts = [command[0] == b"KOINON.PUT" for command in run]
+        conditions = [command[-3] for command in run]
+        request = kv_pb2.BatchWriteRequest(
+            table_version=int(run[0][-5 if puts[0] else -4]),
+            keys=keys,
+            values=[command[2] if put else b"" for command, put in zip(run, puts, strict=True)],
+            partition_ids=map(self._partition_of, keys),
+            deletes=[row for row, put in enumerate(puts) if not put],
+            ttl_ms=[int(command[4]) if put else 0 for command, put in zip(run, puts, strict=True)],
+            conditions=[
+                kv_pb2.Condition(row=row, if_version=int(condition))
+                for row, condition in enumerate(conditions)
+                if condition
+            ],
+            durability=int(run[0][-2]),  # type: ignore[arg-type]
+        )
+        reply = await self._write(request, Context)
+        refused = {r.partition_id: convert.error_from_proto(r.error) for r in reply.refusals}
+        by_row = {e.row: convert.error_from_proto(e.error) for e in reply.row_errors}
+        answers = []
+        for row, command in enumerate(run):
+            error = refused.get(request.partition_ids[row]) or by_row.get(row)
+            if error is not None:
+                answers.append(_error(error, command))
+            elif puts[row]:
+                answers.append(_bulk(b"%d" % reply.versions[row]))
+            else:
+                answers.append(b":%d\r\n" % (row not in reply.absent))
+        return answers
+
+
+def _bulk(value: bytes) -> bytes:
+    return b"$%d\r\n%b\r\n" % (len(value), value)
+
+
+def _error(error: Exception, command: Command | None) -> bytes:
+    request_id = command[-1] if command is not None else b"own"
+    whole = b64encode(convert.error_to_proto(error).SerializeToString())
+    return b"-KOINON %b %b\r\n" % (whole, request_id)
