@@ -8,7 +8,7 @@ SEEDS ?= 5000
 SCHEDULES ?= 20
 MINUTES ?= 60
 
-.PHONY: help env demo test test-long soak nemesis fuzz check proto bench compose-image compose-test compose-clean clean
+.PHONY: help env demo test test-long soak nemesis fuzz check proto bench bench-peers compose-image compose-test compose-clean clean
 
 help:           ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## ?/\t/'
@@ -51,6 +51,9 @@ proto: env      ## regenerate the code beside the .proto files
 
 bench: env      ## print the figures of this machine
 	$(BIN)/python -m bench
+
+bench-peers: env  ## the same work by Koinon, Redis and etcd, side by side (ARGS="--rounds 3 --rows get put")
+	$(BIN)/python -m bench.peers $(ARGS)
 
 compose-image: env  ## the image for compose/, from a registry or from Debian's packages
 	$(BIN)/python -m tests.compose image $(if $(SPARK),--spark)

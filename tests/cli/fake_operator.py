@@ -140,6 +140,7 @@ class FakeOperator(admin_pb2_grpc.AdminServicer):
         self.settings = MoveSettings()
         self.requests: list[Any] = []
         self.not_leading = 0
+        self.leaderless = False  # what the status says
         self.steps_a_poll = 0
         self.drops_queued_at_poll = False
 
@@ -217,9 +218,9 @@ class FakeOperator(admin_pb2_grpc.AdminServicer):
         table = replace(self.table, moves=self.settings)
         status = admin_pb2.ClusterStatus(
             member_id="c1",
-            is_leader=True,
-            leader_id="c1",
-            leader_address=self.advertised or self.address,
+            is_leader=not self.leaderless,
+            leader_id="" if self.leaderless else "c1",
+            leader_address="" if self.leaderless else self.advertised or self.address,
             term=1,
             table=convert.update_to_proto(table.since(0)),
         )
@@ -227,7 +228,7 @@ class FakeOperator(admin_pb2_grpc.AdminServicer):
             member_id="c1",
             address=self.advertised or self.address,
             voter=True,
-            leader=True,
+            leader=not self.leaderless,
             active=True,
         )
         for number, copies in self.copies.items():

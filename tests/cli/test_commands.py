@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from koinon.cli.app import app
+from koinon.cli.app import make_app
 from koinon.local import LocalCluster
 from koinon.operate.health import problems
 from tests.conftest import ClusterFactory
@@ -123,7 +123,7 @@ def test_wrong_usage_ends_with_2_and_no_traceback(
 ) -> None:
     """In this process; the tests below do some of it in processes of their own."""
     environment = {"KOINON_COORDINATORS": cluster.coordinators}
-    ended = CliRunner().invoke(app, arguments, env=environment)
+    ended = CliRunner().invoke(make_app(), arguments, env=environment)
     assert ended.exit_code == 2, ended.output
     assert ended.stderr
     assert "Traceback" not in ended.stderr

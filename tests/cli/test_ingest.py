@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from koinon.cli.app import app
+from koinon.cli.app import make_app
 from koinon.local import LocalCluster
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -68,7 +68,7 @@ def test_wrong_usage_ends_with_2_before_spark_is_started(
     """In this process; what is missing is looked for in processes of their own."""
     given = [argument.format(users=users) for argument in arguments]
     environment = {"KOINON_COORDINATORS": NOWHERE, "COLUMNS": "200"}
-    ended = CliRunner().invoke(app, ["ingest", *given], env=environment)
+    ended = CliRunner().invoke(make_app(), ["ingest", *given], env=environment)
     assert ended.exit_code == 2, ended.output
     assert told in ended.stderr
     assert "Traceback" not in ended.stderr

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from koinon.cli.app import app
+from koinon.cli.app import make_app
 from koinon.cli.console import output
 from koinon.cli.operate import following
 from koinon_proto.contract.errors import LoadClosedError, UnavailableError
@@ -67,7 +67,7 @@ def koinon(operator: FakeOperator, monkeypatch: pytest.MonkeyPatch) -> Run:
         monkeypatch.setenv("COLUMNS", "200")
         monkeypatch.setattr(output, "somebody_is_there", lambda: typed is not None)
         where = ["--coordinators", operator.address]
-        return CliRunner().invoke(app, ["admin", "loads", *arguments, *where], input=typed)
+        return CliRunner().invoke(make_app(), ["admin", "loads", *arguments, *where], input=typed)
 
     return run
 

@@ -383,6 +383,16 @@ def test_brief_status_is_one_line_and_an_exit_code(operator: FakeOperator, koino
     assert koinon("status").exit_code == 0
 
 
+@pytest.mark.parametrize("form", [(), ("--json",), ("--brief",)])
+def test_status_without_a_leader_ends_with_1(
+    operator: FakeOperator, koinon: Run, form: tuple[str, ...]
+) -> None:
+    operator.leaderless = True
+    ended = koinon("status", *form)
+    assert ended.exit_code == 1
+    assert "no coordinator leads" in " ".join(ended.stdout.split())
+
+
 def test_partitions_show_what_is_added_and_removed(operator: FakeOperator, koinon: Run) -> None:
     replicas = (NodeNumber(4), *three(0))
     operator.change_row(0, replicas=replicas, adding=(NodeNumber(4),), removing=(NodeNumber(1),))

@@ -27,10 +27,10 @@ COORDINATORS = ("coordinator-1", "coordinator-2", "coordinator-3")
 NODES = ("node-1", "node-2", "node-3")
 ADDRESSES = ",".join(f"{name}:7400" for name in COORDINATORS)
 PORTS = {"coordinator": 7400, "node": 7500}
+WRITERS = Path(__file__).with_name("writers.py")
 POLL_S = 0.3
 START_S = 60.0
 ANSWER_S = 10.0
-JUDGE_S = 240.0
 WAIT_S = 90.0
 ROLLING_S = 900.0
 
@@ -38,21 +38,20 @@ Status = dict[str, Any]
 
 
 class Writers:
-    """The load in its container, asked questions over its standard input."""
+    """A load in its container, asked questions over its standard input."""
 
-    def __init__(self, project: Project) -> None:
-        self.name = f"{project.name}-writers"
+    def __init__(self, project: Project, program: Path = WRITERS) -> None:
+        self.name = f"{project.name}-{program.stem}"
         checkers = ROOT / "tests" / "checkers"
-        program = Path(__file__).with_name("writers.py")
         self._process = subprocess.Popen(
             [
                 *("docker", "run", "--interactive", "--rm", "--init", "--name", self.name),
                 *("--network", project.network, "--read-only", "--cap-drop", "ALL"),
                 *("--volume", f"{checkers}:/srv/tests/checkers:ro"),
-                *("--volume", f"{program}:/srv/writers.py:ro"),
+                *("--volume", f"{program}:/srv/{program.name}:ro"),
                 *("--env", "PYTHONPATH=/srv", "--env", "PYTHONDONTWRITEBYTECODE=1"),
                 *("--env", f"KOINON_COORDINATORS={ADDRESSES}"),
-                *("--entrypoint", "python3", images.NAME, "/srv/writers.py"),
+                *("--entrypoint", "python3", images.NAME, f"/srv/{program.name}"),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -109,10 +108,6 @@ class Cluster:
     def writers(self) -> Writers:
         if self._writers is None:
             self._writers = Writers(self.project)
-        return self._writers
-
-    @property
-    def running_writers(self) -> Writers | None:
         return self._writers
 
     # --- asking -----------------------------------------------------------------------------------

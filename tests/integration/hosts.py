@@ -28,6 +28,8 @@ from koinon.operate.admin import Admin, ClusterStatus
 from koinon_proto.contract.errors import UnavailableError
 
 COORDINATOR_PORT, NODE_PORT = 7400, 7500
+HERE = "here"
+"""The name of this process's own host."""
 POLL_S = 0.05
 STOP_TIMEOUT_S = 10.0
 
@@ -72,7 +74,7 @@ class Hosts:
         return self.address(name)
 
     def address(self, name: str) -> str:
-        return f"{self._net}.{self._numbers[name]}"
+        return f"{self._net}.{254 if name == HERE else self._numbers[name]}"
 
     def space(self, name: str) -> str:
         return f"k{os.getpid()}{name}"

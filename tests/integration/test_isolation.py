@@ -13,6 +13,8 @@ from contextlib import contextmanager
 import pytest
 
 from koinon.operate.admin import Admin, ClusterStatus
+from koinon_node.state import partitioner_of
+from koinon_proto.contract.errors import UnavailableError, UnknownFateError
 from tests.checkers.linearizability import check
 from tests.checkers.load import RecordedLoad
 from tests.integration.copies import (
@@ -22,11 +24,16 @@ from tests.integration.copies import (
     number_of,
     table_of,
 )
-from tests.integration.hosts import HostCluster, available
+from tests.integration.hosts import HERE, HostCluster, available
 from tests.kit.waiting import wait_until
+from tests.nemesis import means
+from tests.nemesis.links import Links
 
 pytestmark = pytest.mark.skipif(
     not available(), reason="network namespaces need root and iproute2: not tested here"
+)
+one_way = pytest.mark.skipif(
+    bool(means.missing(means.FILTER)), reason="one direction of a link is cut by nft: not here"
 )
 CUT_S = 4.0  # longer than a session: what is cut off is fenced
 
@@ -98,6 +105,50 @@ def test_two_nodes_that_do_not_reach_one_another_both_go_on(hosts: HostCluster) 
         time.sleep(CUT_S)  # longer than a replica's time-out
         load.wait_for_progress(300)
         hosts.hosts.mend("n1", "n3")
+
+
+@one_way
+def test_primary_whose_packets_do_not_reach_a_follower_goes_on_without_it(
+    hosts: HostCluster,
+) -> None:
+    links = Links(hosts.hosts)
+    with judged_load(hosts, b"one way/") as load:
+        links.block(["n1"], ["n2"])
+
+        def goes_on_without_it(status: ClusterStatus) -> bool:
+            table = table_of(status)
+            n1, n2 = number_of(table, "n1"), number_of(table, "n2")
+            led = [row for row in table.rows if row.primary == n1]
+            return bool(led) and not any(n2 in row.in_sync for row in led)
+
+        status = hosts.wait_for(goes_on_without_it, "n1 leads without n2's copies")
+        assert not any(is_fenced(table_of(status), name) for name in hosts.node_names)
+        load.wait_for_progress()
+        links.unblock(["n1"], ["n2"])
+
+
+@one_way
+def test_client_whose_packets_do_not_reach_a_node_is_told_so_and_uses_the_others(
+    hosts: HostCluster,
+) -> None:
+    """The node is well, and leads on: nobody else can know."""
+    links = Links(hosts.hosts)
+    table = table_of(hosts.status())
+    n1 = number_of(table, "n1")
+    partition_of = partitioner_of(table.cluster.partitioner, len(table.rows)).partition_of
+    keys = [b"link/%d" % number for number in range(100)]
+    there = [key for key in keys if table.rows[partition_of(key)].primary == n1]
+    elsewhere = [key for key in keys if key not in there]
+    with hosts.client(timeout_ms=30_000) as client:
+        client.put_many([(key, b"1") for key in keys])
+        links.block([HERE], ["n1"])
+        with pytest.raises((UnknownFateError, UnavailableError)):
+            client.put(there[0], b"2", timeout_ms=1_500)
+        client.put_many([(key, b"2") for key in elsewhere])
+        assert table_of(hosts.status()).rows[partition_of(there[0])].primary == n1
+        links.unblock([HERE], ["n1"])
+        client.put_many([(key, b"3") for key in keys])
+        assert client.get_many(keys) == [b"3"] * len(keys)
 
 
 def test_node_that_reaches_only_the_coordinators_hands_over_what_it_leads(

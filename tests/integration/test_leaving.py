@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
+from koinon.options import TRANSPORTS, Transport
 from tests.checkers.load import RecordedLoad
 from tests.conftest import ClusterFactory
 from tests.integration.copies import is_settled, judge, led_by, table_of
@@ -11,15 +14,16 @@ from tests.integration.copies import is_settled, judge, led_by, table_of
 TIMEOUT_S = 60.0
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("partitions", [64, pytest.param(1024, marks=pytest.mark.long)])
 def test_nodes_stopped_in_turn_under_load_fail_no_operation(
-    make_cluster: ClusterFactory, partitions: int
+    make_cluster: ClusterFactory, partitions: int, transport: Transport
 ) -> None:
     flags = ["--partitions", str(partitions), "--replication-factor", "3"]
     cluster = make_cluster(nodes=3, coordinators=1, coordinator_flags=flags)
     cluster.start()
     cluster.wait_for(is_settled, timeout_s=TIMEOUT_S, what="every replica in sync")
-    with RecordedLoad(cluster.client) as load:
+    with RecordedLoad(partial(cluster.client, transport=transport)) as load:
         for name in cluster.node_names:
             load.wait_for_progress()
             cluster.terminate(name)

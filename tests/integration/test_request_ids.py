@@ -63,7 +63,7 @@ def test_slow_write_is_found_in_the_logs_of_its_node_and_of_the_coordinator(
         return [line for line in lines if line["event"] == "slow request"]
 
     line = wait_until(slow, "the node tells of the slow write")[0]
-    assert line["method"] == "KeyValue/BatchWrite"
+    assert line["method"] == "Redis/KOINON.PUT"
     assert line["level"] == "WARNING"
     assert line["took_ms"] >= 600
     assert (line["component"], line["component_id"], line["call"]) == ("node", name, 1)

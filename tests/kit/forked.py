@@ -87,9 +87,9 @@ def main() -> None:
     """Fork for each request until nobody can send one."""
     requests, answers = map(int, sys.argv[1:])
     from koinon.cli import main as koinon
-    from koinon.cli.app import app
+    from koinon.cli.app import make_app
 
-    CliRunner().invoke(app, ["get", "--hex", "1"])  # imports what reading arguments imports
+    CliRunner().invoke(make_app(), ["get", "--hex", "1"])  # imports what reading arguments imports
     with os.fdopen(requests) as lines:
         while line := lines.readline():
             pid = os.fork()

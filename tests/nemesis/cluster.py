@@ -20,7 +20,7 @@ from typing import Any
 from koinon.operate.admin import Admin, ClusterStatus
 from koinon_node.state import partitioner_of
 from koinon_proto.contract.table import NodeStatus, Table
-from tests.integration.copies import is_settled, number_of
+from tests.integration.copies import is_settled
 from tests.integration.hosts import STOP_TIMEOUT_S, HostCluster
 from tests.nemesis import means
 from tests.nemesis.client import KEYS, key_name
@@ -302,10 +302,6 @@ class NemesisCluster(HostCluster):
         return self.wait_for(
             lambda status: is_settled(status) and all_active(status), "all is well again", timeout_s
         )
-
-    def registered_epoch(self, name: str) -> int:
-        table = self.table()
-        return table.nodes[number_of(table, name)].node_epoch
 
     def admin(self) -> Admin:
         return Admin(self.coordinators, timeout_ms=ADMIN_TIMEOUT_MS)

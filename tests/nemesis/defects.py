@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from koinon_node.core import records
-from koinon_node.core.lease import Lease
+from koinon_node.core.membership.lease import Lease
 from koinon_node.primary.page_reader import PageReader
 from koinon_node.storage.store import Range
 from tests.simulation.mutants import MUTANTS, Mutant, replace_method

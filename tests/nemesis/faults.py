@@ -181,6 +181,10 @@ class Nemesis:
             pair = (others, [name])
         return self._block(pair)
 
+    def _one_way_link(self, step: Step, targets: tuple[str, ...]) -> Callable[[], None]:
+        """From the first to the second; of a primary to itself there is none."""
+        return self._block((list(targets[:1]), list(targets[1:])))
+
     def _loss(self, step: Step, targets: tuple[str, ...]) -> Callable[[], None]:
         for name in targets:
             self._cluster.links.lose(name, int(step.amount))

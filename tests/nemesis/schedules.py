@@ -97,6 +97,15 @@ def _side(choice: random.Random) -> tuple[tuple[str, ...], float]:
     return (primary, *clients, *coordinator), 0.0
 
 
+def _link(choice: random.Random) -> tuple[tuple[str, str], float]:
+    """A sender and a receiver: a primary and another node, which follows it somewhere, or a client
+    and a primary; either way round.
+    """
+    primary = choice.choice(["primary", f"primary/{choice.randrange(KEYS)}"])
+    other = choice.choice([*NODES, *CLIENTS])
+    return ((primary, other) if choice.random() < 0.5 else (other, primary)), 0.0
+
+
 _MEMBER = _one_of("primary", "primary", "leader", *NODES, *COORDINATORS)
 _PRIMARIES = tuple(f"primary/{key}" for key in range(KEYS))
 _WRITERS = tuple(f"{node}.writer" for node in NODES)
@@ -106,6 +115,7 @@ KINDS: dict[str, Kind] = {
     "split": Kind(draw=_side, lasts_s=(4.5, 7.0), needs=_NET, weight=4),
     "isolate": Kind(draw=_MEMBER, lasts_s=(1.0, 6.0)),
     "one-way": Kind(draw=_with_amount(_MEMBER, 0, 1, 2, 3), lasts_s=(2.0, 6.0), needs=_NET),
+    "one-way-link": Kind(draw=_link, lasts_s=(2.0, 6.0), needs=_NET),
     "loss": Kind(
         draw=_with_amount(_some_of(*NODES, *COORDINATORS, *CLIENTS, most=4), 5, 15, 40),
         lasts_s=(3.0, 7.0),

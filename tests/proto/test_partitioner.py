@@ -12,13 +12,8 @@ from hypothesis import strategies as st
 
 from koinon_proto.contract.errors import ConfigurationError, InvalidArgumentError
 from koinon_proto.contract.table import PARTITIONER_NAMES
-from koinon_proto.partitioner import (
-    PARTITIONERS,
-    Partitioner,
-    murmur2,
-    murmur2_of_buffers,
-    partitioner,
-)
+from koinon_proto.key_columns import murmur2_of_buffers, slots_of_buffers
+from koinon_proto.partitioner import PARTITIONERS, Partitioner, murmur2, partitioner, slot_of
 
 GOLDEN = {
     b"21": -973932308,
@@ -29,7 +24,48 @@ GOLDEN = {
     b"abc": 479470107,
 }
 MD5_OF_NINE = {b"Alice": 0, b"Bob": 1, b"Mary": 5, b"Philip": 2}
+KEY_SLOTS = {
+    b"": 0,
+    b"123456789": 12739,
+    b"somekey": 11058,
+    b"{user1000}.following": 3443,
+    b"{user1000}.followers": 3443,
+    b"foo{}{bar}": 8363,
+    b"foo{{bar}}zap": 4015,
+    b"foo{bar}{zap}": 5061,
+    b"{": 4092,
+    b"}": 12090,
+    b"{}": 15257,
+    b"}{": 12793,
+    b"}a{b}": 3300,
+    b"a}b{c": 13587,
+    b"a{b": 13340,
+    b"a{b{c}d": 15725,
+    b"{a}": 15495,
+    b"{}a": 10875,
+    b"{}{a}": 13650,
+    b"a{}b{c}": 7353,
+    b"{{}}": 4092,
+    b"{{a}": 10276,
+    b"{a}}": 15495,
+    b"x{y}z{w}": 12222,
+    b"}}}{{{": 16246,
+    b"}{}{a}": 16013,
+    b"{\x00}": 0,
+    b"\x00": 0,
+    b"\xff\xfe\xfd": 287,
+    b"{\xff}\x00": 7920,
+    b"a{b}c" * 40: 3300,
+    b"z" * 255: 5800,
+    b"z" * 256: 3566,
+    b"{" + b"k" * 300 + b"}tail": 16002,
+    b"cl\xc3\xa9{\xc3\xbc}": 9552,
+    b"\r\n{\r\n}": 5910,
+    b" { } ": 9314,
+}
+"""What Redis 7.0.15 answers to CLUSTER KEYSLOT."""
 NAMES = sorted(PARTITIONERS)
+HASHES = sorted(PARTITIONERS.keys() - {"crc16"})  # of any count
 
 
 def buffers_of(keys: list[bytes], dtype: type = np.int64) -> tuple[np.ndarray, np.ndarray]:
@@ -59,8 +95,8 @@ def test_murmur2_golden_vectors_in_one_column_match() -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("repeat", [1, 100])
 def test_partitions_of_golden_keys_agree_in_every_form(name: str, repeat: int) -> None:
-    keys = [*GOLDEN, *MD5_OF_NINE] * repeat
-    p = partitioner(name, 1000)
+    keys = [*GOLDEN, *MD5_OF_NINE, *KEY_SLOTS] * repeat
+    p = partitioner(name, 1000 if name in HASHES else 1024)
     expected = [p.partition_of(key) for key in keys]
     for found in every_form(p, keys):
         assert found.dtype == np.uint32
@@ -91,13 +127,53 @@ KEY_LISTS = st.lists(st.binary(max_size=600) | st.binary(max_size=9), max_size=1
 
 
 @settings(max_examples=150, deadline=None)
-@given(keys=KEY_LISTS, count=st.integers(1, 65_536), name=st.sampled_from(NAMES))
+@given(keys=KEY_LISTS, count=st.integers(1, 65_536), name=st.sampled_from(HASHES))
 def test_vectorised_any_keys_equals_scalar(keys: list[bytes], count: int, name: str) -> None:
     p = partitioner(name, count)
     expected = [p.partition_of(key) for key in keys]
     assert p.partitions_of(keys).tolist() == expected
     assert p.partitions_of_buffers(*buffers_of(keys)).tolist() == expected
     assert max(expected, default=0) < count
+
+
+TAGGED_KEYS = st.lists(st.sampled_from([b"{", b"}", b"{}", b"a", b"\x00", b"bc"]), max_size=12)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    keys=st.lists(TAGGED_KEYS.map(b"".join) | st.binary(max_size=300), max_size=60),
+    around=st.tuples(st.binary(max_size=9), st.binary(max_size=9)),
+)
+def test_slots_of_columns_any_braces_equal_scalar(
+    keys: list[bytes], around: tuple[bytes, bytes]
+) -> None:
+    before, after = around
+    offsets: np.ndarray = np.cumsum([len(before), *map(len, keys)]).astype(np.int64)
+    data = np.frombuffer(before + b"".join(keys) + after, np.uint8)
+    assert slots_of_buffers(data, offsets).tolist() == [slot_of(key) for key in keys]
+
+
+@pytest.mark.parametrize(("key", "slot"), KEY_SLOTS.items())
+def test_slot_of_is_that_of_redis(key: bytes, slot: int) -> None:
+    assert slot_of(key) == slot
+
+
+def test_slots_of_a_column_are_those_of_redis() -> None:
+    assert slots_of_buffers(*buffers_of(list(KEY_SLOTS))).tolist() == list(KEY_SLOTS.values())
+
+
+@pytest.mark.parametrize("count", [1, 2, 1024, 16_384])
+def test_crc16_partition_is_an_equal_range_of_slots(count: int) -> None:
+    p = partitioner("crc16", count)
+    expected = [slot * count // 16_384 for slot in KEY_SLOTS.values()]
+    assert [p.partition_of(key) for key in KEY_SLOTS] == expected
+    assert p.partitions_of_buffers(*buffers_of(list(KEY_SLOTS))).tolist() == expected
+
+
+@pytest.mark.parametrize("count", [0, 3, 1000, 32_768])
+def test_crc16_count_that_slots_cannot_be_divided_by_is_refused(count: int) -> None:
+    with pytest.raises(ConfigurationError, match=str(count)):
+        partitioner("crc16", count)
 
 
 @settings(max_examples=100, deadline=None)
@@ -121,7 +197,7 @@ def test_md5_any_key_is_the_absolute_signed_digest(number: int, key: bytes) -> N
 
 @pytest.mark.parametrize("name", NAMES)
 def test_partitions_of_nothing_is_empty(name: str) -> None:
-    p = partitioner(name, 7)
+    p = partitioner(name, 8)
     empty = np.empty(0, np.uint8)
     for found in (
         p.partitions_of([]),
@@ -179,7 +255,7 @@ def test_partitions_of_buffers_offsets_outside_the_data_are_refused(
 
 
 def test_partitioner_unknown_name_names_the_known() -> None:
-    with pytest.raises(ConfigurationError, match=r"sha1.*md5, murmur2"):
+    with pytest.raises(ConfigurationError, match=r"sha1.*crc16, md5, murmur2"):
         partitioner("sha1", 8)
 
 

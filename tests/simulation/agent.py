@@ -1,4 +1,4 @@
-"""A node's agent in virtual time: agent.py's order of events, as tasks of the simulated process.
+"""A node's agent in virtual time: agent.py's order of events, as tasks of a thread of its own.
 
 The table in a reply is applied before the lease is extended, which counts from when the heartbeat
 was sent. Only the agent changes the table: what others bring are events, which it takes in the
@@ -17,9 +17,10 @@ from typing import Any, Protocol, TypeVar, cast
 
 from koinon_coordinator.core.cluster.bulk_loads import Load
 from koinon_coordinator.core.cluster.commands import HostedPartition, PartitionChange, Registered
-from koinon_coordinator.core.decide.decisions import Registration
-from koinon_node.core.assignment import Adoption, Assignment, HostCommand
-from koinon_node.core.lease import NO_LEASE, heartbeat_timeout_s
+from koinon_coordinator.core.decide.registrations import Registration
+from koinon_node.core.membership.assignment import Adoption, Assignment, HostCommand
+from koinon_node.core.membership.lease import NO_LEASE, heartbeat_timeout_s
+from koinon_node.core.membership.loop_watchdog import PATIENCE_LEASES, LoopWatchdog
 from koinon_node.ports import PeerLostError, RowChange
 from koinon_node.state import NodeState
 from koinon_node.storage.store import CLUSTER_ID, NODE_EPOCH, REGISTRATION_ID, Store
@@ -43,6 +44,7 @@ from koinon_proto.contract.table import (
     apply_update,
 )
 from koinon_proto.v1 import loads_pb2, membership_pb2
+from tests.simulation.loop import Process
 from tests.simulation.network import NOT_SENT, Network
 
 Answer = TypeVar("Answer")
@@ -53,7 +55,9 @@ HAND_TABLE_TIMEOUT_S = 5.0
 
 
 class Host(Protocol):
-    """What the agent needs of the node's side; as in agent.py."""
+    """What the agent needs of the event loop's side; as in agent.py."""
+
+    process: Process  # its thread that runs the event loop
 
     async def adopt(self, adoptions: Sequence[Adoption]) -> None: ...
     async def put_meta(self, values: dict[bytes, str]) -> None: ...
@@ -93,10 +97,11 @@ class SimulatedAgent:
         self._assignment = Assignment(NodeId(name), seen)
         self._lease_s = 1.0
         self._left = False
+        self._asked = False  # for a sign that the event loop turns, which has not come yet
+        self._signs = 0  # that it has given
         self._events: deque[Callable[[], None]] = deque()
         self._came = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
 
     async def run(self) -> None:
         """Register, heartbeat until fenced, again and again until the node leaves."""
@@ -107,6 +112,9 @@ class SimulatedAgent:
     async def leave(self) -> None:
         """Give up the lease, then say farewell; nobody may hear it."""
         self._left = True
+        await self._say_farewell()
+
+    async def _say_farewell(self) -> None:
         self._state.lease = NO_LEASE
         node_epoch = self._node_epoch
         if not node_epoch:
@@ -195,7 +203,7 @@ class SimulatedAgent:
     async def _register(self) -> None:
         if not self._registration_id:
             self._registration_id = f"{self._rng.getrandbits(64):016x}"
-            await self._host.put_meta({REGISTRATION_ID: self._registration_id})
+            await self._persist({REGISTRATION_ID: self._registration_id})
         registration = Registration(
             node_id=self._name,
             address=f"{self._name}:1",
@@ -223,7 +231,7 @@ class SimulatedAgent:
         self, registered: Registered, cluster: ClusterConfig, update: TableUpdate | None
     ) -> None:
         node_epoch = registered.node_epoch
-        await self._host.put_meta(
+        await self._persist(
             {CLUSTER_ID: cluster.cluster_id, NODE_EPOCH: str(node_epoch), REGISTRATION_ID: ""}
         )
         self._registration_id = ""
@@ -237,23 +245,46 @@ class SimulatedAgent:
         if self._watching is None:
             self._watching = asyncio.ensure_future(self._watch())
 
+    async def _persist(self, values: dict[bytes, str]) -> None:
+        """Have the event loop write it, and wait for that."""
+        await self._host.process.spawn(self._host.put_meta(values))
+
     # --- heartbeats --------------------------------------------------------------------------
 
     async def _heartbeat_until_fenced(self) -> None:
+        loop_watch = LoopWatchdog(self._state.now())
         while not self._left:
             sent_at = self._state.now()
+            silent_s = loop_watch.silent_s(self._signs, sent_at)
+            if silent_s > PATIENCE_LEASES * self._lease_s:
+                await self._say_farewell()
+                self._end_epoch()
+                return
+            self._ask_for_a_sign()
             try:
                 await self._heartbeat()
             except (NodeFencedError, UnknownNodeError):
-                self._state.lease = NO_LEASE
-                self._node_epoch = 0
-                self._assignment.on_fenced()
-                self._publish()
+                self._end_epoch()
                 return
             except KoinonError:
                 await self._pause(self._rng.uniform(0.01, 0.05))
                 continue
             await self._take_events(sent_at + HEARTBEAT_S)
+
+    def _ask_for_a_sign(self) -> None:
+        if not self._asked:
+            self._asked = True
+            self._host.process.call_soon(self._give_a_sign)
+
+    def _give_a_sign(self) -> None:
+        self._signs += 1
+        self._asked = False
+
+    def _end_epoch(self) -> None:
+        self._state.lease = NO_LEASE
+        self._node_epoch = 0
+        self._assignment.on_fenced()
+        self._publish()
 
     async def _heartbeat(self) -> None:
         acknowledgements = self._assignment.acknowledgements()
@@ -321,9 +352,7 @@ class SimulatedAgent:
         self._assignment.take_refused()
         self._publish()
         if adoptions:
-            task = asyncio.ensure_future(self._host.adopt(adoptions))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._host.process.spawn(self._host.adopt(adoptions))
 
     def on_ready(self, adoptions: Sequence[Adoption]) -> None:
         """These partitions have been taken over and may be led."""
@@ -340,10 +369,11 @@ class SimulatedAgent:
             self._tell()
 
     def _tell(self) -> None:
-        served = self._state.served
+        served, host = self._state.served, self._host
         if served.table is not None:
-            loop = asyncio.get_running_loop()
-            loop.call_soon(self._host.on_table, served.table, served.node_number, served.node_epoch)
+            host.process.call_soon(
+                host.on_table, served.table, served.node_number, served.node_epoch
+            )
 
     # --- a primary's proposals (seams.CoordinatorCalls) --------------------------------------
 
@@ -424,8 +454,7 @@ class SimulatedAgent:
 
     async def _hand_table(self, update: TableUpdate | None) -> None:
         """Return once the update, and all that came before it, is applied and has been seen."""
-        loop = asyncio.get_running_loop()
-        seen: asyncio.Future[None] = loop.create_future()
+        seen: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def see() -> None:
             if not seen.done():
@@ -434,7 +463,7 @@ class SimulatedAgent:
         def apply() -> None:
             if update is not None:
                 self._apply(update)
-            loop.call_soon(see)
+            self._host.process.call_soon(see)
 
         self._put(apply)
         try:

@@ -19,6 +19,7 @@ committed):
   there or back, answered late, carried out twice; slow links;
 - disks: slow, full, hanging (``half_deaths``); a commit under way when its process is killed, done
   or not done;
+- event loops that do not turn, while the thread that holds the lease goes on (``half_deaths``);
 - coordinators: the leader or another one killed, paused, cut off; a leader that does not know
   that it is one no longer; proposals of unknown fate that the next leader commits;
 - operators meanwhile: rebalance, drain, replace, replication factor 1, 2 and 3 and changes of it,
@@ -29,10 +30,11 @@ committed):
   short and floors are frequent.
 
 Not covered: Raft itself (``coordinators.py`` gives what it promises; tests/raft simulates it),
-gRPC, the agent's threads (``agent.py`` is a twin of the node's), expiry, scans, ``durability =
+gRPC, the agent (``agent.py`` is a twin of the node's), expiry, scans, ``durability =
 interval``, disks that lie or decay, clocks that run at different speeds, forced elections, more
 than 16 partitions or 6 nodes. Streams lose and reorder nothing, as TCP does not: gaps have
-directed tests.
+directed tests. Too few descriptors and too little memory show here as what they do to others:
+links that are cut, streams that break, pauses, a slow disk.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ from typing import Any
 
 from koinon_coordinator.config import BootstrapConfig, TimingConfig
 from koinon_coordinator.core.cluster.commands import Command
-from koinon_node.bulk_load import bulk_paths, staging
+from koinon_node.bulk_load import stager, staging
 from koinon_node.config import Limits
 from koinon_node.storage import merge_steps
 from koinon_proto.contract.errors import KoinonError
@@ -83,7 +85,7 @@ LOADS_PAUSE_S = 0.2
 
 # A node imports it on a thread with its first load: once a process, so whatever ran before a seed
 # in this one would be part of what happens in it.
-bulk_paths._modules[merge_steps.__name__] = merge_steps
+stager._modules[merge_steps.__name__] = merge_steps
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ from koinon_node.storage.environment import DATA_DB, open_databases
 from koinon_node.storage.logged_channel import Bounds, LoggedChannel
 from koinon_node.storage.store import Store
 from koinon_node.storage.write_ahead_log import Stretch, WriteAheadLog
-from koinon_node.storage.writer_process import WriterLoop
+from koinon_node.storage.writer_process import GROUP, LOG_STRETCHES, WriterLoop
 from koinon_proto.contract.errors import KoinonError
 from tests.simulation.loop import Process, VirtualLoop
 
@@ -40,7 +40,7 @@ LOGGED: bool | None = None
 """Whether stores have a write-ahead log. None: in every other seed."""
 _BLOCK = 512
 T = TypeVar("T")
-LogFrame = tuple[int, int, list[Stretch]]
+Frame = tuple[int, Any]  # kind and content
 COMMIT_S_MAX = 5.0  # a disk is slow for so long, and not for as long as a run lasts
 
 
@@ -132,11 +132,9 @@ class _Applier(WriterLoop):
         self._failed_group = 0
         self._by_interval = False
 
-    def apply(self, frame: GroupFrame | LogFrame) -> Answer:
-        number, urgent, content = frame
-        if isinstance(urgent, bool):
-            return number, self._apply(number, content), 0  # type: ignore[arg-type]
-        return urgent, self._take_over(number, urgent, content), 0  # type: ignore[arg-type]
+    def apply(self, frame: Frame) -> Answer:
+        number, failures, _ = self.carry_out(*frame)
+        return number, failures, 0
 
     def _commit(
         self, tickets: list[tuple[tuple[int, list[bytes], list[bytes | None]], ...]]
@@ -167,7 +165,7 @@ class SimulatedChannel:
         self._disk = disk
         self._applier = _Applier(store, disk)
         self._commit_s = commit_s
-        self._queue: deque[GroupFrame | LogFrame] = deque()
+        self._queue: deque[Frame] = deque()
         self._on_answer: Callable[[Answer], None] = lambda _: None
         self._gone = False
 
@@ -175,15 +173,15 @@ class SimulatedChannel:
         self._on_answer = on_answer
 
     def send(self, group: GroupFrame) -> None:
-        self._send(group)
+        self._send((GROUP, group))
 
     def take_over(self, life: int, position: int, stretches: list[Stretch]) -> None:
-        self._send((life, position, stretches))
+        self._send((LOG_STRETCHES, (life, position, stretches)))
 
     async def settle(self) -> None:
         """There is nothing in front of the store."""
 
-    def _send(self, frame: GroupFrame | LogFrame) -> None:
+    def _send(self, frame: Frame) -> None:
         if self._gone or not self._process.alive:
             return
         self._queue.append(frame)

@@ -346,6 +346,7 @@ class Faults:
                 self._kill(node)
             if node.life is not None:
                 self._resume(node.life.process)
+                node.life.process.release(self._rng)
         for member in simulation.group.members:
             self._boot_coordinator(member)
             self._resume(member.process)

@@ -1,4 +1,5 @@
-"""Half-deaths: disks that hang, alone or together, slow ones, links that carry one way only.
+"""Half-deaths: disks that hang, alone or together, slow ones, links that carry one way only, event
+loops that do not turn while their nodes' heartbeats go on.
 
 Drawn from numbers of their own, so that what else happens in a seed is what it was without them. In
 some seeds they come among the other faults. In some, once the cluster is whole again, one of them
@@ -16,15 +17,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from koinon_node.core.commit_group import GroupState
+from koinon_node.core.membership.loop_watchdog import PATIENCE_LEASES
 from koinon_proto.contract.table import NodeNumber, PartitionRow, Table, min_in_sync_of
 from tests.simulation.checkers import ViolationError
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Simulation
-    from tests.simulation.node import SimulatedNode
+    from tests.simulation.node import Life, SimulatedNode
 
 INTERVAL_S = 3.0
-SESSION_S = 1.5
+LEASE_S, SESSION_S = 1.0, 1.5
 HARM_S = SESSION_S + 2.0
 """For so long a write may wait for what a half-death has made of one copy."""
 ONE_WAY_S = 9.0  # a stream that stalls is noticed after up to 4 s, its follower put out 1 s later
@@ -37,7 +39,13 @@ class HalfDeaths:
         self._simulation = simulation
         self._rng = random.Random(f"half-deaths of {simulation.seed}")
         self._among_others = self._rng.random() < 0.3
-        acts = [self._hang_one, self._hang_all, self._slow_all, self._cut_one_way]
+        acts = [
+            self._hang_one,
+            self._hang_all,
+            self._slow_all,
+            self._cut_one_way,
+            self._hang_a_loop,
+        ]
         self._act: Callable[[], Awaitable[None]] | None = None
         if self._rng.random() < 0.4:
             self._act = self._rng.choice(acts)
@@ -52,7 +60,7 @@ class HalfDeaths:
     # --- among other faults ------------------------------------------------------------------
 
     async def run(self, seconds: float) -> None:
-        """Let disks hang now and then."""
+        """Let disks and event loops hang now and then."""
         loop = self._simulation.loop
         ends_at = loop.now + seconds
         while self._among_others:
@@ -61,10 +69,22 @@ class HalfDeaths:
                 return
             nodes = self._nodes()
             if nodes:
-                node = self._rng.choice(nodes)
-                self._note(f"hang the disk of {node.name}")
-                node.disk.hang()
-                loop.call_later(self._rng.uniform(0.2, 6.0), node.disk.release)
+                node, hangs_s = self._rng.choice(nodes), self._rng.uniform(0.2, 6.0)
+                life = node.life
+                assert life is not None
+                if self._rng.random() < 0.3:
+                    self._note(f"loop of {node.name} does not turn for {hangs_s:.3f} s")
+                    life.process.hang()
+                    loop.call_later(hangs_s, self._let_turn, life)
+                else:
+                    self._note(f"hang the disk of {node.name}")
+                    node.disk.hang()
+                    loop.call_later(hangs_s, node.disk.release)
+
+    def _let_turn(self, life: Life) -> None:
+        if life.process.alive:
+            self._simulation.trace(f"loop of {life.node.name} turns again")
+            life.process.release(self._rng)
 
     # --- one that lasts ----------------------------------------------------------------------
 
@@ -80,12 +100,20 @@ class HalfDeaths:
         await asyncio.sleep(2 * HARM_S)
         hung_at = node.disk.stalled_at
         if hung_at and self._simulation.loop.now - hung_at > HARM_S:
-            number, table = self._number(node), self._table()
-            for row in table.rows:
-                if _spares(table, row, number) and row.primary == number:
-                    raise ViolationError(f"{node.name} leads on with a disk that hangs: {row}")
+            self._check_leads_nothing(node, "a disk that hangs")
         self._check_no_write_waits()
         node.disk.release()
+
+    async def _hang_a_loop(self) -> None:
+        """Its heartbeats go on, so nobody else can know."""
+        node = self._rng.choice(self._nodes())
+        assert node.life is not None
+        self._note(f"loop of {node.name} does not turn for long")
+        node.life.process.hang()
+        await asyncio.sleep(PATIENCE_LEASES * LEASE_S + HARM_S)
+        self._check_leads_nothing(node, "a loop that does not turn")
+        self._check_no_write_waits()
+        self._let_turn(node.life)
 
     async def _hang_all(self) -> None:
         """Nobody's disk does better than another's: whoever leads is to lead on."""
@@ -134,6 +162,13 @@ class HalfDeaths:
 
     def _number(self, node: SimulatedNode) -> NodeNumber:
         return next(n.number for n in self._table().nodes.values() if n.node_id == node.name)
+
+    def _check_leads_nothing(self, node: SimulatedNode, what: str) -> None:
+        """The node does not lead what others could."""
+        number, table = self._number(node), self._table()
+        for row in table.rows:
+            if _spares(table, row, number) and row.primary == number:
+                raise ViolationError(f"{node.name} leads on with {what}: {row}")
 
     def _check_no_write_waits(self) -> None:
         """No write has waited for long that could do without the copy that it waits for."""

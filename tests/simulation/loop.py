@@ -42,19 +42,33 @@ class StuckError(Exception):
 
 
 class Process:
-    """One life of a simulated process: its gate."""
+    """One life of a simulated process: its gate. Threads beside the first one have gates of their
+    own: all are paused, go on and end together, and one that is stuck holds up no other.
+    """
 
     def __init__(self, loop: VirtualLoop, name: str) -> None:
         self.name = name
         self.alive = True
         self.paused = False
+        self.stuck = False  # its own work takes for ever
         self.held: list[asyncio.Handle] = []
+        self.threads = [self]
         self.tasks: list[asyncio.Task[Any]] = []
         self._loop = loop
         context = contextvars.Context()
         context.run(_PROCESS.set, self)
         self.context = context
         loop.processes.append(self)
+
+    @property
+    def runs(self) -> bool:
+        return not (self.paused or self.stuck)
+
+    def thread(self) -> Process:
+        """Return another thread of this process."""
+        thread = Process(self._loop, self.name)
+        self.threads.append(thread)
+        return thread
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run the coroutine in this process. It must not fail."""
@@ -87,24 +101,38 @@ class Process:
 
     def kill(self) -> None:
         """Nothing of it runs any more, not even what cleans up."""
-        self.alive = False
-        self.held.clear()
+        for thread in self.threads:
+            thread.alive = False
+            thread.held.clear()
 
     def pause(self) -> None:
-        self.paused = True
+        for thread in self.threads:
+            thread.paused = True
 
     def resume(self, rng: random.Random) -> None:
         """Go on; what came in from outside may be seen before the timers that were due."""
-        self.paused = False
+        timers_last = rng.random() < 0.5
+        for thread in self.threads:
+            thread.paused = False
+            thread._release(timers_last=timers_last)
+
+    def hang(self) -> None:
+        """Let this thread do nothing; the others go on."""
+        self.stuck = True
+
+    def release(self, rng: random.Random) -> None:
+        """End that, as ``resume`` does."""
+        if self.stuck:
+            self.stuck = False
+            self._release(timers_last=rng.random() < 0.5)
+
+    def _release(self, *, timers_last: bool) -> None:
+        if not self.runs:
+            return
         held, self.held = self.held, []
-        if rng.random() < 0.5:
+        if timers_last:
             held.sort(key=lambda handle: isinstance(handle, asyncio.TimerHandle))
         self._loop.ready.extend(held)
-
-
-def current_process() -> Process | None:
-    """Return the process that runs now; None between them."""
-    return _PROCESS.get()
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -187,7 +215,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if process is not None:
             if not process.alive:
                 return
-            if process.paused:
+            if not process.runs:
                 process.held.append(handle)
                 return
         self.events += 1

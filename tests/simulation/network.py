@@ -250,15 +250,8 @@ def _fail(answer: asyncio.Future[Any], error: KoinonError) -> None:
         answer.exception()  # who asked may be dead: then nobody looks at it
 
 
-@dataclass(frozen=True, slots=True)
-class _Closed:
-    """The last thing on a stream."""
-
-    error: KoinonError | None
-
-
 class StreamEnd:
-    """One end, as seams.Stream wants it."""
+    """One end, as ports.Stream wants it."""
 
     def __init__(self, stream: _Stream, process: Process | None, machine: str) -> None:
         self.process = process

@@ -11,11 +11,11 @@ import numpy as np
 
 from koinon_node.backup.drop import CopyDropper
 from koinon_node.backup.follower import Follower
-from koinon_node.bulk_load.bulk_paths import Bulk, Prepared
-from koinon_node.bulk_load.merger import Loads
+from koinon_node.bulk_load.merger import Merger
+from koinon_node.bulk_load.stager import Prepared, Stager
 from koinon_node.core import records
-from koinon_node.core.assignment import Adoption
-from koinon_node.core.disk_health import DiskHealth
+from koinon_node.core.membership.assignment import Adoption
+from koinon_node.core.membership.disk_health import DiskHealth
 from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.core.recent_writes import RecentWrites
 from koinon_node.core.records import U32Array
@@ -138,8 +138,8 @@ class Life:
         self.engine = Engine(
             state, store, writer, pending, primaries, self.replicator, limits, wall
         )
-        self.bulk = Bulk(state, store, self.engine, pending, self.replicator, limits, wall)
-        self.loads = Loads(
+        self.stager = Stager(state, store, self.engine, wall)
+        self.merger = Merger(
             state, store, writer, self.engine, primaries, self.replicator, agent, wall
         )
         peers = SimulatedPeers(simulation.network, self.process, simulation.faults.on_page)
@@ -151,21 +151,21 @@ class Life:
         node.machine.services = {
             "read": self._read,
             "write": self._write,
-            "stage": self.bulk.stage,
+            "stage": self.stager.stage,
             "prepare": self._prepare,
             "read_page": self.replicator.pages.read_page,
             "read_keys": self.replicator.pages.read_keys,
         }
         node.machine.accept = self._accept
         self.started = True
+        self.process.thread().spawn(agent.run())
         async with asyncio.TaskGroup() as group:
             for work in (
                 self.replicator.run(),
                 self.follower.run(),
                 self.drops.run(),
-                self.loads.run(),
+                self.merger.run(),
                 in_steps(self.engine.reclaiming.step, rows=RECLAIM_ROWS),
-                agent.run(),
             ):
                 group.create_task(work)
 
@@ -204,12 +204,12 @@ class Life:
     async def _prepare(
         self, load_id: int, attempts: frozenset[int], rows: dict[int, int], table_version: int
     ) -> Prepared:
-        return await self.bulk.prepare(
+        return await self.stager.prepare(
             load_id, attempts, rows, table_version, find_duplicates=False
         )
 
     async def _accept(self, end: StreamEnd) -> None:
-        """Serve a follower; it is told why if that ends by an error (as in peers.py)."""
+        """Serve a follower; it is told why if that ends by an error (as in replication_grpc.py)."""
         try:
             await self.replicator.followers.serve(end)
         except PeerLostError:
@@ -235,7 +235,7 @@ class Life:
         self.follower.on_table(table, number, node_epoch)
         self.replicator.on_table(table, number, node_epoch)
         self.drops.on_table(table, number, node_epoch)
-        self.loads.on_table(table, number, node_epoch)
+        self.merger.on_table(table, number, node_epoch)
 
     # --- what is asked of it -----------------------------------------------------------------
 
@@ -253,10 +253,11 @@ class Life:
         """
         held = dict(self.store.read_range(partition_id, b"", 0, 1_000_000, 1 << 40).rows)
         prefix = records.prefix_of(partition_id)
-        for key, row in self.store.overlay.items(DATA_DB):
-            if key.startswith(prefix):
-                held.pop(key, None)
-                held.update({} if row is None else {key: row})
+        for layer in self.store.overlay._layers:  # in the order of the log
+            for key, row in layer.databases[DATA_DB].items():
+                if key.startswith(prefix):
+                    held.pop(key, None)
+                    held.update({} if row is None else {key: row})
         decoded = ((key, records.decode_record(data)) for key, data in held.items())
         return {key[2:]: (r.sequence, r.value) for key, r in decoded if not r.tombstone}
 

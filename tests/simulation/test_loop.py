@@ -74,6 +74,37 @@ def test_paused_process_goes_on_later() -> None:
     run(work)
 
 
+def test_thread_that_hangs_holds_up_no_other_and_ends_with_the_process() -> None:
+    async def work(loop: VirtualLoop) -> None:
+        process = Process(loop, "p")
+        other = process.thread()
+        ran: list[str] = []
+
+        async def worker(name: str) -> None:
+            while True:
+                await asyncio.sleep(1.0)
+                ran.append(name)
+
+        process.spawn(worker("first"))
+        other.spawn(worker("other"))
+        await asyncio.sleep(0.5)
+        process.hang()
+        await asyncio.sleep(3.0)
+        assert ran == ["other"] * 3
+        process.pause()
+        process.release(random.Random(1))
+        await asyncio.sleep(3.0)
+        assert ran == ["other"] * 3
+        process.resume(random.Random(1))
+        await asyncio.sleep(0.1)
+        assert ran[3:] == ["first", "other"]
+        process.kill()
+        await asyncio.sleep(3.0)
+        assert len(ran) == 5
+
+    run(work)
+
+
 def test_killed_process_runs_nothing_more() -> None:
     async def work(loop: VirtualLoop) -> None:
         process = Process(loop, "p")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from typer.testing import CliRunner
 
-from koinon.cli.app import app
+from koinon.cli.app import make_app
 from koinon.client import Client
 from koinon.local import LocalCluster
 from koinon.operate.admin import Admin
@@ -43,7 +43,7 @@ def ingest(spark: SparkSession, cluster: LocalCluster, monkeypatch: pytest.Monke
     def run_here(path: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
         command = ["ingest", str(path), *arguments, "--json"]
         environment = {"KOINON_COORDINATORS": cluster.coordinators, "COLUMNS": "200"}
-        ended = CliRunner().invoke(app, command, env=environment)
+        ended = CliRunner().invoke(make_app(), command, env=environment)
         return ended.exit_code, json.loads(ended.stdout), ended.stderr
 
     return run_here

@@ -111,6 +111,21 @@ TRAFFIC = [
         query(f"sum by (service) (koinon_requests_in_progress{{{S}}})", "{{service}}"),
     ),
     graph(
+        "Bytes in flight / limit",
+        query(
+            f"koinon_admitted_bytes{{{S}}} / koinon_admitted_bytes_limit{{{S}}}",
+            "{{lane}} {{direction}} {{instance}}",
+        ),
+        unit="percentunit",
+        about="At 100 % calls wait before their messages are received.",
+    ),
+    graph("Calls that wait for room", each("koinon_waiting_calls", "{{lane}} {{instance}}")),
+    graph(
+        "Calls refused or cut short for want of room",
+        rates("koinon_admission_refusals_total", "lane, reason"),
+        unit="reqps",
+    ),
+    graph(
         "Latency by method",
         *quantiles("koinon_request_duration_seconds", "method", f'{S}, service="KeyValue"'),
         unit="s",
