@@ -277,7 +277,9 @@ class Writer:
         """
         if group.state is GroupState.OUT or group.state in QUEUED:
             if group.stored is None:
-                group.stored = asyncio.get_running_loop().create_future()
+                stored = group.stored = asyncio.get_running_loop().create_future()
+                # Its error is looked at once, since all who waited may have gone by then.
+                stored.add_done_callback(asyncio.Future.exception)
             await asyncio.shield(group.stored)
 
     async def drain(self) -> None:
