@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -72,6 +73,34 @@ def test_primary_whose_disk_hangs_hands_over_to_one_whose_disk_does_not(tmp_path
         assert (await bench.put(b"m")).refusals
         three.take()
         assert [list(batch.keys) for batch in three.batches] == [[b"\0\0\0k"]]
+
+    with_rows(tmp_path, use, THREE, row_of(1, (1, 2, 3)), min_in_sync=2)
+
+
+def test_read_that_nobody_waits_for_leaves_no_complaint_when_the_disk_is_given_up(
+    tmp_path: Path,
+) -> None:
+    """A read's deadline ends before the hang is noticed: its error has nobody to look at it."""
+
+    async def use(bench: Bench) -> None:
+        complaints: list[object] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: complaints.append(context))
+        for number in (2, 3):
+            await PlayedFollower(bench, number).join(0, 1)
+        (flying,) = await hang(bench)
+        reading = start(bench.get(b"k"))
+        await turn()
+        reading.cancel()
+        await turn()
+        everything = np.ones(2, np.bool_)
+        bench.pending.give_up(everything, UnavailableError(reason="the disk does not answer"))
+        assert await unknown(flying)
+        bench.channel.release()
+        gc.collect()
+        await turn()
+        loop.set_exception_handler(None)
+        assert complaints == []
 
     with_rows(tmp_path, use, THREE, row_of(1, (1, 2, 3)), min_in_sync=2)
 
