@@ -283,6 +283,11 @@ def encode_progress(
     return list(struct.unpack("18s" * len(rows), rows.tobytes()))
 
 
+def encode_one_progress(complete_through: int, purge_floor: int) -> bytes:
+    """Return the progress entry of one partition whose copy is usable."""
+    return _PROGRESS.pack(PROGRESS_VERSION, complete_through, purge_floor, 0)
+
+
 def progress_keys(partition_ids: npt.NDArray[Any]) -> list[bytes]:
     """Return the progress keys of several partitions."""
     wide = (partition_ids.astype(np.uint32) << np.uint32(8)) | np.uint32(1)

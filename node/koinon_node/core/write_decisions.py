@@ -28,12 +28,14 @@ from koinon_node.core.records import (
     U32Array,
     U64Array,
     decode_record,
+    encode_one_progress,
     encode_progress,
     encode_record,
     encode_records,
     encode_tombstone,
     expiry_key,
     partition_of_data_key,
+    progress_key,
     progress_keys,
 )
 from koinon_node.core.updates import Change, Result, Update
@@ -47,6 +49,7 @@ from koinon_proto.contract.table import SEQUENCE_COUNTER_BITS, first_sequence
 SPARE_SEQUENCES = 1 << 36
 """With fewer left a new epoch is asked for: for 19 hours at a million writes a second."""
 _COUNTER_MASK = (1 << SEQUENCE_COUNTER_BITS) - 1
+_NO_VERSIONS = np.zeros(0, np.uint64)
 _ALL_SEQUENCES = np.uint64(_COUNTER_MASK + 1)  # of an epoch
 
 Stored = Callable[[Sequence[bytes]], Mapping[bytes, bytes]]
@@ -97,6 +100,10 @@ class Primaries:
 
     def progress(self, partition_ids: U32Array) -> tuple[list[bytes], list[bytes | None]]:
         """Return the rows of metadata that say how far these are written, as keys and values."""
+        if len(partition_ids) == 1:  # of a put of one row; arrays would cost ten times as much
+            p = int(partition_ids[0])
+            last, floor = int(self.last_sequences[p]), int(self.purge_floors[p])
+            return [progress_key(p)], [encode_one_progress(last, floor)]
         lasts, floors = self.last_sequences[partition_ids], self.purge_floors[partition_ids]
         return progress_keys(partition_ids), list(encode_progress(lasts, floors))
 
@@ -180,6 +187,21 @@ def decide_write(
             pairs = zip(rows.expires_at_ms, rows.keys, strict=True)
             effects.expiry_keys = [expiry_key(at, key) for at, key in pairs if at]
     return effects
+
+
+def decide_put(
+    partition_id: int, data_key: bytes, value: bytes, expires_at_ms: int, primaries: Primaries
+) -> tuple[int, Effects]:
+    """As ``decide_write``, of one row without conditions. Return its sequence as well."""
+    sequence = primaries.take(partition_id)
+    effects = Effects(
+        versions=_NO_VERSIONS,
+        records={data_key: encode_record(sequence, value, expires_at_ms)},
+        touched=np.array((partition_id,), np.uint32),
+    )
+    if expires_at_ms:
+        effects.expiry_keys.append(expiry_key(expires_at_ms, data_key))
+    return sequence, effects
 
 
 def decide_expiry(

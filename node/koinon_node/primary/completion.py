@@ -102,7 +102,7 @@ class Completion:
             self._copies.complete_through[group.touched] = group.lasts
         else:
             self._on_failed(group, unstored)
-        self.advance()
+        self._complete_groups()  # who is ready to be served is a matter of followers
 
     def _on_failed(self, group: CommitGroup, unstored: Sequence[Ticket]) -> None:
         """Rule 8: what a follower may have and this node could not store is handed over."""
@@ -133,16 +133,19 @@ class Completion:
 
     def advance(self, *, stuck_too: bool = False) -> None:
         """Take the consequences of what has become complete, and of who is ready."""
-        for group in self.leading.now_complete(stuck_too=stuck_too):
-            self.seconds.observe(max(0.0, self.clock() - group.sent_at))
-            self._pending.complete(group)
+        self._complete_groups(stuck_too=stuck_too)
         if stuck_too:
             for group in self._pending.durable():
                 if group.stuck:
                     self._tell_parts(group)
+        self._tell_ready()
+
+    def _complete_groups(self, *, stuck_too: bool = False) -> None:
+        for group in self.leading.now_complete(stuck_too=stuck_too):
+            self.seconds.observe(max(0.0, self.clock() - group.sent_at))
+            self._pending.complete(group)
         if self.proposals.hand_overs:
             self.kick.set()
-        self._tell_ready()
 
     def _tell_parts(self, group: CommitGroup) -> None:
         """Tell those who wait for partitions of a group that is stuck for others of its; what it

@@ -57,6 +57,11 @@ class Row:
     update: Update | None = None
 
     @property
+    def is_put(self) -> bool:
+        """Whether it needs no look at what is there."""
+        return not self.is_delete and self.if_version is None and self.update is None
+
+    @property
     def size(self) -> int:
         """The bytes that it brings."""
         return len(self.value) + (self.update.size if self.update is not None else 0)

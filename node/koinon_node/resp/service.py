@@ -198,6 +198,8 @@ class RedisService:
             start += len(some)
 
     async def _write(self, writes: list[Write]) -> list[Answer]:
+        if len(writes) == 1 and len(writes[0].rows) == 1 and writes[0].rows[0].is_put:
+            return [await self._put(writes[0])]
         rows = [row for write in writes for row in write.rows]
         keys = [row.key for row in rows]
         batch = WriteBatch(
@@ -219,6 +221,23 @@ class RedisService:
         self._counts.written(batch, answer)
         results = _written(answer, batch.partition_ids.tolist())
         return [_write_answer(write, [next(results) for _ in write.rows]) for write in writes]
+
+    async def _put(self, write: Write) -> bytes:
+        row = write.rows[0]
+        try:
+            version = await self._engine.put(
+                row.key,
+                row.value,
+                self.partitioner().partition_of(row.key),
+                ttl_ms=row.ttl_ms,
+                table_version=write.table_version,
+                durability=write.durability,
+            )
+        except BaseException as error:
+            self._counts.put_failed(error)
+            raise
+        self._counts.put(len(row.value))
+        return write.reply((Written(version),))
 
     async def close(self) -> None:
         """End what is under way; its fate is unknown."""

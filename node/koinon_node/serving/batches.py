@@ -52,6 +52,15 @@ class WriteBatch:
     kind: int = USER  # of the records
     load_id: int = 0  # written only while this bulk load is open
 
+    @property
+    def is_one_put(self) -> bool:
+        """Whether it is one row of a user's that needs no look at what is there."""
+        return (
+            len(self.keys) == 1
+            and self.kind == USER
+            and not (self.deletes or self.conditions or self.updates or self.load_id)
+        )
+
     def taking(self, rows: IntArray) -> WriteBatch:
         """Return the batch of only these rows, renumbered."""
         chosen = rows.tolist()

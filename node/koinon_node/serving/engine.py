@@ -58,6 +58,8 @@ from koinon_proto.server import admission
 _FIRST_READ_ROWS = 32  # before the size of the values is known
 _ROW_OVERHEAD_BYTES = 48
 _PARTITIONS_PER_STEP = 64
+_LEASE_ENDED = "the node's lease ended before the answer"
+_HANDED_ON = "its partition was handed on before the answer"
 _flags_of = operator.itemgetter(records.FLAGS_AT)
 _second = operator.itemgetter(1)
 
@@ -407,6 +409,8 @@ class Engine:
     async def write(self, batch: WriteBatch) -> WriteAnswer:
         """Write the rows; returns when what was applied is as durable as asked for."""
         self._state.check_lease()
+        if batch.is_one_put:
+            return await self._write_one(batch)
         view = self._state.served
         count = len(batch.keys)
         answer = WriteAnswer(
@@ -429,11 +433,79 @@ class Engine:
         tickets = await self._write_steps(batch, rows, sizes, view, answer)
         await self._await_tickets(tickets, batch, view, answer)
         if not self._state.serving():
-            raise UnknownFateError(reason="the node's lease ended before the answer")
+            raise UnknownFateError(reason=_LEASE_ENDED)
         self.rows_written += len(rows)
         if batch.kind == records.USER:
             self._count_writes(batch, rows, sizes - _ROW_OVERHEAD_BYTES)
         return answer
+
+    async def put(
+        self,
+        key: bytes,
+        value: bytes,
+        partition_id: int,
+        *,
+        ttl_ms: int = 0,
+        table_version: int = 0,
+        durability: Durability = Durability.ALL_IN_SYNC,
+    ) -> int:
+        """Put one row and return its version: as a batch of one, and in less than half the time.
+
+        Raises:
+            KoinonError: why ``write`` would refuse the batch, its partition or its row.
+        """
+        self._state.check_lease()
+        if (refusal := self._refusal(partition_id, table_version)) is not None:
+            raise refusal
+        return await self._put(key, value, partition_id, ttl_ms, durability)
+
+    def _refusal(self, partition_id: int, table_version: int) -> KoinonError | None:
+        """Return why nothing may be written in the partition."""
+        state, view = self._state, self._state.served
+        is_led = partition_id < len(view.led) and view.led[partition_id]
+        if not is_led or (state.any_stopped and state.stopped[partition_id]):
+            return state.refusal(view, partition_id, table_version)
+        if state.any_too_few and state.too_few[partition_id]:
+            return self._replicator.not_enough(partition_id)
+        return None
+
+    async def _put(
+        self, key: bytes, value: bytes, partition_id: int, ttl_ms: int, durability: Durability
+    ) -> int:
+        """Put one row of a partition that is served. No step makes an array where it could do
+        without: a put alone would spend most of its time in these.
+        """
+        state, view = self._state, self._state.served
+        size = len(key) + len(value) + _ROW_OVERHEAD_BYTES
+        self._writer.check_room(1, size, size)
+        self._writer.begin(size)
+        expires_at_ms = self._clock.now_ms() + ttl_ms if ttl_ms else 0
+        version, effects = write_decisions.decide_put(
+            partition_id,
+            records.heads(len(view.led))[partition_id] + key,
+            value,
+            expires_at_ms,
+            self._primaries,
+        )
+        ticket = self._replicator.submit(effects, size)
+        assert ticket is not None  # it writes a record
+        await self._replicator.finish(ticket, all_in_sync=durability is Durability.ALL_IN_SYNC)
+        if not state.serving():
+            raise UnknownFateError(reason=_LEASE_ENDED)
+        if not state.still_leads(view, effects.touched):
+            raise UnknownFateError(reason=_HANDED_ON)
+        self.rows_written += 1
+        self.traffic.count_write(partition_id, key, len(key) + len(value))
+        return version
+
+    async def _write_one(self, batch: WriteBatch) -> WriteAnswer:
+        """As ``write``, of a batch that is one put."""
+        p = batch.partition_ids.item()
+        if (refusal := self._refusal(p, batch.table_version)) is not None:
+            return WriteAnswer(versions=np.zeros(1, np.uint64), refusals={p: refusal})
+        ttl_ms = batch.ttl_ms[0] if batch.ttl_ms is not None else 0
+        version = await self._put(batch.keys[0], batch.values[0], p, ttl_ms, batch.durability)
+        return WriteAnswer(versions=np.array((version,), np.uint64))
 
     def _size_updates(
         self, batch: WriteBatch, rows: np.ndarray, sizes: np.ndarray, answer: WriteAnswer
@@ -614,7 +686,7 @@ class Engine:
         if self._state.still_leads(view, partition_ids):
             return rows[:0], None
         lost = rows[~self._state.led_as(view, partition_ids)]
-        return lost, UnknownFateError(reason="its partition was handed on before the answer")
+        return lost, UnknownFateError(reason=_HANDED_ON)
 
     async def unclaimed(self, partition_ids: U32Array) -> None:
         """Wait until no merge step is under way in these partitions: what they hold is not known

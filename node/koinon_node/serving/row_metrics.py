@@ -2,8 +2,8 @@
 
 Outcomes: ``ok``; ``absent`` (a read or a delete found nothing); ``refused`` (nothing was done: the
 partition is not served here, there is no room, too few replicas); ``failed`` (a condition did not
-hold, a record that an increment cannot
-add to, or an error of this node); ``unknown`` (a write that may have been done, or may be later).
+hold, a record that an increment cannot add to, or an error of this node); ``unknown`` (a write that
+may have been done, or may be later).
 """
 
 from __future__ import annotations
@@ -127,6 +127,15 @@ class RowCounts:
         self.rows["delete", "ok"] += left["delete"] - absent
         self.rows["delete", "absent"] += absent
         self.bytes["put"] += size
+
+    def put(self, value_bytes: int) -> None:
+        """One row was put."""
+        self.rows["put", "ok"] += 1
+        self.bytes["put"] += value_bytes
+
+    def put_failed(self, error: BaseException) -> None:
+        """One row was not put, or may have been."""
+        self.rows["put", outcome_of(error)] += 1
 
     def write_failed(self, batch: WriteBatch, error: BaseException) -> None:
         """The whole batch ended with an error."""

@@ -130,6 +130,13 @@ class Traffic(Counts):
         for sampler in self._samplers:
             sampler.reads.offer(partition_ids, keys)
 
+    def count_write(self, partition_id: int, key: bytes, size: int) -> None:
+        """One row was written, of so many bytes."""
+        self.writes[partition_id] += _ONE
+        self.written_bytes[partition_id] += np.int64(size)
+        for sampler in self._samplers:
+            sampler.writes.offer(np.array((partition_id,), np.uint32), (key,))
+
     def count_writes(self, partition_ids: U32Array, keys: Sequence[bytes], sizes: I64Array) -> None:
         """Rows were written or deleted, one a key, of these bytes."""
         if len(keys) == 1:
