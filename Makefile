@@ -8,7 +8,7 @@ SEEDS ?= 5000
 SCHEDULES ?= 20
 MINUTES ?= 60
 
-.PHONY: help env demo test test-long soak nemesis fuzz check proto bench bench-peers compose-image compose-test compose-clean clean
+.PHONY: help env demo test test-long soak nemesis fuzz check proto bench bench-peers docs compose-image compose-test compose-clean clean
 
 help:           ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## ?/\t/'
@@ -54,6 +54,10 @@ bench: env      ## print the figures of this machine
 
 bench-peers: env  ## the same work by Koinon, Redis and etcd, side by side (ARGS="--rounds 3 --rows get put")
 	$(BIN)/python -m bench.peers $(ARGS)
+
+docs: env       ## a site of all pages and the API, with its links checked: build/site/docs/index.html
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	$(BIN)/python -m sphinx -q -W --keep-going -b html -c docs . build/site
 
 compose-image: env  ## the image for compose/, from a registry or from Debian's packages
 	$(BIN)/python -m tests.compose image $(if $(SPARK),--spark)

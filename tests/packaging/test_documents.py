@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import koinon
 from tests.observe.shipped import anchors
 
 ROOT = Path(__file__).parents[2]
@@ -68,3 +69,17 @@ def test_rules_of_architecture_are_numbered_and_name_modules_and_tests_that_exis
         named = re.findall(r"\btest_\w+", tested)
         assert named, f"rule {number}: no test"
         assert set(named) <= tests, f"rule {number}: {set(named) - tests}"
+
+
+def test_reference_names_what_is_public() -> None:
+    pages = "".join(page.read_text() for page in (ROOT / "docs/reference").glob("*.md"))
+    left_out = {
+        name
+        for name in koinon.__all__
+        if not name.endswith("Error") and name not in ("aio", "__version__")
+        if f":: koinon.{name}\n" not in pages
+    }
+    assert not left_out
+    assert ":: koinon_proto.contract.errors\n" in pages
+    errors = {getattr(koinon, name).__module__ for name in koinon.__all__ if name.endswith("Error")}
+    assert errors <= {"koinon", "koinon_proto.contract.errors"}
