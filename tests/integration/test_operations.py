@@ -17,7 +17,7 @@ from koinon.local import LocalCluster
 from koinon.operate.admin import Admin, ClusterStatus
 from koinon.operate.moves import PlanKind, PlanRequest
 from koinon_proto.contract.errors import PlanStaleError
-from koinon_proto.contract.table import OfflineReason, PartitionStatus
+from koinon_proto.contract.table import NodeStatus, OfflineReason, PartitionStatus
 from tests.checkers.load import RecordedLoad
 from tests.conftest import ClusterFactory
 from tests.integration.copies import (
@@ -185,7 +185,13 @@ def write(client: Client, keys: list[bytes], value: bytes) -> None:
 
 
 def is_stranded(status: ClusterStatus) -> bool:
-    return status.is_leader and all(
-        row.status is PartitionStatus.OFFLINE and row.offline_reason is OfflineReason.STORE_LOST
-        for row in table_of(status).rows
+    """Return whether the store is known to be lost, and both nodes are there again."""
+    table = table_of(status)
+    return (
+        status.is_leader
+        and all(
+            row.status is PartitionStatus.OFFLINE and row.offline_reason is OfflineReason.STORE_LOST
+            for row in table.rows
+        )
+        and all(node.status is NodeStatus.ACTIVE for node in table.nodes.values())
     )
