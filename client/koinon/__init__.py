@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from koinon.options import ClientOptions
     from koinon.types import Durability, Entry, RowFailure, WriteResult
     from koinon_proto.contract.errors import (
+        ClientClosedError,
         ClusterNotReadyError,
         ConditionFailedError,
         ConfigurationError,
+        ForkedError,
         InternalError,
         InvalidArgumentError,
         KoinonError,
@@ -61,9 +63,11 @@ __all__ = [
     "RowFailure",
     "WriteResult",
     "LocalCluster",
+    "ClientClosedError",
     "ClusterNotReadyError",
     "ConditionFailedError",
     "ConfigurationError",
+    "ForkedError",
     "InternalError",
     "InvalidArgumentError",
     "KoinonError",

@@ -15,18 +15,23 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from koinon.core.batching import PendingOperation
 from koinon.core.closing import Closing
 from koinon.core.row_chunks import Chunk
-from koinon.driver.engine import Engine, closed_error
+from koinon.driver.engine import Engine
 from koinon.driver.face import Face
 from koinon.driver.scans import Pages
 from koinon.driver.writes import Load
 from koinon.options import ClientOptions, parse_addresses
 from koinon.types import Entry, WriteResult
-from koinon_proto.contract.errors import ConditionFailedError, KoinonError, UnknownFateError
+from koinon_proto.contract.errors import (
+    ClientClosedError,
+    ConditionFailedError,
+    KoinonError,
+    UnknownFateError,
+)
 
 if TYPE_CHECKING:
     from koinon_proto.contract.table import Table
@@ -41,6 +46,15 @@ def _close_all() -> None:
     """Close what the program left open, while its threads can still be joined."""
     for client in list(_open_clients):
         client.close()
+
+
+def _begin_anew() -> None:
+    """In a forked child: let clients of the parent's connect for themselves."""
+    for client in list(_open_clients):
+        client._begin_anew()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
 
 
 def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -76,12 +90,18 @@ class Client(Face, Closing):
     retried; when it passes, ``UnavailableError`` says that nothing was applied, and
     ``UnknownFateError`` that a write may have been.
 
-    A client does not survive a fork: its thread stays in the parent. Connect in the child; the
-    child's use of the parent's client raises RuntimeError.
+    In a forked child a client that the parent has open connects by itself, with the first call; the
+    parent's goes on, and nothing that the parent had under way is repeated in the child.
     """
 
     def __init__(self, addresses: Sequence[str], options: ClientOptions) -> None:
-        self._pid = os.getpid()  # that connected: a fork has no loop
+        self._addresses = addresses
+        self._options = options
+        self._close_lock = threading.Lock()  # one thread closes; in a child, one connects
+        self._connect()
+        _open_clients.add(self)
+
+    def _connect(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(_report)
         self._submissions: deque[_Waiter] = deque()  # for the loop to take
@@ -90,13 +110,27 @@ class Client(Face, Closing):
         self._thread.start()
         self._submit_lock = threading.Lock()  # orders submissions and the loop's stop
         self._stopping = False  # the loop takes no more; under the lock
-        self._close_lock = threading.Lock()  # one thread closes
         try:
-            self._engine = self._run(_make_engine(addresses, options))
+            self._engine = self._run(_make_engine(self._addresses, self._options))
         except BaseException:
             self._stop_loop()
             raise
-        _open_clients.add(self)
+
+    def _begin_anew(self) -> None:
+        """In a forked child: the loop, its thread, and whoever held a lock stayed in the parent."""
+        if isinstance(self._engine, Engine) and self._engine.pools is not None:
+            self._engine.pools.let_go()
+        self._close_lock = threading.Lock()
+        self._engine = cast(Engine, _NotConnected(self))
+
+    def _connected(self, former: _NotConnected) -> Engine:
+        """Return the engine in a forked child; the first call connects."""
+        with self._close_lock:
+            if former.closed:
+                raise ClientClosedError
+            if cast(object, self._engine) is former:
+                self._connect()
+            return self._engine
 
     # --- operations ------------------------------------------------------------------------------
 
@@ -150,14 +184,15 @@ class Client(Face, Closing):
 
     def close(self) -> None:
         """End what is under way and close the connections. Idempotent."""
-        if self._pid != os.getpid():
-            return
         with self._close_lock:
-            if self._loop.is_closed():
+            if self._engine.closed:
                 return
+            if isinstance(self._engine, _NotConnected):
+                self._engine.closed = True
+            else:
+                self._run(self._engine.close())
+                self._stop_loop()
             _open_clients.discard(self)
-            self._run(self._engine.close())
-            self._stop_loop()
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -178,15 +213,14 @@ class Client(Face, Closing):
         try:
             self._loop.call_soon_threadsafe(callback, *args)
         except RuntimeError:  # the loop was closed since this call began
-            raise closed_error() from None
+            raise ClientClosedError() from None
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop and return what it returns."""
         try:
-            self._check_process()
             with self._submit_lock:  # what is submitted before the loop stops is ended with it
                 if self._stopping:
-                    raise closed_error()
+                    raise ClientClosedError()
                 future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
         except BaseException:
             work.close()
@@ -194,13 +228,12 @@ class Client(Face, Closing):
         try:
             return future.result()
         except CancelledError:
-            raise closed_error() from None
+            raise ClientClosedError() from None
         except BaseException:
             future.cancel()  # in case it was this thread that was interrupted
             raise
 
     def _run_single(self, single: PendingOperation) -> Any:
-        self._check_process()
         failure = self._run_here(single)
         if not single.done:
             self._hand_over(single, failure)
@@ -268,11 +301,18 @@ class Client(Face, Closing):
         with self._submit_lock:
             self._submit_all()
 
-    def _check_process(self) -> None:
-        if self._pid != os.getpid():
-            raise RuntimeError("this client belongs to the parent process; connect in the child")
-        if self._loop.is_closed():
-            raise closed_error()
+
+class _NotConnected:
+    """Stands for a client's engine in a forked child. What asks it for anything connects, and is
+    given what the engine has.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.closed = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client._connected(self), name)
 
 
 class _Waiter:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -365,11 +364,17 @@ def test_closed_client_refuses_and_closes_again(client: Any) -> None:
     client.close()
     calls: list[Callable[[], Any]] = [
         lambda: client.get(b"k"),
+        lambda: client.put(b"k", b"v"),
         lambda: client.get_many([b"k"]),
+        lambda: client.put_many({b"k": b"v"}),
+        lambda: list(client.scan()),
+        lambda: client.table(),
+        lambda: client.cluster_status(),
     ]
     for call in calls:
-        with pytest.raises(koinon.UnavailableError, match="closed"):
+        with pytest.raises(koinon.ClientClosedError, match="closed") as caught:
             call()
+        assert not caught.value.retriable
 
 
 def _closed_under_way(error: BaseException) -> bool:
@@ -397,7 +402,7 @@ def test_close_ends_calls_under_way(cluster: FakeCluster) -> None:
         with pytest.raises(koinon.UnknownFateError):
             put.result(5)
         for reading in (get, many):
-            with pytest.raises(koinon.UnavailableError):
+            with pytest.raises(koinon.ClientClosedError):
                 reading.result(5)
         # The thread had asked for the rows' end, or was about to when the loop stopped.
         told = load.exception(5)
@@ -416,17 +421,6 @@ def test_many_threads_share_a_client(cluster: FakeCluster) -> None:
             return [client.get(key) for key in keys] == client.get_many(keys) == keys
 
         assert all(pool.map(work, range(32)))
-
-
-def test_forked_child_is_told_to_connect_itself(cluster: FakeCluster) -> None:
-    with koinon.connect(cluster.seeds, timeout_ms=20_000) as client:
-        client._pid = os.getpid() + 1  # as a child sees it
-        with pytest.raises(RuntimeError, match="connect in the child"):
-            client.get(b"k")
-        with pytest.raises(RuntimeError, match="connect in the child"):
-            client.get_many([b"k"])
-        client._pid = os.getpid()
-        assert client.get(b"k") is None
 
 
 def test_package_names_what_it_exports() -> None:

@@ -1,8 +1,16 @@
-"""A process with channels starts others by fork and exec, as PySpark starts Java."""
+"""Forks of a process that has used gRPC: those that exec, as PySpark starts Java, and those that go
+on with their clients, as workers of multiprocessing do.
+"""
+
+from __future__ import annotations
 
 import os
 import subprocess
 import sys
+
+import pytest
+
+from tests.client.fake_cluster import FakeCluster
 
 FORKS = 60
 """With gRPC's handlers about a third of the children crash."""
@@ -26,10 +34,11 @@ assert not any(codes), codes
 """
 
 
-def test_children_of_a_process_with_channels_live_to_exec() -> None:
+def run(program: str, *arguments: str) -> str:
+    """Run a program to its end; return what it prints."""
     environment = {name: os.environ[name] for name in os.environ if not name.startswith("GRPC_")}
     ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", program, *arguments],
         env=environment,
         capture_output=True,
         text=True,
@@ -37,3 +46,120 @@ def test_children_of_a_process_with_channels_live_to_exec() -> None:
         timeout=120,
     )
     assert ended.returncode == 0, ended.stderr[-2000:]
+    return ended.stdout
+
+
+def test_children_of_a_process_with_channels_live_to_exec() -> None:
+    run(PROGRAM)
+
+
+CHILD_USES_CLIENTS = """
+import multiprocessing, os, sys
+import koinon
+
+addresses = sys.argv[1]
+client = koinon.connect(addresses, timeout_ms=20_000)
+closed = koinon.connect(addresses, timeout_ms=20_000)
+rows = {b"k%d" % n: b"v" * 1_000 for n in range(300)}
+client.put_many(rows)
+closed.put(b"key", b"value")
+closed.close()
+
+
+def use(connected, name):
+    assert connected.put(name, name)
+    assert connected.get(name) == name
+    assert connected.put_many(rows).ok
+    assert connected.get_many(list(rows)) == list(rows.values())
+    assert {entry.key for entry in connected.scan(prefix=b"k") } >= rows.keys()
+    return connected.increment(b"counter")
+
+
+def in_child(number):
+    counted = use(client, b"inherited %d" % number)
+    with koinon.connect(addresses, timeout_ms=20_000) as fresh:
+        counted = use(fresh, b"fresh %d" % number)
+    try:
+        closed.get(b"key")
+    except koinon.ClientClosedError:
+        return counted
+
+
+if __name__ == "__main__":
+    forking = multiprocessing.get_context("fork")
+    with forking.Pool(2) as pool:
+        counted = pool.map(in_child, range(4), chunksize=1)
+    assert max(counted) == 8, counted
+    assert use(client, b"parent") == 9
+    child = os.fork()  # that ends as Python does, with what it has inherited in its hands
+    if child == 0:
+        sys.exit(0 if use(client, b"grandchild") == 10 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert use(client, b"parent") == 11
+    silent = os.fork()  # that uses nothing
+    if silent == 0:
+        sys.exit(0)
+    assert os.waitpid(silent, 0)[1] == 0
+    assert use(client, b"parent") == 12
+    client.close()
+"""
+
+
+@pytest.mark.parametrize("speaks_resp", [False, True], ids=["grpc", "resp"])
+def test_clients_work_in_forked_children_and_on_in_the_parent(speaks_resp: bool) -> None:
+    cluster = FakeCluster(nodes=2, speaks_resp=speaks_resp)
+    try:
+        run(CHILD_USES_CLIENTS, cluster.seeds)
+    finally:
+        cluster.close()
+
+
+CHILD_OPERATES = """
+import os, sys
+import koinon
+from koinon.operate.admin import Admin
+
+with Admin(sys.argv[1]) as admin:
+    admin.status()
+    if os.fork() == 0:
+        try:
+            admin.status()
+        except koinon.ForkedError as error:
+            print(error, flush=True)
+        sys.exit()
+    os.wait()
+    admin.status()
+"""
+
+
+def test_operators_calls_in_a_forked_child_are_refused_at_once() -> None:
+    cluster = FakeCluster(nodes=1)
+    try:
+        assert "start the process by spawn" in run(CHILD_OPERATES, cluster.seeds)
+    finally:
+        cluster.close()
+
+
+def test_child_of_a_process_that_uses_grpc_itself_does_without_its_core() -> None:
+    program = """
+import sys, os
+import grpc
+import koinon.client
+from koinon.driver import forks
+
+def lost_in_child():
+    child = os.fork()
+    if child == 0:
+        os._exit(forks.core_is_lost())
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+assert lost_in_child() == 0
+with grpc.insecure_channel(sys.argv[1]) as channel:
+    grpc.channel_ready_future(channel).result(30)
+    assert lost_in_child() == 1
+"""
+    cluster = FakeCluster(nodes=1)
+    try:
+        run(program, cluster.seeds)
+    finally:
+        cluster.close()

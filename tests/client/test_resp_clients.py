@@ -278,7 +278,7 @@ def test_close_ends_a_thread_that_waits_on_its_socket(
         blocking.close()
         with pytest.raises(koinon.UnknownFateError, match="closed"):
             writing.result(BOUND_S)
-        with pytest.raises(koinon.UnavailableError, match="closed"):
+        with pytest.raises(koinon.ClientClosedError, match="closed"):
             reading.result(BOUND_S)
     gate.open()
 

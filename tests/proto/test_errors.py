@@ -17,7 +17,13 @@ ALL = [
     for cls in vars(errors).values()
     if isinstance(cls, type) and issubclass(cls, KoinonError) and is_dataclass(cls)
 ]
-LOCAL_ONLY = {errors.DataDirectoryError, errors.NotSentError, errors.WrongEventLoopError}
+LOCAL_ONLY = {
+    errors.ClientClosedError,
+    errors.DataDirectoryError,
+    errors.ForkedError,
+    errors.NotSentError,
+    errors.WrongEventLoopError,
+}
 
 
 def sample(cls: type[KoinonError]) -> KoinonError:

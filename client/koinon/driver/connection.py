@@ -17,15 +17,13 @@ from typing import Any, cast
 import grpc
 
 from koinon.driver import request_ids
-from koinon.driver.channels import CONNECT_S_MAX, OPTIONS
+from koinon.driver.channels import CONNECT_S_MAX, open_channel
 from koinon_proto.v1 import admin_pb2_grpc, kv_pb2, kv_pb2_grpc, table_pb2_grpc
 
 READY = grpc.ChannelConnectivity.READY
 _FAILED = (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN)
 
 _END_S_MAX = 1.0
-_OPTIONS = tuple({**dict(OPTIONS), "grpc.max_reconnect_backoff_ms": 200}.items())
-"""A node that comes back is served from again soon."""
 
 
 class Connection:
@@ -35,7 +33,7 @@ class Connection:
 
     def __init__(self, address: str, on_leaving: Callable[[], None]) -> None:
         self._now = asyncio.get_running_loop().time
-        self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        self._channel = open_channel(address)
         kv = cast(Any, kv_pb2_grpc.KeyValueStub)(self._channel)
         self.batch_get, self.batch_write, self.scan = kv.BatchGet, kv.BatchWrite, kv.Scan
         self.batch_update = kv.BatchUpdate

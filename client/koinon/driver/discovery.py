@@ -19,6 +19,7 @@ from koinon.driver.node_link import Link
 from koinon.driver.request_ids import operation
 from koinon.driver.table_source import TableSource
 from koinon_proto.contract.errors import (
+    ClientClosedError,
     KoinonError,
     NotSentError,
     UnavailableError,
@@ -199,8 +200,11 @@ class Discovery:
         """Return the leader's status; any coordinator's, if there is no leader to be found.
 
         Raises:
+            ClientClosedError
             UnavailableError: no coordinator answered.
         """
+        if self._closed:
+            raise ClientClosedError
         with operation():
             return await self._cluster_status(timeout_ms)
 

@@ -37,7 +37,7 @@ from koinon.core.operations import (
 from koinon.core.retry import RetryAfter, RetryPolicy
 from koinon.core.routing import Router, Routing
 from koinon.core.row_chunks import Chunk, delete_chunks, put_chunks
-from koinon.driver import request_ids
+from koinon.driver import forks, request_ids
 from koinon.driver.deadlines import Deadlines
 from koinon.driver.discovery import Cancel, Discovery
 from koinon.driver.messages import single_reads, single_updates, single_writes, write_request
@@ -47,11 +47,11 @@ from koinon.driver.resp.pool import SOCKETS_MAX, Pools
 from koinon.options import ClientOptions
 from koinon.types import Durability
 from koinon_proto.contract.errors import (
+    ClientClosedError,
     KoinonError,
     NotSentError,
     ReplyTooLargeError,
     ResourceExhaustedError,
-    UnavailableError,
     UnknownFateError,
     WrongEventLoopError,
 )
@@ -74,6 +74,7 @@ class Engine:
     def __init__(
         self, seeds: Sequence[str], options: ClientOptions, *, threads: bool = False
     ) -> None:
+        forks.holds_channels(self)
         self.options = options
         self.router = Router()
         self.policy = RetryPolicy()
@@ -116,7 +117,7 @@ class Engine:
         await asyncio.gather(*[link.close() for link in self._resp_links.values()])
         for single in list(self._live):
             sent = UnknownFateError(reason="the client was closed before the answer came")
-            single.fail(sent if single.sent else closed_error())
+            single.fail(sent if single.sent and single.write else ClientClosedError())
         self._deadlines.close()
         await asyncio.gather(*[link.close() for link in self._links.values()])
 
@@ -138,7 +139,7 @@ class Engine:
     def routing(self) -> Routing:
         """Return the current routing. From any thread."""
         if self.closed:
-            raise closed_error()
+            raise ClientClosedError()
         routing = self.router.routing
         assert routing is not None, "start() has returned"
         return routing
@@ -213,7 +214,7 @@ class Engine:
                 resource="client operations under way", limit=self.options.max_pending
             )
         if self.closed:
-            raise closed_error()
+            raise ClientClosedError()
         self._live.add(single)
         single.waiter = waiter
         single.on_done = self._ended
@@ -594,7 +595,3 @@ def _named(batch: Sequence[PendingOperation]) -> request_ids.RequestId:
     for single in batch:
         single.request = request
     return request
-
-
-def closed_error() -> KoinonError:
-    return UnavailableError(reason="the client is closed")

@@ -12,7 +12,7 @@ from koinon.core.row_chunks import Chunk, LoadProgress
 from koinon.driver import request_ids
 from koinon.driver.engine import Engine
 from koinon.types import Durability, WriteResult
-from koinon_proto.contract.errors import KoinonError, UnavailableError, UnknownFateError
+from koinon_proto.contract.errors import ClientClosedError, KoinonError, UnknownFateError
 
 
 class Load:
@@ -66,7 +66,7 @@ class Load:
         """Return what the caller is told of what ended the load early: a client that is closed
         refuses new operations, but of this one some rows were on their way.
         """
-        if self._begun and self._engine.closed and isinstance(error, UnavailableError):
+        if self._begun and self._engine.closed and isinstance(error, ClientClosedError):
             error = UnknownFateError(reason="the client was closed while rows were under way")
         self._request.name(error)
         return error

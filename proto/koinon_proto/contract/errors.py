@@ -95,6 +95,25 @@ class WrongEventLoopError(KoinonError):
 
 
 @dataclass(kw_only=True, eq=False)
+class ClientClosedError(KoinonError):
+    """The client was closed, by its program. Nothing was applied, and nothing will be."""
+
+    template: ClassVar[str] = "the client is closed{e.request}"
+
+
+@dataclass(kw_only=True, eq=False)
+class ForkedError(KoinonError):
+    """An operator's call in a forked process whose parent had used gRPC, which does not survive a
+    fork. Clients (``koinon.connect``) do.
+    """
+
+    template: ClassVar[str] = (
+        "gRPC was used before this process was forked, and cannot be used here: make this call in "
+        "the parent, or start the process by spawn (multiprocessing.get_context('spawn'))"
+    )
+
+
+@dataclass(kw_only=True, eq=False)
 class ConditionFailedError(KoinonError):
     """A conditional write found another version than it asked for (0 means: no such record)."""
 

@@ -60,6 +60,12 @@ class Pools:
         self.by_address[address] = pool
         return pool
 
+    def let_go(self) -> None:
+        """In a forked child: the connections are the parent's, which goes on with them."""
+        for pool in self.by_address.values():
+            for one in pool.sockets:
+                one.let_go()
+
 
 class Pool:
     """Threads call ``run``; the loop ends the pool. Once ended it sends nothing more."""
@@ -324,6 +330,10 @@ class Socket:
         """Wake the thread that waits here, from another: it finds the connection lost."""
         with self._closing, suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def let_go(self) -> None:
+        """Close the descriptor, and not the connection."""
+        self._socket.close()
 
     def close(self) -> None:
         self.shutdown()  # a child of a fork may hold the socket open

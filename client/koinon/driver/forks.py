@@ -1,0 +1,57 @@
+"""What a forked child may do with gRPC, and what it must leave alone.
+
+gRPC's core runs on threads, which a fork does not take along: in the child of a process that has
+used it, it sends nothing and waits for ever. Worse, what it holds must not even be freed there: the
+child would take the parent's connections out of the set of descriptors on which both wait. So what
+was open at a fork is never freed in the child, and the child's own channels do without the core
+(``koinon.driver.http2``).
+"""
+
+from __future__ import annotations
+
+import ctypes  # before any fork: an import may wait for a thread that the child does not have
+import os
+import sys
+from pathlib import Path
+from weakref import WeakSet
+
+_holders: WeakSet[object] = WeakSet()  # of channels and calls
+_used = False  # the core runs here, or ran in a parent
+_lost = False  # it ran in a parent
+
+
+def holds_channels(holder: object) -> None:
+    """Let what ``holder`` refers to outlive every forked child. Call before a channel is opened."""
+    global _used
+    _used = True
+    _holders.add(holder)
+
+
+def core_is_lost() -> bool:
+    """Return whether this process was forked from one in which gRPC's core was used."""
+    return _lost
+
+
+def _before() -> None:
+    """Look whether anybody else in this process uses the core: it has this thread while it runs."""
+    global _used
+    if not _used and "grpc" in sys.modules:
+        names = (task.joinpath("comm") for task in Path("/proc/self/task").glob("*"))
+        _used = any(_text(name).startswith("grpc_") for name in names)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:  # the thread has ended
+        return ""
+
+
+def _in_child() -> None:
+    global _lost
+    _lost = _used
+    for holder in list(_holders):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(holder))
+
+
+os.register_at_fork(before=_before, after_in_child=_in_child)
