@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -229,6 +230,24 @@ def test_koinon_without_its_extra_says_what_to_install() -> None:
     )
     assert answer.returncode == 1
     assert "pip install 'koinon[cli]'" in answer.stderr
+
+
+def test_interrupt_while_modules_are_imported_ends_without_a_traceback() -> None:
+    code = (
+        "import os, signal, sys\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'koinon.cli.data.key_value':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "sys.argv = ['koinon', 'get', 'key']\n"
+        "from koinon.cli import main; main()"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert answer.returncode == -signal.SIGINT
+    assert (answer.stdout, answer.stderr) == ("", "")
 
 
 def test_bench_measures_each_step_and_leaves_no_keys(koinon: Run) -> None:

@@ -44,11 +44,11 @@ COMMANDS = (
 )
 RUN_ALL = """
 import json, sys
-from koinon.cli.app import run
+from koinon.cli import main
 for arguments in json.load(open(sys.argv[1])):
     sys.argv = ["koinon", *arguments]
     try:
-        run()
+        main()
     except SystemExit:
         pass
 print("the end")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,7 +15,7 @@ import koinon
 from koinon.core.batching import Kind
 from tests.client.fake_cluster import FakeCluster
 from tests.client.helpers import ALL
-from tests.kit.waiting import wait_until
+from tests.kit.waiting import TIMEOUT_S, wait_until
 
 
 @pytest.fixture
@@ -135,6 +136,44 @@ def test_thread_interrupted_before_the_loop_was_told_holds_up_no_other(
         with ThreadPoolExecutor(1) as pool:
             assert pool.submit(client.get, b"k").result(5) is None
         wait_until(lambda: not client._engine._live, "nothing is left of it")
+
+
+def test_scan_that_is_broken_off_says_nothing(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The page that was fetched ahead fails when the client is closed, and nobody asks for it."""
+
+    async def hold(method: str, request: Any) -> None:
+        if method == "Scan" and request.HasField("cursor"):
+            await gate(method, request)
+
+    gate = cluster.gate()
+    rows = {b"k%d" % n: b"v" for n in range(20)}
+
+    def with_threads() -> None:
+        client = koinon.connect(cluster.seeds, timeout_ms=20_000)
+        entries = client.scan(page_rows=1)
+        next(entries)
+        assert gate.reached.wait(TIMEOUT_S)
+        client.close()
+
+    async def with_tasks() -> None:
+        client = await koinon.aio.connect(cluster.seeds, timeout_ms=20_000)
+        entries = client.scan(page_rows=1)
+        await anext(entries)
+        await asyncio.to_thread(gate.reached.wait, TIMEOUT_S)
+        await client.close()
+
+    with koinon.connect(cluster.seeds, timeout_ms=20_000) as client:
+        client.put_many(rows)
+    for node in cluster.nodes:
+        node.before = hold
+    with_threads()
+    gate.reached.clear()
+    asyncio.run(with_tasks())
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+    gate.open()
 
 
 CALLS: dict[str, Callable[[koinon.AsyncClient], Awaitable[object]]] = {

@@ -102,15 +102,15 @@ def make_app(modules: Iterable[str] = MODULES) -> typer.Typer:
     return app
 
 
-def run() -> None:
-    """Run the command line of this process."""
+def command_line() -> typer.Typer:
+    """Return what runs the command that this process was started with."""
     protect_streams()
     arguments = sys.argv[1:]
     if arguments and arguments[0] in PASSED_THROUGH:
         _become(PASSED_THROUGH[arguments[0]][0], arguments[1:])
     called = arguments[0] if arguments else ""
     only = [module for module, commands in MODULES.items() if called in commands]
-    make_app(only or MODULES)(prog_name="koinon")
+    return make_app(only or MODULES)
 
 
 def _become(module: str, arguments: list[str]) -> None:

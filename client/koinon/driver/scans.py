@@ -63,6 +63,7 @@ class Pages:
             self._ended = True
         else:
             self._fetching = asyncio.create_task(self._fetch())
+            self._fetching.add_done_callback(_forget)
         return page
 
     def close(self) -> None:
@@ -70,7 +71,6 @@ class Pages:
         self._ended = True
         if self._fetching is not None:
             self._fetching.cancel()
-            self._fetching.add_done_callback(_forget)
             self._fetching = None
 
     async def _fetch(self) -> list[Entry] | None:
@@ -126,6 +126,6 @@ class Pages:
 
 
 def _forget(task: asyncio.Task[list[Entry] | None]) -> None:
-    """Take the outcome of a dropped page, so that asyncio does not report it as lost."""
+    """Look at the outcome: of a page that nobody asks for any more, asyncio reports it as lost."""
     if not task.cancelled():
         task.exception()
