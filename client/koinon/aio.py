@@ -28,6 +28,7 @@ async def connect(coordinators: str | Sequence[str], **options: Any) -> AsyncCli
 
     Raises:
         ClusterNotReadyError: the cluster still waits for its first nodes, up to the deadline.
+        NobodyListensError, UnknownHostError: no address can be connected to. Raised at once.
         UnavailableError: no address answered in time.
     """
     engine = Engine(parse_addresses(coordinators), ClientOptions(**options))

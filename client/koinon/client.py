@@ -78,6 +78,7 @@ def connect(coordinators: str | Sequence[str], **options: Any) -> Client:
 
     Raises:
         ClusterNotReadyError: the cluster still waits for its first nodes, up to the deadline.
+        NobodyListensError, UnknownHostError: no address can be connected to. Raised at once.
         UnavailableError: no address answered in time.
     """
     return Client(parse_addresses(coordinators), ClientOptions(**options))

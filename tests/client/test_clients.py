@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -333,11 +334,39 @@ def test_connect_waits_for_the_bootstrap(cluster: FakeCluster, connect: Connect)
     assert connect(cluster.seeds).get(b"k") is None
 
 
-def test_connect_nobody_there_is_unavailable(connect: Connect) -> None:
-    began = time.monotonic()
-    with pytest.raises(koinon.UnavailableError, match=r"127\.0\.0\.1:9"):
-        connect("127.0.0.1:9", timeout_ms=200)
-    assert time.monotonic() - began < 3
+@pytest.mark.parametrize(
+    ("addresses", "kind", "text"),
+    [
+        ("127.0.0.1:9", koinon.NobodyListensError, r"127\.0\.0\.1:9: connection refused"),
+        (
+            "nowhere.invalid:7400",
+            koinon.UnknownHostError,
+            r"nowhere\.invalid:7400: unknown host",
+        ),
+        (
+            "nowhere.invalid:7400,[::1]:9",
+            koinon.NobodyListensError,
+            r"unknown host.*; \[::1\]:9: conn",
+        ),
+    ],
+)
+def test_connect_where_nobody_can_be_fails_at_once_and_says_why(
+    connect: Connect, addresses: str, kind: type[koinon.KoinonError], text: str
+) -> None:
+    with pytest.raises(kind, match=text) as caught:
+        connect(addresses, timeout_ms=10_000_000)  # longer than a test may take
+    assert isinstance(caught.value, koinon.UnavailableError)
+
+
+def test_connect_to_what_never_answers_says_so_when_the_time_is_over(connect: Connect) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(koinon.UnavailableError) as caught:
+            connect(address, timeout_ms=200)
+        assert str(caught.value).startswith(f"not served within 200 ms: no answer from {address}")
+        with pytest.raises(koinon.UnavailableError, match=f"{address}: no gRPC server answers"):
+            connect(address, timeout_ms=3_000)
+    assert type(caught.value) is koinon.UnavailableError
 
 
 def test_connect_one_seed_dead_uses_the_other(cluster: FakeCluster, connect: Connect) -> None:

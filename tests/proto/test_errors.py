@@ -21,7 +21,9 @@ LOCAL_ONLY = {
     errors.ClientClosedError,
     errors.DataDirectoryError,
     errors.ForkedError,
+    errors.NobodyListensError,
     errors.NotSentError,
+    errors.UnknownHostError,
     errors.WrongEventLoopError,
 }
 

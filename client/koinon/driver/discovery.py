@@ -16,13 +16,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from koinon.core.retry import RetryAfter, final_error
 from koinon.core.routing import RefreshSchedule, Router
 from koinon.driver.node_link import Link
+from koinon.driver.reachability import why_unreachable
 from koinon.driver.request_ids import operation
 from koinon.driver.table_source import TableSource
 from koinon_proto.contract.errors import (
     ClientClosedError,
     KoinonError,
+    NobodyListensError,
     NotSentError,
     UnavailableError,
+    UnknownHostError,
 )
 from koinon_proto.v1 import admin_pb2
 
@@ -130,17 +133,22 @@ class Discovery:
 
         Raises:
             ClusterNotReadyError: there is none yet.
+            NobodyListensError, UnknownHostError: no address can be connected to; at once.
             UnavailableError: no address answered.
             KoinonError: an answer refused for good.
         """
         deadline = self._loop.time() + timeout_ms / 1000
-        error: KoinonError = NotSentError(reason=f"nobody reached at {', '.join(self._seeds)}")
+        error: KoinonError = NotSentError(reason=f"no answer from {', '.join(self._seeds)}")
         try:
             async with asyncio.timeout_at(deadline):
                 while self._router.routing is None:
                     await asyncio.sleep(self._schedule.delay_s(self._loop.time()))
                     news, failure = await self._ask_around()
                     self._schedule.on_end(news, self._loop.time())
+                    if isinstance(failure, NotSentError):
+                        failure = await why_unreachable(self._seeds)
+                        if isinstance(failure, NobodyListensError | UnknownHostError):
+                            raise failure
                     error = failure or error
                     if failure is not None and not (failure.retriable or failure.maybe_applied):
                         raise failure

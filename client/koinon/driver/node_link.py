@@ -28,6 +28,8 @@ from koinon_proto.server import rpc
 from koinon_proto.v1 import kv_pb2, table_pb2
 
 _SOON_S = 0.25
+_LACKS = {"batch_update": "the update of records"}
+"""What a server lacks that does not know a method; of the others each server knows all."""
 
 
 class Link:
@@ -198,7 +200,8 @@ class Link:
             call = getattr(connection, method)
             return await call(request, timeout=timeout_s, metadata=request_ids.metadata())
         except grpc.aio.AioRpcError as failure:
-            return _error_of(failure, self.address, write=write)
+            lacks = _LACKS.get(method, "the protocol koinon.v1")
+            return _error_of(failure, self.address, lacks, write=write)
         except grpc.aio.UsageError:  # the channel was closed before the request was handed over
             return self.not_sent()
         except asyncio.CancelledError:
@@ -223,8 +226,10 @@ def _cancelling() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def _error_of(failure: grpc.aio.AioRpcError, address: str, *, write: bool) -> KoinonError:
-    error = rpc.fate_of(failure, at=address, unimplemented="the update of records")
+def _error_of(
+    failure: grpc.aio.AioRpcError, address: str, lacks: str, *, write: bool
+) -> KoinonError:
+    error = rpc.fate_of(failure, at=address, unimplemented=lacks)
     if error.maybe_applied and failure.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and not write:
         # One of gRPC's own limits. To a write it may be its reply that was over it.
         return ResourceExhaustedError(resource=f"gRPC at {address} ({failure.details()})", limit=0)

@@ -464,6 +464,18 @@ class NotSentError(UnavailableError):
 
 
 @dataclass(kw_only=True, eq=False)
+class NobodyListensError(NotSentError):
+    """``connect`` reached no address, because each refuses connections (or is of no known host):
+    no server runs there. It may have been stopped for a moment.
+    """
+
+
+@dataclass(kw_only=True, eq=False)
+class UnknownHostError(NotSentError):
+    """``connect`` reached no address, because none of the hosts' names has one."""
+
+
+@dataclass(kw_only=True, eq=False)
 class UnknownFateError(KoinonError):
     """A write was sent and its answer never came: it may or may not have been applied."""
 
