@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         NotPrimaryError,
         NumberOverflowError,
         PartitionOfflineError,
+        ReplyTooLargeError,
         ResourceExhaustedError,
         StorageFullError,
         TableBehindError,
@@ -80,6 +81,7 @@ __all__ = [
     "NotPrimaryError",
     "NumberOverflowError",
     "PartitionOfflineError",
+    "ReplyTooLargeError",
     "ResourceExhaustedError",
     "StorageFullError",
     "TableBehindError",
@@ -124,7 +126,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
 def _version() -> str:

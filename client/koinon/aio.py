@@ -3,41 +3,70 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Coroutine, Generator, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Unpack
 
 from koinon.core.batching import PendingOperation
 from koinon.core.row_chunks import Chunk
 from koinon.driver.engine import Engine
-from koinon.driver.face import Face, awaitable
+from koinon.driver.face import Face, awaitable, described
 from koinon.driver.scans import Pages
 from koinon.driver.writes import Load
-from koinon.options import ClientOptions, parse_addresses
+from koinon.options import ClientOptions, Options, parse, with_options
 from koinon.types import Entry, WriteResult
 
 if TYPE_CHECKING:
     from koinon_proto.contract.table import Table
 
 
-async def connect(coordinators: str | Sequence[str], **options: Any) -> AsyncClient:
-    """Return a client of the cluster that these coordinators (or nodes) belong to.
+@with_options
+def connect(
+    coordinators: str | Sequence[str] | None = None, **options: Unpack[Options]
+) -> Connecting:
+    """Return a client of the cluster that these coordinators (or nodes) belong to, once it is
+    awaited; or use it as ``async with koinon.aio.connect(...) as client``, which closes it, too.
 
-    Args:
-        coordinators: ``"host:port,host:port"`` or a sequence of such; any one that answers serves.
-        options: the fields of :class:`koinon.ClientOptions`.
-
-    Raises:
-        ClusterNotReadyError: the cluster still waits for its first nodes, up to the deadline.
-        NobodyListensError, UnknownHostError: no address can be connected to. Raised at once.
-        UnavailableError: no address answered in time.
+    Arguments and errors are those of :func:`koinon.connect`.
     """
-    engine = Engine(parse_addresses(coordinators), ClientOptions(**options))
+    return Connecting(*parse(coordinators, options))
+
+
+class Connecting(Coroutine[Any, Any, "AsyncClient"]):
+    """What ``connect`` returns: a coroutine that gives a client, and a context of that client."""
+
+    def __init__(self, addresses: Sequence[str], options: ClientOptions) -> None:
+        self._work = _connect(addresses, options)
+        self._client: AsyncClient | None = None
+
+    def __await__(self) -> Generator[Any, Any, AsyncClient]:
+        return self._work.__await__()
+
+    async def __aenter__(self) -> AsyncClient:
+        self._client = await self._work
+        return self._client
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._client is not None, "it was entered"
+        await self._client.close()
+
+    def send(self, value: Any) -> Any:
+        return self._work.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._work.throw(*error)
+
+    def close(self) -> None:
+        self._work.close()
+
+
+async def _connect(addresses: Sequence[str], options: ClientOptions) -> AsyncClient:
+    engine = Engine(addresses, options)
     try:
         await engine.start()
     except BaseException:
         await engine.close()
         raise
-    return AsyncClient(engine)
+    return AsyncClient(engine, addresses)
 
 
 class AsyncClient:
@@ -49,8 +78,12 @@ class AsyncClient:
     ``UnknownFateError`` that a write may have been. A cancelled write that was sent may be applied.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, addresses: Sequence[str]) -> None:
         self._connected = engine
+        self._addresses = addresses
+
+    def __repr__(self) -> str:
+        return described("AsyncClient", self._connected, self._addresses)
 
     @property
     def _engine(self) -> Engine:
@@ -130,6 +163,9 @@ class AsyncClient:
         except asyncio.CancelledError:
             self._engine.abandon(single)
             raise
+
+
+AsyncClient.__module__ = "koinon"
 
 
 def _resolve(future: asyncio.Future[Any], ended: PendingOperation) -> None:

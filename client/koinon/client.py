@@ -15,16 +15,17 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 
 from koinon.core.batching import PendingOperation
 from koinon.core.closing import Closing
+from koinon.core.routing import Router
 from koinon.core.row_chunks import Chunk
 from koinon.driver.engine import Engine
-from koinon.driver.face import Face
+from koinon.driver.face import Face, described
 from koinon.driver.scans import Pages
 from koinon.driver.writes import Load
-from koinon.options import ClientOptions, parse_addresses
+from koinon.options import ClientOptions, Options, parse, with_options
 from koinon.types import Entry, WriteResult
 from koinon_proto.contract.errors import (
     ClientClosedError,
@@ -69,19 +70,23 @@ def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         loop.default_exception_handler(context)
 
 
-def connect(coordinators: str | Sequence[str], **options: Any) -> Client:
+@with_options
+def connect(coordinators: str | Sequence[str] | None = None, **options: Unpack[Options]) -> Client:
     """Return a client of the cluster that these coordinators (or nodes) belong to.
 
     Args:
         coordinators: ``"host:port,host:port"`` or a sequence of such; any one that answers serves.
+            Or a URL with options, ``"koinon://host:port,host:port?timeout_ms=500"``. By default
+            the environment's ``KOINON_URL``.
         options: the fields of :class:`koinon.ClientOptions`.
 
     Raises:
         ClusterNotReadyError: the cluster still waits for its first nodes, up to the deadline.
+        ConfigurationError: there is no address, or an option has no sense.
         NobodyListensError, UnknownHostError: no address can be connected to. Raised at once.
         UnavailableError: no address answered in time.
     """
-    return Client(parse_addresses(coordinators), ClientOptions(**options))
+    return Client(*parse(coordinators, options))
 
 
 class Client(Face, Closing):
@@ -132,6 +137,9 @@ class Client(Face, Closing):
             if cast(object, self._engine) is former:
                 self._connect()
             return self._engine
+
+    def __repr__(self) -> str:
+        return described("Client", self._engine, self._addresses)
 
     # --- operations ------------------------------------------------------------------------------
 
@@ -303,6 +311,9 @@ class Client(Face, Closing):
             self._submit_all()
 
 
+Client.__module__ = "koinon"
+
+
 class _NotConnected:
     """Stands for a client's engine in a forked child. What asks it for anything connects, and is
     given what the engine has.
@@ -311,6 +322,7 @@ class _NotConnected:
     def __init__(self, client: Client) -> None:
         self._client = client
         self.closed = False
+        self.router = Router()  # that knows of no cluster yet
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client._connected(self), name)

@@ -1,10 +1,14 @@
-"""The options of a client at ``connect``."""
+"""What ``connect`` is told: the addresses, by themselves or in a URL, and the options."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
+import difflib
+import inspect
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypedDict, TypeVar, get_args
+from urllib.parse import parse_qsl, urlsplit
 
 from koinon_proto.contract.addresses import check_address
 from koinon_proto.contract.errors import ConfigurationError
@@ -40,6 +44,10 @@ class ClientOptions:
     """
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            value, kind = getattr(self, field.name), type(field.default)
+            if type(value) is not kind:
+                raise TypeError(f"{field.name} must be {kind.__name__}, not {type(value).__name__}")
         if self.transport not in TRANSPORTS:
             names = " or ".join(repr(name) for name in TRANSPORTS)
             raise ConfigurationError(reason=f"transport {self.transport!r}: must be {names}")
@@ -54,6 +62,114 @@ class ClientOptions:
             raise ConfigurationError(
                 reason=f"batch_bytes {self.batch_bytes}: must be 1 to {MAX_BATCH_BYTES}"
             )
+
+
+ClientOptions.__module__ = "koinon"
+
+
+class Options(TypedDict, total=False):
+    """The fields of ``ClientOptions`` as the keywords of ``connect``."""
+
+    timeout_ms: int
+    retry_unknown: bool
+    max_pending: int
+    batch_rows: int
+    batch_bytes: int
+    batches_in_flight: int
+    singles_in_flight: int
+    transport: Transport
+
+
+URL_VARIABLE = "KOINON_URL"
+"""Names the cluster of ``connect()`` without addresses."""
+
+Connect = TypeVar("Connect", bound=Callable[..., object])
+
+
+def with_options(connect: Connect) -> Connect:
+    """Have ``help`` and shells show the options as keywords of ``connect`` and its like."""
+    signature = inspect.signature(connect)
+    parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    parameters += [
+        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default)
+        for f in fields(ClientOptions)
+    ]
+    connect.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return connect
+
+
+def parse(
+    coordinators: str | Sequence[str] | None, options: Mapping[str, Any]
+) -> tuple[tuple[str, ...], ClientOptions]:
+    """Return the addresses and the options that ``connect`` was given. Those in a URL come after
+    those beside it.
+
+    Raises:
+        ConfigurationError: no address is given, one is not host:port, or an option has no sense.
+        TypeError: an option's name or type is wrong.
+    """
+    if unknown := options.keys() - _NAMES:
+        name = min(unknown)
+        raise TypeError(f"connect() has no option {name!r}{_instead(name)}")
+    if coordinators is None:
+        coordinators = os.environ.get(URL_VARIABLE)
+        if not coordinators:
+            raise ConfigurationError(
+                reason="where is the cluster? connect('host:port,host:port'), or set "
+                f"{URL_VARIABLE} to koinon://host:port,host:port"
+            )
+    if isinstance(coordinators, str) and "://" in coordinators:
+        coordinators, named = _parse_url(coordinators)
+        options = {**named, **options}
+    return parse_addresses(coordinators), ClientOptions(**options)
+
+
+def _parse_url(url: str) -> tuple[str, dict[str, Any]]:
+    """Return the addresses and the options of ``koinon://host:port,host:port?timeout_ms=500``."""
+    parts = urlsplit(url)
+    if parts.scheme != "koinon" or parts.username is not None or parts.fragment:
+        raise ConfigurationError(
+            reason=f"URL {_shown(url)!r}: must be koinon://host:port,host:port?option=value"
+        )
+    if parts.path.strip("/"):
+        raise ConfigurationError(reason=f"URL: no cluster has parts with names ({parts.path!r})")
+    options = {}
+    for name, text in parse_qsl(parts.query, keep_blank_values=True):
+        if name not in _NAMES:
+            raise ConfigurationError(reason=f"URL: there is no option {name!r}{_instead(name)}")
+        options[name] = _value_of(name, text)
+    return parts.netloc, options
+
+
+def _value_of(name: str, text: str) -> Any:
+    kind = type(_NAMES[name])
+    try:
+        return _FLAGS[text] if kind is bool else kind(text)
+    except (KeyError, ValueError):
+        expected = "true or false" if kind is bool else "a whole number"
+        raise ConfigurationError(reason=f"URL: {name}={text}: must be {expected}") from None
+
+
+_NAMES: dict[str, Any] = {field.name: field.default for field in fields(ClientOptions)}
+_FLAGS = {"true": True, "false": False, "1": True, "0": False}
+
+
+def _instead(name: str) -> str:
+    """Return what may have been meant by an option that there is not, and which there are."""
+    near = difflib.get_close_matches(name, _NAMES, n=1, cutoff=0.5)
+    meant = f": did you mean {near[0]!r}?" if near else ":"
+    return f"{meant} There are {_listed(_NAMES)}"
+
+
+def _listed(names: Iterable[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} and {last}"
+
+
+def _shown(url: str) -> str:
+    """Return the URL without what may be a password."""
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"
 
 
 def parse_addresses(coordinators: str | Sequence[str]) -> tuple[str, ...]:

@@ -67,3 +67,7 @@ class WriteResult:
             ) from first.error
         if self.refused:
             raise self.refused[0].error
+
+
+for _shown in (Entry, RowFailure, WriteResult):
+    _shown.__module__ = "koinon"

@@ -171,7 +171,7 @@ def test_connect_bad_address_is_a_configuration_error(address: str) -> None:
 @pytest.mark.parametrize(
     "options", [{"timeout_ms": 0}, {"batch_rows": 0}, {"batch_bytes": 1 << 40}]
 )
-def test_connect_bad_option_is_a_configuration_error(options: dict[str, int]) -> None:
+def test_connect_bad_option_is_a_configuration_error(options: dict[str, Any]) -> None:
     with pytest.raises(koinon.ConfigurationError):
         koinon.connect("127.0.0.1:1", **options)
 

@@ -298,6 +298,18 @@ def awaitable(
     return call
 
 
+def described(name: str, engine: Engine, addresses: Sequence[str]) -> str:
+    """Return what ``repr`` says of a client: where it is connected."""
+    at, routing = ",".join(addresses), engine.router.routing
+    if engine.closed:
+        return f"<koinon.{name} of {at}, closed>"
+    if routing is None:
+        return f"<koinon.{name} of {at}, not connected yet>"
+    nodes = len(routing.addresses) - 1
+    cluster = routing.table.cluster.cluster_id
+    return f"<koinon.{name} of {at}: cluster {cluster}, {nodes} node{'s' * (nodes != 1)}>"
+
+
 def _as_columns(keys: Iterable[bytes]) -> Sequence[bytes]:
     """Return the keys as a list or tuple."""
     if isinstance(keys, bytes | str):

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self, Unpack
 
 from koinon.local import files, members
 from koinon.local.files import (
@@ -45,6 +45,7 @@ from koinon_proto.contract.table import NodeStatus
 
 if TYPE_CHECKING:
     from koinon import Client
+    from koinon.options import Options
 
 STOP_TIMEOUT_S = 8.0
 KILL_TIMEOUT_S = 5.0
@@ -276,7 +277,7 @@ class LocalCluster:
         """The member's own data directory."""
         return self.data_dir / name
 
-    def client(self, **options: Any) -> Client:
+    def client(self, **options: Unpack[Options]) -> Client:
         """Connect a blocking client; options as of ``koinon.connect``."""
         from koinon import connect
 
@@ -560,3 +561,6 @@ def _describe(status: ClusterStatus) -> str:
 
 def _partitioner_flags(partitioner: str | None) -> list[str]:
     return ["--partitioner", partitioner] if partitioner is not None else []
+
+
+LocalCluster.__module__ = "koinon"

@@ -502,3 +502,34 @@ class InternalError(KoinonError):
     template: ClassVar[str] = "internal error: {e.reason}{e.request}"
 
     reason: str
+
+
+for _public in (
+    ClientClosedError,
+    ClusterNotReadyError,
+    ConditionFailedError,
+    ConfigurationError,
+    ForkedError,
+    InternalError,
+    InvalidArgumentError,
+    KoinonError,
+    LeaseExpiredError,
+    NobodyListensError,
+    NotANumberError,
+    NotEnoughReplicasError,
+    NotPrimaryError,
+    NumberOverflowError,
+    PartitionOfflineError,
+    ReplyTooLargeError,
+    ResourceExhaustedError,
+    StorageFullError,
+    TableBehindError,
+    UnavailableError,
+    UnknownFateError,
+    UnknownHostError,
+    UnsupportedVersionError,
+    WrongClusterError,
+    WrongEventLoopError,
+    WrongPartitionError,
+):
+    _public.__module__ = "koinon"  # by which programs import it, and tracebacks name it
