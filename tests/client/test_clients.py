@@ -106,7 +106,7 @@ def test_table_and_status_are_readable(cluster: FakeCluster, client: Any) -> Non
     "call",
     [
         lambda c: c.get("text"),
-        lambda c: c.get(bytearray(b"k")),
+        lambda c: c.get([1]),
         lambda c: c.put(b"k", "text"),
         lambda c: c.put(b"k", None),
         lambda c: c.put(b"k", b"v", ttl_ms=1.5),
@@ -158,6 +158,18 @@ def test_largest_key_and_value_pass(client: Any) -> None:
     key, value = b"k" * 500, b"v" * (1 << 20)
     client.put(key, value)
     assert client.get(key) == value
+
+
+def test_bytes_of_any_kind_are_taken(client: Any) -> None:
+    array, view = bytearray(b"array"), memoryview(b"-view-")[1:5]
+    client.put(array, view)
+    array[:] = b"other"  # what was given is the caller's again
+    assert client.get(memoryview(b"array")) == b"view"
+    assert client.get_or_put(view, bytearray(b"new")) == b"new"
+    assert client.put_many([(array, view), (view, bytearray(b"v")), (b"k", b"v")]).ok
+    assert client.get_many([bytearray(b"view"), b"other", view]) == [b"v", b"view", b"v"]
+    assert client.delete_many(iter([bytearray(b"view"), b"other"])).ok
+    assert not client.exists(view)
 
 
 @pytest.mark.parametrize(

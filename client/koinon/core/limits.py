@@ -6,7 +6,7 @@ The checks over columns are C-level passes; the offending row is looked for only
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import NoReturn, cast
 
 from koinon_proto.contract.errors import InvalidArgumentError
 from koinon_proto.contract.table import MAX_KEY_BYTES, MAX_TTL_MS
@@ -16,46 +16,69 @@ DURABILITIES = ("all_in_sync", "primary")
 _ONLY_BYTES = frozenset((bytes,))
 
 
-def check_key(key: object) -> None:
-    """Raise unless ``key`` is ``bytes`` of a length that the store takes."""
+def check_key(key: object) -> bytes:
+    """Return the key as ``bytes``; raise unless it is bytes of a length that the store takes."""
     if type(key) is not bytes:
-        _refuse_type("key", key)
+        key = _as_bytes("key", key)
     if not 0 < len(key) <= MAX_KEY_BYTES:
         _refuse_key("key", len(key))
+    return key
 
 
-def check_value(value: object, max_value_bytes: int) -> None:
-    """Raise unless ``value`` is ``bytes`` within the cluster's limit."""
+def check_value(value: object, max_value_bytes: int) -> bytes:
+    """Return the value as ``bytes``; raise unless it is bytes within the cluster's limit."""
     if type(value) is not bytes:
-        _refuse_type("value", value)
+        value = _as_bytes("value", value)
     if len(value) > max_value_bytes:
         _refuse_value("value", len(value), max_value_bytes)
+    return value
 
 
-def check_keys(keys: Sequence[object], first_row: int = 0) -> None:
-    """Raise unless every key is one that the store takes; the error names the row."""
+def check_key_part(name: str, part: object) -> bytes:
+    """Return what keys begin with, or are compared to, as ``bytes``; raise unless it is bytes, and
+    no longer than a key.
+    """
+    if type(part) is not bytes:
+        part = _as_bytes(name, part)
+    if len(part) > MAX_KEY_BYTES:
+        _refuse_key(name, len(part))
+    return part
+
+
+def check_keys(keys: Sequence[object], first_row: int = 0) -> Sequence[bytes]:
+    """Return the keys, each as ``bytes``; raise unless every one is one that the store takes. The
+    error names the row.
+    """
     if not keys:
-        return
-    if not _ONLY_BYTES.issuperset(map(type, keys)):
-        row = next(i for i, key in enumerate(keys) if type(key) is not bytes)
-        _refuse_type(f"key of row {first_row + row}", keys[row])
-    lengths = list(map(len, keys))  # type: ignore[arg-type]
+        return ()
+    checked = _all_bytes("key", keys, first_row)
+    lengths = list(map(len, checked))
     if min(lengths) < 1 or max(lengths) > MAX_KEY_BYTES:
         row = next(i for i, n in enumerate(lengths) if not 0 < n <= MAX_KEY_BYTES)
         _refuse_key(f"key of row {first_row + row}", lengths[row])
+    return checked
 
 
-def check_values(values: Sequence[object], max_value_bytes: int, first_row: int = 0) -> None:
-    """Raise unless every value is ``bytes`` within the limit; the error names the row."""
+def check_values(
+    values: Sequence[object], max_value_bytes: int, first_row: int = 0
+) -> Sequence[bytes]:
+    """Return the values, each as ``bytes``; raise unless every one is within the limit. The error
+    names the row.
+    """
     if not values:
-        return
-    if not _ONLY_BYTES.issuperset(map(type, values)):
-        row = next(i for i, value in enumerate(values) if type(value) is not bytes)
-        _refuse_type(f"value of row {first_row + row}", values[row])
-    if max(map(len, values)) > max_value_bytes:  # type: ignore[arg-type]
-        lengths = list(map(len, values))  # type: ignore[arg-type]
+        return ()
+    checked = _all_bytes("value", values, first_row)
+    if max(map(len, checked)) > max_value_bytes:
+        lengths = list(map(len, checked))
         row = next(i for i, n in enumerate(lengths) if n > max_value_bytes)
         _refuse_value(f"value of row {first_row + row}", lengths[row], max_value_bytes)
+    return checked
+
+
+def _all_bytes(what: str, column: Sequence[object], first_row: int) -> Sequence[bytes]:
+    if _ONLY_BYTES.issuperset(map(type, column)):
+        return cast("Sequence[bytes]", column)
+    return [_as_bytes(f"{what} of row {first_row + row}", one) for row, one in enumerate(column)]
 
 
 def check_positive(name: str, number: object) -> None:
@@ -110,7 +133,9 @@ def _check_most(name: str, number: object, limit: int) -> None:
         raise InvalidArgumentError(field=name, reason="too large", limit=limit, actual=number)
 
 
-def _refuse_type(name: str, got: object) -> NoReturn:
+def _as_bytes(name: str, got: object) -> bytes:
+    if isinstance(got, bytes | bytearray | memoryview):
+        return bytes(got)
     hint = "; encode text first, as in text.encode()" if isinstance(got, str) else ""
     raise TypeError(f"{name} must be bytes, not {type(got).__name__}{hint}")
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from koinon.core.limits import check_keys, check_values
-from koinon.types import RowFailure, WriteResult
+from koinon.types import BytesLike, RowFailure, WriteResult
 from koinon_proto.contract.errors import KoinonError
 
 FAILURES_MAX = 100_000
@@ -94,7 +94,7 @@ class LoadProgress:
 
 
 def put_chunks(
-    items: Mapping[bytes, bytes] | Iterable[tuple[bytes, bytes]],
+    items: Mapping[bytes, BytesLike] | Iterable[tuple[BytesLike, BytesLike]],
     *,
     rows_max: int,
     bytes_max: int,
@@ -105,40 +105,40 @@ def put_chunks(
     Input of known length is checked whole before the first chunk; an iterator is checked chunk by
     chunk, so that rows before a bad one may have been written by the time it is met.
     """
-    pairs: Iterable[tuple[bytes, bytes]] = items.items() if isinstance(items, Mapping) else items
+    pairs: Iterable[tuple[BytesLike, BytesLike]] = (
+        items.items() if isinstance(items, Mapping) else items
+    )
     if isinstance(pairs, Sequence) or isinstance(items, Mapping):
-        keys, values = _columns(list(pairs), 0)
-        check_keys(keys)
-        check_values(values, max_value_bytes)
+        given = _columns(list(pairs), 0)
+        keys, values = check_keys(given[0]), check_values(given[1], max_value_bytes)
         for a, b in _bounds(keys, values, rows_max, bytes_max):
             yield _chunk(a, keys[a:b], values[a:b])
         return
     first_row = 0
     for rows in _pulled(iter(pairs), rows_max, bytes_max):
-        keys, values = _columns(rows, first_row)
-        check_keys(keys, first_row)
-        check_values(values, max_value_bytes, first_row)
+        given = _columns(rows, first_row)
+        keys = check_keys(given[0], first_row)
+        values = check_values(given[1], max_value_bytes, first_row)
         for a, b in _bounds(keys, values, rows_max, bytes_max):  # a piece may be far larger
             yield _chunk(first_row + a, keys[a:b], values[a:b])
         first_row += len(rows)
 
 
-def delete_chunks(keys: Iterable[bytes], *, rows_max: int) -> Iterator[Chunk]:
+def delete_chunks(keys: Iterable[BytesLike], *, rows_max: int) -> Iterator[Chunk]:
     """Read keys and return them as checked chunks; see ``put_chunks``."""
     if isinstance(keys, Sequence):
         check_keys(keys)
     source, first_row = iter(keys), 0
     while chunk := tuple(islice(source, rows_max)):
-        check_keys(chunk, first_row)
-        yield _chunk(first_row, chunk, None)
+        yield _chunk(first_row, check_keys(chunk, first_row), None)
         first_row += len(chunk)
 
 
 def _pulled(
-    source: Iterator[tuple[bytes, bytes]], rows_max: int, bytes_max: int
-) -> Iterator[list[tuple[bytes, bytes]]]:
+    source: Iterator[tuple[BytesLike, BytesLike]], rows_max: int, bytes_max: int
+) -> Iterator[list[tuple[BytesLike, BytesLike]]]:
     """Group the source by rows and bytes, reading at most a piece beyond."""
-    rows: list[tuple[bytes, bytes]] = []
+    rows: list[tuple[BytesLike, BytesLike]] = []
     size = 0
     while piece := list(islice(source, min(_PIECE_ROWS, rows_max))):
         rows += piece
@@ -156,8 +156,8 @@ def _pulled(
 
 
 def _columns(
-    rows: Sequence[tuple[bytes, bytes]], first_row: int
-) -> tuple[Sequence[bytes], Sequence[bytes]]:
+    rows: Sequence[tuple[BytesLike, BytesLike]], first_row: int
+) -> tuple[Sequence[BytesLike], Sequence[BytesLike]]:
     if not rows:
         return (), ()
     try:

@@ -45,7 +45,7 @@ from koinon.driver.node_link import Link
 from koinon.driver.resp.link import RespLink
 from koinon.driver.resp.pool import SOCKETS_MAX, Pools
 from koinon.options import ClientOptions
-from koinon.types import Durability
+from koinon.types import BytesLike, Durability
 from koinon_proto.contract.errors import (
     ClientClosedError,
     KoinonError,
@@ -159,10 +159,10 @@ class Engine:
     def make_single(
         self,
         kind: Kind,
-        key: bytes,
+        key: BytesLike,
         *,
         timeout_ms: int | None,
-        value: bytes = b"",
+        value: BytesLike = b"",
         ttl_ms: int | None = None,
         by: int = 0,
         if_version: int | None = None,
@@ -171,8 +171,8 @@ class Engine:
     ) -> PendingOperation:
         """Check the arguments and return the operation, ready for ``submit``. From any thread."""
         routing = self.routing()
-        limits.check_key(key)
-        limits.check_value(value, routing.table.cluster.max_value_bytes)
+        key = limits.check_key(key)
+        value = limits.check_value(value, routing.table.cluster.max_value_bytes)
         limits.check_ttl(ttl_ms)
         limits.check_increment(by)
         limits.check_version(if_version)
@@ -527,11 +527,11 @@ class Engine:
         return min(MAX_BATCH_ROWS, self.options.batch_rows * owners)
 
     async def read_many(
-        self, keys: Sequence[bytes], *, want_entries: bool, timeout_ms: int | None
+        self, keys: Sequence[BytesLike], *, want_entries: bool, timeout_ms: int | None
     ) -> list[Any]:
         """Return the values (or entries) of the keys, in their order."""
         routing, timeout_ms = self.routing(), self.timeout_ms(timeout_ms)
-        limits.check_keys(keys)
+        keys = limits.check_keys(keys)
         rows = self.chunk_rows()
         parts = (
             [keys] if len(keys) <= rows else [keys[a : a + rows] for a in range(0, len(keys), rows)]
@@ -561,7 +561,7 @@ class Engine:
             ]
 
     def put_chunks(
-        self, items: Mapping[bytes, bytes] | Iterable[tuple[bytes, bytes]]
+        self, items: Mapping[bytes, BytesLike] | Iterable[tuple[BytesLike, BytesLike]]
     ) -> Iterator[Chunk]:
         """Cut the input of ``put_many``. From any thread."""
         return put_chunks(
@@ -571,7 +571,7 @@ class Engine:
             max_value_bytes=self.routing().table.cluster.max_value_bytes,
         )
 
-    def delete_chunks(self, keys: Iterable[bytes]) -> Iterator[Chunk]:
+    def delete_chunks(self, keys: Iterable[BytesLike]) -> Iterator[Chunk]:
         """Cut the input of ``delete_many``. From any thread."""
         return delete_chunks(keys, rows_max=self.chunk_rows())
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from koinon.core.batching import Kind, PendingOperation
 from koinon.core.row_chunks import Chunk
 from koinon.driver.engine import Engine
-from koinon.types import Durability, Entry, WriteResult
+from koinon.types import BytesLike, Durability, Entry, WriteResult
 
 if TYPE_CHECKING:
     from koinon_proto.v1.admin_pb2 import ClusterStatus
@@ -43,14 +43,14 @@ class Face(ABC):
 
     # --- single records -------------------------------------------------------------------------
 
-    def get(self, key: bytes, *, timeout_ms: int | None = None) -> bytes | None:
+    def get(self, key: BytesLike, *, timeout_ms: int | None = None) -> bytes | None:
         """Return the value, or None."""
         value: bytes | None = self._run_single(
             self._engine.make_single(Kind.GET, key, timeout_ms=timeout_ms)
         )
         return value
 
-    def get_entry(self, key: bytes, *, timeout_ms: int | None = None) -> Entry | None:
+    def get_entry(self, key: BytesLike, *, timeout_ms: int | None = None) -> Entry | None:
         """Return the record with its version and expiry, or None."""
         entry: Entry | None = self._run_single(
             self._engine.make_single(Kind.GET_ENTRY, key, timeout_ms=timeout_ms)
@@ -59,8 +59,8 @@ class Face(ABC):
 
     def put(
         self,
-        key: bytes,
-        value: bytes,
+        key: BytesLike,
+        value: BytesLike,
         *,
         ttl_ms: int | None = None,
         if_version: int | None = None,
@@ -102,7 +102,7 @@ class Face(ABC):
 
     def delete(
         self,
-        key: bytes,
+        key: BytesLike,
         *,
         if_version: int | None = None,
         retry_unknown: bool | None = None,
@@ -126,7 +126,7 @@ class Face(ABC):
         )
         return found
 
-    def exists(self, key: bytes, *, timeout_ms: int | None = None) -> bool:
+    def exists(self, key: BytesLike, *, timeout_ms: int | None = None) -> bool:
         """Return whether there is a record."""
         found: bool = self._run_single(
             self._engine.make_single(Kind.EXISTS, key, timeout_ms=timeout_ms)
@@ -137,7 +137,7 @@ class Face(ABC):
 
     def increment(
         self,
-        key: bytes,
+        key: BytesLike,
         by: int = 1,
         *,
         ttl_ms: int | None = None,
@@ -173,7 +173,7 @@ class Face(ABC):
 
     def touch(
         self,
-        key: bytes,
+        key: BytesLike,
         ttl_ms: int | None,
         *,
         durability: Durability = "all_in_sync",
@@ -191,8 +191,8 @@ class Face(ABC):
 
     def get_or_put(
         self,
-        key: bytes,
-        value: bytes,
+        key: BytesLike,
+        value: BytesLike,
         *,
         ttl_ms: int | None = None,
         durability: Durability = "all_in_sync",
@@ -216,7 +216,7 @@ class Face(ABC):
     # --- many records ---------------------------------------------------------------------------
 
     def get_many(
-        self, keys: Iterable[bytes], *, timeout_ms: int | None = None
+        self, keys: Iterable[BytesLike], *, timeout_ms: int | None = None
     ) -> list[bytes | None]:
         """Return the values in the order of the keys, None for those without a record. Keys go in
         batches, side by side; ``timeout_ms`` bounds each, not the whole.
@@ -226,7 +226,7 @@ class Face(ABC):
         )
 
     def get_entries(
-        self, keys: Iterable[bytes], *, timeout_ms: int | None = None
+        self, keys: Iterable[BytesLike], *, timeout_ms: int | None = None
     ) -> list[Entry | None]:
         """Return the records, as :meth:`get_many` does the values."""
         return self._run(
@@ -235,7 +235,7 @@ class Face(ABC):
 
     def put_many(
         self,
-        items: Mapping[bytes, bytes] | Iterable[tuple[bytes, bytes]],
+        items: Mapping[bytes, BytesLike] | Iterable[tuple[BytesLike, BytesLike]],
         *,
         ttl_ms: int | None = None,
         retry_unknown: bool | None = None,
@@ -262,7 +262,7 @@ class Face(ABC):
 
     def delete_many(
         self,
-        keys: Iterable[bytes],
+        keys: Iterable[BytesLike],
         *,
         retry_unknown: bool | None = None,
         durability: Durability = "all_in_sync",
@@ -310,8 +310,8 @@ def described(name: str, engine: Engine, addresses: Sequence[str]) -> str:
     return f"<koinon.{name} of {at}: cluster {cluster}, {nodes} node{'s' * (nodes != 1)}>"
 
 
-def _as_columns(keys: Iterable[bytes]) -> Sequence[bytes]:
+def _as_columns(keys: Iterable[BytesLike]) -> Sequence[BytesLike]:
     """Return the keys as a list or tuple."""
-    if isinstance(keys, bytes | str):
+    if isinstance(keys, BytesLike | str):
         raise TypeError(f"keys must be an iterable of bytes, not {type(keys).__name__}")
     return keys if isinstance(keys, list | tuple) else list(keys)
