@@ -13,7 +13,7 @@ from koinon.driver.face import Face, awaitable, described
 from koinon.driver.scans import Pages
 from koinon.driver.writes import Load
 from koinon.options import ClientOptions, Options, parse, with_options
-from koinon.types import Entry, WriteResult
+from koinon.types import BytesLike, Entry, WriteResult
 
 if TYPE_CHECKING:
     from koinon_proto.contract.table import Table
@@ -108,7 +108,10 @@ class AsyncClient:
     async def scan(
         self,
         *,
-        prefix: bytes = b"",
+        prefix: BytesLike = b"",
+        start: BytesLike = b"",
+        limit: int | None = None,
+        reverse: bool = False,
         page_rows: int = 1_000,
         keys_only: bool = False,
         timeout_ms: int | None = None,
@@ -117,6 +120,9 @@ class AsyncClient:
         pages = Pages(
             self._engine,
             prefix=prefix,
+            start=start,
+            limit=limit,
+            reverse=reverse,
             page_rows=page_rows,
             keys_only=keys_only,
             timeout_ms=timeout_ms,

@@ -26,7 +26,7 @@ from koinon.driver.face import Face, described
 from koinon.driver.scans import Pages
 from koinon.driver.writes import Load
 from koinon.options import ClientOptions, Options, parse, with_options
-from koinon.types import Entry, WriteResult
+from koinon.types import BytesLike, Entry, WriteResult
 from koinon_proto.contract.errors import (
     ClientClosedError,
     ConditionFailedError,
@@ -146,7 +146,10 @@ class Client(Face, Closing):
     def scan(
         self,
         *,
-        prefix: bytes = b"",
+        prefix: BytesLike = b"",
+        start: BytesLike = b"",
+        limit: int | None = None,
+        reverse: bool = False,
         page_rows: int = 1_000,
         keys_only: bool = False,
         timeout_ms: int | None = None,
@@ -155,11 +158,24 @@ class Client(Face, Closing):
 
         Records come partition by partition, by key inside each; not in order over all. Every
         record that is there throughout is yielded once; what is written meanwhile may be missed.
-        ``timeout_ms`` bounds each page. With ``keys_only`` the values are empty.
+
+        Args:
+            start: only records with this key or a greater one; with ``reverse`` a lesser one.
+            limit: at most so many records, of the partitions that happen to come first.
+            reverse: inside each partition the keys descend.
+            page_rows: records that are fetched at a time.
+            keys_only: the values are empty.
+            timeout_ms: bounds each page.
+
+        Raises:
+            UnsupportedVersionError: a node is of a build that knows no ``start`` and ``reverse``.
         """
         pages = Pages(
             self._engine,
             prefix=prefix,
+            start=start,
+            limit=limit,
+            reverse=reverse,
             page_rows=page_rows,
             keys_only=keys_only,
             timeout_ms=timeout_ms,

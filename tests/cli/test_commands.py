@@ -97,6 +97,9 @@ def test_scan_lines_json_limit_and_keys_only(koinon: Run) -> None:
     assert [set(json.loads(line)) for line in limited] == [
         {"key", "value", "version", "expires_at_ms"}
     ] * 2
+    start = ("scan", "--prefix", "cli/scan/", "--start", "cli/scan/3", "--keys-only")
+    assert sorted(koinon(*start).stdout.split()) == ["cli/scan/3", "cli/scan/4"]
+    assert len(koinon(*start, "--reverse", "--limit", "3").stdout.split()) == 3
     keys = koinon("scan", "--prefix", "cli/scan/", "--keys-only").stdout.split()
     assert sorted(keys) == [f"cli/scan/{number}" for number in range(5)]
 

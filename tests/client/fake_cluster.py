@@ -111,6 +111,7 @@ class FakeNode(
         self.before: Hook | None = None
         self.after: Hook | None = None
         self.page_rows_max = 50
+        self.knows_ranges = True
 
     async def start(self, port: int = 0, resp_port: int = 0) -> None:
         if self.cluster.speaks_resp:
@@ -252,7 +253,6 @@ class FakeNode(
     async def Scan(self, request: kv_pb2.ScanRequest, context: Any) -> Any:  # noqa: N802
         await self._enter("Scan", request, 0, context)
         refused = self._refusals(request.partition_ids)
-        start = (request.cursor.partition_id, request.cursor.after_key)
         wanted = set(request.partition_ids) - set(refused)
         part = self.cluster.partitioner.partition_of
         found = sorted(
@@ -260,8 +260,17 @@ class FakeNode(
             for k, v in self.cluster.store.items()
             if part(k) in wanted and k.startswith(request.prefix)
         )
+        if request.reverse:
+            found.reverse()
+            found.sort(key=lambda f: f[0])
+        if start := request.start:
+            found = [f for f in found if f[1] == start or _beyond(request, f[1], start)]
         if request.HasField("cursor"):
-            found = [f for f in found if f[:2] > start]
+            at, after = request.cursor.partition_id, request.cursor.after_key
+            begun = [f for f in found if f[0] == at]
+            if after:
+                begun = [f for f in begun if _beyond(request, f[1], after)]
+            found = [*begun, *(f for f in found if f[0] > at)]
         limit = min(request.limit or self.page_rows_max, self.page_rows_max)
         page = found[:limit]
         reply = kv_pb2.ScanResponse(refusals=_to_proto(refused))
@@ -270,6 +279,7 @@ class FakeNode(
         reply.partition_ids.extend(p for p, _, _ in page)
         reply.versions.extend(v[1] for _, _, v in page)
         reply.expires_at_ms.extend(v[2] for _, _, v in page)
+        reply.in_range = self.knows_ranges
         if len(found) > limit:
             reply.next.partition_id, reply.next.after_key = page[-1][:2]
         await self._leave("Scan", request, context)
@@ -492,3 +502,7 @@ def _to_proto(refused: dict[int, KoinonError]) -> list[kv_pb2.Refusal]:
         kv_pb2.Refusal(partition_id=p, error=convert.error_to_proto(error))
         for p, error in refused.items()
     ]
+
+
+def _beyond(request: kv_pb2.ScanRequest, key: bytes, other: bytes) -> bool:
+    return key < other if request.reverse else key > other

@@ -75,6 +75,39 @@ def test_scan_returns_every_record_once_and_by_prefix(client: Any) -> None:
     assert {e.value for e in client.scan(keys_only=True)} == {b""}
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_scan_from_a_key_up_to_a_number_of_records(
+    cluster: FakeCluster, client: Any, reverse: bool
+) -> None:
+    keys = [b"k%03d" % i for i in range(300)]
+    client.put_many(dict.fromkeys(keys, b"v"))
+    inside = [key for key in keys if (key <= b"k123" if reverse else key >= b"k123")]
+    found = [e.key for e in client.scan(start=bytearray(b"k123"), reverse=reverse, page_rows=7)]
+    assert sorted(found) == inside
+    part_of = cluster.partitioner.partition_of
+    for partition_id in set(map(part_of, found)):
+        of_one = [key for key in found if part_of(key) == partition_id]
+        assert of_one == sorted(of_one, reverse=reverse)
+    few = [e.key for e in client.scan(start=b"k123", reverse=reverse, page_rows=7, limit=20)]
+    assert few == found[:20]
+    assert [e.key for e in client.scan(prefix=b"k12", start=b"k123", reverse=reverse, limit=9)]
+    cluster.reset_counts()
+    assert len(list(client.scan(limit=1))) == 1
+    assert cluster.count("Scan") == 1  # and no page ahead
+
+
+def test_scan_from_a_key_of_a_node_that_knows_none_is_refused(
+    cluster: FakeCluster, client: Any
+) -> None:
+    for node in cluster.nodes:
+        node.knows_ranges = False
+    client.put(b"k", b"v")
+    for options in ({"start": b"a"}, {"reverse": True}):
+        with pytest.raises(koinon.UnsupportedVersionError, match="scans with start or reverse"):
+            list(client.scan(**options))
+    assert len(list(client.scan(limit=1))) == 1
+
+
 def test_scan_partitions_move_meanwhile_loses_and_doubles_nothing(
     cluster: FakeCluster, client: Any
 ) -> None:
@@ -117,6 +150,8 @@ def test_table_and_status_are_readable(cluster: FakeCluster, client: Any) -> Non
         lambda c: c.put_many([(b"k", "text")]),
         lambda c: c.delete_many([None]),
         lambda c: next(c.scan(prefix="text")),
+        lambda c: next(c.scan(start="text")),
+        lambda c: next(c.scan(limit=1.5)),
         lambda c: c.get(b"k", timeout_ms=0.5),
     ],
 )
@@ -337,7 +372,7 @@ def test_scan_that_every_node_refuses_ends_at_its_deadline(
 def test_connect_waits_for_the_bootstrap(cluster: FakeCluster, connect: Connect) -> None:
     table, cluster.served_table = cluster.served_table, None
     with pytest.raises(koinon.ClusterNotReadyError):
-        connect(cluster.seeds, timeout_ms=200)
+        connect(cluster.seeds, timeout_ms=1_000)
 
     def bootstrap() -> None:
         cluster.served_table = table

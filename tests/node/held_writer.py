@@ -156,10 +156,8 @@ class InterruptedStore(Store):
         self._interrupt()
         return rows
 
-    def scan(
-        self, partition_id: int, prefix: bytes, after_key: bytes, rows_max: int, bytes_max: int
-    ) -> tuple[list[tuple[bytes, bytes]], bool]:
-        page = super().scan(partition_id, prefix, after_key, rows_max, bytes_max)
+    def scan(self, *args: Any, **options: Any) -> tuple[list[tuple[bytes, bytes]], bool]:
+        page = super().scan(*args, **options)
         self._interrupt()
         return page
 

@@ -102,6 +102,16 @@ def test_removal_is_seen_by_a_scan_over_its_key_only() -> None:
         assert pending.seen_in_scan(head + b"l", head, [], more=False) == []
         other = records.head_of(1)
         assert pending.seen_in_scan(other, other, [], more=False) == []
+        for below, rows, more, expected in (
+            (Z, [], False, [1]),
+            (Z, [(A, b"1")], False, [1]),
+            (Z, [(A, b"1")], True, [1]),
+            (Z, [(head + b"l", b"1")], True, []),  # it did not come so far down
+            (A, [], False, []),  # it began below
+            (Z, [], True, []),
+        ):
+            seen = pending.seen_in_scan(head, head, rows, more=more, below=below)
+            assert numbers(seen) == expected
         if not pending.incomplete([K]):
             make_durable(pending)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import random
 import subprocess
@@ -76,6 +77,33 @@ def test_scan_pages_resume_by_key_and_stay_in_partition_and_prefix(filled: Path)
         rows, more = store.scan(1, b"", b"", rows_max=1000, bytes_max=300)
         assert more
         assert len(rows) <= 4
+
+
+def test_scan_from_a_key_and_backwards_returns_what_a_sorted_list_has(tmp_path: Path) -> None:
+    names = [b"a", b"a\x00", b"ab", b"b", b"b\xff", b"b\xff\xff", b"c", b"\xff", b"\xff\xff"]
+    parts = [b"", b"a", b"b\xff", b"bb", b"d", b"\xff", b"\xff\xff\xff"]
+    with Store(config_of(tmp_path)) as store:
+        with store.env.begin(store.databases[DATA_DB], write=True) as txn:
+            for partition_id in (0, 1, 255, 256):
+                for name in names:
+                    txn.put(records.head_of(partition_id) + name, records.encode_record(1, b"v"))
+        for partition_id, prefix, start, reverse in itertools.product(
+            (0, 1, 255, 256), parts, parts, (False, True)
+        ):
+            wanted = [
+                name
+                for name in sorted(names, reverse=reverse)
+                if name.startswith(prefix)
+                and (not start or (name <= start if reverse else name >= start))
+            ]
+            found, after, more = [], b"", True
+            while more:
+                rows, more = store.scan(
+                    partition_id, prefix, after, 2, 1 << 20, start=start, reverse=reverse
+                )
+                found += [key for key, _ in rows]
+                after = rows[-1][0][records.KEY_AT :] if rows else b""
+            assert found == [records.head_of(partition_id) + name for name in wanted]
 
 
 @pytest.mark.parametrize("small", [200, 700, 1500])

@@ -5,7 +5,8 @@ twice gives the same records from the same key on, and a partition that moves is
 next owner after the last key seen. So every record that is there throughout the scan is returned
 exactly once. A scan is no snapshot: what is written meanwhile may or may not be seen.
 
-Records come partition by partition, each in key order; the partitions come in no promised order.
+Records come partition by partition, each in key order, or against it; the partitions come in no
+promised order.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class ScanReply:
     expires_at_ms: Sequence[int]
     next: tuple[int, bytes] | None
     refused: dict[int, KoinonError]
+    in_range: bool = True
+    """Whether the node knows where a scan is to start, and which way it goes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

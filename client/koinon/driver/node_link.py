@@ -157,6 +157,7 @@ class Link:
             expires_at_ms=reply.expires_at_ms,
             next=cursor,
             refused=refused(reply),
+            in_range=reply.in_range,
         )
 
     async def get_table(self, request: table_pb2.GetTableRequest, timeout_s: float) -> Any:

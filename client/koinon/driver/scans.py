@@ -10,9 +10,8 @@ from koinon.core.retry import final_error
 from koinon.core.scanning import ScanCall, ScanProgress, ScanReply
 from koinon.driver import request_ids
 from koinon.driver.engine import Engine
-from koinon.types import Entry
-from koinon_proto.contract.errors import InvalidArgumentError, KoinonError, NotSentError
-from koinon_proto.contract.table import MAX_KEY_BYTES
+from koinon.types import BytesLike, Entry
+from koinon_proto.contract.errors import KoinonError, NotSentError, UnsupportedVersionError
 from koinon_proto.v1 import kv_pb2
 
 
@@ -23,23 +22,22 @@ class Pages:
         self,
         engine: Engine,
         *,
-        prefix: bytes,
+        prefix: BytesLike,
+        start: BytesLike,
+        limit: int | None,
+        reverse: bool,
         page_rows: int,
         keys_only: bool,
         timeout_ms: int | None,
     ) -> None:
-        if type(prefix) is not bytes:
-            raise TypeError(f"prefix must be bytes, not {type(prefix).__name__}")
-        if len(prefix) > MAX_KEY_BYTES:
-            raise InvalidArgumentError(
-                field="prefix",
-                reason="longer than a key may be, in bytes",
-                limit=MAX_KEY_BYTES,
-                actual=len(prefix),
-            )
+        self._prefix = limits.check_key_part("prefix", prefix)
+        self._start = limits.check_key_part("start", start)
         limits.check_positive("page_rows", page_rows)
+        if limit is not None:
+            limits.check_positive("limit", limit)
         self._engine = engine
-        self._prefix = prefix
+        self._left = limit  # rows that may still be returned; None: any number
+        self._reverse = bool(reverse)
         self._page_rows = page_rows
         self._keys_only = keys_only
         self._timeout_ms = engine.timeout_ms(timeout_ms)
@@ -59,7 +57,10 @@ class Pages:
             return None
         page = await (self._fetching or self._fetch())
         self._fetching = None
-        if page is None:
+        if page is not None and self._left is not None:
+            page = page[: self._left]
+            self._left -= len(page)
+        if page is None or self._left == 0:
             self._ended = True
         else:
             self._fetching = asyncio.create_task(self._fetch())
@@ -113,7 +114,9 @@ class Pages:
             table_version=call.table_version,
             partition_ids=call.partition_ids,
             prefix=self._prefix,
-            limit=self._page_rows,
+            start=self._start,
+            reverse=self._reverse,
+            limit=self._page_rows if self._left is None else min(self._page_rows, self._left),
             keys_only=self._keys_only,
             want_versions=True,
         )
@@ -122,7 +125,12 @@ class Pages:
             request.cursor.after_key = call.after_key
         left_s = max(0.001, deadline - engine.now())
         engine.watch_answers()
-        return await link.scan(request, attempt_timeout_s(left_s, write=False))
+        reply = await link.scan(request, attempt_timeout_s(left_s, write=False))
+        asked = self._start or self._reverse
+        if asked and isinstance(reply, ScanReply) and not reply.in_range:
+            what = f"{call.address}: scans with start or reverse"
+            return UnsupportedVersionError(what=what, version=0, supported=1)
+        return reply
 
 
 def _forget(task: asyncio.Task[list[Entry] | None]) -> None:

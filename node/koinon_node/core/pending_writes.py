@@ -239,19 +239,28 @@ class PendingWrites:
         return [*self._seen(keys, rows), *self._claiming_keys(keys)]
 
     def seen_in_scan(
-        self, head: bytes, after: bytes, rows: Sequence[tuple[bytes, bytes]], *, more: bool
+        self,
+        head: bytes,
+        after: bytes,
+        rows: Sequence[tuple[bytes, bytes]],
+        *,
+        more: bool,
+        below: bytes = b"",
     ) -> list[CommitGroup]:
         """As ``seen``, of a read of all data keys that begin with ``head`` and follow ``after``, up
-        to the last of ``rows`` if there are ``more``, else to the end.
+        to the last of ``rows`` if there are ``more``, else to the end. Where keys descend, of all
+        that begin with ``head`` from ``below`` down.
         """
         if more and not rows:
             return []  # it looked at nothing
         keys = [key for key, _ in rows]
-        last = keys[-1] if more else None
+        first, last = max(head, after), keys[-1] if more else None
+        if below:
+            first, last = last or head, below
         for group in self:
             if group is not self.open:
                 removed = _removed_by(group)
-                for key in islice(removed, bisect_left(removed, max(head, after)), None):
+                for key in islice(removed, bisect_left(removed, first), None):
                     if not key.startswith(head) or (last is not None and key > last):
                         break
                     keys.append(key)

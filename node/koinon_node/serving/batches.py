@@ -93,7 +93,9 @@ class WriteAnswer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScanPage:
-    """A page asked for. ``partition_ids`` ascend; ``after_key`` belongs to the first of them."""
+    """A page asked for. ``partition_ids`` ascend; ``after_key`` belongs to the first of them. Each
+    partition is read from ``start`` on, with ``reverse`` downwards.
+    """
 
     table_version: int
     partition_ids: Sequence[int]
@@ -101,6 +103,8 @@ class ScanPage:
     after_key: bytes
     limit: int
     keys_only: bool
+    start: bytes = b""
+    reverse: bool = False
 
 
 @dataclass(kw_only=True, slots=True)

@@ -41,7 +41,7 @@ from koinon_node.serving.reclaimer import Reclaimer
 from koinon_node.serving.traffic import Traffic
 from koinon_node.state import Expired, NodeState, WallClock
 from koinon_node.storage.index_sweeper import IndexSweeper
-from koinon_node.storage.store import Store, values_of
+from koinon_node.storage.store import Store, scan_end, values_of
 from koinon_node.storage.writer import Writer
 from koinon_proto.contract.errors import (
     KoinonError,
@@ -353,11 +353,10 @@ class Engine:
                 after_key,
                 limit - rows_seen,
                 self._limits.scan_bytes - size,
+                start=page.start,
+                reverse=page.reverse,
             )
-            head = records.head_of(partition_id)
-            incomplete.update(
-                self._pending.seen_in_scan(head + page.prefix, head + after_key, rows, more=more)
-            )
+            incomplete.update(self._seen_in_scan(partition_id, page, after_key, rows, more=more))
             after_key = b""
             rows_seen += len(rows)
             size += self._append_page(rows, partition_id, page.keys_only, answer, expired)
@@ -373,6 +372,21 @@ class Engine:
         if expired:
             await self.remove_expired(expired, view)
         return visited
+
+    def _seen_in_scan(
+        self,
+        partition_id: int,
+        page: ScanPage,
+        after_key: bytes,
+        rows: list[tuple[bytes, bytes]],
+        *,
+        more: bool,
+    ) -> list[CommitGroup]:
+        own = records.head_of(partition_id)
+        below, after = b"", own + max(after_key, page.start)
+        if page.reverse:
+            below = scan_end(partition_id, page.prefix, page.start, after_key)
+        return self._pending.seen_in_scan(own + page.prefix, after, rows, more=more, below=below)
 
     def _append_page(
         self,

@@ -171,6 +171,7 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
             values=answer.values,
             partition_ids=answer.partition_ids,
             refusals=refusals_to_proto(answer.refusals),
+            in_range=True,
         )
         if request.want_versions:
             reply.versions.extend(answer.versions)
@@ -426,6 +427,13 @@ def pages_of(cluster: ClusterConfig, request: Any) -> tuple[list[int], bytes]:
 
 def _scan_page(cluster: ClusterConfig, request: kv_pb2.ScanRequest) -> ScanPage:
     wanted, after_key = pages_of(cluster, request)
+    if len(request.start) > MAX_KEY_BYTES:
+        raise InvalidArgumentError(
+            field="start",
+            reason="longer than a key",
+            limit=MAX_KEY_BYTES,
+            actual=len(request.start),
+        )
     return ScanPage(
         table_version=request.table_version,
         partition_ids=wanted,
@@ -433,6 +441,8 @@ def _scan_page(cluster: ClusterConfig, request: kv_pb2.ScanRequest) -> ScanPage:
         after_key=after_key,
         limit=request.limit,
         keys_only=request.keys_only,
+        start=request.start,
+        reverse=request.reverse,
     )
 
 

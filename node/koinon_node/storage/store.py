@@ -425,21 +425,38 @@ class Store:
             return self._progress(txn, partition_id)[0]
 
     def scan(
-        self, partition_id: int, prefix: bytes, after_key: bytes, rows_max: int, bytes_max: int
+        self,
+        partition_id: int,
+        prefix: bytes,
+        after_key: bytes,
+        rows_max: int,
+        bytes_max: int,
+        *,
+        start: bytes = b"",
+        reverse: bool = False,
     ) -> tuple[list[tuple[bytes, bytes]], bool]:
         """Return ((data key, record)..., whether there is more) of one partition's user records,
-        from ``after_key``.
+        from ``start`` on, beyond ``after_key``; with ``reverse`` keys descend.
 
         Ends after ``rows_max`` rows, or with the row that reaches ``bytes_max``.
         """
-        head = records.head_of(partition_id) + prefix
-        after = records.head_of(partition_id) + after_key
-        start = after + b"\x00" if after_key and after >= head else head
+        own = records.head_of(partition_id)
+        head = own + prefix
         found: list[tuple[bytes, bytes]] = []
         with self.env.begin(self._databases[DATA_DB]) as txn, txn.cursor() as cursor:
-            if not cursor.set_range(start):
+            if reverse:
+                end = scan_end(partition_id, prefix, start, after_key)
+                some_there = cursor.prev() if cursor.set_range(end) else cursor.last()
+                rows = cursor.iterprev(keys=True, values=True)
+            else:
+                first = max(head, own + start)
+                after = own + after_key
+                some_there = cursor.set_range(
+                    after + b"\x00" if after_key and after >= first else first
+                )
+                rows = cursor.iternext(keys=True, values=True)
+            if not some_there:
                 return found, False
-            rows = cursor.iternext(keys=True, values=True)
             size, step = 0, _SCANNED_FIRST
             while len(found) < rows_max and size < bytes_max:
                 count = min(step, rows_max - len(found))
@@ -584,8 +601,18 @@ def _fitting(rows: list[tuple[bytes, bytes]], size: int) -> list[tuple[bytes, by
     return rows[: next(at for at, end in enumerate(ends, 1) if end >= size)]
 
 
+def scan_end(partition_id: int, prefix: bytes, start: bytes, after_key: bytes) -> bytes:
+    """Return the data key below which a reverse scan begins."""
+    own = records.head_of(partition_id)
+    cut = (own + prefix).rstrip(b"\xff")  # of which the kind of a record is left at least
+    end = cut[:-1] + bytes((cut[-1] + 1,))  # the first key that does not begin so
+    if start:
+        end = min(end, own + start + b"\x00")
+    return min(end, own + after_key) if after_key else end
+
+
 def _within(rows: list[tuple[bytes, bytes]], head: bytes) -> list[tuple[bytes, bytes]]:
-    """Return the first rows, whose keys ascend from one that begins so, up to where they do not."""
+    """Return the first rows, whose keys go on from one that begins so, up to where they do not."""
     if not rows or rows[-1][0].startswith(head):
         return rows
     return [row for row in rows if row[0].startswith(head)]

@@ -250,7 +250,7 @@ class ScanCursor(_message.Message):
     def __init__(self, partition_id: _Optional[int] = ..., after_key: _Optional[bytes] = ...) -> None: ...
 
 class ScanRequest(_message.Message):
-    __slots__ = ("table_version", "partition_ids", "prefix", "cursor", "limit", "keys_only", "want_versions", "cluster_id")
+    __slots__ = ("table_version", "partition_ids", "prefix", "cursor", "limit", "keys_only", "want_versions", "cluster_id", "start", "reverse")
     TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
     PARTITION_IDS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
@@ -259,6 +259,8 @@ class ScanRequest(_message.Message):
     KEYS_ONLY_FIELD_NUMBER: _ClassVar[int]
     WANT_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    REVERSE_FIELD_NUMBER: _ClassVar[int]
     table_version: int
     partition_ids: _containers.RepeatedScalarFieldContainer[int]
     prefix: bytes
@@ -267,10 +269,12 @@ class ScanRequest(_message.Message):
     keys_only: bool
     want_versions: bool
     cluster_id: str
-    def __init__(self, table_version: _Optional[int] = ..., partition_ids: _Optional[_Iterable[int]] = ..., prefix: _Optional[bytes] = ..., cursor: _Optional[_Union[ScanCursor, _Mapping]] = ..., limit: _Optional[int] = ..., keys_only: bool = ..., want_versions: bool = ..., cluster_id: _Optional[str] = ...) -> None: ...
+    start: bytes
+    reverse: bool
+    def __init__(self, table_version: _Optional[int] = ..., partition_ids: _Optional[_Iterable[int]] = ..., prefix: _Optional[bytes] = ..., cursor: _Optional[_Union[ScanCursor, _Mapping]] = ..., limit: _Optional[int] = ..., keys_only: bool = ..., want_versions: bool = ..., cluster_id: _Optional[str] = ..., start: _Optional[bytes] = ..., reverse: bool = ...) -> None: ...
 
 class ScanResponse(_message.Message):
-    __slots__ = ("keys", "values", "partition_ids", "versions", "expires_at_ms", "next", "refusals")
+    __slots__ = ("keys", "values", "partition_ids", "versions", "expires_at_ms", "next", "refusals", "in_range")
     KEYS_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     PARTITION_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -278,6 +282,7 @@ class ScanResponse(_message.Message):
     EXPIRES_AT_MS_FIELD_NUMBER: _ClassVar[int]
     NEXT_FIELD_NUMBER: _ClassVar[int]
     REFUSALS_FIELD_NUMBER: _ClassVar[int]
+    IN_RANGE_FIELD_NUMBER: _ClassVar[int]
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     values: _containers.RepeatedScalarFieldContainer[bytes]
     partition_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -285,7 +290,8 @@ class ScanResponse(_message.Message):
     expires_at_ms: _containers.RepeatedScalarFieldContainer[int]
     next: ScanCursor
     refusals: _containers.RepeatedCompositeFieldContainer[Refusal]
-    def __init__(self, keys: _Optional[_Iterable[bytes]] = ..., values: _Optional[_Iterable[bytes]] = ..., partition_ids: _Optional[_Iterable[int]] = ..., versions: _Optional[_Iterable[int]] = ..., expires_at_ms: _Optional[_Iterable[int]] = ..., next: _Optional[_Union[ScanCursor, _Mapping]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ...) -> None: ...
+    in_range: bool
+    def __init__(self, keys: _Optional[_Iterable[bytes]] = ..., values: _Optional[_Iterable[bytes]] = ..., partition_ids: _Optional[_Iterable[int]] = ..., versions: _Optional[_Iterable[int]] = ..., expires_at_ms: _Optional[_Iterable[int]] = ..., next: _Optional[_Union[ScanCursor, _Mapping]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., in_range: bool = ...) -> None: ...
 
 class AttendRequest(_message.Message):
     __slots__ = ()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import itertools
 import os
 import sys
 from dataclasses import dataclass
@@ -160,13 +159,23 @@ def delete(
 def scan(
     session: Session,
     *,
-    prefix: Annotated[str, typer.Option(help="Only keys that start with this.")] = "",
+    prefix: Annotated[str, typer.Option(help="Only keys that begin with this.")] = "",
+    start: Annotated[
+        str, typer.Option(help="Only this key and greater ones; with --reverse, lesser ones.")
+    ] = "",
     limit: Annotated[
         int | None, typer.Option(min=1, max=INT64_MAX, help="At most this many records.")
     ] = None,
+    reverse: Annotated[
+        bool, typer.Option("--reverse", help="Inside each partition, the greatest key first.")
+    ] = False,
     keys_only: Annotated[bool, typer.Option("--keys-only", help="Keys without values.")] = False,
-    hexadecimal: Annotated[bool, typer.Option("--hex", help="The prefix is hexadecimal.")] = False,
-    base_64: Annotated[bool, typer.Option("--base64", help="The prefix is base64.")] = False,
+    hexadecimal: Annotated[
+        bool, typer.Option("--hex", help="--prefix and --start are hexadecimal.")
+    ] = False,
+    base_64: Annotated[bool, typer.Option("--base64", help="--prefix and --start are base64.")] = (
+        False
+    ),
 ) -> None:
     """List records: one per line, key, tab, value; with --json one JSON object per line.
 
@@ -174,12 +183,18 @@ def scan(
     """
     encoding = Encoding(hexadecimal=hexadecimal, base_64=base_64)
     prefix_bytes = encoding.decode(prefix, "--prefix")
+    start_bytes = encoding.decode(start, "--start")
     shown = 0
     with session.connect() as client:
-        options: dict[str, Any] = {"page_rows": min(limit, 1000)} if limit else {}
-        entries = client.scan(prefix=prefix_bytes, keys_only=keys_only, **options)
+        entries = client.scan(
+            prefix=prefix_bytes,
+            start=start_bytes,
+            limit=limit,
+            reverse=reverse,
+            keys_only=keys_only,
+        )
         try:
-            for entry in itertools.islice(entries, limit):
+            for entry in entries:
                 shown += 1
                 _print_entry(entry, keys_only=keys_only, as_json=session.json)
         except KoinonError:
