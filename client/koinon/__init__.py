@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from koinon.driver.request_ids import request_id
     from koinon.local import LocalCluster
     from koinon.options import ClientOptions
-    from koinon.types import Durability, Entry, RowFailure, WriteResult
+    from koinon.types import Durability, Entry, Observation, RowFailure, WriteResult
     from koinon_proto.contract.errors import (
         ClientClosedError,
         ClusterNotReadyError,
@@ -63,6 +63,7 @@ __all__ = [
     "request_id",
     "Durability",
     "Entry",
+    "Observation",
     "RowFailure",
     "WriteResult",
     "LocalCluster",
@@ -104,6 +105,7 @@ _HOMES = {
     "request_id": "koinon.driver.request_ids",
     "Durability": "koinon.types",
     "Entry": "koinon.types",
+    "Observation": "koinon.types",
     "RowFailure": "koinon.types",
     "WriteResult": "koinon.types",
     "LocalCluster": "koinon.local",

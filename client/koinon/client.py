@@ -104,6 +104,8 @@ class Client(Face, Closing):
         self._addresses = addresses
         self._options = options
         self._close_lock = threading.Lock()  # one thread closes; in a child, one connects
+        if options.observer is not None:  # others pay nothing for it
+            self._run_single = self._run_observed  # type: ignore[method-assign]
         self._connect()
         _open_clients.add(self)
 
@@ -192,14 +194,15 @@ class Client(Face, Closing):
 
     def _load(self, chunks: Iterable[Chunk], **options: Any) -> WriteResult:
         load = Load(self._engine, **options)
-        try:
-            for step in load.steps(chunks):
-                self._run(step)
-        except BaseException as error:
-            with suppress(KoinonError):
-                self._run(load.abandon())
-            raise load.told(error) from error.__cause__
-        return load.result()
+        with load.observed():
+            try:
+                for step in load.steps(chunks):
+                    self._run(step)
+            except BaseException as error:
+                with suppress(KoinonError):
+                    self._run(load.abandon())
+                raise load.told(error) from error.__cause__
+            return load.result()
 
     def table(self) -> Table:
         """Return the partition table as this client holds it."""
@@ -265,6 +268,10 @@ class Client(Face, Closing):
         if single.error is not None:
             raise single.error
         return single.result
+
+    def _run_observed(self, single: PendingOperation) -> Any:
+        with self._engine.observing.operation(single.kind.value, 1):
+            return Client._run_single(self, single)
 
     def _run_here(self, single: PendingOperation) -> KoinonError | None:
         """Carry the operation out on a socket of this thread's, if there is one; return the error

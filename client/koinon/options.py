@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict, TypeVar, get_args
 from urllib.parse import parse_qsl, urlsplit
 
+from koinon.types import Observer
 from koinon_proto.contract.addresses import check_address
 from koinon_proto.contract.errors import ConfigurationError
 from koinon_proto.contract.table import MAX_BATCH_BYTES, MAX_BATCH_ROWS
@@ -43,10 +44,15 @@ class ClientOptions:
     or always over gRPC. All else goes over gRPC.
     """
 
+    observer: Observer | None = None
+    """Called with each operation (``koinon.Observation``) once it has ended, for metrics."""
+
     def __post_init__(self) -> None:
+        if not (self.observer is None or callable(self.observer)):
+            raise TypeError(f"observer must be callable, not {type(self.observer).__name__}")
         for field in fields(self):
             value, kind = getattr(self, field.name), type(field.default)
-            if type(value) is not kind:
+            if field.name != "observer" and type(value) is not kind:
                 raise TypeError(f"{field.name} must be {kind.__name__}, not {type(value).__name__}")
         if self.transport not in TRANSPORTS:
             names = " or ".join(repr(name) for name in TRANSPORTS)
@@ -78,6 +84,7 @@ class Options(TypedDict, total=False):
     batches_in_flight: int
     singles_in_flight: int
     transport: Transport
+    observer: Observer | None
 
 
 URL_VARIABLE = "KOINON_URL"
@@ -135,7 +142,7 @@ def _parse_url(url: str) -> tuple[str, dict[str, Any]]:
         raise ConfigurationError(reason=f"URL: no cluster has parts with names ({parts.path!r})")
     options = {}
     for name, text in parse_qsl(parts.query, keep_blank_values=True):
-        if name not in _NAMES:
+        if name not in _NAMES or name == "observer":
             raise ConfigurationError(reason=f"URL: there is no option {name!r}{_instead(name)}")
         options[name] = _value_of(name, text)
     return parts.netloc, options

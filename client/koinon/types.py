@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -23,6 +24,29 @@ class Entry(NamedTuple):
     value: bytes
     version: int
     expires_at_ms: int | None
+
+
+class Observation(NamedTuple):
+    """One operation of a client, once it has ended, as ``observer`` (an option of ``connect``) is
+    told of it.
+    """
+
+    operation: str
+    """The name of the client's method: ``get``, ``put_many``; ``scan``: one page of it."""
+    outcome: str
+    """``ok``, or what ended it: the error's name, ``condition_failed`` or ``unknown_fate``, or
+    ``cancelled``. A write of many rows has the outcome of its first failed row.
+    """
+    seconds: float
+    """From the call to its end, retries included."""
+    rows: int
+    """Keys that were asked for, rows that were given, or entries of the page."""
+
+
+Observer = Callable[[Observation], object]
+"""Called on the thread that has ended the operation, be it the caller's or the client's own: it
+returns quickly, and may be called by several threads at once. What it raises is logged, once.
+"""
 
 
 class RowFailure(NamedTuple):
@@ -72,5 +96,5 @@ class WriteResult:
             raise self.refused[0].error
 
 
-for _shown in (Entry, RowFailure, WriteResult):
+for _shown in (Entry, Observation, RowFailure, WriteResult):
     _shown.__module__ = "koinon"

@@ -42,6 +42,7 @@ from koinon.driver.deadlines import Deadlines
 from koinon.driver.discovery import Cancel, Discovery
 from koinon.driver.messages import single_reads, single_updates, single_writes, write_request
 from koinon.driver.node_link import Link
+from koinon.driver.observing import Observing
 from koinon.driver.resp.link import RespLink
 from koinon.driver.resp.pool import SOCKETS_MAX, Pools
 from koinon.options import ClientOptions
@@ -76,6 +77,7 @@ class Engine:
     ) -> None:
         forks.holds_channels(self)
         self.options = options
+        self.observing = Observing(options.observer)
         self.router = Router()
         self.policy = RetryPolicy()
         self.random = Random()
@@ -553,7 +555,8 @@ class Engine:
                     raise operation.error
                 return operation.results
 
-        with request_ids.operation():
+        name = "get_entries" if want_entries else "get_many"
+        with self.observing.operation(name, len(keys)), request_ids.operation():
             if len(parts) == 1:
                 return await read(parts[0])
             return [

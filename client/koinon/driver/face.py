@@ -254,6 +254,7 @@ class Face(ABC):
         """
         return self._load(
             self._engine.put_chunks(items),
+            operation="put_many",
             ttl_ms=ttl_ms,
             timeout_ms=timeout_ms,
             retry_unknown=retry_unknown,
@@ -271,6 +272,7 @@ class Face(ABC):
         """Delete any number of records; as :meth:`put_many`. ``absent`` counts those not found."""
         return self._load(
             self._engine.delete_chunks(keys),
+            operation="delete_many",
             timeout_ms=timeout_ms,
             retry_unknown=retry_unknown,
             durability=durability,

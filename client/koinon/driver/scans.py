@@ -75,8 +75,11 @@ class Pages:
             self._fetching = None
 
     async def _fetch(self) -> list[Entry] | None:
-        with request_ids.operation(self._request):
-            return await self._next_records()
+        observing = self._engine.observing
+        with observing.operation("scan") as page, request_ids.operation(self._request):
+            entries = await self._next_records()
+            page.rows = len(entries or ())
+            return entries
 
     async def _next_records(self) -> list[Entry] | None:
         engine = self._engine

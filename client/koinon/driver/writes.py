@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from koinon.core import limits
@@ -11,6 +12,7 @@ from koinon.core.operations import WriteRows
 from koinon.core.row_chunks import Chunk, LoadProgress
 from koinon.driver import request_ids
 from koinon.driver.engine import Engine
+from koinon.driver.observing import outcome_of
 from koinon.types import Durability, WriteResult
 from koinon_proto.contract.errors import ClientClosedError, KoinonError, UnknownFateError
 
@@ -26,6 +28,7 @@ class Load:
         self,
         engine: Engine,
         *,
+        operation: str,
         ttl_ms: int | None = None,
         timeout_ms: int | None,
         retry_unknown: bool | None,
@@ -34,6 +37,7 @@ class Load:
         limits.check_ttl(ttl_ms)
         limits.check_durability(durability)
         self.progress = LoadProgress(in_flight_max=engine.options.batches_in_flight)
+        self._operation = operation  # the name of the client's method
         self._engine = engine
         self._ttl_ms = ttl_ms
         self._timeout_ms = engine.timeout_ms(timeout_ms)
@@ -57,6 +61,19 @@ class Load:
                 break
             yield self._begin(chunk)
         yield self._drain()
+
+    @contextmanager
+    def observed(self) -> Iterator[None]:
+        """Let the client's observer hear how the load ends, which is carried out inside."""
+        with self._engine.observing.operation(self._operation) as ending:
+            result = self.progress.result
+            try:
+                yield
+            finally:
+                ending.rows = result.rows
+            failed = [*result.refused[:1], *result.unknown[:1]]
+            if failed:
+                ending.outcome = outcome_of(min(failed, key=lambda failure: failure.row).error)
 
     def result(self) -> WriteResult:
         """Return the fates of the rows."""
