@@ -54,7 +54,7 @@ def test_children_of_a_process_with_channels_live_to_exec() -> None:
 
 
 CHILD_USES_CLIENTS = """
-import multiprocessing, os, sys
+import multiprocessing, os, sys, threading
 import koinon
 
 addresses = sys.argv[1]
@@ -85,7 +85,17 @@ def in_child(number):
         return counted
 
 
+def keep_busy():
+    while not ended.is_set():
+        client.put(b"busy", b"v")
+        client.get_many([b"busy"])
+        busy.append(client.get(b"busy"))
+
+
 if __name__ == "__main__":
+    busy, ended = [], threading.Event()
+    other = threading.Thread(target=keep_busy)  # that every fork leaves in the middle of something
+    other.start()
     forking = multiprocessing.get_context("fork")
     with forking.Pool(2) as pool:
         counted = pool.map(in_child, range(4), chunksize=1)
@@ -101,6 +111,10 @@ if __name__ == "__main__":
         sys.exit(0)
     assert os.waitpid(silent, 0)[1] == 0
     assert use(client, b"parent") == 12
+    assert other.is_alive()  # nothing it did has failed
+    ended.set()
+    other.join()
+    assert set(busy) == {b"v"}
     client.close()
 """
 
