@@ -7,6 +7,7 @@ sizes and checksums of their copies, which tests set.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -139,6 +140,7 @@ class FakeOperator(admin_pb2_grpc.AdminServicer):
         self.moves: list[admin_pb2.MoveStatus] = []
         self.settings = MoveSettings()
         self.requests: list[Any] = []
+        self.silent: set[str] = set()  # requests (by their types' names) that get no answer
         self.not_leading = 0
         self.leaderless = False  # what the status says
         self.steps_a_poll = 0
@@ -207,11 +209,13 @@ class FakeOperator(admin_pb2_grpc.AdminServicer):
             raise UnknownNodeError(node_id=node_id)
         return self.table.by_id[NodeId(node_id)]
 
-    def _enter(self, request: Any) -> None:
+    async def _enter(self, request: Any) -> None:
         if self.not_leading:
             self.not_leading -= 1
             raise NotLeaderError(leader_id="", leader_address="", term=1)
         self.requests.append(request)
+        if type(request).__name__ in self.silent:
+            await asyncio.Event().wait()
 
     @rpc.typed_errors
     async def GetStatus(self, request: Any, context: Any) -> Any:  # noqa: N802
@@ -239,7 +243,7 @@ class FakeOperator(admin_pb2_grpc.AdminServicer):
 
     @rpc.typed_errors
     async def PlanMoves(self, request: Any, context: Any) -> Any:  # noqa: N802
-        self._enter(request)
+        await self._enter(request)
         if request.node_id:
             self._node(request.node_id)
         plan = admin_pb2.Plan(plan_id=self.plan_id, table_version=self.table.table_version)
@@ -258,7 +262,7 @@ class FakeOperator(admin_pb2_grpc.AdminServicer):
 
     @rpc.typed_errors
     async def ExecutePlan(self, request: Any, context: Any) -> Any:  # noqa: N802
-        self._enter(request)
+        await self._enter(request)
         if request.plan_id != self.plan_id:
             raise PlanStaleError(plan_id=request.plan_id, current_plan_id=self.plan_id)
         for p, origin, target in self.planned:
@@ -272,7 +276,7 @@ class FakeOperator(admin_pb2_grpc.AdminServicer):
 
     @rpc.typed_errors
     async def GetMoves(self, request: Any, context: Any) -> Any:  # noqa: N802
-        self._enter(request)
+        await self._enter(request)
         status = admin_pb2.MovesStatus(
             settings=convert.settings_to_proto(self.settings), moves=self.moves
         )
@@ -284,7 +288,7 @@ class FakeOperator(admin_pb2_grpc.AdminServicer):
 
     @rpc.typed_errors
     async def CancelMoves(self, request: Any, context: Any) -> Any:  # noqa: N802
-        self._enter(request)
+        await self._enter(request)
         chosen = [
             move
             for move in self.moves
@@ -302,7 +306,7 @@ class FakeOperator(admin_pb2_grpc.AdminServicer):
 
     @rpc.typed_errors
     async def SetMoves(self, request: Any, context: Any) -> Any:  # noqa: N802
-        self._enter(request)
+        await self._enter(request)
         for name in ("paused", "bytes_per_second", "moves_per_node"):
             if request.HasField(name):
                 self.settings = replace(self.settings, **{name: getattr(request, name)})
@@ -310,7 +314,7 @@ class FakeOperator(admin_pb2_grpc.AdminServicer):
 
     @rpc.typed_errors
     async def SetNodeStatus(self, request: Any, context: Any) -> Any:  # noqa: N802
-        self._enter(request)
+        await self._enter(request)
         node = self._node(request.node_id)
         if request.status == NodeStatus.LEFT and any(
             node.number in row.replicas for row in self.table.rows
@@ -321,12 +325,12 @@ class FakeOperator(admin_pb2_grpc.AdminServicer):
 
     @rpc.typed_errors
     async def RestorePrimaries(self, request: Any, context: Any) -> Any:  # noqa: N802
-        self._enter(request)
+        await self._enter(request)
         return admin_pb2.RestorePrimariesResponse(wanted=3)
 
     @rpc.typed_errors
     async def ForcePrimaries(self, request: Any, context: Any) -> Any:  # noqa: N802
-        self._enter(request)
+        await self._enter(request)
         reply = admin_pb2.ForcePrimariesResponse()
         for one in request.primaries:
             self._node(one.node_id)

@@ -140,6 +140,7 @@ def test_unreachable_cluster_ends_with_3_and_advice(koinon: Run) -> None:
         assert ended.returncode == 3, ended.stderr
         assert "koinon up" in ended.stderr
         assert "Traceback" not in ended.stderr
+        assert ("'koinon admin status'" in ended.stderr) == (arguments[0] == "get")
     shown = koinon("get", "k", "--timeout", "500ms", "--debug", environment=nowhere)
     assert "Traceback" in shown.stderr
 

@@ -8,6 +8,7 @@ import pytest
 import typer
 
 from koinon.cli.console.units import bytes_per_second, partition_ids
+from koinon.operate.fates import EFFECTS
 from koinon_proto.contract.table import NodeNumber, NodeStatus, first_sequence
 from koinon_proto.v1 import admin_pb2
 from tests.cli.conftest import Run, kinds, three
@@ -275,6 +276,53 @@ def test_numbers_that_fit_nowhere_are_wrong_usage(
     ended = koinon(*arguments)
     assert (ended.exit_code, type(ended.exception)) == (2, SystemExit)
     assert operator.requests == []
+
+
+# --- calls without an answer --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("called", "silent", "shown_by"),
+    [
+        ("rebalance --yes", "ExecutePlanRequest", "koinon admin moves"),
+        ("cancel", "CancelMovesRequest", "koinon admin moves"),
+        ("pause", "SetMovesRequest", "koinon admin moves"),
+        ("drain n1 --undo", "SetNodeStatusRequest", "koinon admin nodes"),
+        ("primaries", "RestorePrimariesRequest", "koinon admin status"),
+    ],
+)
+def test_change_without_an_answer_says_what_may_have_changed_and_what_shows_it(
+    operator: FakeOperator, koinon: Run, called: str, silent: str, shown_by: str
+) -> None:
+    operator.silent = {silent}
+    ended = koinon(*called.split(), "--timeout", "1s")
+    assert ended.exit_code == 3
+    assert "may" in ended.stderr
+    assert "no answer within 1 s" in ended.stderr
+    assert f"'{shown_by}' shows whether it was" in ended.stderr
+    assert "write" not in ended.stderr
+    assert "key" not in ended.stderr
+    repeatable = silent in ("SetMovesRequest", "SetNodeStatusRequest", "RestorePrimariesRequest")
+    assert ("repeat" in ended.stderr) == repeatable
+
+
+@pytest.mark.parametrize(
+    ("called", "silent"),
+    [("rebalance --dry-run", "PlanRequest"), ("moves", "GetMovesRequest")],
+)
+def test_question_without_an_answer_says_that_nothing_was_changed(
+    operator: FakeOperator, koinon: Run, called: str, silent: str
+) -> None:
+    operator.silent = {silent}
+    ended = koinon(*called.split(), "--timeout", "1s")
+    assert ended.exit_code == 3
+    assert "no answer within 1 s; nothing was changed" in ended.stderr
+
+
+def test_every_change_of_the_service_says_what_it_may_have_done() -> None:
+    service = admin_pb2.DESCRIPTOR.services_by_name["Admin"]
+    questions = {"GetStatus", "PlanMoves", "GetMoves"}
+    assert {method.name for method in service.methods} - questions <= set(EFFECTS)
 
 
 # --- verify -------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@ its nodes, of where replicas are, and of bulk loads.
 
 ``Admin`` asks every known coordinator at once and prefers the leader's answer; a coordinator that
 is down or paused costs nothing while the leader answers. What may be asked twice without harm is
-asked again when the leader goes; what may not ends as ``UnknownFateError``, and so does a change
+asked again when the leader goes; what may not ends as ``ChangeFateError``, and so does a change
 that may be made twice, if no later attempt was answered.
 """
 
@@ -188,7 +188,7 @@ class Admin(Closing):
 
         Raises:
             PlanStaleError: planning now gives another plan; nothing was queued.
-            UnknownFateError: the leader went away; ``moves`` shows whether they are queued.
+            ChangeFateError: the leader went away; ``moves`` shows whether they are queued.
         """
         message = admin_pb2.ExecutePlanRequest(plan=request.to_proto(), plan_id=plan_id)
         self._at_leader("ExecutePlan", message)
@@ -251,7 +251,7 @@ class Admin(Closing):
 
         Raises:
             UnknownNodeError, InvalidArgumentError: nothing was changed.
-            UnknownFateError: the leader went away; the table shows which are led now.
+            ChangeFateError: the leader went away; the table shows which are led now.
         """
         message = admin_pb2.ForcePrimariesRequest(
             primaries=[

@@ -66,7 +66,7 @@ class LoadsClient(Closing):
     """See the module's text. Every method raises, beside what it names:
 
     UnavailableError: no member answered as the leader until the time was over.
-    UnknownFateError: it was asked, and no answer came until the time was over; ask again.
+    ChangeFateError: it was asked, and no answer came until the time was over; ask again.
     WrongClusterError: the coordinators belong to another cluster than ``cluster_id``.
     """
 

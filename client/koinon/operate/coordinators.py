@@ -19,6 +19,7 @@ from typing import Any
 import grpc
 
 from koinon.driver.channels import Channels
+from koinon.operate.fates import told
 from koinon.options import parse_addresses
 from koinon_proto.contract.errors import (
     ConfigurationError,
@@ -26,6 +27,7 @@ from koinon_proto.contract.errors import (
     NotLeaderError,
     NotSentError,
     UnavailableError,
+    UnknownFateError,
     WrongClusterError,
 )
 from koinon_proto.contract.leader_search import LeaderSearch, Pace, Repeat, Route
@@ -167,6 +169,7 @@ class Coordinators(Channels):
 
         Raises:
             UnavailableError: no member answered as the leader until the time was over.
+            ChangeFateError: a change was sent, and its answer never came.
             KoinonError: as ``LeaderSearch.failure``.
         """
         deadline = time.monotonic() + timeout_s
@@ -182,9 +185,18 @@ class Coordinators(Channels):
             return call(request, timeout=search.timeout_s(time.monotonic()))
 
         try:
-            return ask_leader(search, attempt, partial(rpc.fate_of, unimplemented=unimplemented))
+            return ask_leader(search, attempt, partial(_fate_of, unimplemented, timeout_s))
         except NotLeaderError as error:
-            raise UnavailableError(reason=str(error)) from error
+            raise told(UnavailableError(reason=str(error)), method, repeat) from error
+        except (UnavailableError, UnknownFateError) as error:
+            raise told(error, method, repeat) from error.__cause__
+
+
+def _fate_of(unimplemented: str, timeout_s: float, failure: grpc.RpcError) -> KoinonError:
+    fate = rpc.fate_of(failure, unimplemented=unimplemented)
+    if isinstance(fate, UnknownFateError) and failure.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return UnknownFateError(reason=f"no answer within {timeout_s:g} s")
+    return fate
 
 
 def _cluster_of(answer: admin_pb2.ClusterStatus) -> str:

@@ -24,6 +24,7 @@ from koinon.cli.console.help import Command
 from koinon.core.quantities import parse_duration_ms
 from koinon.local.files import ClusterFile, LocalClusterError, running_cluster
 from koinon.local.members import coordinators_of
+from koinon.operate.fates import ChangeFateError
 from koinon_proto.contract import errors
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.contract.table import MAX_TTL_MS
@@ -272,6 +273,7 @@ def _with_common_options(function: Body, *, connects: bool = True) -> Callable[.
             debug=bool(chosen["debug"]),
             as_json=bool(chosen["json"]),
             coordinators=chosen["coordinators"] or "",
+            called=context.command_path,
         )
 
     run.__name__ = function.__name__
@@ -286,13 +288,20 @@ def _fields_of(group: type) -> list[inspect.Parameter]:
 
 
 def guarded(
-    function: Callable[[], int | None], *, debug: bool, as_json: bool, coordinators: str = ""
+    function: Callable[[], int | None],
+    *,
+    debug: bool,
+    as_json: bool,
+    coordinators: str = "",
+    called: str = "",
 ) -> NoReturn:
-    """Run a command's body and end with its exit code, whatever happens. ``coordinators`` are
-    those that were given ('': the default), for the advice.
+    """Run a command's body and end with its exit code, whatever happens. For the advice,
+    ``coordinators`` are those that were given ('': the default), and ``called`` is the command.
     """
     try:
-        code = _reported(function, debug=debug, as_json=as_json, coordinators=coordinators)
+        code = _reported(
+            function, debug=debug, as_json=as_json, coordinators=coordinators, called=called
+        )
     except BrokenPipeError:  # koinon scan | head
         _let_go()
         code = BROKEN_PIPE
@@ -309,7 +318,12 @@ def _let_go() -> None:
 
 
 def _reported(
-    function: Callable[[], int | None], *, debug: bool, as_json: bool, coordinators: str
+    function: Callable[[], int | None],
+    *,
+    debug: bool,
+    as_json: bool,
+    coordinators: str,
+    called: str,
 ) -> int:
     try:
         code = function() or DONE
@@ -322,7 +336,7 @@ def _reported(
     except BrokenPipeError:
         raise
     except (KoinonError, OSError) as error:
-        code = fail(error, debug=debug, coordinators=coordinators)
+        code = fail(error, debug=debug, coordinators=coordinators, called=called)
         if as_json:
             output.print_json({"error": message_of(error)})
     return code
@@ -341,9 +355,11 @@ def message_of(error: KoinonError | OSError) -> str:
     return text if request_id in text else f"{text} [request {request_id}]"
 
 
-def fail(error: KoinonError | OSError, *, debug: bool, coordinators: str = "") -> int:
+def fail(
+    error: KoinonError | OSError, *, debug: bool, coordinators: str = "", called: str = ""
+) -> int:
     """Say what went wrong and what to do next; return the exit code."""
-    advice = _advice(error, coordinators) if isinstance(error, KoinonError) else ""
+    advice = _advice(error, coordinators, called) if isinstance(error, KoinonError) else ""
     output.problem(f"{message_of(error)}{advice}")
     if debug:
         printable.tell("".join(traceback.format_exception(error)).rstrip(), stderr=True)
@@ -368,17 +384,28 @@ def _dead_members_advice(coordinators: str) -> str:
     )
 
 
-def _advice(error: KoinonError, coordinators: str) -> str:
+def _reach_advice(called: str) -> str:
+    """What helps where no server answers: other commands than the one that was called."""
+    advice = {
+        "koinon up": "'koinon up' starts a local one",
+        "": "--coordinators or KOINON_COORDINATORS says where another is",
+        "koinon admin status": "'koinon admin status' shows its state",
+    }
+    helps = [text for command, text in advice.items() if not command or command != called]
+    return f"\n  Is the cluster up? {'; '.join(helps)}."
+
+
+def _advice(error: KoinonError, coordinators: str, called: str) -> str:
     if isinstance(error.__cause__, errors.PartitionOfflineError | errors.LeaseExpiredError):
         return _dead_members_advice(coordinators)
     match error:
         case errors.UnavailableError() | errors.ClusterNotReadyError():
-            return (
-                "\n  Is the cluster up? 'koinon up' starts a local one; --coordinators or "
-                "KOINON_COORDINATORS says where another is; 'koinon admin status' shows its state."
-            )
+            return _reach_advice(called)
         case errors.PartitionOfflineError() | errors.LeaseExpiredError():
             return _dead_members_advice(coordinators)
+        case ChangeFateError():
+            again = "; to repeat it does no harm" if error.repeatable else ""
+            return f"\n  '{error.shown_by}' shows whether it was{again}."
         case errors.UnknownFateError():
             return "\n  Read the key to see; a plain put or delete may simply be repeated."
         case errors.ConditionFailedError():

@@ -1,0 +1,62 @@
+"""What a call to the coordinators' leader that got no answer may have done, by kind of call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from koinon_proto.contract.errors import KoinonError, UnavailableError, UnknownFateError
+from koinon_proto.contract.leader_search import Repeat
+
+
+@dataclass(kw_only=True, eq=False)
+class ChangeFateError(UnknownFateError):
+    """A change of the cluster was asked for, and no answer came: it may have been made.
+
+    ``effect`` says what may have happened, in a clause; ``shown_by`` is the command that shows
+    whether it did; ``repeatable``: to ask for the change again does no harm.
+    """
+
+    template: ClassVar[str] = "{e.effect}: {e.reason}{e.request}"
+
+    effect: str
+    shown_by: str
+    repeatable: bool
+
+
+EFFECTS = {
+    "AddCoordinator": ("the coordinator may have been added", "koinon admin coordinators"),
+    "RemoveCoordinator": ("the coordinator may have been removed", "koinon admin coordinators"),
+    "TransferLeadership": ("another coordinator may lead by now", "koinon admin coordinators"),
+    "ExecutePlan": ("the moves of the plan may have been queued", "koinon admin moves"),
+    "CancelMoves": ("moves may have been dropped or turned back", "koinon admin moves"),
+    "SetMoves": ("the settings of moves may have been changed", "koinon admin moves"),
+    "SetNodeStatus": ("the node's status may have been changed", "koinon admin nodes"),
+    "RestorePrimaries": ("primaries may be changing", "koinon admin status"),
+    "ForcePrimaries": (
+        "partitions may have been given to other primaries",
+        "koinon admin partitions",
+    ),
+    "OpenLoad": ("the load may have been opened", "koinon admin loads"),
+    "TouchLoad": ("the load may have been kept alive", "koinon admin loads"),
+    "CommitLoad": ("the load may have been committed", "koinon admin loads"),
+    "AbortLoad": ("the load may have been aborted", "koinon admin loads"),
+}
+"""By method: what a call without an answer may have done, and the command that shows whether."""
+
+
+def told(error: KoinonError, method: str, repeat: Repeat) -> KoinonError:
+    """Return the error that a call of the leader's ``method`` ended with, as an operator is told
+    it: a question says that nothing was changed, a change names itself and what shows its fate.
+    """
+    if repeat is Repeat.READ and isinstance(error, UnavailableError):
+        return replace(error, reason=f"{error.reason}; nothing was changed")
+    if isinstance(error, UnknownFateError):
+        effect, shown_by = EFFECTS[method]
+        return ChangeFateError(
+            reason=error.reason,
+            effect=effect,
+            shown_by=shown_by,
+            repeatable=repeat is Repeat.CHANGE,
+        )
+    return error
