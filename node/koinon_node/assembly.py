@@ -144,6 +144,7 @@ class Parts:
             state,
             Checksums(store, self.writer),
             self.sizes,
+            primaries,
         )
 
 

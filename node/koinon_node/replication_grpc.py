@@ -22,6 +22,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 from google.protobuf.message import Message
 
+from koinon_node.core.write_decisions import Primaries
 from koinon_node.ports import FollowerEnd, PeerLostError
 from koinon_node.primary.follower_streams import Followers
 from koinon_node.primary.page_reader import PageReader
@@ -339,12 +340,14 @@ class ReplicationService:
         state: NodeState,
         checksums: Checksums,
         sizes: SizeEstimates,
+        primaries: Primaries,
     ) -> None:
         self._followers = followers
         self._pages = pages
         self._state = state
         self._checksums = checksums
         self._sizes = sizes
+        self._primaries = primaries
         self._streams: set[_PrimaryStream] = set()
         self._places = Places(
             "followers' streams", places=STREAMS_MAX, host=STREAMS_MAX // 2, connection=8
@@ -435,8 +438,11 @@ class ReplicationService:
     ) -> replication_pb2.PartitionSizesResponse:
         self._state.table().cluster.check_id(request.cluster_id)
         partition_ids, records, sizes = self._sizes.columns()
+        # Of a copy that this node does not lead the position here may be an old one.
+        led = self._primaries.epochs[partition_ids] > 0
+        stale = self._sizes.stale(partition_ids, self._primaries.last_sequences[partition_ids])
         return replication_pb2.PartitionSizesResponse(
-            partition_ids=partition_ids, records=records, bytes=sizes
+            partition_ids=partition_ids, records=records, bytes=sizes, stale=stale | ~led
         )
 
     def _check_hello(self, hello: replication_pb2.FollowHello) -> None:

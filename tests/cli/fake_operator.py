@@ -57,6 +57,7 @@ class FakeCopies(replication_pb2_grpc.ReplicationServicer):
         through = first_sequence(1)
         self.copies = {p: (through + p, 10 + p, 1000 + p) for p in range(partitions)}
         self.not_usable: set[int] = set()
+        self.stale: set[int] = set()  # partitions that have changed since they were counted
         self.on_checksums: Callable[[], None] = lambda: None
 
     @rpc.typed_errors
@@ -80,7 +81,10 @@ class FakeCopies(replication_pb2_grpc.ReplicationServicer):
         held = sorted(self.copies)
         records = [self.copies[p][1] for p in held]
         return replication_pb2.PartitionSizesResponse(
-            partition_ids=held, records=records, bytes=[1_000_000 * n for n in records]
+            partition_ids=held,
+            records=records,
+            bytes=[1_000_000 * n for n in records],
+            stale=[p in self.stale for p in held],
         )
 
 

@@ -121,6 +121,24 @@ def test_sizes_of_a_silent_primary_are_guessed_and_marked(
     assert "about" in ended.stdout
 
 
+def test_sizes_that_were_counted_before_the_last_writes_are_marked_wherever_they_count(
+    operator: FakeOperator, koinon: Run
+) -> None:
+    for copies in operator.copies.values():
+        copies.stale = {1}
+    lines = koinon("rebalance", "--dry-run").stdout.splitlines()
+    copied = next(line.split() for line in lines if "copy" in line.split())
+    assert copied[4:6] == ["~21", "~21.0"]
+    receives = next(line.split() for line in lines if line.startswith("n4"))
+    assert receives[-2:] == ["~21.0", "MB"]
+    assert any("about 21.0 MB to copy" in line for line in lines)
+    each = koinon("rebalance", "--dry-run", "--all").stdout.splitlines()
+    assert "~" not in each[1]
+    assert "~11" in each[2].split()
+    moves = json.loads(koinon("rebalance", "--dry-run", "--json").stdout)["moves"]
+    assert [move["guessed"] for move in moves] == [False, True, False]
+
+
 def test_throttle_gives_the_estimate(operator: FakeOperator, koinon: Run) -> None:
     assert koinon("throttle", "1MB").exit_code == 0
     ended = koinon("rebalance", "--dry-run")
@@ -157,6 +175,15 @@ def test_wait_tells_queued_moves_that_were_dropped(operator: FakeOperator, koino
     assert ended.exit_code == 1
     assert "1 of 3 moves done" in ended.stdout
     assert "2 turned back or dropped" in ended.stdout
+
+
+def test_watch_asks_for_the_sizes_of_what_is_queued(operator: FakeOperator, koinon: Run) -> None:
+    assert koinon("rebalance", "--yes").exit_code == 0
+    operator.steps_a_poll = 1
+    ended = koinon("moves", "--watch")
+    assert ended.exit_code == 0, ended.output
+    assert "0 B of 21.0 MB" in ended.stderr
+    assert "3 of 3 moves done, 21.0 MB copied" in ended.stdout
 
 
 def test_watch_for_programs_waits_too(operator: FakeOperator, koinon: Run) -> None:

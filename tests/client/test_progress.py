@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from koinon.cli.operate.following import line
 from koinon.operate.moves import CopyProgress, MovesView, MoveView, Plan, PlannedMove, Stage
 from koinon.operate.progress import MovesTracker
 from koinon.operate.replicas import PartitionSize
@@ -67,6 +70,32 @@ def test_tracker_counts_what_disappears_as_done_and_tells_the_rate() -> None:
     last = tracker.update(view(), 12.0)
     assert last.ended
     assert (last.done, last.whole.bytes, last.whole.copies_done) == (4, 4_000, 4)
+
+
+def test_tracker_time_left_counts_what_is_queued_and_is_not_known_without_its_size() -> None:
+    tracker = MovesTracker(sizes=(sizes := dict(SIZES)))
+    tracker.update(view(*MOVES, running=1), 10.0)
+    seen = tracker.update(view(*MOVES, running=1, received=500), 11.0)
+    assert seen.seconds_left == pytest.approx(3_500 / 500)
+    later = PlannedMove(partition_id=9, origin=(1, 2), target=(3, 2), reason="")
+    unsized = tracker.update(view(*MOVES, later, running=1, received=800), 12.0)
+    assert unsized.seconds_left is None
+    sizes[8] = PartitionSize(records=1, bytes=100, guessed=True)
+    tracker = MovesTracker(sizes=sizes)
+    last = PlannedMove(partition_id=8, origin=(1, 2), target=(3, 2), reason="")
+    tracker.update(view(MOVES[0], last, running=1), 10.0)
+    guessed = tracker.update(view(MOVES[0], last, running=1, received=500), 11.0)
+    assert guessed.seconds_left == pytest.approx(600 / 500)
+    assert guessed.guessed
+    assert "of ~1.1 kB" in line(guessed)
+    assert "about 1.2 s left" in line(guessed)
+
+
+def test_tracker_time_left_of_paused_moves_is_not_known() -> None:
+    tracker = MovesTracker(plan=PLAN, sizes=SIZES)
+    tracker.update(view(*MOVES, running=1), 10.0)
+    halted = replace(view(*MOVES, running=1, received=500), settings=MoveSettings(paused=True))
+    assert tracker.update(halted, 11.0).seconds_left is None
 
 
 def test_tracker_moves_of_other_plans_do_not_count() -> None:

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
 from koinon_node.config import StoreConfig
 from koinon_node.core.membership.assignment import ServedPartitions
+from koinon_node.core.write_decisions import Primaries
 from koinon_node.ports import FollowerEnd, PeerLostError, PrimaryEnd
 from koinon_node.replication_grpc import NODE_SERVER_OPTIONS, GrpcPeers, ReplicationService
 from koinon_node.state import NodeState
@@ -122,7 +124,9 @@ async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
     with Store(StoreConfig(directory=tmp_path / "n1")) as store:
         played: Any = primary
         checksums = Checksums(store, lone_writer(store, lambda _: None))
-        service = ReplicationService(played, played, state, checksums, SizeEstimates())
+        sequences = np.zeros(16, np.uint64)
+        primaries = Primaries(sequences, sequences)
+        service = ReplicationService(played, played, state, checksums, SizeEstimates(), primaries)
         server = grpc.aio.server(options=NODE_SERVER_OPTIONS)
         service.add_to(server)
         port = server.add_insecure_port("127.0.0.1:0")

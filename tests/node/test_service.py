@@ -448,14 +448,16 @@ def test_checksums_and_sizes_tell_what_is_held(node: NodeProcess) -> None:
     assert (position.usable, position.complete_through) == (True, mine.complete_through)
     assert (position.records, position.digest, nothing.usable) == (0, 0, False)
 
-    def counted() -> bool:
+    def counted() -> tuple[int, int, bool] | None:
         sizes = stub.PartitionSizes(replication_pb2.PartitionSizesRequest())
-        found = dict(
-            zip(sizes.partition_ids, zip(sizes.records, sizes.bytes, strict=True), strict=True)
-        )
-        return found.get(2) == (mine.records, mine.bytes)
+        columns = zip(sizes.records, sizes.bytes, sizes.stale, strict=True)
+        return dict(zip(sizes.partition_ids, columns, strict=True)).get(2)
 
-    wait_until(counted, "the sizes")
+    wait_until(lambda: counted() == (mine.records, mine.bytes, False), "the sizes")
+    node.kv.BatchWrite(write_request(keys[:1], [b"more"]))
+    size = counted()
+    assert size is not None
+    assert size[2] or size[1] == mine.bytes - 1  # written since, unless the next pass was at once
     error = refusal(lambda: stub.Checksums(replication_pb2.ChecksumsRequest(partition_ids=[16])))
     assert isinstance(error, InvalidArgumentError)
     for call in (

@@ -6,6 +6,8 @@ import asyncio
 import time
 from pathlib import Path
 
+import numpy as np
+
 from koinon_node.config import StoreConfig
 from koinon_node.core import records
 from koinon_node.storage.environment import DATA_DB
@@ -40,6 +42,18 @@ def test_estimates_of_partitions_that_the_next_pass_finds_empty_are_gone() -> No
     assert sizes.columns()[0] == [2]
     sizes.end_pass()
     assert sizes.columns() == ([], [], [])
+
+
+def test_size_is_stale_once_its_copy_was_written_to_after_the_visit() -> None:
+    sizes = SizeEstimates()
+    sizes.add(2, 512, 512 * ROW, through=40)
+    sizes.add(2, 10, 10 * ROW, through=45)  # the rows before may miss what came in between
+    sizes.add(4, 1, ROW, through=7)
+    sizes.end_pass()
+    assert sizes.stale([2, 4, 5], np.array([40, 8, 1], np.uint64)).tolist() == [False, True, True]
+    sizes.add(2, 522, 522 * ROW, through=45)
+    sizes.end_pass()
+    assert sizes.stale([2, 4], np.array([45, 8], np.uint64)).tolist() == [False, True]
 
 
 async def put(writer: Writer, partition_id: int, count: int, value: bytes) -> None:

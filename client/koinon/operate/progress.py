@@ -3,7 +3,8 @@
 Finished moves are not counted anywhere: a move that was there and is not there any more is done,
 unless it was turned back or dropped, which the replicas of its partition show. Receiving nodes tell
 their bytes; a finished copy counts with its expected size, or with the bytes received where none is
-known.
+known. The time that is left is that of all moves, also of those that are queued: while the size of
+one is not known, it is not known either.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ class _Copy:
     """A replica that a move adds."""
 
     bytes: int = 0
-    bytes_total: int = 0
+    bytes_total: int = 0  # 0 while ``sized`` is False
+    sized: bool = False  # somebody has said how much it will be
+    guessed: bool = False
     done: bool = False
 
 
@@ -43,7 +46,9 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """The progress of the moves at one moment. ``seconds_left`` is None while it is not known."""
+    """The progress of the moves at one moment. ``seconds_left`` is None while it is not known;
+    ``guessed``: the size of a copy that is not made yet may be another.
+    """
 
     moves: int
     done: int
@@ -55,6 +60,7 @@ class Snapshot:
     nodes: Mapping[int, Share]
     bytes_per_second: float
     seconds_left: float | None
+    guessed: bool
     waits_for: Mapping[str, int]
 
     @property
@@ -66,7 +72,7 @@ class Snapshot:
 class MovesTracker:
     """Takes one view after the other. With a ``plan`` only its moves count, else all that are seen.
 
-    ``sizes`` are what partitions were expected to hold, where that is known.
+    ``sizes`` are what partitions were expected to hold, where that is known; it may grow.
     """
 
     plan: Plan | None = None
@@ -141,8 +147,9 @@ class MovesTracker:
         self._open.add(key)
         size = self.sizes.get(move.partition_id)
         for number in move.added:
-            expected = 0 if size is None else size.bytes
-            self._copies[(*key, number)] = _Copy(bytes_total=expected)
+            copy = self._copies[(*key, number)] = _Copy()
+            if size is not None:
+                copy.bytes_total, copy.sized, copy.guessed = size.bytes, True, size.guessed
 
     def _note(self, key: tuple[str, int], move: MoveView) -> None:
         for said in move.progress:
@@ -151,8 +158,9 @@ class MovesTracker:
                 continue
             copy.bytes_total = max(copy.bytes_total, said.bytes_total, said.bytes)
             copy.bytes = max(copy.bytes, said.bytes)
+            copy.sized = copy.sized or said.bytes_total > 0
             if said.stage is Stage.LIVE:
-                copy.bytes = copy.bytes_total
+                copy.bytes, copy.sized, copy.guessed = copy.bytes_total, True, False
 
     def _finish(self, key: tuple[str, int]) -> None:
         for number in self._moves[key].added:
@@ -172,7 +180,11 @@ class MovesTracker:
         rate = self._received.rate(whole.bytes, now)
         running = sum(move.running for move in ours)
         back = len(self._back - self._open)
-        left = whole.bytes_total - whole.bytes
+        to_come = [
+            self._copies[(*key, number)] for key in self._open for number in self._moves[key].added
+        ]
+        left = sum(max(0, copy.bytes_total - copy.bytes) for copy in to_come)
+        known = bool(rate) and not view.settings.paused and all(copy.sized for copy in to_come)
         return Snapshot(
             moves=len(self._moves) + self._before,
             done=len(self._moves) + self._before - len(self._open) - back,
@@ -183,6 +195,7 @@ class MovesTracker:
             whole=whole,
             nodes=nodes,
             bytes_per_second=rate,
-            seconds_left=left / rate if rate else None,
+            seconds_left=left / rate if known else None,
+            guessed=any(copy.guessed for copy in to_come),
             waits_for=Counter(move.waits_for for move in ours if move.running and move.waits_for),
         )

@@ -38,7 +38,9 @@ class Checksum:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartitionSize:
-    """The size of a partition; ``guessed``: computed as a share of its node's total."""
+    """The size of a partition; ``guessed``: it may well be another by now, since it was counted
+    before the last writes, or computed as a share of its node's total.
+    """
 
     records: int
     bytes: int
@@ -89,8 +91,8 @@ class Replicas(Channels):
     def sizes(
         self, status: ClusterStatus, partition_ids: Iterable[int]
     ) -> dict[int, PartitionSize]:
-        """Return the sizes of partitions as their primaries estimate them; of a primary that does
-        not answer, its average.
+        """Return the sizes of partitions as their primaries have counted them; of a primary that
+        does not answer, or has not counted one yet, its average.
         """
         table = status.table
         assert table is not None, "there are partitions"
@@ -107,9 +109,13 @@ class Replicas(Channels):
                 reply = call.result()
             except grpc.RpcError:
                 continue
-            columns = zip(reply.partition_ids, reply.records, reply.bytes, strict=True)
-            for partition_id, records, size in columns:
-                said[number, partition_id] = PartitionSize(records=records, bytes=size)
+            held = reply.partition_ids
+            stale = reply.stale or [True] * len(held)  # of a build that does not say
+            columns = zip(held, reply.records, reply.bytes, stale, strict=True)
+            for partition_id, records, size, guessed in columns:
+                said[number, partition_id] = PartitionSize(
+                    records=records, bytes=size, guessed=guessed
+                )
         averages = _averages(status, table)
         overall = averages.get(0, PartitionSize(records=0, bytes=0, guessed=True))
         return {

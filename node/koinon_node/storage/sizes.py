@@ -2,7 +2,8 @@
 
 LMDB cannot say how large a part of a database is, so a background pass counts, round and round, at
 two hundredths of a core: a step of about a millisecond, then a pause. It looks at lengths only, so
-that large values are not read. What it knows of a partition is as old as its last visit.
+that large values are not read. What it knows of a partition is as old as its last visit. It
+remembers through which sequence the copy was complete then: once that has risen, the size is stale.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from collections.abc import Sequence
 from itertools import chain, islice
 from typing import Any
 
+import lmdb
 import numpy as np
 
 from koinon_node.core import records
-from koinon_node.core.records import U32Array, U64Array
-from koinon_node.storage.environment import DATA_DB
+from koinon_node.core.records import BoolArray, U32Array, U64Array
+from koinon_node.storage.environment import DATA_DB, PARTITIONS_DB
 from koinon_node.storage.store import Store
 
 _ALL_PARTITIONS = 65_536
@@ -36,7 +38,9 @@ class SizeEstimates:
         self._records = np.zeros(_ALL_PARTITIONS, np.uint64)  # by partition, as the next two
         self._bytes = np.zeros(_ALL_PARTITIONS, np.uint64)  # of keys and values
         self._staged = np.zeros(_ALL_PARTITIONS, np.uint64)  # records of bulk loads among them
+        self._through = np.zeros(_ALL_PARTITIONS, np.uint64)  # where each copy was when counted
         self._partition_id = 0  # where the pass under way is
+        self._visited_at = 0  # through which sequence that copy was complete at its first row
         self._counted = [0, 0, 0]  # of that partition so far: records, bytes, staged records
 
     def of(self, partition_id: int) -> tuple[int, int]:
@@ -58,12 +62,23 @@ class SizeEstimates:
         held = np.flatnonzero(self._records)
         return held.tolist(), self._records[held].tolist(), self._bytes[held].tolist()
 
-    def add(self, partition_id: int, rows: int, size: int, staged: int = 0) -> None:
+    def stale(self, partition_ids: Sequence[int], through: U64Array) -> BoolArray:
+        """Return of these partitions whether they have changed since they were counted: ``through``
+        is how far each is written now.
+        """
+        stale: BoolArray = self._through[list(partition_ids)] < through
+        return stale
+
+    def add(
+        self, partition_id: int, rows: int, size: int, staged: int = 0, through: int = 0
+    ) -> None:
         """The pass found these rows, so many of them staged, and nothing between them and those
-        before.
+        before. The copy was complete ``through`` this sequence, at the least, when they were read.
         """
         if partition_id != self._partition_id:
             self._leave(partition_id)
+        if not self._counted[0]:
+            self._visited_at = through  # what is written during the visit may be missed
         self._counted[0] += rows
         self._counted[1] += size - rows * _OVERHEAD_BYTES
         self._counted[2] += staged
@@ -77,7 +92,8 @@ class SizeEstimates:
         """Take over what was counted, and that the partitions up to here are empty."""
         here = self._partition_id
         self._records[here], self._bytes[here], self._staged[here] = self._counted
-        for column in (self._records, self._bytes, self._staged):
+        self._through[here] = self._visited_at
+        for column in (self._records, self._bytes, self._staged, self._through):
             column[here + 1 : partition_id] = 0
         self._partition_id, self._counted = partition_id, [0, 0, 0]
 
@@ -110,12 +126,13 @@ class SizeScan:
                     self._start = b""
                     self._estimates.end_pass()
                     return False
-                self._count(list(islice(cursor.iternext(keys=True, values=True), _STEP_ROWS)))
+                rows = list(islice(cursor.iternext(keys=True, values=True), _STEP_ROWS))
+                self._count(txn, rows)
                 if time.perf_counter() >= until:
                     return True
 
-    def _count(self, rows: Sequence[tuple[Any, Any]]) -> None:
-        """Count the rows, partition by partition; go on behind them."""
+    def _count(self, txn: lmdb.Transaction[Any], rows: Sequence[tuple[Any, Any]]) -> None:
+        """Count the rows that ``txn`` sees, partition by partition; go on behind them."""
         at = 0
         while at < len(rows):
             partition_id = records.partition_of_data_key(bytes(rows[at][0]))
@@ -128,9 +145,15 @@ class SizeScan:
             first_staged = end
             if bytes(rows[end - 1][0]) >= staged_head:
                 first_staged = bisect_left(rows, staged_head, lo=at, hi=end, key=_key_of)
-            self._estimates.add(partition_id, end - at, size, end - first_staged)
+            through = self._through(txn, partition_id)
+            self._estimates.add(partition_id, end - at, size, end - first_staged, through)
             at = end
         self._start = bytes(rows[-1][0]) + b"\x00"
+
+    def _through(self, txn: lmdb.Transaction[Any], partition_id: int) -> int:
+        database = self._store.databases[PARTITIONS_DB]
+        data = txn.get(records.progress_key(partition_id), db=database)
+        return 0 if data is None else records.decode_progress(bytes(data))[0]
 
 
 def _key_of(row: tuple[Any, Any]) -> bytes:

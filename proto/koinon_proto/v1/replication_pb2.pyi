@@ -286,11 +286,13 @@ class PartitionSizesRequest(_message.Message):
     def __init__(self, cluster_id: _Optional[str] = ...) -> None: ...
 
 class PartitionSizesResponse(_message.Message):
-    __slots__ = ("partition_ids", "records", "bytes")
+    __slots__ = ("partition_ids", "records", "bytes", "stale")
     PARTITION_IDS_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
+    STALE_FIELD_NUMBER: _ClassVar[int]
     partition_ids: _containers.RepeatedScalarFieldContainer[int]
     records: _containers.RepeatedScalarFieldContainer[int]
     bytes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, partition_ids: _Optional[_Iterable[int]] = ..., records: _Optional[_Iterable[int]] = ..., bytes: _Optional[_Iterable[int]] = ...) -> None: ...
+    stale: _containers.RepeatedScalarFieldContainer[bool]
+    def __init__(self, partition_ids: _Optional[_Iterable[int]] = ..., records: _Optional[_Iterable[int]] = ..., bytes: _Optional[_Iterable[int]] = ..., stale: _Optional[_Iterable[bool]] = ...) -> None: ...

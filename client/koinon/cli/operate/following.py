@@ -17,8 +17,9 @@ from koinon.cli.console.progress import BAR_WIDTH, now_and_then, progress
 from koinon.cli.console.session import DONE, INTERRUPTED, NOT_FOUND, Session
 from koinon.operate.moves import Plan
 from koinon.operate.nodes import node_name
-from koinon.operate.progress import MovesTracker, Replicas, Share, Snapshot
-from koinon.operate.replicas import PartitionSize
+from koinon.operate.progress import MovesTracker, Share, Snapshot
+from koinon.operate.progress import Replicas as ReplicasHeld
+from koinon.operate.replicas import PartitionSize, Replicas
 from koinon_proto.contract.errors import KoinonError, UnavailableError
 from koinon_proto.contract.table import Table
 
@@ -105,12 +106,23 @@ def follow(
     plan: Plan | None = None,
     sizes: Mapping[int, PartitionSize] | None = None,
 ) -> int:
-    """Show how the moves (of a plan, or all) go on until they are over; return the exit code."""
-    tracker = MovesTracker(plan=plan, sizes=sizes or {})
+    """Show how the moves (of a plan, or all) go on until they are over; return the exit code.
+    ``sizes`` are those of the plan's partitions; nodes are asked for any other.
+    """
+    expected = dict(sizes or {})
+    tracker = MovesTracker(plan=plan, sizes=expected)
     began = time.monotonic()
     table = admin.status().table
 
-    def replicas() -> Replicas:
+    def look() -> Snapshot:
+        view = admin.moves()
+        unsized = {move.move.partition_id for move in view.moves} - expected.keys()
+        if unsized:
+            with Replicas() as nodes:
+                expected.update(nodes.sizes(admin.status(), unsized))
+        return tracker.update(view, time.monotonic(), held)
+
+    def held() -> ReplicasHeld:
         status = admin.status()
         if not status.is_leader or status.table is None:  # others may not have heard yet
             raise UnavailableError(reason="no coordinator leads")
@@ -118,7 +130,7 @@ def follow(
 
     snapshot = until_ended(
         session,
-        lambda: tracker.update(admin.moves(), time.monotonic(), replicas),
+        look,
         lambda seen: seen.ended,
         picture=lambda seen: picture(seen, table),
         line=line,
@@ -150,12 +162,14 @@ def line(snapshot: Snapshot) -> str:
     whole = snapshot.whole
     parts = [f"{snapshot.done:,} of {output.count(snapshot.moves, 'move')} done"]
     parts += [f"{snapshot.running:,} under way", f"{snapshot.queued:,} queued"]
+    mark = "~" if snapshot.guessed else ""
     parts.append(
-        f"{output.bytes_text(whole.bytes)} of {output.bytes_text(whole.bytes_total)} "
+        f"{output.bytes_text(whole.bytes)} of {mark}{output.bytes_text(whole.bytes_total)} "
         f"at {output.bytes_text(snapshot.bytes_per_second)}/s"
     )
     if snapshot.seconds_left:
-        parts.append(f"{output.duration_text(snapshot.seconds_left)} left")
+        about = "about " if snapshot.guessed else ""
+        parts.append(f"{about}{output.duration_text(snapshot.seconds_left)} left")
     if snapshot.paused:
         parts.append("paused")
     return ", ".join(parts)

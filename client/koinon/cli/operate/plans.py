@@ -61,6 +61,11 @@ class Costed:
                 found[number] += self.sizes[move.partition_id].bytes
         return dict(found)
 
+    def guessed_of(self, receiver: int) -> bool:
+        """Return whether any size that this node receives is guessed."""
+        moves = (move for move in self.plan.moves if receiver in move.added)
+        return any(self.sizes[move.partition_id].guessed for move in moves)
+
     @property
     def bytes_total(self) -> int:
         return sum(self.bytes_by_receiver.values())
@@ -361,6 +366,7 @@ def _balance(costed: Costed) -> Any:
     for before in by_name:
         then = after.get(before.node_number, before)
         receives = costed.bytes_by_receiver.get(before.node_number, 0)
+        mark = "~" if costed.guessed_of(before.node_number) else ""
         shown.add_row(
             costed.name(before.node_number),
             f"{before.replicas:,}",
@@ -369,7 +375,7 @@ def _balance(costed: Costed) -> Any:
             f"{before.primaries:,}",
             "→",
             f"{then.primaries:,}",
-            output.bytes_text(receives) if receives else "",
+            f"{mark}{output.bytes_text(receives)}" if receives else "",
         )
     return shown
 
