@@ -18,7 +18,9 @@ import pytest
 from koinon.local import LocalCluster, files
 from koinon.local.files import LocalClusterError
 from koinon.local.processes import ProcessState, identify
+from koinon.operate.admin import Admin
 from koinon_proto.contract.errors import DataDirectoryError
+from koinon_proto.contract.table import NodeStatus
 from tests.conftest import ClusterFactory
 from tests.kit.clusters import running_cluster
 from tests.kit.forked import Forked
@@ -78,6 +80,30 @@ def test_added_node_registers_and_others_are_undisturbed(small: LocalCluster) ->
     assert table is not None
     assert {node.node_id for node in table.nodes.values()} == {"n1", "n2"}
     assert small.pid("n1") == before
+
+
+def test_node_that_was_removed_has_a_successor_of_a_new_name(
+    make_cluster: ClusterFactory, tmp_path: Path
+) -> None:
+    cluster = make_cluster(tmp_path, nodes=1, coordinators=1)
+    cluster.start()
+    assert cluster.add_node() == "n2"
+    cluster.wait_ready()
+    with Admin(cluster.coordinators) as admin:
+        admin.set_node_status("n2", NodeStatus.LEFT)
+    cluster.close()
+    again = make_cluster(tmp_path, nodes=2)
+    again.start()
+    status = again.wait_ready()
+    assert again.node_names == ["n1", "n3"]
+    assert again.wait_ready().table == status.table
+    assert status.table is not None
+    states = {str(node.node_id): node.status for node in status.table.nodes.values()}
+    active = NodeStatus.ACTIVE
+    assert states == {"n1": active, "n2": NodeStatus.LEFT, "n3": active}
+    again.close()
+    third = make_cluster(tmp_path, nodes=3)  # n2 is remembered, whatever becomes of its directory
+    assert third.node_names == ["n1", "n3", "n4"]
 
 
 def test_process_that_dies_at_start_is_shown_with_its_log(make_cluster: ClusterFactory) -> None:

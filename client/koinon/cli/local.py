@@ -123,16 +123,21 @@ def _start(cluster: LocalCluster, *, quiet: bool) -> ClusterStatus:
         cluster.start()
         return cluster.wait_ready(READY_TIMEOUT_S)
     printer = output.console(stderr=True)
+    known = cluster.names
     with printer.status(f"starting {what}…"):
         began = time.monotonic()
-        started = cluster.start()
+        ran = set(known) - set(cluster.start())
         status = cluster.wait_ready(READY_TIMEOUT_S)
-    already = len(cluster.names) - len(started)
+    started = [name for name in cluster.names if name not in ran]
+    if left := [name for name in known if name not in cluster.names]:
+        verb = "has" if len(left) == 1 else "have"
+        output.note(f"{output.listed(left)} {verb} left the cluster for good: not started again")
+    whole = what if set(cluster.names) == set(known) else output.listed(cluster.names)
     if not started:
-        output.note(f"{what} run already")
+        output.note(f"{whole} run already")
     else:
-        some = f"{what} " if not already else f"{output.listed(started)} (the rest ran already) "
-        output.note(f"started {some}in {output.duration_text(time.monotonic() - began)}")
+        some = f"{output.listed(started)} (the rest ran already)" if ran else whole
+        output.note(f"started {some} in {output.duration_text(time.monotonic() - began)}")
     return status
 
 

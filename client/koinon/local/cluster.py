@@ -101,6 +101,9 @@ class LocalCluster:
         self._lock: DirectoryLock | None = DirectoryLock(self.data_dir)  # None once closed
         self._guardian: Guardian | None = None  # from ``start`` on, unless detached
         self._started = False
+        self._nodes_asked = (
+            nodes or 0
+        )  # made up for when a node turns out to have left; 0: not asked
         self._fresh: dict[str, int] = {}  # what ``start`` started: node epochs before; 0 elsewhere
         self._admin: Admin | None = None  # made when the status is first asked for
         self._claims = PortClaims()
@@ -328,17 +331,26 @@ class LocalCluster:
 
     def wait_ready(self, timeout_s: float = 30.0) -> ClusterStatus:
         """Wait until every running node is active and every partition is served. A table from
-        before ``start`` does not count: what it started must have registered since.
+        before ``start`` does not count: what it started must have registered since. Members that an
+        operator has removed from the cluster are members no more; after ``start`` new nodes take
+        their places, up to the number of nodes that was asked for.
 
         Raises:
             LocalClusterError: a process died (with the tail of its log), or time ran out.
         """
-
+        deadline = time.monotonic() + timeout_s
         status = self.wait_for(self._is_ready, timeout_s=timeout_s, what="the cluster is ready")
         self._raise_if_died()
         for name in self._left(status):
             self.remove_node(name)
-        return status
+        missing, self._nodes_asked = self._nodes_asked - len(self.node_names), 0
+        if missing <= 0:
+            return status
+        for _ in range(missing):
+            name = self._new_member("node")
+            self._fresh[name] = 0
+            self._spawn(name)
+        return self.wait_ready(max(0.0, deadline - time.monotonic()))
 
     # --- one member -----------------------------------------------------------------------------
 
@@ -387,6 +399,7 @@ class LocalCluster:
             raise LocalClusterError(reason=f"{name} is a coordinator, not a node")
         self.terminate(name)
         member = self._file.members.pop(name)
+        self._file.left.append(name)
         del self._processes[name]
         self._claims.release(map(files.port_of, member.addresses))
         self._save()
@@ -409,8 +422,9 @@ class LocalCluster:
         return self._processes[name]
 
     def _new_member(self, kind: str, *, rack: str = "", weight: int | None = None) -> str:
-        taken = [int(name[1:]) for name in self._file.names(kind)]
-        name = f"{kind[0]}{max(taken, default=0) + 1}"
+        taken = self._file.names(kind)
+        given = (int(name[1:]) for name in (*taken, *self._file.left) if name[0] == kind[0])
+        name = f"{kind[0]}{max(given, default=0) + 1}"
         first_port = 0
         if kind == "node" and self._node_port:
             first_port = self._node_port + len(taken)

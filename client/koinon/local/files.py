@@ -62,10 +62,13 @@ class Member:
 
 @dataclass(kw_only=True)
 class ClusterFile:
-    """The content of ``cluster.json``."""
+    """The content of ``cluster.json``. ``left`` are nodes that an operator has removed from the
+    cluster: their names are not given again, since the cluster takes no node of these ids.
+    """
 
     members: dict[str, Member]
     bootstrap_nodes: int
+    left: list[str] = field(default_factory=list)
     replication_factor: int | None = None
     coordinator_flags: list[str] = field(default_factory=list)
     node_flags: list[str] = field(default_factory=list)
