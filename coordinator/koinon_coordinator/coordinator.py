@@ -219,6 +219,9 @@ class Coordinator:
         a timeout, an answer that was lost, or a change of leader: a learner that is there already
         is taken up again, and a voter at that address is all that was asked for.
 
+        An address where nothing listens is refused before anything is changed: a member that does
+        not run counts for the majority.
+
         Raises:
             NotLeaderError, MembershipChangeError, UnknownFateError, UnavailableError.
         """
@@ -231,6 +234,7 @@ class Coordinator:
                 "add this one under another id"
             )
         if member is None:
+            await _check_listens(member_id, address, 0.5 * timeout_s)
             await _typed(self._raft.add_learner(member_id, address))
             log.info("coordinator added as learner member=%s address=%s", member_id, address)
         try:
@@ -341,6 +345,31 @@ class Coordinator:
         if self._running is not None:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
+
+
+async def _check_listens(member_id: str, address: str, timeout_s: float) -> None:
+    """Wait until a connection to the address can be made from here: a member may just be starting.
+
+    Raises:
+        MembershipChangeError: none can, for as long as ``timeout_s``.
+    """
+    host, _, port = address.rpartition(":")
+    why = "no answer"
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                try:
+                    _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+                except OSError as error:
+                    why = error.strerror or str(error)
+                    await asyncio.sleep(POLL_S)
+                else:
+                    return writer.close()
+    except TimeoutError:
+        raise MembershipChangeError(
+            reason=f"nothing listens at {address} ({why}): start {member_id} there with --join "
+            "first. Nothing was changed"
+        ) from None
 
 
 async def _typed(work: Awaitable[T]) -> T:

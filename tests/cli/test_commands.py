@@ -272,6 +272,11 @@ def test_admin_adds_and_removes_a_coordinator(koinon: Run, make_cluster: Cluster
         assert {member["id"]: member["voter"] for member in members} == {"c1": True, name: True}
         again = koinon("admin", "coordinators", "add", name, private.address(name), *at)
         assert again.returncode == 0, again.stderr
+        nothing = koinon("admin", "coordinators", "add", "c9", "127.0.0.1:9", *at[:2])
+        assert nothing.returncode == 2, nothing.stderr
+        assert "nothing listens at 127.0.0.1:9" in nothing.stderr
+        members = json.loads(koinon("admin", "coordinators", "--json", *at).stdout)
+        assert [member["id"] for member in members] == ["c1", name]
         elsewhere = koinon("admin", "coordinators", "add", name, "127.0.0.1:1", *at)
         assert elsewhere.returncode == 2, elsewhere.stderr
         assert "remove it first" in elsewhere.stderr

@@ -100,6 +100,22 @@ def test_healthy_cluster_has_no_problem_and_no_note() -> None:
     )
 
 
+def test_silent_learner_is_told_apart_from_a_voter_that_has_died() -> None:
+    voters = tuple(coordinator(n) for n in (1, 2))
+    dead, new = coordinator(3, active=False), coordinator(4, voter=False, active=False)
+    status = status_of(coordinators=(*voters, dead, new))
+    first, second = problems(status)
+    assert first == "coordinator c3 does not answer: start it again"
+    assert second.startswith(
+        "coordinator c4, which does not vote yet, does not answer: start it at"
+    )
+    assert "--join" in second
+    assert "coordinators remove c4" in second
+    assert not any("c4" in note for note in notes(status)), "to add it again does not help"
+    alive = status_of(coordinators=(*voters, coordinator(3), coordinator(4, voter=False)))
+    assert any("coordinators add c4 c4:1" in note for note in notes(alive))
+
+
 def test_summary_is_one_line_of_the_most_urgent_problem_and_its_cure() -> None:
     table = with_node(table_of(), 3, status=NodeStatus.FENCED)
     line = summary(status_of(with_row(table, 5, in_sync=(number(5),), primary=number(5))))

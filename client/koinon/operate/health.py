@@ -74,11 +74,23 @@ def problems(status: ClusterStatus) -> list[str]:
     found += _disks_slow(status)
     if status.table is not None:
         found += _under_replicated(status.table)
-    if status.is_leader:
-        silent = [c.member_id for c in status.coordinators if not c.active and not c.leader]
-        if silent:
-            found.append(f"coordinator {', '.join(silent)} does not answer: start it again")
-    return found
+    return found + _silent_coordinators(status)
+
+
+def _silent_coordinators(status: ClusterStatus) -> list[str]:
+    if not status.is_leader:
+        return []
+    silent = [c for c in status.coordinators if not c.active and not c.leader]
+    voters = [c.member_id for c in silent if c.voter]
+    verb, them = ("does", "it") if len(voters) == 1 else ("do", "them")
+    again = f"coordinator {', '.join(voters)} {verb} not answer: start {them} again"
+    # Whether a learner has ever run is not known: it may have been added before it was started.
+    return [again] * bool(voters) + [
+        f"coordinator {c.member_id}, which does not vote yet, does not answer: start it at "
+        f"{c.address} with --join, or 'koinon admin coordinators remove {c.member_id}' takes it out"
+        for c in silent
+        if not c.voter
+    ]
 
 
 def notes(status: ClusterStatus, loads: Iterable[LoadView] = ()) -> list[str]:
@@ -209,7 +221,7 @@ def _could_lead(table: Table, row: PartitionRow) -> bool:
 def _of_coordinators(status: ClusterStatus) -> list[str]:
     found = []
     voters = [c for c in status.coordinators if c.voter]
-    learners = [c for c in status.coordinators if not c.voter]
+    learners = [c for c in status.coordinators if not c.voter and c.active]
     if learners and status.is_leader:
         first = learners[0]
         found.append(
