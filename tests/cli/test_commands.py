@@ -185,6 +185,9 @@ def test_admin_coordinators_transfer_moves_the_leadership(
     cluster.wait_for(
         lambda s: s.is_leader and s.member_id == other, timeout_s=10, what=f"{other} leads"
     )
+    seen = json.loads(koinon("admin", "status", "--json").stdout)["elections"]
+    assert seen["leader_changes"] >= 1
+    assert seen["terms"] >= 1
     refused = koinon("admin", "coordinators", "remove", "c9")
     assert refused.returncode == 2, refused.stderr
     assert "c9 is not a member" in refused.stderr

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from koinon.operate.admin import ClusterStatus, CoordinatorView, SessionView
+from koinon.operate.admin import ClusterStatus, CoordinatorView, ElectionsView, SessionView
 from koinon.operate.bulk_loads import LoadMode, LoadState, LoadView
 from koinon.operate.health import notes, problems, summary
 from koinon_proto.contract.table import (
@@ -114,6 +114,45 @@ def test_silent_learner_is_told_apart_from_a_voter_that_has_died() -> None:
     assert not any("c4" in note for note in notes(status)), "to add it again does not help"
     alive = status_of(coordinators=(*voters, coordinator(3), coordinator(4, voter=False)))
     assert any("coordinators add c4 c4:1" in note for note in notes(alive))
+
+
+FLAPPING = {"leader_changes": 7, "terms": 107, "watched_ms": 600_000}
+
+
+def test_leadership_that_does_not_stay_is_a_problem_that_names_the_terms() -> None:
+    seen = ElectionsView(**FLAPPING, quiet_ms=10_000)
+    status = status_of(term=117, elections=seen)
+    (found,) = problems(status)
+    assert "7 changes of the leader in 10 min, from term 10 to 117" in found
+    assert "--election-timeout-ms" in found
+    assert notes(status) == []
+    without_winner = replace(seen, leader_changes=1, terms=12)
+    assert problems(status_of(term=20, elections=without_winner))
+
+
+def test_leadership_that_stays_again_is_a_note() -> None:
+    status = status_of(term=117, elections=ElectionsView(**FLAPPING, quiet_ms=180_000))
+    assert problems(status) == []
+    (note,) = notes(status)
+    assert note.endswith("from term 10 to 117: c1 has led for 3 min")
+    once = ElectionsView(leader_changes=1, terms=1, watched_ms=90_000, quiet_ms=5_000)
+    assert notes(status_of(term=2, elections=once)) == [
+        "1 change of the leader in 2 min, from term 1 to 2: c1 has led for 5 s"
+    ]
+
+
+def test_node_far_below_its_share_is_a_note_though_no_other_has_too_much() -> None:
+    nodes = [node_of(n) for n in range(1, 11)]
+    rows = [row_of(p, NodeNumber(p % 9 + 1)) for p in range(90)]
+    rows[0] = row_of(0, NodeNumber(10))
+    config = config_of(90, cluster_id="one", replication_factor=1, bootstrap_nodes=3)
+    sparse = table_with(rows, nodes, config=config)
+    (note,) = notes(status_of(sparse))
+    assert "n10 has 1, by its weight 9" in note
+    assert "koinon admin rebalance" in note
+    for p in range(1, 6):
+        rows[p] = row_of(p, NodeNumber(10))
+    assert notes(status_of(table_with(rows, nodes, config=config))) == []
 
 
 def test_summary_is_one_line_of_the_most_urgent_problem_and_its_cure() -> None:

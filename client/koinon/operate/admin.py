@@ -65,6 +65,18 @@ class SessionView:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ElectionsView:
+    """The elections of the last ``watched_ms`` (ten minutes at most) as one coordinator saw them:
+    changes of the leader, by how much the term has risen, and since when there was neither.
+    """
+
+    leader_changes: int = 0
+    terms: int = 0
+    watched_ms: int = 0
+    quiet_ms: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClusterStatus:
     """A cluster's status as one coordinator tells it; ``sessions`` is empty if it does not lead.
     ``table`` is None until the cluster exists, and has no rows until it is bootstrapped.
@@ -82,6 +94,7 @@ class ClusterStatus:
     table: Table | None
     lease_ms: int
     session_timeout_ms: int
+    elections: ElectionsView = ElectionsView()
 
     @property
     def ready(self) -> bool:
@@ -117,6 +130,7 @@ def status_from_proto(message: admin_pb2.ClusterStatus) -> ClusterStatus:
             for s in message.sessions
         ),
         table=table,
+        elections=view(ElectionsView, message.elections),
     )
 
 

@@ -28,6 +28,12 @@ FULL = 0.95
 FILLING = 0.8
 UNEVEN = 1.25
 """A node with more than so many times its share of replicas is worth a note."""
+SCANT = 0.5
+"""So is one with less than this part of it, even where no other has too much."""
+FLAPPING_CHANGES, FLAPPING_TERMS = 6, 12
+"""So many changes of the leader, or terms, in ten minutes are more than restarts explain."""
+FLAPPING_QUIET_MS = 2 * 60_000
+"""After so long without an election, leadership stays again."""
 DISK_FREE_SHARE_MIN = 0.05
 DISK_FREE_BYTES_ENOUGH = 4 << 30
 """A disk is scarce with less than both."""
@@ -67,6 +73,7 @@ def problems(status: ClusterStatus) -> list[str]:
             "no coordinator leads, so nothing is served: start coordinators until a majority of "
             f"them run and reach one another{known}"
         )
+    found += _flapping(status)
     found += _disks_hang(status)
     found += _table_problems(status)
     found += _full(status, FULL, 2.0)
@@ -75,6 +82,33 @@ def problems(status: ClusterStatus) -> list[str]:
     if status.table is not None:
         found += _under_replicated(status.table)
     return found + _silent_coordinators(status)
+
+
+def _flaps(status: ClusterStatus) -> bool:
+    seen = status.elections
+    many = seen.leader_changes >= FLAPPING_CHANGES or seen.terms >= FLAPPING_TERMS
+    return many and seen.quiet_ms < FLAPPING_QUIET_MS
+
+
+def _flapping(status: ClusterStatus) -> list[str]:
+    if not _flaps(status):
+        return []
+    return [
+        f"the coordinators' leadership does not stay ({_elections(status)}), and each change halts "
+        "failovers and moves: look at CPU, disks and network of the coordinators; where they stay "
+        "busy, start them with a greater --election-timeout-ms, one at a time"
+    ]
+
+
+def _elections(status: ClusterStatus) -> str:
+    """The leaders and terms of the last minutes: ``7 changes of the leader in 10 min, from term 72
+    to 117``."""
+    seen = status.elections
+    changes = _count(seen.leader_changes, "change") + " of the leader"
+    return (
+        f"{changes} in {_minutes(seen.watched_ms)}, from term {status.term - seen.terms:,} to "
+        f"{status.term:,}"
+    )
 
 
 def _silent_coordinators(status: ClusterStatus) -> list[str]:
@@ -194,11 +228,16 @@ def _uneven_in(table: Table, rack: str, held: Counter[int]) -> list[str]:
         for node in nodes
         if held[node.number] + 1 < min(shares[node.number], len(table.rows)) / UNEVEN
     ]
-    if not above or not below:
+    scant = [
+        node
+        for node in nodes
+        if held[node.number] + 1 < SCANT * min(shares[node.number], len(table.rows))
+    ]
+    if not scant and not (above and below):
         return []
     words = (
         f"{node.node_id} has {held[node.number]:,}, by its weight {shares[node.number]:,.0f}"
-        for node in (*above, *below)[:_NAMED_MAX]
+        for node in (*above, *(below or scant))[:_NAMED_MAX]
     )
     return [
         f"replicas lie unevenly ({'; '.join(words)}): 'koinon admin rebalance --dry-run' shows "
@@ -220,6 +259,11 @@ def _could_lead(table: Table, row: PartitionRow) -> bool:
 
 def _of_coordinators(status: ClusterStatus) -> list[str]:
     found = []
+    if status.elections.leader_changes and status.leader_id and not _flaps(status):
+        found.append(
+            f"{_elections(status)}: {status.leader_id} has led for "
+            f"{_minutes(status.elections.quiet_ms)}"
+        )
     voters = [c for c in status.coordinators if c.voter]
     learners = [c for c in status.coordinators if not c.voter and c.active]
     if learners and status.is_leader:

@@ -33,6 +33,7 @@ from koinon_coordinator.core.raft import (
     TransferGivenUp,
 )
 from koinon_coordinator.raft.config import TICKS_APART_MAX, RaftConfig
+from koinon_coordinator.raft.elections import ElectionHistory
 from koinon_coordinator.raft.errors import MemberRemovedError, MemberStoppedError, StoreChangedError
 from koinon_coordinator.raft.refusals import change_error, not_leader, request_error
 from koinon_coordinator.raft.status import RaftCounters, RaftStatus, status_of
@@ -109,6 +110,7 @@ class RaftMember:
         self._outcome: asyncio.Future[None] | None = None  # ends with the member, with its error
         self._closing: asyncio.Task[None] | None = None  # set once: the member has begun to stop
         self.counters = RaftCounters()
+        self._elections = ElectionHistory(clock())
         self.commit_seconds = Histogram()  # from proposal to apply, of this member's own proposals
         self.sync_seconds = Histogram()  # of saves
         self._leader_seen = (0, "")  # term and id of the leader that was heard of last
@@ -294,7 +296,9 @@ class RaftMember:
 
         Raises MemberStoppedError.
         """
-        return status_of(self._running_core(), self.member_id, self._clock(), self.counters)
+        now = self._clock()
+        elections = self._elections.recent(now)
+        return status_of(self._running_core(), self.member_id, now, self.counters, elections)
 
     def _running_core(self) -> RaftCore:
         if self._core is None or not self._running:
@@ -538,6 +542,7 @@ class RaftMember:
             event.term,
             event.leader_id,
         )
+        self._elections.note(self._clock(), event.term, event.leader_id)
         if event.role is Role.CANDIDATE:
             self.counters.elections_started += 1
         if event.leader_id is not None and self._leader_seen != (event.term, event.leader_id):

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from koinon_coordinator.core.raft import RaftCore, Role
+from koinon_coordinator.raft.elections import RecentElections
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +43,7 @@ class RaftStatus:
     is_changing: bool  # whether `members` rest on a change that is not committed yet
     pending_save_s: float  # the age of the write to disk that is under way; 0 if none is
     counters: RaftCounters  # a copy
+    elections: RecentElections
 
 
 def status_of(
@@ -49,6 +51,7 @@ def status_of(
     member_id: str,
     now: float,
     counters: RaftCounters,
+    elections: RecentElections,
 ) -> RaftStatus:
     """Return the state of ``core``, which is member ``member_id``'s."""
     voters = core.configuration.voters
@@ -70,6 +73,7 @@ def status_of(
         is_changing=core.log.has_uncommitted_configuration,
         pending_save_s=core.saving_s(now),
         counters=replace(counters),
+        elections=elections,
     )
 
 

@@ -92,6 +92,12 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             table=self._updates.update(table, 0) if table is not None else None,
             lease_ms=timing.lease_ms,
             session_timeout_ms=timing.session_timeout_ms,
+            elections=admin_pb2.RecentElections(
+                leader_changes=raft.elections.leader_changes,
+                terms=raft.elections.terms,
+                watched_ms=round(1000 * raft.elections.watched_s),
+                quiet_ms=round(1000 * raft.elections.quiet_s),
+            ),
         )
 
     @typed_errors

@@ -170,6 +170,12 @@ BOUNDS: Mapping[str, Mapping[str, int | float | None]] = {
         "lease_ms": WAIT_MS,
         "session_timeout_ms": WAIT_MS,
     },
+    "RecentElections": {
+        "leader_changes": COUNT,
+        "terms": TERM,
+        "watched_ms": TIME_MS,
+        "quiet_ms": TIME_MS,
+    },
     "PlanRequest": {"replication_factor": READER},
     "PlannedMove": {"partition_id": PARTITION, "origin": NODE_NUMBER, "target": NODE_NUMBER},
     "NodeBalance": {"node_number": NODE_NUMBER, "replicas": COUNT, "primaries": COUNT},

@@ -57,7 +57,7 @@ class NodeSession(_message.Message):
     def __init__(self, node_number: _Optional[int] = ..., live: bool = ..., heard_ms_ago: _Optional[int] = ..., stats: _Optional[_Union[_membership_pb2.NodeStats, _Mapping]] = ...) -> None: ...
 
 class ClusterStatus(_message.Message):
-    __slots__ = ("member_id", "is_leader", "leader_id", "leader_address", "term", "commit_index", "applied_index", "coordinators", "sessions", "table", "lease_ms", "session_timeout_ms")
+    __slots__ = ("member_id", "is_leader", "leader_id", "leader_address", "term", "commit_index", "applied_index", "coordinators", "sessions", "table", "lease_ms", "session_timeout_ms", "elections")
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     IS_LEADER_FIELD_NUMBER: _ClassVar[int]
     LEADER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +70,7 @@ class ClusterStatus(_message.Message):
     TABLE_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     SESSION_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    ELECTIONS_FIELD_NUMBER: _ClassVar[int]
     member_id: str
     is_leader: bool
     leader_id: str
@@ -82,7 +83,20 @@ class ClusterStatus(_message.Message):
     table: _table_pb2.TableUpdate
     lease_ms: int
     session_timeout_ms: int
-    def __init__(self, member_id: _Optional[str] = ..., is_leader: bool = ..., leader_id: _Optional[str] = ..., leader_address: _Optional[str] = ..., term: _Optional[int] = ..., commit_index: _Optional[int] = ..., applied_index: _Optional[int] = ..., coordinators: _Optional[_Iterable[_Union[CoordinatorStatus, _Mapping]]] = ..., sessions: _Optional[_Iterable[_Union[NodeSession, _Mapping]]] = ..., table: _Optional[_Union[_table_pb2.TableUpdate, _Mapping]] = ..., lease_ms: _Optional[int] = ..., session_timeout_ms: _Optional[int] = ...) -> None: ...
+    elections: RecentElections
+    def __init__(self, member_id: _Optional[str] = ..., is_leader: bool = ..., leader_id: _Optional[str] = ..., leader_address: _Optional[str] = ..., term: _Optional[int] = ..., commit_index: _Optional[int] = ..., applied_index: _Optional[int] = ..., coordinators: _Optional[_Iterable[_Union[CoordinatorStatus, _Mapping]]] = ..., sessions: _Optional[_Iterable[_Union[NodeSession, _Mapping]]] = ..., table: _Optional[_Union[_table_pb2.TableUpdate, _Mapping]] = ..., lease_ms: _Optional[int] = ..., session_timeout_ms: _Optional[int] = ..., elections: _Optional[_Union[RecentElections, _Mapping]] = ...) -> None: ...
+
+class RecentElections(_message.Message):
+    __slots__ = ("leader_changes", "terms", "watched_ms", "quiet_ms")
+    LEADER_CHANGES_FIELD_NUMBER: _ClassVar[int]
+    TERMS_FIELD_NUMBER: _ClassVar[int]
+    WATCHED_MS_FIELD_NUMBER: _ClassVar[int]
+    QUIET_MS_FIELD_NUMBER: _ClassVar[int]
+    leader_changes: int
+    terms: int
+    watched_ms: int
+    quiet_ms: int
+    def __init__(self, leader_changes: _Optional[int] = ..., terms: _Optional[int] = ..., watched_ms: _Optional[int] = ..., quiet_ms: _Optional[int] = ...) -> None: ...
 
 class AddCoordinatorRequest(_message.Message):
     __slots__ = ("member_id", "address", "cluster_id")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -85,13 +86,21 @@ def _print_facts(status: ClusterStatus) -> None:
             f"{output.count(config.replication_factor, 'copy')} each",
         )
     if status.sessions:
-        records = sum(s.records for s in status.sessions if s.live)
-        used = sum(s.used_bytes for s in status.sessions if s.live)
-        facts.add_row(
-            "[dim]data[/]", f"{output.count(records, 'record')}, {output.bytes_text(used)}"
-        )
+        facts.add_row("[dim]data[/]", _data_text(status))
     facts.add_row("[dim]raft[/]", f"term {status.term}, committed up to {status.commit_index:,}")
     output.show(facts)
+
+
+def _data_text(status: ClusterStatus) -> str:
+    """What all nodes hold together: nodes count copies, of which each record has several."""
+    copies = sum(s.records for s in status.sessions if s.live)
+    used = output.bytes_text(sum(s.used_bytes for s in status.sessions if s.live))
+    rows = status.table.rows if status.table is not None else ()
+    replicas = sum(len(row.replicas) for row in rows)
+    if replicas <= len(rows):
+        return f"{output.count(copies, 'record')}, {used}"
+    records = output.count(round(copies * len(rows) / replicas), "record")
+    return f"{copies:,} copies of about {records}, {used}"
 
 
 def coordinators_table(status: ClusterStatus) -> Any:
@@ -161,6 +170,7 @@ def status_json(status: ClusterStatus, loads: Iterable[LoadView] = ()) -> dict[s
         "term": status.term,
         "commit_index": status.commit_index,
         "applied_index": status.applied_index,
+        "elections": asdict(status.elections),
         "coordinators": coordinators_json(status),
         "nodes": nodes_json(status),
     }
