@@ -199,12 +199,17 @@ def test_load_counts_bad_rows_and_fails_unless_told_to_skip(koinon: Run, tmp_pat
     ended = koinon("load", str(path), "--key", "id", "--value", "v")
     assert ended.returncode == 2
     assert "2,000 rows written" in ended.stdout
-    assert "rows.csv row 2001: the key is empty" in ended.stdout
+    assert "rows.csv line 2002: the key is empty" in ended.stdout
     assert koinon("get", "load/1999").stdout == "value 1999\n"
     twice = koinon("load", str(path), str(path), "--key", "id", "--skip-bad", "--json")
     assert twice.returncode == 0
     answer = json.loads(twice.stdout)
     assert (answer["rows_applied"], answer["keys_repeated"]) == (4000, 2000)
+    for content, why in (("id,v\n,a\n,b\n", "all 2 are bad"), ("id,v\n", "the files have none")):
+        path.write_text(content)
+        none = koinon("load", str(path), "--key", "id", "--skip-bad")
+        assert none.returncode == 2
+        assert f"no row was written: {why}" in none.stderr
 
 
 def test_help_and_version_need_no_cluster(koinon: Run) -> None:
@@ -307,7 +312,7 @@ def test_load_oversized_value_is_a_bad_row(koinon: Run, tmp_path: Path) -> None:
     path.write_text(f"id,v\nbig/1,{'x' * (2 << 20)}\nbig/2,ok\n")
     ended = koinon("load", str(path), "--key", "id", "--value", "v", "--skip-bad")
     assert ended.returncode == 0
-    assert "big.csv row 1: the value has" in ended.stdout
+    assert "big.csv line 2: the value has" in ended.stdout
     assert "1 row written" in ended.stdout
     assert koinon("get", "big/2").stdout == "ok\n"
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from koinon.cli.data import sources
-from koinon.cli.data.sources import BadRow, format_of, open_source
+from koinon.cli.data.sources import BadRow, format_of, lines_of, open_source
 from koinon_proto.contract.errors import InvalidArgumentError
 
 
@@ -75,6 +75,53 @@ def test_csv_quote_that_is_never_closed_is_a_bad_row(
     rows, bad = read(path, "id", value)
     assert list(rows) == good
     assert [(b.row, b.reason) for b in bad][-1] == (row, "a quote is never closed")
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_csv_rows_are_found_by_line_as_arrow_reads_them(tmp_path: Path, newline: str) -> None:
+    rows = [
+        "id,v,w",
+        '1,"two',
+        'lines, ""quoted"", and',
+        '",x',
+        "",
+        ',an empty key,"',
+        'open, closed"',
+        '2,a "quote" in a cell,"',
+        '"',
+        '3,"",""',
+        '4,"""",x',
+        "too,few",
+        ',"a ""b"" c"d,',
+        'last,"never closed,',
+        "x",
+    ]
+    path = tmp_path / "a.csv"
+    path.write_bytes(newline.join(rows).encode())
+    good, bad = read(path, "id", "v")
+    assert list(good) == [b"1", b"2", b"3", b"4"]
+    assert [row.row for row in bad] == [2, 6, 7, 8]
+    assert lines_of(path, [row.row for row in bad], ",") == {2: 6, 6: 12, 7: 13, 8: 14}
+
+
+def test_json_bad_lines_are_named_by_their_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"id": 1}\n\n\n{"id": null}\nnonsense\n')
+    _, bad = read(path, "id")
+    assert [(row.row, row.line) for row in bad] == [(2, 4), (3, 5)]
+
+
+@pytest.mark.parametrize("value", ["v", None])
+def test_csv_position_is_that_of_the_rows_not_of_the_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str | None
+) -> None:
+    monkeypatch.setattr(sources, "SLAB_ROWS", 100)
+    path = tmp_path / "a.csv"
+    path.write_text("id,v\n" + "".join(f"{n:04},{n:04}\n" for n in range(1000)))
+    size = path.stat().st_size
+    slabs = list(sources.open_source(path, "csv", "id", value))
+    shares = [round(slab.position / size, 1) for slab in slabs if slab.keys]
+    assert shares == [n / 10 for n in range(1, 11)]
 
 
 def test_csv_quotes_inside_a_cell_are_text(tmp_path: Path) -> None:

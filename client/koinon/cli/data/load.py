@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -25,7 +25,7 @@ from koinon.cli.console.session import (
     fail,
     message_of,
 )
-from koinon.cli.data.sources import BadRow, Slab, format_of, open_source
+from koinon.cli.data.sources import DELIMITERS, BadRow, Slab, format_of, lines_of, open_source
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.process.printable import printable_bytes
 
@@ -49,12 +49,25 @@ class Tally:
     repeats_complete: bool = True
     examples: list[str] = field(default_factory=list)
     _seen: set[int] = field(default_factory=set)
+    _bad: dict[int, tuple[Path, BadRow]] = field(default_factory=dict)  # by place in ``examples``
 
     def note_bad(self, path: Path, rows: list[BadRow]) -> None:
         self.read += len(rows)
         self.bad += len(rows)
         for bad in rows[: EXAMPLES_MAX - len(self.examples)]:
-            self.examples.append(f"{path.name} row {bad.row}: {bad.reason}")
+            self._bad[len(self.examples)] = path, bad
+            self.examples.append(_bad_text(path, bad, bad.line))
+
+    def name_lines(self, path: Path, kind: str) -> None:
+        """Name the examples of bad rows of a CSV file by its lines: they are looked for only now,
+        where the file can be read again.
+        """
+        ours = {at: bad for at, (of, bad) in self._bad.items() if of == path and not bad.line}
+        if kind not in DELIMITERS or not ours or not path.is_file():
+            return
+        lines = lines_of(path, [bad.row for bad in ours.values()], DELIMITERS[kind])
+        for at, bad in ours.items():
+            self.examples[at] = _bad_text(path, bad, lines.get(bad.row, 0))
 
     def note_keys(self, keys: list[bytes]) -> None:
         """Count keys that came before; by hash, and only while that costs little memory."""
@@ -78,34 +91,47 @@ class Tally:
             self.examples.append(f"key {key}: {failure.error}")
 
 
+def _bad_text(path: Path, bad: BadRow, line: int) -> str:
+    return f"{path.name} {f'line {line}' if line else f'row {bad.row}'}: {bad.reason}"
+
+
 class Loader:
     """Keeps a few slabs under way at once; a slab that repeats a key of one under way waits, so
     that of several rows with the same key the last one wins.
     """
 
-    def __init__(self, client: Any, tally: Tally, timeout_ms: int) -> None:
+    def __init__(
+        self, client: Any, tally: Tally, timeout_ms: int, advance: Callable[[int], None]
+    ) -> None:
+        """``advance`` is told how many bytes of all files are written, as slabs are."""
         self._client = client
         self._tally = tally
         self._timeout_ms = timeout_ms
+        self._advance = advance
         self._pool = ThreadPoolExecutor(SLABS_IN_FLIGHT, thread_name_prefix="load")
-        self._under_way: dict[Future[Any], set[bytes]] = {}  # slabs, with their keys
+        self._under_way: dict[Future[Any], _Sent] = {}
+        self._read_to = 0  # the end of the last slab, in bytes of all files
 
-    def write(self, path: Path, slab: Slab) -> None:
-        """Count the slab's rows, and send the good ones as soon as there is room."""
+    def write(self, path: Path, slab: Slab, read_to: int) -> None:
+        """Count the slab's rows, and send the good ones as soon as there is room. It ends at
+        ``read_to``, in bytes of all files.
+        """
+        began, self._read_to = self._read_to, read_to
         self._tally.note_bad(path, slab.bad)
         self._tally.note_keys(slab.keys)
         if not slab.keys:
             return
         keys = set(slab.keys)
         while len(self._under_way) >= SLABS_IN_FLIGHT or not all(
-            keys.isdisjoint(other) for other in self._under_way.values()
+            keys.isdisjoint(other.keys) for other in self._under_way.values()
         ):
             self._collect()
         rows = list(zip(slab.keys, slab.values, strict=True))
         future = self._pool.submit(
             self._client.put_many, rows, retry_unknown=True, timeout_ms=self._timeout_ms
         )
-        self._under_way[future] = keys
+        self._under_way[future] = _Sent(keys, began)
+        self._advance(min(sent.began for sent in self._under_way.values()))
 
     def drain(self) -> None:
         """Wait for all that is under way."""
@@ -129,6 +155,15 @@ class Loader:
         for future in done:
             self._under_way.pop(future)
             self._tally.note_result(future.result())
+        began = (sent.began for sent in self._under_way.values())
+        self._advance(min(began, default=self._read_to))
+
+
+class _Sent(NamedTuple):
+    """A slab under way: its keys, and where it begins, in bytes of all files."""
+
+    keys: set[bytes]
+    began: int
 
 
 class Interrupt:
@@ -176,8 +211,8 @@ def load(
     """Write every row of the files. Of rows with the same key the last wins.
 
     Rows whose key is null, empty or too long, or whose value is too long, cannot be stored; the
-    others are, and the command then ends with exit code 2 unless --skip-bad is given. A load may
-    be repeated.
+    others are, and the command then ends with exit code 2 unless --skip-bad is given. It also does
+    where no row at all was written. A load may be repeated.
     """
     if file_format not in (None, "csv", "tsv", "jsonl", "parquet"):
         raise typer.BadParameter(f"--format {file_format}: csv, tsv, jsonl or parquet")
@@ -185,42 +220,66 @@ def load(
     sizes = [path.stat().st_size for path in files]
     total, tally = sum(sizes), Tally()
     began = time.monotonic()
-    failure: KoinonError | OSError | None = None
     with (
         session.connect() as client,
         Interrupt() as interrupt,
         progress(
             session.json, lambda: _bar(total, tally), _plain_progress(total, tally)
         ) as advance,
-        Loader(client, tally, session.timeout_or(DEFAULT_TIMEOUT_MS)) as loader,
+        Loader(client, tally, session.timeout_or(DEFAULT_TIMEOUT_MS), advance) as loader,
     ):
         limit = client.table().cluster.max_value_bytes
-        before = 0
-        for path, kind, size in zip(files, formats, sizes, strict=True):
-            slabs = open_source(path, kind, key, value, limit)
-            while (slab := _next_slab(slabs)) is not None and not isinstance(slab, Exception):
-                loader.write(path, slab)
-                advance(before + slab.position)
-                if interrupt.asked or loader.failing:
-                    break
-            if isinstance(slab, Exception):
-                failure = slab
-            before += size
-            if failure or interrupt.asked or loader.failing:
-                break
+        sources = (
+            open_source(path, kind, key, value, limit)
+            for path, kind in zip(files, formats, strict=True)
+        )
+        failure = _write_all(loader, interrupt, zip(files, sizes, sources, strict=True))
         loader.drain()
     seconds = time.monotonic() - began
+    for path, kind in zip(files, formats, strict=True):
+        tally.name_lines(path, kind)
     if failure is None or tally.read:
         _summary(tally, seconds, failure, interrupted=interrupt.asked, as_json=session.json)
         if failure is not None and session.json:
             return fail(failure, debug=session.debug)
     if failure is not None:
         raise failure
+    return _exit_code(tally, interrupted=interrupt.asked, skip_bad=skip_bad)
+
+
+def _write_all(
+    loader: Loader, interrupt: Interrupt, sources: Iterable[tuple[Path, int, Iterator[Slab]]]
+) -> KoinonError | OSError | None:
+    """Write the slabs of the files (each with its size) until one cannot be read on, rows fail, or
+    Ctrl-C; return why a file cannot be read.
+    """
+    before = 0
+    for path, size, slabs in sources:
+        while (slab := _next_slab(slabs)) is not None:
+            if isinstance(slab, Exception):
+                return slab
+            loader.write(path, slab, before + slab.position)
+            if interrupt.asked or loader.failing:
+                return None
+        before += size
+    return None
+
+
+def _exit_code(tally: Tally, *, interrupted: bool, skip_bad: bool) -> int:
     if tally.refused or tally.unknown:
         return UNAVAILABLE
-    if interrupt.asked:
+    if interrupted:
         return INTERRUPTED
+    if not tally.applied:
+        output.problem(f"no row was written: {_why_none(tally)}")
+        return USAGE
     return USAGE if tally.bad and not skip_bad else DONE
+
+
+def _why_none(tally: Tally) -> str:
+    if not tally.read:
+        return "the files have none"
+    return "the only one is bad" if tally.bad == 1 else f"all {tally.bad:,} are bad"
 
 
 def _next_slab(slabs: Iterator[Slab]) -> Slab | KoinonError | OSError | None:

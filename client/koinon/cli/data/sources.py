@@ -13,12 +13,13 @@ import gzip
 import io
 import json
 import math
+import re
 import sys
 import uuid
 import zlib
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
@@ -42,14 +43,18 @@ FORMATS = {
     ".parquet": "parquet",
     ".pq": "parquet",
 }
+DELIMITERS = {"csv": ",", "tsv": "\t"}
 
 
 @dataclass(kw_only=True)
 class BadRow:
-    """A row that cannot be stored. ``row`` counts from 1, a header not included."""
+    """A row that cannot be stored. ``row`` counts from 1, a header not included; ``line`` is where
+    it begins in the file, 0 where the reader does not see lines (``lines_of`` finds it).
+    """
 
     row: int
     reason: str
+    line: int = 0
 
 
 @dataclass(kw_only=True)
@@ -94,7 +99,7 @@ def open_source(
     elif file_format == "parquet":
         slabs = _parquet(path, key, value, maker)
     else:
-        slabs = _delimited(path, key, value, "\t" if file_format == "tsv" else ",", maker)
+        slabs = _delimited(path, key, value, DELIMITERS[file_format], maker)
     try:
         yield from slabs
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -116,6 +121,7 @@ class _SlabMaker:
 
     def __init__(self, max_value_bytes: int | None = None) -> None:
         self.row = 0
+        self.line = 0  # of the file; 0 where lines are not seen
         self._max_value_bytes = max_value_bytes
         self._taken = 0
         self._skip = 0
@@ -133,7 +139,7 @@ class _SlabMaker:
             return
         reason = _fault(key, value, self._max_value_bytes)
         if reason is not None:
-            self._slab.bad.append(BadRow(row=self.row, reason=reason))
+            self._slab.bad.append(BadRow(row=self.row, reason=reason, line=self.line))
             return
         assert key is not None
         assert value is not None
@@ -145,7 +151,7 @@ class _SlabMaker:
         self.row += 1
         if self.row <= self._skip:
             return
-        self._slab.bad.append(BadRow(row=self.row, reason=reason))
+        self._slab.bad.append(BadRow(row=self.row, reason=reason, line=self.line))
 
     @property
     def full(self) -> bool:
@@ -192,6 +198,7 @@ def _json_lines(path: Path, key: str, value: str | None, maker: _SlabMaker) -> I
     mark = codecs.BOM_UTF8
     with file:
         while line := file.readline(LINE_BYTES_MAX):
+            maker.line += 1
             line, mark = line.removeprefix(mark).strip(), b""
             if not line:
                 continue
@@ -348,8 +355,28 @@ def _delimited_once(
                 include_columns=None if value is None else list(dict.fromkeys((key, value))),
             ),
         )
-        rows = _delimited_rows(reader, key, value, byte_wise=byte_wise)
-        yield from _delimited_slabs(rows, framed.mark, malformed, position, maker)
+        batches = _Batches(reader)
+        rows = _delimited_rows(batches, key, value, byte_wise=byte_wise)
+        yield from _delimited_slabs(
+            rows, framed.mark, malformed, lambda: batches.share(maker.row, position()), maker
+        )
+
+
+class _Batches:
+    """The batches of a reader, each of a whole block of the file; counts their rows."""
+
+    def __init__(self, reader: Any) -> None:
+        self._reader = reader
+        self._rows = 0  # of the batches so far
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._reader:
+            self._rows += batch.num_rows
+            yield batch
+
+    def share(self, row: int, position: int) -> int:
+        """Return how far into the file the row is, where blocks were read up to ``position``."""
+        return position * min(row, self._rows) // max(1, self._rows)
 
 
 class _Malformed:
@@ -484,6 +511,50 @@ def _delimited_slabs(
     yield maker.take(position())
 
 
+def lines_of(path: Path, rows: Sequence[int], delimiter: str) -> dict[int, int]:
+    """Return in which line of a CSV file these rows begin (rows from 1 behind the header, lines
+    from 1). Reads the file again up to the last of them.
+    """
+    found: dict[int, int] = {}
+    last = max(rows, default=0)
+    row, quoted = 0, False
+    file, _ = _open_plain(path)
+    with file:
+        for number, line in enumerate(file, start=1):
+            begins = not quoted
+            if quoted or b'"' in line:
+                quoted = _ends_quoted(line, delimiter.encode(), quoted)
+            if not begins or number == 1 or not line.strip(b"\r\n"):  # Arrow skips empty lines
+                continue
+            row += 1
+            if row in rows:
+                found[row] = number
+            if row >= last:
+                break
+    return found
+
+
+_TO_CLOSING_QUOTE = re.compile(rb'(?:[^"]++|"")*+"')
+
+
+def _ends_quoted(line: bytes, delimiter: bytes, quoted: bool) -> bool:
+    """Return whether a line of CSV that begins inside a quoted cell, or not, ends inside one. Only
+    a quote at the beginning of a cell opens one; the cell ends at the next one that is not doubled.
+    """
+    at = 0  # inside the quotes, or where a cell begins
+    while True:
+        if not quoted and line[at : at + 1] == b'"':
+            at, quoted = at + 1, True
+        if quoted:
+            closed = _TO_CLOSING_QUOTE.match(line, at)
+            if closed is None:
+                return True
+            at, quoted = closed.end(), False
+        at = line.find(delimiter, at) + 1
+        if not at:
+            return False
+
+
 def _left_out(
     malformed: _Malformed, position: Callable[[], int], maker: _SlabMaker, *, but: int = 0
 ) -> Iterator[Slab]:
@@ -495,7 +566,7 @@ def _left_out(
 
 
 def _delimited_rows(
-    reader: Any, key: str, value: str | None, *, byte_wise: bool
+    reader: Iterable[Any], key: str, value: str | None, *, byte_wise: bool
 ) -> Iterator[Iterator[tuple[bytes, bytes]]]:
     """Yield the (key cell, value cell) of each batch."""
     for batch in reader:
