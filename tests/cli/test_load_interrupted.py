@@ -63,7 +63,8 @@ def test_load_progress_is_what_is_written_not_what_is_read() -> None:
             assert next(self._begun).wait(TIMEOUT_S)
             return WriteResult(applied=len(rows))
 
-    client, seen = Client(), []
+    seen: list[int] = []
+    client = Client()
     with Loader(client, Tally(), TIMEOUT_S * 1000, seen.append) as loader:
         loader.write(Path("a.csv"), Slab(keys=[b"a"], values=[b"v"]), 10)
         loader.write(Path("a.csv"), Slab(keys=[b"b"], values=[b"v"]), 20)

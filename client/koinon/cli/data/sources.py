@@ -337,7 +337,7 @@ def _delimited_once(
         names = _header(path, file, delimiter)
         _check_columns(path, names, (key, value))
         malformed = _Malformed(len(names))
-        framed = _Framed(file, len(names), delimiter)
+        framed = _Framed(file, position, len(names), delimiter)
         reader = csv.open_csv(
             pa.PythonFile(_ByteWise(framed) if byte_wise else framed, mode="r"),
             read_options=csv.ReadOptions(
@@ -355,28 +355,35 @@ def _delimited_once(
                 include_columns=None if value is None else list(dict.fromkeys((key, value))),
             ),
         )
-        batches = _Batches(reader)
+        batches = _Batches(reader, framed.read_to, maker)
         rows = _delimited_rows(batches, key, value, byte_wise=byte_wise)
-        yield from _delimited_slabs(
-            rows, framed.mark, malformed, lambda: batches.share(maker.row, position()), maker
-        )
+        yield from _delimited_slabs(rows, framed.mark, malformed, batches.position, maker)
 
 
 class _Batches:
-    """The batches of a reader, each of a whole block of the file; counts their rows."""
+    """The batches of a reader, and where in the file the rows are that were taken of them. Each
+    batch is of what one read returned; the reader has read on meanwhile.
+    """
 
-    def __init__(self, reader: Any) -> None:
+    def __init__(self, reader: Any, read_to: Sequence[int], maker: _SlabMaker) -> None:
         self._reader = reader
-        self._rows = 0  # of the batches so far
+        self._read_to = read_to
+        self._maker = maker
+        self._at = 0  # of the batch under way: its number, from 1; its rows; the row before it
+        self._rows = self._before = 0
 
     def __iter__(self) -> Iterator[Any]:
         for batch in self._reader:
-            self._rows += batch.num_rows
+            self._at, self._rows, self._before = self._at + 1, batch.num_rows, self._maker.row
             yield batch
 
-    def share(self, row: int, position: int) -> int:
-        """Return how far into the file the row is, where blocks were read up to ``position``."""
-        return position * min(row, self._rows) // max(1, self._rows)
+    def position(self) -> int:
+        """Return how many bytes of the file are behind the rows so far, by their number."""
+        ends = [0, *self._read_to]
+        at = min(self._at, len(ends) - 1)
+        began, ended = ends[max(0, at - 1)], ends[at]
+        done = min(self._maker.row - self._before, self._rows)
+        return began + (ended - began) * done // max(1, self._rows)
 
 
 class _Malformed:
@@ -419,8 +426,12 @@ class _Framed(io.RawIOBase):
     no quote is open at the end.
     """
 
-    def __init__(self, file: IO[bytes], columns: int, delimiter: str) -> None:
+    def __init__(
+        self, file: IO[bytes], position: Callable[[], int], columns: int, delimiter: str
+    ) -> None:
         self._file = file
+        self._position = position
+        self.read_to: list[int] = []  # where in the file each read has ended
         self.mark = uuid.uuid4().hex.encode()
         row = delimiter.encode().join([self.mark] * columns) + b"\n"
         self._ready, self._last = row, b"\n" + row
@@ -437,6 +448,7 @@ class _Framed(io.RawIOBase):
         if size < 0:
             size = len(self._ready)
         answer, self._ready = self._ready[:size], self._ready[size:]
+        self.read_to.append(self._position())
         return answer
 
 
