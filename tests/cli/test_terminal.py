@@ -29,6 +29,8 @@ COMMANDS = (
     ("admin", "status"),
     ("admin", "nodes"),
     ("admin", "partitions"),
+    ("admin", "partition", "0"),
+    ("where", HOSTILE),
     ("admin", "rebalance", "--dry-run"),
     ("admin", "rebalance", "--yes"),
     ("admin", "moves"),

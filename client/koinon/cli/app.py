@@ -16,6 +16,7 @@ from koinon_proto.process.printable import protect_streams, tell
 
 MODULES = {
     "koinon.cli.data.key_value": ("put", "get", "delete", "scan"),
+    "koinon.cli.operate.partitions": ("where",),
     "koinon.cli.data.load": ("load",),
     "koinon.cli.data.ingest": ("ingest",),
     "koinon.cli.local": ("up", "down"),

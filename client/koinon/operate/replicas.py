@@ -56,6 +56,7 @@ class Replicas(Channels):
         wanted: Mapping[int, Sequence[int]],
         *,
         positions_only: bool = False,
+        timeout_s: float = CHECKSUMS_S_MAX,
     ) -> tuple[dict[tuple[int, int], Checksum], dict[int, str]]:
         """Ask nodes (by number) for the checksums of their copies of partitions, all at once.
 
@@ -71,7 +72,7 @@ class Replicas(Channels):
                     partition_ids=partition_ids,
                     positions_only=positions_only,
                 ),
-                timeout=CHECKSUMS_S_MAX,
+                timeout=timeout_s,
             )
             for number, partition_ids in wanted.items()
             if partition_ids

@@ -13,13 +13,13 @@ from rich.text import Text
 from koinon.cli.console import output
 from koinon.cli.console.help import Group
 from koinon.cli.console.session import NOT_FOUND, Body, Session, command, default_command
-from koinon.cli.operate import bulk_loads, force, hot, moves, plans, verify
+from koinon.cli.operate import bulk_loads, force, hot, moves, partitions, plans, verify
 from koinon.operate.admin import Admin, ClusterStatus, count_by_primary
 from koinon.operate.bulk_loads import LoadView
 from koinon.operate.health import is_short, notes, problems, replicas_by_node, summary
-from koinon.operate.nodes import by_name, node_name
+from koinon.operate.nodes import by_name
 from koinon_proto.contract.errors import KoinonError
-from koinon_proto.contract.table import NodeInfo, NodeStatus, PartitionRow, PartitionStatus, Table
+from koinon_proto.contract.table import NodeInfo, NodeStatus, PartitionStatus, Table
 
 app = typer.Typer(
     cls=Group,
@@ -38,12 +38,6 @@ NODE_COLORS = {
 NODE_WORDS = {NodeStatus.FENCED: "down", NodeStatus.ACTIVE: "active"}
 NODE_COLUMNS_EXPENDABLE = ("HEARD", "RACK", "READS/S", "WRITES/S", "USED", "ADDRESS")
 """Columns that a narrow terminal leaves out, in this order."""
-PARTITION_COLORS = {
-    PartitionStatus.ONLINE: "green",
-    PartitionStatus.ASSIGNED: "yellow",
-    PartitionStatus.OFFLINE: "red",
-}
-PARTITION_WORDS = {PartitionStatus.ASSIGNED: "starting"}
 
 
 def print_status(status: ClusterStatus, loads: Iterable[LoadView] = ()) -> None:
@@ -243,26 +237,6 @@ def _stats_json(status: ClusterStatus, node: NodeInfo) -> dict[str, Any] | None:
     }
 
 
-def _partition_json(row: PartitionRow, table: Table) -> dict[str, Any]:
-    return {
-        "partition_id": row.partition_id,
-        "status": row.status.name.lower(),
-        "offline_reason": row.offline_reason.name.lower() if row.offline_reason else None,
-        "primary": _name(row.primary, table),
-        "primary_epoch": row.primary_epoch,
-        "partition_epoch": row.partition_epoch,
-        "replicas": [_name(number, table) for number in row.replicas],
-        "in_sync": [_name(number, table) for number in row.in_sync],
-        "adding": [_name(number, table) for number in row.adding],
-        "removing": [_name(number, table) for number in row.removing],
-        "wanted_primary": _name(row.wanted_primary, table),
-    }
-
-
-def _name(number: int, table: Table) -> str | None:
-    return node_name(table, number) if number in table.nodes else None
-
-
 # --- commands ------------------------------------------------------------------------------------
 
 
@@ -314,79 +288,6 @@ def nodes(session: Session) -> None:
         output.show(nodes_table(status, status.table), expendable=NODE_COLUMNS_EXPENDABLE)
 
 
-def partitions(
-    session: Session,
-    *,
-    node: Annotated[
-        str | None, typer.Option(help="Only those with a replica on this node.")
-    ] = None,
-    offline: Annotated[bool, typer.Option("--offline", help="Only those not served now.")] = False,
-    short: Annotated[
-        bool, typer.Option("--under-replicated", help="Only those that lack a copy in sync.")
-    ] = False,
-) -> int | None:
-    """The partitions: who leads each, where its replicas are; --json: one object per line."""
-    table = _status(session).table
-    rows = list(table.rows) if table else []
-    if node is not None and (
-        table is None or node not in {n.node_id for n in table.nodes.values()}
-    ):
-        return session.refuse(
-            f"no node {node!r} is registered", "'koinon admin nodes' lists them.", code=NOT_FOUND
-        )
-    if table is None or not rows:
-        output.note("no partitions yet: the cluster waits for its first nodes")
-        return None
-    numbers = {n.node_id: n.number for n in table.nodes.values()}
-    if node is not None:
-        rows = [row for row in rows if numbers[node] in row.replicas]  # type: ignore[index]
-    if offline:
-        rows = [row for row in rows if row.status is not PartitionStatus.ONLINE]
-    if short:
-        rows = [row for row in rows if is_short(row)]
-    if session.json:
-        for row in rows:
-            output.print_json(_partition_json(row, table))
-        return None
-    _print_partitions(rows, table)
-    return None
-
-
-def _print_partitions(rows: list[PartitionRow], table: Table) -> None:
-    columns = (">PARTITION", "STATE", "PRIMARY", ">EPOCH", "REPLICAS", "IN SYNC", "MOVE", "")
-    shown = output.table(*columns)
-    for row in rows:
-        word = PARTITION_WORDS.get(row.status, row.status.name.lower())
-        shown.add_row(
-            str(row.partition_id),
-            f"[{PARTITION_COLORS[row.status]}]{word}[/]",
-            _name(row.primary, table) or "-",
-            str(row.primary_epoch),
-            " ".join(_name(n, table) or "?" for n in row.replicas),
-            " ".join(_name(n, table) or "?" for n in row.in_sync),
-            _changes(row, table),
-            row.offline_reason.name.lower().replace("_", " ") if row.offline_reason else "",
-        )
-    printer = output.console()
-    if not rows:
-        printer.print("[dim]none[/]")
-        return
-    output.show(shown, expendable=("EPOCH", "", "MOVE", "IN SYNC"))
-    counts = Counter(row.status for row in rows)
-    words = [
-        f"{number:,} {PARTITION_WORDS.get(status, status.name.lower())}"
-        for status, number in counts.items()
-    ]
-    printer.print(f"[dim]{output.count(len(rows), 'partition')}: {', '.join(words)}[/]")
-
-
-def _changes(row: PartitionRow, table: Table) -> str:
-    """Return the nodes that are being added (+) to a partition's replicas, and removed (-)."""
-    added = [f"+{_name(number, table)}" for number in row.adding]
-    removed = [f"-{_name(number, table)}" for number in row.removing]
-    return " ".join(added + removed)
-
-
 def list_coordinators(session: Session) -> None:
     """The coordinators: who leads, who is behind. Subcommands change them."""
     status = _status(session)
@@ -432,7 +333,8 @@ def transfer(
 LOOKS: dict[str, tuple[Body, list[str]]] = {
     "status": (show_status, ["", "--brief || alert", "--json | jq .ok"]),
     "nodes": (nodes, []),
-    "partitions": (partitions, ["--offline", "--node n2"]),
+    "partitions": (partitions.partitions, ["--offline", "--node n2", "0-15 --json"]),
+    "partition": (partitions.partition, ["17"]),
     "hot": (hot.hot, ["", "--by writes --seconds 10 --keys 5"]),
 }
 CHANGES: dict[str, tuple[Body, list[str]]] = {
