@@ -9,10 +9,10 @@ from typing import Protocol
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from koinon.cli.console.progress import now_and_then
 from koinon.cli.console.terminal import Console
 from koinon_proto.process.printable import goes_to_terminal
 
-PLAIN_PROGRESS_S = 1.0
 PLAIN_WIDTH = 100
 
 
@@ -62,7 +62,7 @@ class Stage:
 
     @contextmanager
     def progress(self, what: str, total: int) -> Iterator[Advance]:
-        """Yield a function that shows progress: a bar on a terminal, else a line a second."""
+        """Yield a function that shows progress: a bar on a terminal, else lines now and then."""
         if not self._tty:
             yield self._plain_progress(what, total)
             return
@@ -81,14 +81,9 @@ class Stage:
             yield advance
 
     def _plain_progress(self, what: str, total: int) -> Advance:
-        last = time.monotonic()
+        def line(state: tuple[int, str]) -> str:
+            done, remark = state
+            return f"   {what}: {done:,} of {total:,}  {remark}".rstrip()
 
-        def advance(done: int, remark: str = "") -> None:
-            nonlocal last
-            now = time.monotonic()
-            if now - last >= PLAIN_PROGRESS_S:
-                last = now
-                line = f"   {what}: {done:,} of {total:,}  {remark}".rstrip()
-                self.console.print(line, soft_wrap=True)
-
-        return advance
+        say = now_and_then(line, say=lambda text: self.console.print(text, soft_wrap=True))
+        return lambda done, remark="": say((done, remark))

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from koinon.cli.app import make_app
-from koinon.cli.console import output
+from koinon.cli.console import output, progress
 from koinon.cli.operate import following
 from koinon_proto.contract.errors import LoadClosedError, UnavailableError
 from koinon_proto.v1 import loads_pb2
@@ -54,7 +54,7 @@ def operator(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeOperator]:
     made = FakeOperator(nodes=1)
     made.loads.loads = [FAILED, OPENED, MERGED_HALF]
     monkeypatch.setattr(following, "POLL_S", 0.01)
-    monkeypatch.setattr(following, "LINE_S", 0.0)
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
     yield made
     made.close()
 

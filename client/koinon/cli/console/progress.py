@@ -13,6 +13,8 @@ from koinon_proto.process.printable import goes_to_terminal
 T = TypeVar("T")
 
 BAR_WIDTH = 28
+LINE_EVERY_S = 5.0
+"""Between two lines of progress where there is no terminal."""
 
 
 @contextmanager
@@ -34,16 +36,23 @@ def progress(
 
 
 def now_and_then(
-    line: Callable[[T], str], every_s: float, *, at_once: bool = False
+    line: Callable[[T], str],
+    *,
+    at_once: bool = False,
+    say: Callable[[str], None] = output.note,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Callable[[T], None]:
-    """Return what notes the line about a state, once in ``every_s`` seconds; '' is not noted."""
-    last = float("-inf") if at_once else time.monotonic()
+    """Return what says the line about a state, once in ``LINE_EVERY_S``; neither '' nor the line
+    that it has said last.
+    """
+    last_at = float("-inf") if at_once else clock()
+    last = ""
 
     def draw(state: T) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last >= every_s and (text := line(state)):
-            last = now
-            output.note(text)
+        nonlocal last_at, last
+        now = clock()
+        if now - last_at >= LINE_EVERY_S and (text := line(state)) not in ("", last):
+            last_at, last = now, text
+            say(text)
 
     return draw

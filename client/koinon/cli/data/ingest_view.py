@@ -16,7 +16,6 @@ from koinon.spark.writing.planning import RowPlan
 from koinon_proto.contract.table import Table
 from koinon_proto.process.printable import printable_bytes
 
-PLAIN_PROGRESS_S = 5.0
 KEY_CHARS_MAX = 60
 
 Draw = Callable[[Snapshot], None]
@@ -34,7 +33,7 @@ STEPS = {
 
 def shown(*, quiet: bool) -> contextlib.AbstractContextManager[Draw]:
     """Yield what shows a snapshot: a bar on a terminal, a line now and then elsewhere."""
-    return progress(quiet, _bar, now_and_then(_line, PLAIN_PROGRESS_S))
+    return progress(quiet, _bar, now_and_then(_line))
 
 
 @contextlib.contextmanager

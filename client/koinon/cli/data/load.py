@@ -33,7 +33,6 @@ SLABS_IN_FLIGHT = 2
 EXAMPLES_MAX = 5
 REPEATS_TRACKED_MAX = 1_000_000
 DEFAULT_TIMEOUT_MS = 30_000
-PLAIN_PROGRESS_S = 5.0
 
 
 @dataclass(kw_only=True)
@@ -379,7 +378,7 @@ def _plain_progress(total: int, tally: Tally) -> Callable[[int], None]:
         share = 100 * position / max(1, total)
         return f"{share:3.0f} %  {tally.applied:,} rows  {rate:,.0f} rows/s"
 
-    return now_and_then(line, PLAIN_PROGRESS_S)
+    return now_and_then(line)
 
 
 def add_to(app: typer.Typer) -> None:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from koinon.operate.admin import Admin
 
 POLL_S = 0.4
-LINE_S = 2.0
 SILENT_S_MAX = 60.0
 WAITS_MAX = 3
 NOBODY_ANSWERS = "no coordinator answers: waiting"
@@ -52,7 +51,7 @@ def until_ended(
         return NOBODY_ANSWERS if seen is None else line(seen)
 
     try:
-        plain = now_and_then(said, LINE_S, at_once=True)
+        plain = now_and_then(said, at_once=True)
         with progress(session.json, lambda: _live(picture), plain) as draw:
             return _looked(look, ended, draw)
     except KeyboardInterrupt:

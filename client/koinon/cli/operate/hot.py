@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from enum import StrEnum
@@ -102,7 +101,7 @@ def _watching(
             task = shown.add_task(text, total=seconds)
             yield lambda elapsed_s: shown.update(task, completed=elapsed_s)
 
-    return progress(session.json, bar, now_and_then(lambda _: f"{text}…", math.inf, at_once=True))
+    return progress(session.json, bar, now_and_then(lambda _: f"{text}…", at_once=True))
 
 
 # --- how it looks --------------------------------------------------------------------------------
