@@ -87,6 +87,7 @@ def test_node_that_was_removed_has_a_successor_of_a_new_name(
 ) -> None:
     cluster = make_cluster(tmp_path, nodes=1, coordinators=1)
     cluster.start()
+    cluster.wait_ready()  # else the second may be the first to register, and hold everything
     assert cluster.add_node() == "n2"
     cluster.wait_ready()
     with Admin(cluster.coordinators) as admin:
