@@ -144,6 +144,26 @@ def test_write_bad_rows_are_set_aside(
     assert json.loads(line)["row"] == {"k": None, "v": "3"}
 
 
+def test_write_strings_that_are_not_utf8_are_refused_or_set_aside(
+    spark: SparkSession, fake: LoadsCluster, tmp_path: Path
+) -> None:
+    bad = "if(id = 3, cast(X'ffc328' as string), 'é')"
+    df = spark.sql(f"select id k, {bad} t, array({bad}) a from range(10)")
+    for encoding in ("json", "msgpack"):
+        given = {"keyColumn": "k", "valueEncoding": encoding}
+        text = failure(df, fake, **given)
+        assert "column t: string that is not valid UTF-8 in 1 row (row " in text
+        assert fake.values() == {}
+    write(df, fake, **given, badRecordsPath=str(tmp_path))
+    assert len(fake.values()) == 9
+    (path,) = tmp_path.glob("*/*.jsonl")
+    assert json.loads(path.read_text()) == {
+        "column": "t",
+        "reason": "string that is not valid UTF-8",
+        "row": {"k": 3, "t": r"\xff\xc3(", "a": [r"\xff\xc3("]},
+    }
+
+
 def test_write_that_fails_in_a_task_leaves_nothing(spark: SparkSession, fake: LoadsCluster) -> None:
     df = spark.range(0, 1_000, numPartitions=4).selectExpr(
         "cast(id as string) key",

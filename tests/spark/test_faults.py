@@ -12,9 +12,11 @@ import pyarrow as pa
 import pytest
 
 from koinon.spark.encoding.faults import Fault, Limits, Refusing, SettingAside, find_faults, without
+from koinon.spark.encoding.values import ENCODERS
 from koinon_proto.contract.errors import InvalidArgumentError
 
 LIMITS = Limits(key_name="k", value_name="v", max_value_bytes=10)
+ROOMY = Limits(key_name="k", value_name="v", max_value_bytes=1 << 20)
 
 
 def found(
@@ -53,6 +55,39 @@ def test_faults_keys_outside_the_prefix_are_found() -> None:
 def test_faults_values_beyond_a_chunk_are_found_whatever_the_cluster_allows() -> None:
     limits = Limits(key_name="k", value_name="v", max_value_bytes=1 << 30)
     assert limits.value_bytes_max < 8 << 20
+
+
+def text_of(*strings: bytes | None) -> Any:
+    """Return a string column of any bytes, as Spark has them."""
+    return pa.array(strings, pa.binary()).view(pa.string())
+
+
+def test_faults_strings_that_are_not_utf8_are_found_wherever_they_are() -> None:
+    bad, good = b"\xff\xc3(", "é".encode()
+    offsets = pa.array([0, 2, 3, 4, 4], pa.int32())
+    rows = pa.RecordBatch.from_pydict(
+        {
+            "t": text_of(good, bad, None, good),
+            "a": pa.ListArray.from_arrays(offsets, text_of(good, bad, bad, None)),
+            "s": pa.StructArray.from_arrays([text_of(good, good, good, bad)], names=["x"]),
+        }
+    )
+    for encode in ENCODERS.values():  # what is refused later does not stop them
+        values = encode(rows)
+        whole = find_faults(pa.array([b"k"] * 4), values, ROOMY, rows)
+        assert [(fault.column, fault.rows.tolist()) for fault in whole] == [
+            ("t", [1]),
+            ("a", [0]),
+            ("s", [3]),
+        ]
+        sliced = find_faults(pa.array([b"k"] * 2), values.slice(2, 2), ROOMY, rows.slice(2, 2))
+        assert [(fault.column, fault.rows.tolist()) for fault in sliced] == [("s", [1])]
+    with pytest.raises(InvalidArgumentError) as caught:
+        Refusing().take(rows, whole, 10)
+    text = str(caught.value)
+    assert "column t: string that is not valid UTF-8 in 1 row (row 11: " in text
+    assert r'"t": "\\xff\\xc3("' in text
+    assert r'"a": ["é", "\\xff\\xc3("]' in text
 
 
 def test_without_leaves_the_good_rows() -> None:

@@ -234,6 +234,21 @@ def test_plan_columns_are_found_in_any_case_and_several_make_a_key() -> None:
             {"keyColumn": "k", "valueEncoding": "msgpack"},
             "option valueEncoding: column 'v' holds interval day to second",
         ),
+        (
+            [
+                ("k", "string"),
+                (
+                    "v",
+                    {
+                        "type": "map",
+                        "keyType": {"type": "array", "elementType": "string"},
+                        "valueType": "string",
+                    },
+                ),
+            ],
+            {"keyColumn": "k", "valueEncoding": "json"},
+            "option valueEncoding: column 'v' holds a map whose keys are of type array",
+        ),
     ],
 )
 def test_plan_wrong_columns_are_refused_by_name(

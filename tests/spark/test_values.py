@@ -158,6 +158,110 @@ def test_values_nested_instants_of_early_years_have_four_digits_too() -> None:
     assert both(batch)[0] == [{"a": ["0001-01-01T00:00:00.000000Z"]}]
 
 
+def as_json_text(column: pa.Array) -> list[str]:
+    """Return a column's JSON texts, as they stand in the object ``{"x":…}``."""
+    values = ENCODERS["json"](batch_of(x=column)).to_pylist()
+    return [value.decode()[len('{"x":') : -1] for value in values]
+
+
+def listed(column: pa.Array) -> pa.Array:
+    """Return a column of lists of one item each."""
+    offsets = pa.array(range(len(column) + 1), pa.int32())
+    return pa.ListArray.from_arrays(offsets, column)
+
+
+FLOATS = [0.1, 3.0, -0.0, 1e16, 1e300, 5e-324, 16777216.0, math.nan, -math.inf]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array(FLOATS),
+        pa.array(FLOATS, pa.float32()),
+        pa.array([decimal.Decimal(0), decimal.Decimal("1E-18")], pa.decimal128(38, 18)),
+        pa.array([INSTANT, None], pa.timestamp("us", "UTC")),
+        pa.array([b"\x00\xff", None]),
+        pa.array(['"', "é\n", None]),
+        pa.array([True, False, None]),
+        pa.array([[1, None], [], None], pa.list_(pa.int64())),
+        pa.array([{"a": 1}, None], pa.struct([("a", pa.int8())])),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_values_json_is_the_same_within_others_as_by_itself(column: pa.Array) -> None:
+    alone = as_json_text(column)
+    assert as_json_text(listed(column)) == [f"[{text}]" for text in alone]
+    structs = pa.StructArray.from_arrays([column], names=["s"])
+    assert as_json_text(structs) == [f'{{"s":{text}}}' for text in alone]
+    offsets = pa.array(range(len(column) + 1), pa.int32())
+    maps = pa.MapArray.from_arrays(offsets, pa.array(["k"] * len(column)), column)
+    assert as_json_text(maps) == [f'{{"k":{text}}}' for text in alone]
+
+
+def test_values_json_floats_are_floats_again_and_float32_as_written() -> None:
+    found = as_json_text(pa.array(FLOATS))
+    assert found[:3] == ["0.1", "3.0", "-0.0"]
+    assert [json.loads(text) for text in found[:7]] == FLOATS[:7]
+    assert all(isinstance(json.loads(text), float) for text in found[:7])
+    assert math.copysign(1, json.loads(found[2])) == -1
+    assert as_json_text(pa.array([0.1, 1.0], pa.float32())) == ["0.1", "1.0"]
+
+
+@pytest.mark.parametrize("encoding", ["json", "msgpack"])
+def test_values_decimals_have_no_exponent(encoding: str) -> None:
+    kind = pa.decimal128(38, 18)
+    given = [decimal.Decimal(text) for text in ("0", "1E-18", "-1E-7", "1.5")]
+    batch = batch_of(
+        x=pa.array([None, *given], kind), y=pa.array([[]] + [[d] for d in given], pa.list_(kind))
+    )
+    texts = [
+        "0.000000000000000000",
+        "0.000000000000000001",
+        "-0.000000100000000000",
+        "1.500000000000000000",
+    ]
+    assert decoded(batch, encoding) == [
+        {"x": None, "y": []},
+        *({"x": text, "y": [text]} for text in texts),
+    ]
+
+
+def test_values_json_keys_of_maps_are_texts() -> None:
+    def keyed(kind: pa.DataType, *keys: Any) -> list[str]:
+        column = pa.array([[(key, 1)] for key in keys], pa.map_(kind, pa.int8()))
+        return [next(iter(json.loads(text))) for text in as_json_text(column)]
+
+    assert keyed(pa.float64(), 1.5, -0.0, math.nan) == ["1.5", "-0.0", "NaN"]
+    assert keyed(pa.bool_(), True) == ["true"]
+    assert keyed(pa.string(), 'a "b"') == ['a "b"']
+    assert keyed(pa.date32(), dt.date(2024, 1, 31)) == ["2024-01-31"]
+    assert keyed(pa.binary(), b"\x00") == ["AA=="]
+
+
+@pytest.mark.parametrize("encoding", ["json", "msgpack"])
+def test_values_maps_with_keys_that_are_not_plain_are_refused_by_name(encoding: str) -> None:
+    for kind in (pa.list_(pa.int8()), pa.struct([("a", pa.int8())])):
+        within = pa.list_(pa.map_(kind, pa.int8()))
+        for wanted in (pa.map_(kind, pa.int8()), within):
+            with pytest.raises(InvalidArgumentError, match="column 'm': a map's key of type"):
+                ENCODERS[encoding](batch_of(m=pa.nulls(1, wanted)))
+
+
+def test_values_nested_slices_are_those_of_the_slice() -> None:
+    struct = pa.struct([("x", pa.list_(pa.int8()))])
+    batch = batch_of(
+        a=pa.array([["u"], ["v", None], None, []], pa.list_(pa.string())),
+        m=pa.array([[("k", 1)], [("l", 2), ("m", 3)], None, []], pa.map_(pa.string(), pa.int8())),
+        s=pa.array([{"x": [1]}, {"x": [2, 3]}, None, {"x": None}], struct),
+    ).slice(1)
+    expected = [
+        {"a": ["v", None], "m": {"l": 2, "m": 3}, "s": {"x": [2, 3]}},
+        {"a": None, "m": None, "s": None},
+        {"a": [], "m": {}, "s": {"x": None}},
+    ]
+    assert both(batch) == (expected, expected)
+
+
 @pytest.mark.parametrize("length", [31, 32, 255, 256, 65_535, 65_536])
 def test_values_msgpack_heads_fit_the_longest(length: int) -> None:
     batch = batch_of(t=pa.array(["x" * length, "short"]), b=pa.array([b"y" * length, b""]))

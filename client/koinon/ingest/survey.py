@@ -175,12 +175,11 @@ def _sized(
     import pyarrow as pa
 
     from koinon.spark.encoding import arrays
-    from koinon.spark.encoding.faults import find_faults
-    from koinon.spark.writing.rows import encode_rows
+    from koinon.spark.writing.rows import encode_rows, faults_of
 
     keys, values = encode_rows(batch, plan, options)
     bad = np.zeros(len(batch), np.bool_)
-    for fault in find_faults(keys, values, limits):
+    for fault in faults_of(batch, plan, keys, values, limits):
         bad[fault.rows] = True
     partition_ids = known.partitions_of_arrow(keys.fill_null(b"") if keys.null_count else keys)
     sizes = arrays.lengths_of(keys).astype(np.int64) + arrays.lengths_of(values)

@@ -67,6 +67,13 @@ def from_matrix(matrix: U8Array) -> Any:
     )
 
 
+def i32_array(numbers: I32Array) -> Any:
+    """Return numbers as an array."""
+    return pa.Array.from_buffers(
+        pa.int32(), len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers))]
+    )
+
+
 def numbers_of(array: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Return the values of an array of numbers, 0 for null."""
     filled = pc.fill_null(array, 0) if array.null_count else array

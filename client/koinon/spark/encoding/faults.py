@@ -1,7 +1,8 @@
 """Rows that cannot be stored: found column-wise, and then refused or set aside.
 
 Each bad row has one fault, the first of: a null key, an empty or over-long one, one outside the
-prefix that is being overwritten, a null value, an over-long one.
+prefix that is being overwritten, a null value, an over-long one, a string within a whole row that
+is not valid UTF-8 (Spark allows any bytes), which no JSON or MessagePack may hold.
 """
 
 from __future__ import annotations
@@ -63,8 +64,10 @@ class BadRows(Protocol):
         """The task has failed."""
 
 
-def find_faults(keys: Any, values: Any, limits: Limits) -> list[Fault]:
-    """Return the faults of rows (``binary`` arrays of one length); none in the common case."""
+def find_faults(keys: Any, values: Any, limits: Limits, whole: Any = None) -> list[Fault]:
+    """Return the faults of rows (``binary`` arrays of one length); none in the common case.
+    ``whole``: the record batch, where whole rows are the values.
+    """
     faults: list[Fault] = []
     fine: list[BoolArray] = []
 
@@ -92,7 +95,40 @@ def find_faults(keys: Any, values: Any, limits: Limits) -> list[Fault]:
     if len(keys) and int(value_lengths.max()) > limits.value_bytes_max:
         long = value_lengths > limits.value_bytes_max
         note(long, value, f"value of more than {limits.value_bytes_max} bytes")
+    for name, bad in _undecodable_columns(whole):
+        note(bad, name, "string that is not valid UTF-8")
     return faults
+
+
+def _undecodable_columns(batch: Any) -> Iterator[tuple[str, BoolArray]]:
+    """Yield the columns of a batch that hold strings which are not UTF-8, and the rows of those."""
+    if batch is not None:
+        for field, column in zip(batch.schema, batch.columns, strict=True):
+            if not _is_text(column):
+                yield field.name, _undecodable(column)
+
+
+def _is_text(column: Any) -> bool:
+    """True if all strings in a column are valid UTF-8."""
+    kind = column.type
+    if not (pa.types.is_nested(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        return True
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _undecodable(column: Any) -> BoolArray:
+    """Return which values hold a string that is not valid UTF-8, one by one."""
+    bad = np.zeros(len(column), np.bool_)
+    for at, scalar in enumerate(column):
+        try:
+            scalar.as_py()
+        except UnicodeDecodeError:
+            bad[at] = True
+    return bad
 
 
 def without(faults: list[Fault], rows: int) -> Any:

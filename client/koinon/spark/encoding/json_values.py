@@ -1,9 +1,13 @@
-"""Rows as JSON objects, column by column: each becomes an array of texts, and those are joined."""
+"""Rows as JSON objects, column by column: each becomes an array of texts, and those are joined.
+The items of arrays, maps and structs are columns themselves, and have the same forms.
+"""
 
 from __future__ import annotations
 
 import json
 from base64 import b64encode
+from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any, Final
 
 import numpy as np
@@ -12,11 +16,13 @@ import pyarrow.compute as pc
 
 from koinon.spark.encoding import arrays
 from koinon.spark.encoding.arrays import U8Array
-from koinon.spark.encoding.plain import plain_values
 from koinon_proto.contract.arrow import binary_scalar
 from koinon_proto.contract.errors import InvalidArgumentError
 
-_QUOTE, _NULL = binary_scalar(b'"'), binary_scalar(b"null")
+_QUOTE, _NULL, _POINT_ZERO = binary_scalar(b'"'), binary_scalar(b"null"), binary_scalar(b".0")
+_OPEN_LIST, _CLOSE_LIST = binary_scalar(b"["), binary_scalar(b"]")
+_OPEN_OBJECT, _END_OF_KEY, _CLOSE_OBJECT = map(binary_scalar, (b"{", b'":', b"}"))
+_PLAIN_SCALE_MAX: Final = 6  # of decimals that Arrow writes without exponents
 _TIMESTAMP_CHARS: Final = len("2024-01-31 12:00:00.000000")
 
 
@@ -36,25 +42,36 @@ _ESCAPED_LENGTHS, _ESCAPED = _escapes()
 
 
 def encode_json(batch: Any) -> Any:
-    """Return the rows of a record batch as a ``binary`` array of JSON objects, in UTF-8.
+    """Return the rows of a record batch as a ``binary`` array of JSON objects, in UTF-8. Strings
+    go as they are: ``faults.py`` finds those that are not UTF-8.
 
     Raises:
         InvalidArgumentError: a column has a type that JSON has no form for.
     """
-    if not batch.num_columns:
-        return pa.array([b"{}"] * batch.num_rows, pa.binary())
+    return _objects(batch.schema, batch.columns, batch.num_rows, name="")
+
+
+def _objects(fields: Any, columns: Sequence[Any], rows: int, *, name: str) -> Any:
+    """Return an object per row. ``name``: of the column whose fields these are, in complaints."""
+    if not columns:
+        return pa.array([b"{}"] * rows, pa.binary())
     parts: list[Any] = []
     before = b"{"
-    for field, column in zip(batch.schema, batch.columns, strict=True):
+    for field, column in zip(fields, columns, strict=True):
         before += json.dumps(field.name, ensure_ascii=False).encode() + b":"
-        text, quoted = _texts(column, field.name)
+        text, quoted = _texts(column, name or field.name)
         if column.null_count:
-            text = arrays.join(_QUOTE, text, _QUOTE) if quoted else text
-            text, quoted = pc.if_else(pc.is_valid(column), text, _NULL), False
+            text, quoted = _nulls_told(column, text, quoted), False
         quote = b'"' if quoted else b""
         parts += [binary_scalar(before + quote), text]
         before = quote + b","
     return arrays.join(*parts, binary_scalar(before[:-1] + b"}"))
+
+
+def _nulls_told(column: Any, text: Any, quoted: bool) -> Any:
+    """Return the whole texts of a column that has nulls."""
+    text = arrays.join(_QUOTE, text, _QUOTE) if quoted else text
+    return pc.if_else(pc.is_valid(column), text, _NULL)
 
 
 def _texts(column: Any, name: str) -> tuple[Any, bool]:
@@ -66,19 +83,67 @@ def _texts(column: Any, name: str) -> tuple[Any, bool]:
         return _floats(column), False
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return _escaped(_text(column)), True
-    if pa.types.is_decimal(kind) or pa.types.is_date(kind):
+    if pa.types.is_decimal(kind):
+        return plain_decimals(column), True
+    if pa.types.is_date(kind):
         return _text(column), True
     if pa.types.is_timestamp(kind):
         return iso_timestamps(column), True
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         texts = [b64encode(value) for value in _text(column).to_pylist()]
         return pa.array(texts, pa.binary()), True
-    if pa.types.is_nested(kind):
-        values = plain_values(column, json=True)
-        return pa.array([_dumped(value) for value in values], pa.binary()), False
+    if pa.types.is_struct(kind):
+        return _objects(kind, column.flatten(), len(column), name=name), False
+    if pa.types.is_map(kind):
+        return _maps(column, name), False
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return _lists(column.cast(pa.list_(kind.value_type)), name), False
     raise InvalidArgumentError(
         field=f"column {name!r}", reason=f"type {kind} has no form in JSON; cast it to a string"
     )
+
+
+def _whole(column: Any, name: str) -> Any:
+    """Return the texts of a column with their quotes, and null as such."""
+    text, quoted = _texts(column, name)
+    if column.null_count:
+        return _nulls_told(column, text, quoted)
+    return arrays.join(_QUOTE, text, _QUOTE) if quoted else text
+
+
+def _lists(column: Any, name: str) -> Any:
+    first, last = _bounds(column)
+    texts = _whole(column.values.slice(first, last - first), name)
+    return _joined(column, texts, _OPEN_LIST, _CLOSE_LIST)
+
+
+def _maps(column: Any, name: str) -> Any:
+    """Return maps as objects: whatever a key is, its text becomes a string."""
+    kind = column.type.key_type
+    if pa.types.is_nested(kind):
+        raise InvalidArgumentError(
+            field=f"column {name!r}", reason=f"a map's key of type {kind} has no form in JSON"
+        )
+    first, last = _bounds(column)
+    keys, items = (part.slice(first, last - first) for part in (column.keys, column.items))
+    text, quoted = _texts(keys, name)
+    if not quoted:  # NaN and the infinities have quotes already
+        text = pc.replace_substring(text, b'"', b"") if pa.types.is_floating(kind) else text
+    entries = arrays.join(_QUOTE, text, _END_OF_KEY, _whole(items, name))
+    return _joined(column, entries, _OPEN_OBJECT, _CLOSE_OBJECT)
+
+
+def _bounds(column: Any) -> tuple[int, int]:
+    """Return where a column's lists begin and end in the array of all their items."""
+    offsets = column.offsets
+    return offsets[0].as_py(), offsets[-1].as_py()
+
+
+def _joined(column: Any, items: Any, opening: Any, closing: Any) -> Any:
+    """Return each list's items, as texts, with commas between and brackets around."""
+    offsets = arrays.numbers_of(column.offsets, np.int32)
+    lists = pa.ListArray.from_arrays(arrays.i32_array(offsets - offsets[0]), items)
+    return arrays.join(opening, pc.binary_join(lists, b","), closing)
 
 
 def _text(column: Any) -> Any:
@@ -90,14 +155,27 @@ def _text(column: Any) -> Any:
     return pc.fill_null(column, b"") if column.null_count else column
 
 
-def _dumped(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode(
-        errors="surrogatepass"
-    )
+def plain_decimals(column: Any) -> Any:
+    """Return decimals as texts without exponents, empty for null."""
+    text = _text(column)
+    if 0 <= column.type.scale <= _PLAIN_SCALE_MAX:
+        return text
+    small = pc.match_substring(text, "E")
+    if not pc.any(small).as_py():
+        return text
+    coded = text.filter(small).dictionary_encode()  # often all the same: 0E-18
+    plain = [format(Decimal(some.decode()), "f").encode() for some in coded.dictionary.to_pylist()]
+    return pc.replace_with_mask(text, small, pa.array(plain, pa.binary()).take(coded.indices))
 
 
 def _floats(column: Any) -> Any:
+    """Return floats as the shortest texts that give the same number of this width, with a point
+    or an exponent: who reads them gets a float, and the sign of -0.0.
+    """
     text = _text(column)
+    whole = pc.invert(pc.match_substring_regex(text, "[.en]"))
+    if pc.any(whole).as_py():
+        text = pc.if_else(whole, arrays.join(text, _POINT_ZERO), text)
     if bool(pc.all(pc.fill_null(pc.is_finite(column), True)).as_py()):
         return text
     for theirs, ours in ((b"nan", b'"NaN"'), (b"inf", b'"Infinity"'), (b"-inf", b'"-Infinity"')):

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from koinon.spark.encoding import arrays
 from koinon.spark.encoding.arrays import U8Array
-from koinon.spark.encoding.json_values import iso_timestamps
+from koinon.spark.encoding.json_values import iso_timestamps, plain_decimals
 from koinon.spark.encoding.plain import plain_values
 from koinon_proto.contract.arrow import binary_scalar
 from koinon_proto.contract.errors import InvalidArgumentError
@@ -91,9 +91,12 @@ def _encoded(column: Any, name: str) -> tuple[list[Fixed], Any]:
         return _with_heads(_filled(column.cast(pa.binary())), _bin_heads)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return _with_heads(_filled(column.cast(pa.binary())), _text_heads)
-    if pa.types.is_decimal(kind) or pa.types.is_date(kind):
+    if pa.types.is_decimal(kind):
+        return _with_heads(plain_decimals(column), _text_heads)
+    if pa.types.is_date(kind):
         return _with_heads(_filled(column.cast(pa.string()).cast(pa.binary())), _text_heads)
     if pa.types.is_nested(kind):
+        _check_keys(kind, name)
         return [], _packed(column)
     raise InvalidArgumentError(
         field=f"column {name!r}",
@@ -103,6 +106,18 @@ def _encoded(column: Any, name: str) -> tuple[list[Fixed], Any]:
 
 def _filled(column: Any) -> Any:
     return pc.fill_null(column, b"") if column.null_count else column
+
+
+def _check_keys(kind: Any, name: str) -> None:
+    """Refuse maps whose keys are arrays, maps or structs: few programs could read them."""
+    if pa.types.is_map(kind) and pa.types.is_nested(kind.key_type):
+        raise InvalidArgumentError(
+            field=f"column {name!r}",
+            reason=f"a map's key of type {kind.key_type} has no form in MessagePack",
+        )
+    for at in range(kind.num_fields):
+        if pa.types.is_nested(kind.field(at).type):
+            _check_keys(kind.field(at).type, name)
 
 
 def _packed(column: Any) -> Any:

@@ -1,4 +1,5 @@
-"""Nested Arrow values as plain Python ones, for the encoders' slow path, row by row.
+"""Arrow values as plain Python ones: nested ones of MessagePack, row by row, and whole rows that
+are shown because they cannot be stored.
 
 Structs become dicts by field name, lists lists, maps dicts. What has no plain form of its own takes
 the text that the fast path gives it.
@@ -15,9 +16,29 @@ import pyarrow as pa
 
 
 def plain_values(column: Any, *, json: bool) -> list[Any]:
-    """Return the values of a column. ``json``: only what JSON has, keys of maps as text."""
-    values = column.to_pylist()
+    """Return the values of a column. ``json``: only what JSON has, keys of maps as text. Bytes of
+    a string that are not UTF-8 are told as ``\\xff``.
+    """
+    try:
+        values = column.to_pylist()
+    except UnicodeDecodeError:
+        values = [_told(scalar) for scalar in column]
     return [_plain(value, column.type, json) for value in values]
+
+
+def _told(scalar: Any) -> Any:
+    """Return what ``as_py`` does, of any string."""
+    if not scalar.is_valid:
+        return None
+    if isinstance(scalar, (pa.StringScalar, pa.LargeStringScalar)):
+        return scalar.as_buffer().to_pybytes().decode(errors="backslashreplace")
+    if isinstance(scalar, pa.StructScalar):
+        return {name: _told(scalar[at]) for at, name in enumerate(scalar)}
+    if isinstance(scalar, pa.MapScalar):
+        return [(_told(entry[0]), _told(entry[1])) for entry in scalar.values]
+    if isinstance(scalar, (pa.ListScalar, pa.LargeListScalar)):
+        return [_told(item) for item in scalar.values]
+    return scalar.as_py()
 
 
 def _plain(value: Any, kind: Any, json: bool) -> Any:
@@ -54,7 +75,7 @@ def _leaf(value: Any, json: bool) -> Any:
     if isinstance(value, datetime.date):
         return value.isoformat()
     if isinstance(value, decimal.Decimal):
-        return str(value)
+        return format(value, "f")
     if json and isinstance(value, bytes):
         return b64encode(value).decode()
     if json and isinstance(value, float):

@@ -8,8 +8,8 @@ column              json                               msgpack
 null                null                               nil
 boolean             true, false                        true, false
 integers            number                             int of the column's width
-float, double       number; "NaN", "Infinity",         float 32, float 64
-                    "-Infinity"
+float, double       number with a point or exponent;   float 32, float 64 (within arrays,
+                    "NaN", "Infinity", "-Infinity"     structs and maps: float 64)
 decimal             string: "12.30"                    str: "12.30"
 string              string                             str
 binary              string: base64                     bin
@@ -21,8 +21,9 @@ array, struct, map  array, object, object (keys as     array, map, map
                     strings)
 =================== ================================== ==========================================
 
-Very small decimals may be written as ``1E-10``. Both encoders work column by column; arrays,
-structs, maps and, in JSON, binary columns take a slow path, row by row.
+A map's keys may not be arrays, maps or structs. Strings are UTF-8: rows with others are refused
+(``faults.py``). Both encoders work column by column; binary columns in JSON, and arrays, structs
+and maps in MessagePack take a slow path, row by row.
 """
 
 from __future__ import annotations

@@ -133,6 +133,8 @@ def _without_form(kind: Any) -> str:
         return "" if _base(kind) in ROW_TYPES else _shown(kind)
     if kind.get("type") == "struct":
         parts = [field["type"] for field in kind["fields"]]
+    elif kind.get("type") == "map" and isinstance(kind["keyType"], dict):
+        return f"a map whose keys are of type {_shown(kind['keyType'])}"
     elif kind.get("type") in _NESTED:
         parts = [kind[part] for part in _NESTED[kind["type"]]]
     else:

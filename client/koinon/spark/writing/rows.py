@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from koinon.spark.encoding.faults import Limits
+from koinon.spark.encoding.faults import Fault, Limits, find_faults
 from koinon.spark.encoding.keys import encode_keys
 from koinon.spark.encoding.values import ENCODERS, encode_column
 from koinon.spark.options import WriteOptions
@@ -17,6 +17,11 @@ def encode_rows(batch: Any, plan: RowPlan, options: WriteOptions) -> tuple[Any, 
     if plan.value_column >= 0:
         return keys, encode_column(batch.column(plan.value_column), plan.value_name)
     return keys, ENCODERS[options.value_encoding](batch)
+
+
+def faults_of(batch: Any, plan: RowPlan, keys: Any, values: Any, limits: Limits) -> list[Fault]:
+    """Return the faults of a record batch whose keys and values are these."""
+    return find_faults(keys, values, limits, batch if plan.value_column < 0 else None)
 
 
 def limits_of(plan: RowPlan, options: WriteOptions, max_value_bytes: int) -> Limits:

@@ -22,7 +22,6 @@ from koinon.spark.encoding.faults import (
     Limits,
     Refusing,
     SettingAside,
-    find_faults,
     without,
 )
 from koinon.spark.writing import memory
@@ -30,7 +29,7 @@ from koinon.spark.writing.batching import Batcher
 from koinon.spark.writing.jobs import Job, TaskReport
 from koinon.spark.writing.load_keepalive import LoadKeepalive
 from koinon.spark.writing.orders import orders_of
-from koinon.spark.writing.rows import encode_rows, limits_of
+from koinon.spark.writing.rows import encode_rows, faults_of, limits_of
 from koinon.spark.writing.staging import Stager
 
 log = logging.getLogger(__name__)
@@ -110,7 +109,7 @@ class _Task:
         orders = None
         if plan.order_column >= 0:
             orders = orders_of(batch.column(plan.order_column), plan.names[plan.order_column])
-        faults = find_faults(keys, values, limits)
+        faults = faults_of(batch, plan, keys, values, limits)
         if faults:
             self._bad.take(batch, faults, self._rows_read)
             fine = without(faults, len(batch))
