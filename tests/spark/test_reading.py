@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from koinon.spark.datasource import KoinonReader
 from koinon.spark.options import read_options
 from koinon.spark.reading import read_keys, read_partitions
 from koinon_proto.contract.errors import (
@@ -151,6 +152,24 @@ def test_read_partition_that_nobody_serves_ends_in_time(filled: LoadsCluster) ->
     filled.move([5], 0)
     with pytest.raises(UnavailableError, match=r"not served within 0\.2 s"):
         read(filled, timeout="200ms")
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        lambda given: KoinonReader(given, COLUMNS).partitions(),
+        lambda given: list(read_partitions(given, COLUMNS, ALL)),
+    ],
+    ids=["planning", "reading"],
+)
+def test_read_coordinators_out_of_reach_are_said_to_be(attempt: Callable[[Any], Any]) -> None:
+    given = read_options({"coordinators": "127.0.0.1:1", "timeout": "200ms"})
+    with pytest.raises(UnavailableError) as caught:
+        attempt(given)
+    text = str(caught.value)
+    assert text.startswith("option coordinators: 127.0.0.1:1: not served within 0.2 s (option time")
+    assert "failed to connect" in text
+    assert "write" not in text
 
 
 def test_read_keys_yields_those_that_there_are(filled: LoadsCluster) -> None:

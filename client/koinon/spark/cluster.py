@@ -6,6 +6,8 @@ unknown fate is met by asking again. Any number of threads may share one ``Clust
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -14,7 +16,7 @@ from typing import Any
 
 import grpc
 
-from koinon.core.retry import RetryAfter, RetryPolicy, decide
+from koinon.core.retry import RetryAfter, RetryPolicy, decide, final_error
 from koinon.core.routing import Router, Routing
 from koinon.driver.channels import Channels
 from koinon.driver.request_ids import operation
@@ -27,7 +29,11 @@ from koinon_proto.contract.errors import (
 from koinon_proto.server import rpc
 from koinon_proto.v1 import loads_pb2_grpc, table_pb2_grpc
 
+log = logging.getLogger(__name__)
+
 ASK_S = 2.0
+SILENT_S = 5.0
+"""Coordinators that have not answered for so long are told of in the log; they are asked on."""
 CALL_S = 30.0
 """A node that has not answered one call for so long is asked again, or another one in its place."""
 
@@ -43,6 +49,7 @@ class Cluster(Channels):
         """
         super().__init__()
         self.timeout_s = timeout_s
+        self._coordinators = coordinators
         self._router = Router()
         self._source = TableSource(parse_addresses(coordinators), self._router)
         self._lock = threading.Lock()  # of the router's changes
@@ -56,15 +63,32 @@ class Cluster(Channels):
         Raises:
             ClusterNotReadyError: the cluster still waits for its first nodes, until the time was
                 over.
-            UnavailableError: no address answered until then.
+            UnavailableError: no address answered until then; the text names the option.
         """
         routing = self._router.routing
         if routing is None:
-            retries = Retries(self)
-            while (routing := self._router.routing) is None:
-                error = self.refresh(0)
-                if error is not None:
-                    retries.after([error], refresh=False)
+            routing = self._first_routing()
+        return routing
+
+    def _first_routing(self) -> Routing:
+        retries, told_at = Retries(self), time.monotonic() + SILENT_S
+        while (routing := self._router.routing) is None:
+            error = self.refresh(0)
+            if error is None:
+                continue
+            try:
+                retries.after([error], refresh=False)
+            except UnavailableError as over:
+                reason = f"option coordinators: {self._coordinators}: {over.reason}"
+                raise UnavailableError(reason=reason) from over
+            if time.monotonic() > told_at:
+                told_at = math.inf
+                log.warning(
+                    "coordinators %s do not answer; tried for %g s: %s",
+                    self._coordinators,
+                    self.timeout_s,
+                    as_read(error),
+                )
         return routing
 
     def learn(self, errors: Sequence[KoinonError]) -> None:
@@ -116,6 +140,11 @@ class Cluster(Channels):
             return error
 
 
+def as_read(error: KoinonError) -> KoinonError:
+    """Return what an attempt ended with, without a word of fates: asking again does no harm."""
+    return final_error(error, write=False, maybe_applied=False)
+
+
 class Retries:
     """The repetitions of one step, within the cluster's timeout. ``progress`` begins it anew."""
 
@@ -146,7 +175,7 @@ class Retries:
         if time.monotonic() - self._since > self._cluster.timeout_s:
             raise UnavailableError(
                 reason=f"not served within {self._cluster.timeout_s:g} s (option timeout): "
-                f"{errors[0]}"
+                f"{as_read(errors[0])}"
             ) from errors[0]
         if self._stopped.wait(max(again.delay_s for again in waits)):
             raise UnavailableError(reason="stopped: another part of the task has failed")

@@ -37,12 +37,11 @@ from koinon.spark.writing.jobs import Commit, Job, TaskReport
 from koinon.spark.writing.planning import Field, plan_rows
 from koinon.spark.writing.tasks import run_task
 from koinon_proto.contract.bulk_loads import StreamBatch
-from koinon_proto.contract.errors import ConfigurationError, InternalError, UnavailableError
+from koinon_proto.contract.errors import ConfigurationError, InternalError
 from koinon_proto.contract.table import MAX_KEY_BYTES
 
 FORMAT: Final = "koinon"
 PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
-PLANNING_TIMEOUT_S: Final = 20.0
 KEYS_PER_TASK: Final = 10_000
 _DDL: Final = {
     "key": "binary",
@@ -95,7 +94,8 @@ class KoinonDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> KoinonWriter:
         job = _job(write_options(self.options, overwrite=overwrite), schema, overwrite)
-        _check_reachable(job.options.coordinators, job.options.timeout_s)
+        with job.cluster() as cluster:
+            cluster.routing()  # complain now, not in a task
         return KoinonWriter(job)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> KoinonStreamWriter:  # noqa: N802
@@ -205,7 +205,7 @@ class KoinonReader(DataSourceReader):
                 for at in range(0, len(keys), KEYS_PER_TASK)
             ]
         by_owner: dict[str, list[int]] = {}
-        with _reached(self.options.coordinators, self.options.timeout_s) as cluster:
+        with Cluster(self.options.coordinators, timeout_s=self.options.timeout_s) as cluster:
             for partition_id, owner in enumerate(cluster.routing().owner_of):
                 by_owner.setdefault(owner, []).append(partition_id)
         cut = [
@@ -290,28 +290,6 @@ def _job(options: WriteOptions, schema: StructType, overwrite: bool) -> Job:
         plan=plan_rows(options, fields),
         overwrite=overwrite,
     )
-
-
-def _reached(coordinators: str, timeout_s: float) -> Cluster:
-    """Return a view of the cluster that has its table.
-
-    Raises:
-        UnavailableError: no address answered; the text names the option.
-    """
-    cluster = Cluster(coordinators, timeout_s=min(timeout_s, PLANNING_TIMEOUT_S))
-    try:
-        cluster.routing()
-    except UnavailableError as error:
-        cluster.close()
-        raise UnavailableError(reason=f"option coordinators: {coordinators}: {error}") from error
-    except BaseException:
-        cluster.close()
-        raise
-    return cluster
-
-
-def _check_reachable(coordinators: str, timeout_s: float) -> None:
-    _reached(coordinators, timeout_s).close()
 
 
 def _task_context() -> TaskContext:
