@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgpack
 import pytest
 
+from koinon.spark import datasource, register
+from koinon.spark.datasource import PUSHDOWN, KoinonReader
 from koinon.spark.encoding.keys import key_bytes
+from koinon.spark.options import read_options
 from koinon_proto.contract.bulk_loads import LoadState
 from tests.spark.fake_loads import LoadsCluster
 
@@ -223,29 +227,83 @@ def test_read_schema_picks_columns_and_refuses_others(
 
 
 def test_read_of_keys_asks_for_those_only(spark: SparkSession, filled: LoadsCluster) -> None:
-    df = read(spark, filled)
-    few = df.where(df.key.isin(bytearray(b"key-007"), bytearray(b"key-299"), bytearray(b"none")))
-    one = df.where("key = cast('key-001' as binary) and value is not null")
-    none = df.where("key = cast('key-001' as binary) and key = cast('key-002' as binary)")
+    few = read(spark, filled, keys="key-007,key-299,none,key-007")
+    one = read(spark, filled, keysHex=b"key-001".hex() + "," + "00" * 501)
     assert sorted(bytes(row.value) for row in few.collect()) == [b"v299", b"v7"]
+    assert few.count() == 2
     assert [bytes(row.value) for row in one.collect()] == [b"v1"]
-    impossible = df.where(df.key.isin(bytearray(), bytearray(b"k" * 501), bytearray(b"key-001")))
-    assert none.collect() == []
-    assert [bytes(row.value) for row in impossible.collect()] == [b"v1"]
-    assert (filled.count("ReadColumns") == 0) == _pushes_down()
+    assert read(spark, filled, keys="key-001", prefix="other").collect() == []
+    assert read(spark, filled, keys="").collect() == []
+    assert filled.count("ReadColumns") == 0
 
 
-def test_read_works_with_push_down_switched_off(spark: SparkSession, filled: LoadsCluster) -> None:
-    name = "spark.sql.python.filterPushdown.enabled"
-    before = spark.conf.get(name, "unset")
-    spark.conf.set(name, "false")
+@pytest.mark.parametrize("pushed", ["true", "false"])
+def test_read_filters_of_one_query_do_not_reach_another(
+    spark: SparkSession, filled: LoadsCluster, pushed: str
+) -> None:
+    before = spark.conf.get(PUSHDOWN, None)
+    spark.conf.set(PUSHDOWN, pushed)
     try:
-        df = read(spark, filled).where("key = cast('key-001' as binary)")
-        assert [bytes(row.value) for row in df.collect()] == [b"v1"]
-        assert filled.count("ReadColumns")
+        df = read(spark, filled)
+        one, other = (df.where(f"key = cast('key-00{n}' as binary)") for n in (1, 2))
+        few = df.where(df.key.isin(bytearray(b"key-007"), bytearray(b"none"), bytearray()))
+        assert [bytes(row.value) for row in one.collect()] == [b"v1"]
+        assert df.count() == 300
+        assert sorted(bytes(row.value) for row in one.union(other).collect()) == [b"v1", b"v2"]
+        assert [bytes(row.value) for row in few.collect()] == [b"v7"]
+        assert one.where("key = cast('key-002' as binary)").collect() == []
+        assert df.join(one, "key").count() == 1
+        assert len(df.collect()) == 300
     finally:
-        if before != "unset":
-            spark.conf.set(name, str(before))
+        if before is not None:
+            spark.conf.set(PUSHDOWN, before)
+
+
+def test_reader_takes_the_filters_that_name_keys_where_spark_keeps_scans_apart(
+    fake: LoadsCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filters = pytest.importorskip("pyspark.sql.datasource")
+    if not hasattr(filters, "EqualTo"):
+        pytest.skip("Spark 4.0 pushes no filters down")
+    key = ("key",)
+    equal, few = filters.EqualTo(key, b"a"), filters.In(key, (b"a", b"b"))
+    others = [filters.EqualTo(("value",), b"a"), filters.GreaterThan(key, b"a")]
+    reader = KoinonReader(read_options({"coordinators": fake.seeds}), ["key"])
+    assert datasource.SCANS_APART or reader.pushFilters([equal]) == [equal]
+    monkeypatch.setattr(datasource, "SCANS_APART", True)
+    assert reader.pushFilters([few, *others]) == others
+    assert reader.keys == frozenset((b"a", b"b"))
+    assert reader.pushFilters([equal]) == []
+    assert reader.keys == frozenset((b"a",))
+
+
+def test_sql_reads_and_writes_by_a_view_and_refuses_tables(
+    spark: SparkSession, filled: LoadsCluster
+) -> None:
+    using = f"USING koinon OPTIONS (coordinators '{filled.seeds}')"
+    spark.sql(f"CREATE TEMPORARY VIEW records {using}")
+    try:
+        spark.sql("INSERT INTO records VALUES (X'61', X'62')")
+        found = spark.sql("SELECT value FROM records WHERE key = X'61'").collect()
+        assert [bytes(row.value) for row in found] == [b"b"]
+        (counted,) = spark.sql("SELECT count(*) FROM records").collect()
+        assert counted[0] == 301
+    finally:
+        spark.catalog.dropTempView("records")
+    with pytest.raises(Exception, match="CREATE TABLE cannot use koinon"):
+        spark.sql(f"CREATE TABLE records {using}")
+
+
+def test_thread_that_registers_writes(spark: SparkSession, fake: LoadsCluster) -> None:
+    df = spark.sql("select 'k' key, 'v' value")
+
+    def work() -> None:
+        register(spark)
+        write(df, fake)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(work).result()
+    assert fake.values() == {b"k": b"v"}
 
 
 def test_read_mistakes_are_named(spark: SparkSession, fake: LoadsCluster) -> None:
@@ -255,12 +313,6 @@ def test_read_mistakes_are_named(spark: SparkSession, fake: LoadsCluster) -> Non
     ):
         with pytest.raises(Exception, match=told):
             read(spark, fake, **options).collect()
-
-
-def _pushes_down() -> bool:
-    from pyspark.sql.datasource import DataSourceReader
-
-    return hasattr(DataSourceReader, "pushFilters")
 
 
 # --- registration -------------------------------------------------------------------------------

@@ -102,6 +102,17 @@ def test_write_options_wrong_are_refused_by_name(given: dict[str, str], named: s
     assert named in refusal(given)
 
 
+def test_read_options_of_tables_are_refused_with_what_serves_instead() -> None:
+    """What Spark gives as options where a table is made of columns that it asks for, or read."""
+    made = {"owner": "me", "option.coordinators": "a:1", "provider": "koinon", **AT}
+    for given in (made, {}):
+        with pytest.raises(ConfigurationError, match="use CREATE TEMPORARY VIEW … USING koinon"):
+            read_options(given)
+    with pytest.raises(ConfigurationError) as caught:
+        read_options({"timeout": "1s"})
+    assert "VIEW" not in str(caught.value)
+
+
 def test_write_options_bad_prefixes_are_refused() -> None:
     both = {**AT, "prefix": "a", "prefixHex": "61"}
     assert "option prefixHex: is the same as prefix" in refusal(both, overwrite=True)
@@ -123,7 +134,13 @@ def test_read_options_are_parsed_and_checked() -> None:
     assert options.keys_only
     assert not options.metadata
     assert (options.partitions_per_task, options.prefix) == (7, b"p")
+    assert options.keys is None
+    assert read_options({**AT, "keys": "a b,c"}).keys == (b"a b", b"c")
+    assert read_options({**AT, "keysHex": "80 00, 61"}).keys == (b"\x80\x00", b"a")
+    assert read_options({**AT, "keys": ""}).keys == ()
     for given, named in (
+        ({"keys": "a", "keysHex": "61"}, "option keysHex: is the same as keys, in hex"),
+        ({"keysHex": "a"}, "option keysHex: 'a' is no list of bytes in hex"),
         ({"keysOnly": "yes"}, "option keysOnly: 'yes' is none of true, false"),
         ({"partitionsPerTask": "0"}, "option partitionsPerTask: '0' is no whole number"),
         ({"pageBytes": "1GB"}, "option pageBytes: '1gb' is out of range"),

@@ -42,6 +42,12 @@ from koinon_proto.contract.table import MAX_KEY_BYTES
 
 FORMAT: Final = "koinon"
 PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
+SCANS_APART: Final = hasattr(DataSourceReader, "pushLimit")
+"""Spark keeps what a reader has planned with the scan that it is for. Spark 4.1 to 4.3 keep it with
+the data source: after one query with a filter, queries of the same DataFrame without one, and the
+other filters of a union or a join, would read what the last filter left. Such a Spark gets readers
+that take no filter; option ``keys`` names keys there.
+"""
 KEYS_PER_TASK: Final = 10_000
 _DDL: Final = {
     "key": "binary",
@@ -63,15 +69,21 @@ else:  # Spark 4.0 hands record batches to whatever is an Arrow writer, in strea
 
 def register(spark: SparkSession) -> None:
     """Make ``format("koinon")`` known to a session. Filters on ``key`` are pushed down from then
-    on, where Spark can do that (4.1 and later), unless the session's configuration says otherwise.
+    on, where Spark does that right (``SCANS_APART``), unless the session's configuration says
+    otherwise.
+
+    A Python thread that writes without a query of its own calls it again: Spark looks for the
+    source of a write in the thread's active session, which a new thread has not.
     """
+    if SparkSession.getActiveSession() is None:
+        spark.createDataFrame([], "nothing int")  # the call that makes a session active here
     try:
         spark.dataSource.register(KoinonDataSource)
     except AnalysisException as error:  # Spark 4.0, where it has found the source by itself
         if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
             raise
-    with suppress(Exception):  # Spark 4.0 knows no such setting, and cannot list what is set
-        known = spark.conf.get(PUSHDOWN) is not None
+    with suppress(Exception):  # a Spark that knows no such setting, or cannot list what is set
+        known = SCANS_APART and spark.conf.get(PUSHDOWN) is not None
         if known and PUSHDOWN not in spark.conf.getAll:
             spark.conf.set(PUSHDOWN, "true")
 
@@ -181,12 +193,14 @@ class Keys(InputPartition):
 
 
 class KoinonReader(DataSourceReader):
-    """Reads records of all partitions, or those of the keys that a filter names."""
+    """Reads records of all partitions, or those of the keys that options or a filter name."""
 
     def __init__(self, options: ReadOptions, names: Sequence[str]) -> None:
         self.options = options
         self.names = tuple(names)
-        self.keys: frozenset[bytes] | None = None
+        self.keys: frozenset[bytes] | None = (
+            None if options.keys is None else frozenset(options.keys)
+        )
         """Only these; None: all."""
 
     @property
@@ -235,7 +249,9 @@ class _Pushdown:
         self.__func__ = getattr(DataSourceReader, "pushFilters", None)
 
     def __call__(self, filters: Sequence[Any]) -> list[Any]:
-        """Take the filters that name keys; return the others."""
+        """Take the filters that name keys, where that is right; return the others."""
+        if not SCANS_APART:
+            return list(filters)
         left = []
         for given in filters:
             keys = _keys_named(given)

@@ -31,6 +31,7 @@ writing
 ``description``           what ``koinon admin loads`` shows, up to 200 characters
 reading
 ``prefix``, ``prefixHex`` only keys that begin so
+``keys``, ``keysHex``     only these keys, without a scan: as text or in hex, separated by commas
 ``keysOnly``              ``false``; ``true``: only the column ``key``, no values are read: for
                           counting
 ``metadata``              ``false``; ``true``: also ``partition_id``, ``version``, ``expires_at``
@@ -80,9 +81,22 @@ WRITE_OPTIONS = (
     "mergeTimeout",
     "description",
 )
-READ_OPTIONS = (*_COMMON, *_PREFIX, "keysOnly", "metadata", "partitionsPerTask", "pageBytes")
+READ_OPTIONS = (
+    *_COMMON,
+    *_PREFIX,
+    "keys",
+    "keysHex",
+    "keysOnly",
+    "metadata",
+    "partitionsPerTask",
+    "pageBytes",
+)
 _SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})
 """Spark hands a stream's own options on to its sink."""
+_NO_TABLES = (
+    "Spark hands the options of tables to no data source in Python; use CREATE TEMPORARY VIEW … "
+    "USING koinon OPTIONS (coordinators '…'), for SELECT and INSERT"
+)
 
 T = TypeVar("T")
 
@@ -110,11 +124,12 @@ class WriteOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """Options of a read."""
+    """Options of a read. ``keys`` None: all keys."""
 
     coordinators: str
     timeout_s: float
     prefix: bytes
+    keys: tuple[bytes, ...] | None
     keys_only: bool
     metadata: bool
     partitions_per_task: int
@@ -166,6 +181,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         coordinators=options.coordinators(),
         timeout_s=options.duration_ms("timeout", "2m") / 1000,
         prefix=options.prefix(),
+        keys=options.keys(),
         keys_only=options.flag("keysOnly"),
         metadata=options.flag("metadata"),
         partitions_per_task=options.number("partitionsPerTask", "256"),
@@ -184,6 +200,8 @@ class _Given:
                 self._refuse_unknown(name)
 
     def _refuse_unknown(self, name: str) -> NoReturn:
+        if "owner" in self._given and "provider" in self._given:  # a table's properties
+            raise ConfigurationError(reason=f"CREATE TABLE cannot use koinon: {_NO_TABLES}")
         if name == "path":
             self.refuse(
                 "path", "Koinon has no paths: call save() and load() without one, or give prefix"
@@ -205,7 +223,10 @@ class _Given:
     def coordinators(self) -> str:
         text = self.text("coordinators")
         if not text:
-            self.refuse("coordinators", "is required: host:port,host:port of the coordinators")
+            hint = f" (for SQL: {_NO_TABLES})" if not self._given else ""
+            self.refuse(
+                "coordinators", f"is required: host:port,host:port of the coordinators{hint}"
+            )
         try:
             parse_addresses(text)
         except ConfigurationError as error:
@@ -269,6 +290,17 @@ class _Given:
         if len(prefix) > MAX_KEY_BYTES:
             self.refuse("prefix", f"is longer than a key may be: {MAX_KEY_BYTES} bytes")
         return prefix
+
+    def keys(self) -> tuple[bytes, ...] | None:
+        text, in_hex = self._given.get("keys"), self._given.get("keyshex")
+        if text is not None and in_hex is not None:
+            self.refuse("keysHex", "is the same as keys, in hex: give one of them")
+        if in_hex is None:
+            return None if text is None else tuple(key.encode() for key in text.split(",") if key)
+        try:
+            return tuple(bytes.fromhex(key) for key in in_hex.split(",") if key.strip())
+        except ValueError:
+            self.refuse("keysHex", f"{in_hex[:40]!r} is no list of bytes in hex")
 
     def _parsed(self, name: str, text: str, parse: Callable[[str], T]) -> T:
         try:
