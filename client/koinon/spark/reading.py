@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from koinon.client import connect
 from koinon.core.routing import Routing
@@ -24,7 +25,7 @@ from koinon.spark.cluster import Cluster, Retries
 from koinon.spark.encoding import arrays
 from koinon.spark.options import ReadOptions
 from koinon.types import Entry
-from koinon_proto.contract import columns
+from koinon_proto.contract import arrow, columns
 from koinon_proto.contract.errors import InternalError, KoinonError
 from koinon_proto.partitioner import Partitioner, partitioner
 from koinon_proto.v1 import loads_pb2
@@ -37,6 +38,7 @@ COLUMN_TYPES: Final = {
     "version": pa.int64(),
     "expires_at": pa.timestamp("us", "UTC"),
 }
+_NEVER: Final = pa.scalar(None, COLUMN_TYPES["expires_at"])
 METADATA: Final = ("partition_id", "version", "expires_at")
 
 
@@ -158,22 +160,28 @@ def _batch(names: Sequence[str], page: Page) -> Any:
         made["value"] = arrays.from_offsets(rows.value_offsets, rows.values)
     if "partition_id" in names:
         partition_ids, counts = zip(*page.runs, strict=True)
-        made["partition_id"] = pa.array(np.repeat(np.array(partition_ids, np.int32), counts))
+        made["partition_id"] = arrays.i32_array(
+            np.repeat(np.array(partition_ids, np.int32), counts)
+        )
     if "version" in names:
-        made["version"] = _versions(np.array(page.versions, np.uint64))
+        made["version"] = _versions(_u64_array(page.versions))
     if "expires_at" in names:
-        made["expires_at"] = _instants(np.array(page.expires_at_ms, np.uint64))
+        made["expires_at"] = _instants(_u64_array(page.expires_at_ms))
     return batch_of(names, made)
 
 
+def _u64_array(numbers: Sequence[int]) -> arrays.U64Array:
+    return np.fromiter(numbers, np.uint64, len(numbers))
+
+
 def _versions(versions: arrays.U64Array) -> Any:
-    return pa.array(versions.view(np.int64))
+    return arrow.indices(versions.view(np.int64))
 
 
 def _instants(unix_ms: arrays.U64Array) -> Any:
     """Return Unix times as timestamps, null for 0."""
-    micros = unix_ms.astype(np.int64) * 1000
-    return pa.array(micros, pa.int64(), mask=unix_ms == 0).view(COLUMN_TYPES["expires_at"])
+    micros = arrow.indices(unix_ms.astype(np.int64) * 1000).view(COLUMN_TYPES["expires_at"])
+    return pc.if_else(arrow.truths(unix_ms != 0), micros, _NEVER)
 
 
 def batch_of(names: Sequence[str], made: dict[str, Any]) -> Any:
@@ -204,7 +212,7 @@ def _entries_batch(names: Sequence[str], entries: Sequence[Entry], partitions: P
     keys, values, versions, expiries = zip(*entries, strict=True)
     made = {"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())}
     if "partition_id" in names:
-        made["partition_id"] = pa.array(partitions.partitions_of(keys).astype(np.int32))
-    made["version"] = _versions(np.array(versions, np.uint64))
-    made["expires_at"] = _instants(np.array([ms or 0 for ms in expiries], np.uint64))
+        made["partition_id"] = arrays.i32_array(partitions.partitions_of(keys).astype(np.int32))
+    made["version"] = _versions(_u64_array(versions))
+    made["expires_at"] = _instants(_u64_array([ms or 0 for ms in expiries]))
     return batch_of(names, made)

@@ -189,24 +189,24 @@ class ColumnReader:
         """
         sizes = np.fromiter(map(len, found), np.uint32, len(found))
         scanned = int(sizes.sum())
+        decoded: list[records.Record] = []  # where a record may carry more than a value
         with_flags = any(map(_flags_of, found))
         if with_flags:
-            keys, found = self._live(keys, found, expired)
+            keys, found, decoded = self._live(keys, found, expired)
         if not keys:
             return 0, scanned
         if page.keys_only:
             values = [b""] * len(keys)
             sizes = np.zeros(len(keys), np.uint32)
         elif with_flags:
-            values = [records.decode_record(record).value for record in found]
+            values = [record.value for record in decoded]
             sizes = np.fromiter(map(len, values), np.uint32, len(values))
         else:
             values = values_of(found, with_expiry=False)
             sizes -= np.uint32(records.HEADER_BYTES)
         if page.want_versions:
-            decoded = list(map(records.decode_record, found))
-            answer.versions += [record.sequence for record in decoded]
-            answer.expires_at_ms += [record.expires_at_ms for record in decoded]
+            answer.versions += records.sequences_of(found).tolist()
+            answer.expires_at_ms += [r.expires_at_ms for r in decoded] or [0] * len(keys)
         answer.keys += map(_user_key, keys)
         answer.values += values
         key_sizes = np.fromiter(map(len, keys), np.uint32, len(keys)) - np.uint32(records.KEY_AT)
@@ -219,10 +219,10 @@ class ColumnReader:
 
     def _live(
         self, keys: Sequence[bytes], found: Sequence[bytes], expired: Expired
-    ) -> tuple[list[bytes], list[bytes]]:
-        """Return the rows that are no tombstones and have not expired."""
+    ) -> tuple[list[bytes], list[bytes], list[records.Record]]:
+        """Return the rows that are no tombstones and have not expired, as found and decoded."""
         now_ms = self._clock.now_ms()
-        live_keys, live = [], []
+        live_keys, live, decoded = [], [], []
         for key, data in zip(keys, found, strict=True):
             record = records.decode_record(data)
             if record.tombstone:
@@ -232,4 +232,5 @@ class ColumnReader:
             else:
                 live_keys.append(key)
                 live.append(data)
-        return live_keys, live
+                decoded.append(record)
+        return live_keys, live, decoded

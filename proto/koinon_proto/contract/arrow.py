@@ -35,6 +35,12 @@ def indices(numbers: I64Array) -> Any:
     return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
 
 
+def truths(booleans: BoolArray) -> Any:
+    """Return booleans as an array."""
+    bits = np.packbits(booleans, bitorder="little")
+    return pa.Array.from_buffers(pa.bool_(), len(booleans), [None, pa.py_buffer(bits)])
+
+
 def numbers_of(found: Any) -> I64Array:
     """Return an array of 64-bit numbers without nulls."""
     return np.frombuffer(found.buffers()[1], np.int64, len(found), 8 * found.offset)
