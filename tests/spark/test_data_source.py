@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -193,6 +194,21 @@ def test_read_counts_keys_without_values(spark: SparkSession, filled: LoadsClust
     assert keys.columns == ["key"]
     assert keys.count() == 300
     assert read(spark, filled, prefix="key-00").count() == 10
+
+
+def test_read_counts_are_of_each_partition(spark: SparkSession, filled: LoadsCluster) -> None:
+    counts = read(spark, filled, counts="true")
+    assert counts.schema.simpleString() == "struct<partition_id:int,rows:bigint>"
+    part = filled.partitioner.partition_of
+    found = {row.partition_id: row.rows for row in counts.collect()}
+    assert len(found) == filled.partitioner.partition_count
+    assert {p: n for p, n in found.items() if n} == Counter(map(part, filled.store))
+    (few,) = read(spark, filled, counts="true", prefix="key-00").agg({"rows": "sum"}).collect()
+    assert few[0] == 10
+    with pytest.raises(Exception, match="there is no column 'key' among partition_id, rows"):
+        spark.read.format("koinon").options(coordinators=filled.seeds, counts="true").schema(
+            "key binary"
+        ).load().collect()
 
 
 def test_read_metadata_columns(spark: SparkSession, filled: LoadsCluster) -> None:

@@ -140,6 +140,7 @@ def test_read_options_are_parsed_and_checked() -> None:
     assert read_options({**AT, "keys": ""}).keys == ()
     for given, named in (
         ({"keys": "a", "keysHex": "61"}, "option keysHex: is the same as keys, in hex"),
+        ({"counts": "true", "keys": "a"}, "option counts: is of whole partitions"),
         ({"keysHex": "a"}, "option keysHex: 'a' is no list of bytes in hex"),
         ({"keysOnly": "yes"}, "option keysOnly: 'yes' is none of true, false"),
         ({"partitionsPerTask": "0"}, "option partitionsPerTask: '0' is no whole number"),

@@ -31,7 +31,13 @@ from pyspark.sql.types import StructType
 
 from koinon.spark.cluster import Cluster
 from koinon.spark.options import ReadOptions, WriteOptions, read_options, write_options
-from koinon.spark.reading import METADATA, read_keys, read_partitions
+from koinon.spark.reading import (
+    COUNTS,
+    METADATA,
+    count_partitions,
+    read_keys,
+    read_partitions,
+)
 from koinon.spark.writing import jobs
 from koinon.spark.writing.jobs import Commit, Job, TaskReport
 from koinon.spark.writing.planning import Field, plan_rows
@@ -55,6 +61,7 @@ _DDL: Final = {
     "partition_id": "int",
     "version": "long",
     "expires_at": "timestamp",
+    "rows": "long",
 }
 _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 _RUN: Final = "spark.jobGroup.id"
@@ -97,12 +104,17 @@ class KoinonDataSource(DataSource):
 
     def schema(self) -> str:
         options = read_options(self.options)
-        names = ["key"] if options.keys_only else ["key", "value"]
-        names += METADATA if options.metadata else ()
+        if options.counts:
+            names = list(COUNTS)
+        else:
+            names = ["key"] if options.keys_only else ["key", "value"]
+            names += METADATA if options.metadata else ()
         return ", ".join(f"{name} {_DDL[name]}" for name in names)
 
     def reader(self, schema: StructType) -> KoinonReader:
-        return KoinonReader(read_options(self.options), _read_columns(schema))
+        options = read_options(self.options)
+        offered = COUNTS if options.counts else ("key", "value", *METADATA)
+        return KoinonReader(options, _read_columns(schema, offered))
 
     def writer(self, schema: StructType, overwrite: bool) -> KoinonWriter:
         job = _job(write_options(self.options, overwrite=overwrite), schema, overwrite)
@@ -232,6 +244,8 @@ class KoinonReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         if isinstance(partition, Keys):
             return read_keys(self.options, self.names, partition.keys)
+        if isinstance(partition, Partitions) and self.options.counts:
+            return count_partitions(self.options, self.names, partition.partition_ids)
         if isinstance(partition, Partitions):
             return read_partitions(self.options, self.names, partition.partition_ids)
         return iter(())  # what Spark makes of no partitions
@@ -275,18 +289,18 @@ def _keys_named(given: Any) -> frozenset[bytes] | None:
     return None
 
 
-def _read_columns(schema: StructType) -> list[str]:
+def _read_columns(schema: StructType, offered: Sequence[str]) -> list[str]:
     """Return the columns to be read.
 
     Raises:
         ConfigurationError: a column that there is not, or of another type.
     """
     for field in schema.fields:
-        wanted = _DDL.get(field.name)
-        if wanted is None:
+        if field.name not in offered:
             raise ConfigurationError(
-                reason=f"schema: there is no column {field.name!r} among {', '.join(_DDL)}"
+                reason=f"schema: there is no column {field.name!r} among {', '.join(offered)}"
             )
+        wanted = _DDL[field.name]
         if field.dataType.simpleString() not in (wanted, wanted.replace("long", "bigint")):
             raise ConfigurationError(
                 reason=f"schema: column {field.name!r} has type {wanted}, "

@@ -32,8 +32,9 @@ writing
 reading
 ``prefix``, ``prefixHex`` only keys that begin so
 ``keys``, ``keysHex``     only these keys, without a scan: as text or in hex, separated by commas
-``keysOnly``              ``false``; ``true``: only the column ``key``, no values are read: for
-                          counting
+``keysOnly``              ``false``; ``true``: only the column ``key``, no values are read
+``counts``                ``false``; ``true``: the columns ``partition_id`` and ``rows``: how many
+                          records each partition has; keys are read, and go no further
 ``metadata``              ``false``; ``true``: also ``partition_id``, ``version``, ``expires_at``
 ``partitionsPerTask``     ``256``: partitions of one node that a task reads, at most
 ``pageBytes``             ``4MiB``: what a task asks for at once
@@ -87,6 +88,7 @@ READ_OPTIONS = (
     "keys",
     "keysHex",
     "keysOnly",
+    "counts",
     "metadata",
     "partitionsPerTask",
     "pageBytes",
@@ -131,6 +133,7 @@ class ReadOptions:
     prefix: bytes
     keys: tuple[bytes, ...] | None
     keys_only: bool
+    counts: bool
     metadata: bool
     partitions_per_task: int
     page_bytes: int
@@ -177,12 +180,16 @@ def write_options(given: Mapping[str, str], *, overwrite: bool) -> WriteOptions:
 def read_options(given: Mapping[str, str]) -> ReadOptions:
     """Return the options of a read. Raises as ``write_options`` does."""
     options = _Given(given, READ_OPTIONS)
+    counts, keys = options.flag("counts"), options.keys()
+    if counts and (keys is not None or options.flag("metadata")):
+        options.refuse("counts", "is of whole partitions: leave keys and metadata out")
     return ReadOptions(
         coordinators=options.coordinators(),
         timeout_s=options.duration_ms("timeout", "2m") / 1000,
         prefix=options.prefix(),
-        keys=options.keys(),
+        keys=keys,
         keys_only=options.flag("keysOnly"),
+        counts=counts,
         metadata=options.flag("metadata"),
         partitions_per_task=options.number("partitionsPerTask", "256"),
         page_bytes=options.size("pageBytes", "4MiB", least=PAGE_BYTES_MIN, most=MAX_BATCH_BYTES),

@@ -37,9 +37,11 @@ COLUMN_TYPES: Final = {
     "partition_id": pa.int32(),
     "version": pa.int64(),
     "expires_at": pa.timestamp("us", "UTC"),
+    "rows": pa.int64(),
 }
 _NEVER: Final = pa.scalar(None, COLUMN_TYPES["expires_at"])
 METADATA: Final = ("partition_id", "version", "expires_at")
+COUNTS: Final = ("partition_id", "rows")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,25 @@ def read_partitions(
         while (page := fetching.result()) is not None:
             fetching = ahead.submit(next, pages, None)
             yield _batch(names, page)
+
+
+def count_partitions(
+    options: ReadOptions, names: Sequence[str], partition_ids: Sequence[int]
+) -> Iterator[Any]:
+    """Yield one record batch: how many records each of the partitions has. Raises as
+    ``read_partitions`` does.
+    """
+    rows_of = dict.fromkeys(partition_ids, 0)
+    with Cluster(options.coordinators, timeout_s=options.timeout_s) as cluster:
+        for page in _pages(cluster, options, ("key",), partition_ids):
+            for partition_id, rows in page.runs:
+                rows_of[partition_id] += rows
+    counted = np.array(list(rows_of.items()), np.int64).reshape(-1, 2)
+    made = {
+        "partition_id": arrays.i32_array(counted[:, 0].astype(np.int32)),
+        "rows": arrow.indices(counted[:, 1].copy()),
+    }
+    yield batch_of(names, made)
 
 
 def _pages(
