@@ -20,16 +20,18 @@ if TYPE_CHECKING:
     from koinon.spark.datasource import KoinonDataSource as KoinonDataSource
     from koinon.spark.datasource import register as register
     from koinon.spark.encoding.keys import key_bytes as key_bytes
+    from koinon.spark.lookups import lookup as lookup
     from koinon.spark.udf import partition_id as partition_id
 
 _HOMES = {
     "KoinonDataSource": "koinon.spark.datasource",
     "register": "koinon.spark.datasource",
     "key_bytes": "koinon.spark.encoding.keys",
+    "lookup": "koinon.spark.lookups",
     "partition_id": "koinon.spark.udf",
 }
 
-__all__ = ["KoinonDataSource", "register", "key_bytes", "partition_id"]
+__all__ = ["KoinonDataSource", "register", "key_bytes", "lookup", "partition_id"]
 
 
 def __getattr__(name: str) -> Any:
