@@ -28,5 +28,4 @@ suppress_warnings = ["myst.header"]  # pages that are shown on GitHub too begin 
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True, "inherited-members": True}
-autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
