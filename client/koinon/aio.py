@@ -85,7 +85,10 @@ class AsyncClient:
             self._run_single = self._run_observed  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
-        return described("AsyncClient", self._connected, self._addresses)
+        engine = self._connected
+        return described(
+            "AsyncClient", self._addresses, engine.router.routing, closed=engine.closed
+        )
 
     @property
     def _engine(self) -> Engine:

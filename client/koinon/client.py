@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 
 from koinon.core.batching import PendingOperation
 from koinon.core.closing import Closing
-from koinon.core.routing import Router
 from koinon.core.row_chunks import Chunk
 from koinon.driver.engine import Engine
 from koinon.driver.face import Face, described
@@ -141,7 +140,9 @@ class Client(Face, Closing):
             return self._engine
 
     def __repr__(self) -> str:
-        return described("Client", self._engine, self._addresses)
+        engine = self._engine
+        routing = None if isinstance(engine, _NotConnected) else engine.router.routing
+        return described("Client", self._addresses, routing, closed=engine.closed)
 
     # --- operations ------------------------------------------------------------------------------
 
@@ -172,6 +173,7 @@ class Client(Face, Closing):
         Raises:
             UnsupportedVersionError: a node is of a build that knows no ``start`` and ``reverse``.
         """
+        self._engine.routing()  # in a forked child the engine stands from here on
         pages = Pages(
             self._engine,
             prefix=prefix,
@@ -345,10 +347,12 @@ class _NotConnected:
     def __init__(self, client: Client) -> None:
         self._client = client
         self.closed = False
-        self.router = Router()  # that knows of no cluster yet
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._client._connected(self), name)
+        engine = self._client._engine
+        if cast(object, engine) is self:  # else it has connected since: no lock, on any thread
+            engine = self._client._connected(self)
+        return getattr(engine, name)
 
 
 class _Waiter:

@@ -76,6 +76,9 @@ def use(connected, name):
 
 
 def in_child(number):
+    next(client.scan(page_rows=1))  # the first call, that connects, and then nobody reads on
+    assert "2 nodes" in repr(client)
+    assert client.scan().gi_frame.f_locals["pages"]._engine is client._engine
     counted = use(client, b"inherited %d" % number)
     with koinon.connect(addresses, timeout_ms=20_000) as fresh:
         counted = use(fresh, b"fresh %d" % number)
@@ -108,7 +111,7 @@ if __name__ == "__main__":
     assert use(client, b"parent") == 11
     silent = os.fork()  # that uses nothing
     if silent == 0:
-        sys.exit(0)
+        sys.exit(0 if repr(client).endswith(", not connected yet>") else repr(client))
     assert os.waitpid(silent, 0)[1] == 0
     assert use(client, b"parent") == 12
     assert other.is_alive()  # nothing it did has failed

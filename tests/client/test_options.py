@@ -13,8 +13,6 @@ from typing import Any, get_type_hints
 import pytest
 
 import koinon
-from koinon.client import _NotConnected
-from koinon.driver.face import described
 from koinon.options import Options, parse
 from tests.client.conftest import Connect
 from tests.client.fake_cluster import FakeCluster
@@ -109,9 +107,6 @@ async def _closed(connecting: Any) -> bool:
 def test_repr_says_where_a_client_is_connected(cluster: FakeCluster) -> None:
     with koinon.connect(cluster.seeds) as client:
         assert repr(client) == f"<koinon.Client of {cluster.seeds}: cluster fake, 2 nodes>"
-        in_child: Any = _NotConnected(client)
-        said = described("Client", in_child, [cluster.seeds])
-        assert said == f"<koinon.Client of {cluster.seeds}, not connected yet>"
     assert repr(client) == f"<koinon.Client of {cluster.seeds}, closed>"
 
     async def run() -> None:

@@ -18,6 +18,7 @@ from koinon.driver.engine import Engine
 from koinon.types import BytesLike, Durability, Entry, WriteResult
 
 if TYPE_CHECKING:
+    from koinon.core.routing import Routing
     from koinon_proto.v1.admin_pb2 import ClusterStatus
 
 T = TypeVar("T")
@@ -300,10 +301,10 @@ def awaitable(
     return call
 
 
-def described(name: str, engine: Engine, addresses: Sequence[str]) -> str:
+def described(name: str, addresses: Sequence[str], routing: Routing | None, *, closed: bool) -> str:
     """Return what ``repr`` says of a client: where it is connected."""
-    at, routing = ",".join(addresses), engine.router.routing
-    if engine.closed:
+    at = ",".join(addresses)
+    if closed:
         return f"<koinon.{name} of {at}, closed>"
     if routing is None:
         return f"<koinon.{name} of {at}, not connected yet>"
