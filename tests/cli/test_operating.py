@@ -346,6 +346,16 @@ def test_question_without_an_answer_says_that_nothing_was_changed(
     assert "no answer within 1 s; nothing was changed" in ended.stderr
 
 
+def test_plan_of_unknown_fate_stays_so_where_moves_cannot_be_asked_for(
+    operator: FakeOperator, koinon: Run
+) -> None:
+    operator.silent = {"ExecutePlanRequest", "GetMovesRequest"}
+    ended = koinon("rebalance", "--yes", "--timeout", "1s")
+    assert ended.exit_code == 3
+    assert "the moves of the plan may have been queued" in ended.stderr
+    assert "nothing was changed" not in ended.stderr
+
+
 def test_every_change_of_the_service_says_what_it_may_have_done() -> None:
     service = admin_pb2.DESCRIPTOR.services_by_name["Admin"]
     questions = {"GetStatus", "PlanMoves", "GetMoves"}

@@ -43,13 +43,15 @@ EFFECTS = {
     "AbortLoad": ("the load may have been aborted", "koinon admin loads"),
 }
 """By method: what a call without an answer may have done, and the command that shows whether."""
+QUESTIONS = ("PlanMoves", "GetMoves")
+"""Methods that an operator may take for changes. GetLoads is none: jobs call it after a change."""
 
 
 def told(error: KoinonError, method: str, repeat: Repeat) -> KoinonError:
     """Return the error that a call of the leader's ``method`` ended with, as an operator is told
     it: a question says that nothing was changed, a change names itself and what shows its fate.
     """
-    if repeat is Repeat.READ and isinstance(error, UnavailableError):
+    if method in QUESTIONS and isinstance(error, UnavailableError):
         return replace(error, reason=f"{error.reason}; nothing was changed")
     if isinstance(error, UnknownFateError):
         effect, shown_by = EFFECTS[method]

@@ -17,7 +17,7 @@ from koinon.operate.health import ranges
 from koinon.operate.moves import Plan, PlanKind, PlannedMove, PlanRequest
 from koinon.operate.nodes import name_order, node_name
 from koinon.operate.replicas import PartitionSize, Replicas
-from koinon_proto.contract.errors import PlanStaleError, UnknownFateError
+from koinon_proto.contract.errors import KoinonError, PlanStaleError, UnknownFateError
 from koinon_proto.contract.table import NodeStatus, Table
 
 if TYPE_CHECKING:
@@ -229,17 +229,20 @@ def _execute(
     except PlanStaleError:
         output.note("The cluster has changed since this plan was made. The plan now:")
         return False
-    except UnknownFateError:
-        if not _is_queued(admin, plan):
+    except UnknownFateError as fate:
+        if not _is_queued(admin, plan, fate):
             raise
     if also is not None and also[1] is not None:
         also[1](admin)
     return True
 
 
-def _is_queued(admin: Admin, plan: Plan) -> bool:
-    """Return whether a plan whose answer got lost was taken."""
-    return any(move.plan_id == plan.plan_id for move in admin.moves().moves)
+def _is_queued(admin: Admin, plan: Plan, fate: UnknownFateError) -> bool:
+    """Return whether a plan whose answer got lost was taken; raise its ``fate`` if nobody says."""
+    try:
+        return any(move.plan_id == plan.plan_id for move in admin.moves().moves)
+    except KoinonError:  # which says that this question has changed nothing
+        raise fate from None
 
 
 def _afterwards(
