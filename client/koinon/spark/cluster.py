@@ -84,7 +84,7 @@ class Cluster(Channels):
             if time.monotonic() > told_at:
                 told_at = math.inf
                 log.warning(
-                    "coordinators %s do not answer; tried for %g s: %s",
+                    "coordinators do not answer: goes on trying coordinators=%s for_s=%g error=%s",
                     self._coordinators,
                     self.timeout_s,
                     as_read(error),
