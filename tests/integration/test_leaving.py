@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from koinon.options import TRANSPORTS, Transport
+from koinon.options import Transport
 from tests.checkers.load import RecordedLoad
 from tests.conftest import ClusterFactory
 from tests.integration.copies import is_settled, judge, led_by, table_of
@@ -14,7 +14,7 @@ from tests.integration.copies import is_settled, judge, led_by, table_of
 TIMEOUT_S = 60.0
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", ["auto", pytest.param("grpc", marks=pytest.mark.long)])
 @pytest.mark.parametrize("partitions", [64, pytest.param(1024, marks=pytest.mark.long)])
 def test_nodes_stopped_in_turn_under_load_fail_no_operation(
     make_cluster: ClusterFactory, partitions: int, transport: Transport

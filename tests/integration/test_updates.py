@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections import Counter
 
+import pytest
+
 from koinon.local import LocalCluster
 from koinon_proto.contract.errors import KoinonError
 from tests.integration.copies import is_settled
@@ -13,7 +15,6 @@ from tests.kit.waiting import wait_until
 
 COUNTERS = [b"counter %d" % number for number in range(6)]
 THREADS = 6
-KILLS = 3
 
 
 class Counting:
@@ -58,11 +59,12 @@ class Counting:
                         self.failed.append(error)
 
 
-def test_increments_through_kills_of_primaries_each_count_once() -> None:
+@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.long)])
+def test_increments_through_kills_of_primaries_each_count_once(kills: int) -> None:
     with running_cluster(nodes=3, coordinators=1) as cluster:
         cluster.wait_for(is_settled, timeout_s=60, what="all are in sync")
         with Counting(cluster) as counting:
-            for name in ("n1", "n2", "n3")[:KILLS]:
+            for name in ("n1", "n2", "n3")[:kills]:
                 counting.wait_for_progress()
                 cluster.kill(name)
                 counting.wait_for_progress()

@@ -112,6 +112,7 @@ def test_cluster_rows_expire(spark: SparkSession, cluster: LocalCluster, client:
     assert read(spark, cluster, prefix="brief:").count() == 0
 
 
+@pytest.mark.long
 def test_cluster_python_workers_killed_while_they_write_change_nothing(
     spark: SparkSession, cluster: LocalCluster, client: Client, loads: LoadsClient
 ) -> None:
