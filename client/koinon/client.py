@@ -283,7 +283,7 @@ class Client(Face, Closing):
         routing = engine.router.routing
         assert routing is not None, "the engine has started"
         pools = engine.pools
-        if pools is None or not single.by_resp:
+        if pools is None:
             return None
         pool = pools.by_address.get(routing.owner_of[single.partition_id])
         if pool is None:

@@ -120,6 +120,7 @@ class FakeNode(
                 self.cluster.partitioner.partition_of,
                 self.batch_get,
                 self.batch_write,
+                self.batch_update,
             )
             await self.resp.start(resp_port)
         self.server = grpc.aio.server(options=rpc.SERVER_OPTIONS)
@@ -220,6 +221,9 @@ class FakeNode(
     async def BatchUpdate(  # noqa: N802
         self, request: kv_pb2.BatchUpdateRequest, context: Any
     ) -> Any:
+        return await self.batch_update(request, context)
+
+    async def batch_update(self, request: kv_pb2.BatchUpdateRequest, context: Any) -> Any:
         await self._enter("BatchUpdate", request, len(request.keys), context)
         refused = self._refusals(request.partition_ids)
         reply = kv_pb2.BatchUpdateResponse(refusals=_to_proto(refused))

@@ -19,8 +19,8 @@ from koinon_proto.contract.errors import ReplyTooLargeError, WrongClusterError
 from koinon_proto.contract.request_ids import Handling, handling
 from koinon_proto.v1 import kv_pb2
 
-READS = (b"KOINON.GET", b"KOINON.ENTRY")
-REQUEST_AT = {b"KOINON.GET": 3, b"KOINON.ENTRY": 3, b"KOINON.PUT": 7, b"KOINON.DELETE": 5}
+READS = (b"KOINON.GET", b"KOINON.ENTRY", b"KOINON.EXISTS")
+WRITES = (b"KOINON.PUT", b"KOINON.DELETE")  # all others are updates
 LEAVING = b">1\r\n$14\r\nkoinon.leaving\r\n"
 
 Command = list[bytes]
@@ -44,6 +44,7 @@ class FakeResp:
         partition_of: Callable[[bytes], int],
         get: Batch,
         write: Batch,
+        update: Batch,
     ) -> None:
         self.cluster_id = "fake"
         self.address = ""
@@ -52,7 +53,7 @@ class FakeResp:
         self.answer: Callable[[bytes], bytes] = bytes  # what is said instead of an answer
         self._node_id = node_id.encode()
         self._partition_of = partition_of
-        self._get, self._write = get, write
+        self._get, self._write, self._update = get, write, update
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._welcome: dict[asyncio.StreamWriter, None] = {}  # that were let in, in turn
@@ -94,8 +95,8 @@ class FakeResp:
                 commands: list[Command] = []
                 while (command := parser.gets()) is not False:
                     commands.append(command)
-                for read, run in groupby(commands, lambda command: command[0] in READS):
-                    for answer in await self._answers(list(run), read, writer):
+                for _, run in groupby(commands, _sort_of):
+                    for answer in await self._answers(list(run), writer):
                         writer.write(self.answer(answer))
         except ConnectionError:
             pass
@@ -105,20 +106,19 @@ class FakeResp:
             with contextlib.suppress(ConnectionError):
                 writer.close()
 
-    async def _answers(
-        self, run: list[Command], read: bool, writer: asyncio.StreamWriter
-    ) -> list[bytes]:
+    async def _answers(self, run: list[Command], writer: asyncio.StreamWriter) -> list[bytes]:
         if run[0][0] == b"KOINON.HELLO":
             return [self._hello(run[0], writer)]
         self.commands += len(run)
-        handling.set(Handling(run[0][REQUEST_AT[run[0][0]]].decode()))
+        handling.set(Handling(run[0][-1].decode()))
+        carry_out = (self._reads, self._writes, self._updates)[_sort_of(run[0])]
         try:
-            return await (self._reads(run) if read else self._writes(run))
+            return await carry_out(run)
         except ReplyTooLargeError:
             half = len(run) // 2
             return [
-                *await self._answers(run[:half], read, writer),
-                *await self._answers(run[half:], read, writer),
+                *await self._answers(run[:half], writer),
+                *await self._answers(run[half:], writer),
             ]
         except Exception as error:
             return [_error(error, command) for command in run]
@@ -153,6 +153,8 @@ class FakeResp:
             elif command[0] == b"KOINON.GET":
                 missing = row in reply.missing
                 answers.append(b"$-1\r\n" if missing else _bulk(reply.values[row]))
+            elif command[0] == b"KOINON.EXISTS":
+                answers.append(b":%d\r\n" % (row not in reply.missing))
             elif row in reply.missing:
                 answers.append(b"*-1\r\n")
             else:
@@ -199,6 +201,50 @@ class FakeResp:
             else:
                 answers.append(b":%d\r\n" % (row not in reply.absent))
         return answers
+
+    async def _updates(self, run: list[Command]) -> list[bytes]:
+        answers = []
+        for _, group in groupby(run, lambda command: command[-2]):
+            answers += await self._update_batch(list(group))
+        return answers
+
+    async def _update_batch(self, run: list[Command]) -> list[bytes]:
+        keys = [command[1] for command in run]
+        request = kv_pb2.BatchUpdateRequest(
+            table_version=int(run[0][-3]),
+            keys=keys,
+            partition_ids=map(self._partition_of, keys),
+            updates=map(_update_of, run),
+            durability=int(run[0][-2]),  # type: ignore[arg-type]
+        )
+        reply = await self._update(request, Context)
+        refused = {r.partition_id: convert.error_from_proto(r.error) for r in reply.refusals}
+        by_row = {e.row: convert.error_from_proto(e.error) for e in reply.row_errors}
+        answers = []
+        for row, (command, result) in enumerate(zip(run, reply.results, strict=True)):
+            error = refused.get(request.partition_ids[row]) or by_row.get(row)
+            if error is not None:
+                answers.append(_error(error, command))
+            elif command[0] == b"KOINON.INCREMENT":
+                answers.append(b":%d\r\n" % result.number)
+            elif command[0] == b"KOINON.TOUCH":
+                answers.append(b":%d\r\n" % result.found)
+            else:
+                answers.append(_bulk(result.value) if result.found else b"$-1\r\n")
+        return answers
+
+
+def _sort_of(command: Command) -> int:
+    return 0 if command[0] in READS else 1 if command[0] in WRITES else 2
+
+
+def _update_of(command: Command) -> kv_pb2.Update:
+    ttl_ms = int(command[-4])
+    if command[0] == b"KOINON.INCREMENT":
+        return kv_pb2.Update(increment=kv_pb2.Increment(by=int(command[2]), ttl_ms=ttl_ms))
+    if command[0] == b"KOINON.TOUCH":
+        return kv_pb2.Update(touch=kv_pb2.Touch(ttl_ms=ttl_ms))
+    return kv_pb2.Update(get_or_put=kv_pb2.GetOrPut(value=command[2], ttl_ms=ttl_ms))
 
 
 def _bulk(value: bytes) -> bytes:

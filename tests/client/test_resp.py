@@ -46,6 +46,14 @@ def test_command_of_each_kind_has_its_arguments_in_order() -> None:
     delete = single(Kind.DELETE, if_version=(1 << 64) - 1)
     version = b"18446744073709551615"
     assert sent(delete) == [b"KOINON.DELETE", b"key", b"7", version, b"0", b"id/1"]
+    assert sent(single(Kind.EXISTS)) == [b"KOINON.EXISTS", b"key", b"7", b"id/1"]
+    increment = sent(single(Kind.INCREMENT, by=-(1 << 63), ttl_ms=9))
+    by = b"-9223372036854775808"
+    assert increment == [b"KOINON.INCREMENT", b"key", by, b"9", b"7", b"0", b"id/1"]
+    touch = sent(single(Kind.TOUCH, durability="primary"))
+    assert touch == [b"KOINON.TOUCH", b"key", b"0", b"7", b"1", b"id/1"]
+    get_or_put = sent(single(Kind.GET_OR_PUT, value=b"v", ttl_ms=9))
+    assert get_or_put == [b"KOINON.GETORPUT", b"key", b"v", b"9", b"7", b"0", b"id/1"]
     assert parsed(resp.hello("c1")) == [b"KOINON.HELLO", b"1", b"c1"]
 
 
@@ -73,6 +81,11 @@ def test_command_of_a_large_value_does_not_copy_it() -> None:
         (Kind.PUT, b"18446744073709551615", 2**64 - 1),
         (Kind.DELETE, 1, True),
         (Kind.DELETE, 0, False),
+        (Kind.EXISTS, 1, True),
+        (Kind.TOUCH, 0, False),
+        (Kind.INCREMENT, -(1 << 63), -(1 << 63)),
+        (Kind.GET_OR_PUT, b"there", b"there"),
+        (Kind.GET_OR_PUT, None, b""),
     ],
 )
 def test_reply_is_the_result(kind: Kind, reply: Any, result: Any) -> None:

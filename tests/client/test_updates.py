@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,14 +16,13 @@ from tests.client.helpers import LEASE, keys_of
 
 
 @pytest.fixture
-def without_updates(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
-    """Nodes of a build that knows no updates: what gRPC answers to an unknown method."""
+def without_updates(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
+    """Nodes of a build that knows neither RESP nor updates: gRPC does not know the method."""
     unknown = kv_pb2_grpc.KeyValueServicer.BatchUpdate
     monkeypatch.setattr(FakeNode, "BatchUpdate", unknown)
-    for node in cluster.nodes:
-        cluster.thread.run(node.server.stop(None))  # type: ignore[union-attr]
-        cluster.thread.run(node.start(int(node.address.rpartition(":")[2])))
-    return cluster
+    made = FakeCluster(nodes=2)
+    yield made
+    made.close()
 
 
 def test_updates_answer_what_became_of_the_record(cluster: FakeCluster, client: Any) -> None:

@@ -16,6 +16,7 @@ import pytest
 from koinon_proto.contract.errors import (
     ConditionFailedError,
     InvalidArgumentError,
+    NotANumberError,
     NotPrimaryError,
     PartitionOfflineError,
     UnsupportedVersionError,
@@ -87,6 +88,25 @@ def test_put_get_entry_and_delete_tell_versions(client: RespClient) -> None:
     assert client.call("KOINON.DELETE", key, 0, "", 0) == 0
 
 
+def test_updates_tell_what_became_of_the_record(client: RespClient) -> None:
+    key = key_in(0, "updates")
+    assert client.call("KOINON.EXISTS", key, 0) == 0
+    assert client.call("KOINON.TOUCH", key, 0, 0, 0) == 0
+    assert client.call("KOINON.INCREMENT", key, 7, 60_000, 0, 0) == 7
+    assert client.call("KOINON.INCREMENT", key, -9, 0, 0, 0) == -2
+    assert client.call("KOINON.EXISTS", key, 0) == 1
+    assert int(client.call("KOINON.ENTRY", key, 0)[2]) > 0  # as it was made
+    assert client.call("KOINON.TOUCH", key, 0, 0, 0) == 1
+    assert int(client.call("KOINON.ENTRY", key, 0)[2]) == 0
+    assert client.call("KOINON.GETORPUT", key, b"new", 0, 0, 0) == b"-2"
+    client.call(*put(key, b"text"))
+    error, _ = typed(client.call("KOINON.INCREMENT", key, 1, 0, 0, 0, "mine-2"))
+    assert isinstance(error, NotANumberError)
+    fresh = key_in(0, "fresh")
+    assert client.call("KOINON.GETORPUT", fresh, b"new", 0, 0, 0) is None
+    assert client.call("KOINON.GET", fresh, 0) == b"new"
+
+
 def test_record_that_has_expired_is_not_shown(client: RespClient) -> None:
     key = key_in(0, "expiring")
     client.call(*put(key, b"v", ttl_ms=60_000))
@@ -122,6 +142,11 @@ def test_errors_come_whole_with_the_id_of_the_request(client: RespClient) -> Non
         ("KOINON.PUT", b"k", b"v", 0, 0, 2**64, 0),
         ("KOINON.PUT", b"k", b"v", 0, 0, "", 7),
         ("KOINON.DELETE", b"", 0, "", 0),
+        ("KOINON.INCREMENT", b"k", 2**63, 0, 0, 0),
+        ("KOINON.INCREMENT", b"k", "1.5", 0, 0, 0),
+        ("KOINON.INCREMENT", b"", 1, 0, 0, 0),
+        ("KOINON.TOUCH", b"k", 10**15, 0, 0),
+        ("KOINON.GETORPUT", b"k", b"v" * (VALUE_BYTES_MAX + 1), 0, 0, 0),
     ],
 )
 def test_arguments_beyond_a_limit_are_refused_by_name(

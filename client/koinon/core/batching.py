@@ -48,7 +48,6 @@ class Kind(Enum):
 
 _READS = frozenset((Kind.GET, Kind.GET_ENTRY, Kind.EXISTS))
 _UPDATES = frozenset((Kind.INCREMENT, Kind.TOUCH, Kind.GET_OR_PUT))
-_BY_RESP = frozenset((Kind.GET, Kind.GET_ENTRY, Kind.PUT, Kind.DELETE))
 
 
 _GET_ENTRY, _PUT = Kind.GET_ENTRY, Kind.PUT  # attributes of an Enum are slow
@@ -89,11 +88,6 @@ class PendingOperation:
     def write(self) -> bool:
         """True if it may change the record."""
         return self.kind not in _READS
-
-    @property
-    def by_resp(self) -> bool:
-        """True if there is a command for it in the Redis protocol."""
-        return self.kind in _BY_RESP
 
     @property
     def update(self) -> bool:

@@ -17,6 +17,8 @@ from koinon.types import Entry
 
 _GET_KIND, _ENTRY_KIND = Kind.GET, Kind.GET_ENTRY  # attributes of an Enum are slow
 _PUT_KIND, _DELETE_KIND = Kind.PUT, Kind.DELETE
+_EXISTS_KIND, _INCREMENT_KIND = Kind.EXISTS, Kind.INCREMENT
+_TOUCH_KIND, _GET_OR_PUT_KIND = Kind.TOUCH, Kind.GET_OR_PUT
 
 LEAVING = b"koinon.leaving"
 """The push by which a node says that it is about to stop."""
@@ -28,9 +30,15 @@ _JOINED_BYTES_MAX = 16 * 1024
 
 _GET = b"*4\r\n$10\r\nKOINON.GET\r\n$%d\r\n%b\r\n%b%b"
 _ENTRY = b"*4\r\n$12\r\nKOINON.ENTRY\r\n$%d\r\n%b\r\n%b%b"
+_EXISTS = b"*4\r\n$13\r\nKOINON.EXISTS\r\n$%d\r\n%b\r\n%b%b"
+_INCREMENT = b"*7\r\n$16\r\nKOINON.INCREMENT\r\n$%d\r\n%b\r\n%b%b%b%b%b"
+_TOUCH = b"*6\r\n$12\r\nKOINON.TOUCH\r\n$%d\r\n%b\r\n%b%b%b%b"
+_GET_OR_PUT = b"*7\r\n$15\r\nKOINON.GETORPUT\r\n$%d\r\n%b\r\n$%d\r\n"
+_GET_OR_PUT_OPTIONS = b"\r\n%b%b%b%b"
 _PUT = b"*8\r\n$10\r\nKOINON.PUT\r\n$%d\r\n%b\r\n$%d\r\n"
 _PUT_OPTIONS = b"\r\n%b%b%b%b%b"
 _DELETE = b"*6\r\n$13\r\nKOINON.DELETE\r\n$%d\r\n%b\r\n%b%b%b%b"
+_YES_OR_NO = (_DELETE_KIND, _EXISTS_KIND, _TOUCH_KIND)
 _DURABILITIES = {"all_in_sync": b"$1\r\n0\r\n", "primary": b"$1\r\n1\r\n"}
 
 
@@ -48,17 +56,38 @@ def command(single: PendingOperation, table_version: int, request_id: str) -> li
         return [_GET % (len(key), key, version, request)]
     if single.kind is _ENTRY_KIND:
         return [_ENTRY % (len(key), key, version, request)]
-    condition = _number(single.if_version)
+    if single.kind is _EXISTS_KIND:
+        return [_EXISTS % (len(key), key, version, request)]
     durability = _DURABILITIES[single.durability]
+    if single.update:
+        return _update(single, version, durability, request)
+    condition = _number(single.if_version)
     if single.kind is _DELETE_KIND:
         return [_DELETE % (len(key), key, version, condition, durability, request)]
     value = single.value
     begin = _PUT % (len(key), key, len(value))
     end = _PUT_OPTIONS % (version, _number(single.ttl_ms or 0), condition, durability, request)
+    return _buffers(begin, value, end)
+
+
+def _update(
+    single: PendingOperation, version: bytes, durability: bytes, request: bytes
+) -> list[bytes]:
+    key, ttl = single.key, _number(single.ttl_ms or 0)
+    if single.kind is _INCREMENT_KIND:
+        by = _number(single.by)
+        return [_INCREMENT % (len(key), key, by, ttl, version, durability, request)]
+    if single.kind is _TOUCH_KIND:
+        return [_TOUCH % (len(key), key, ttl, version, durability, request)]
+    begin = _GET_OR_PUT % (len(key), key, len(single.value))
+    return _buffers(begin, single.value, _GET_OR_PUT_OPTIONS % (ttl, version, durability, request))
+
+
+def _buffers(begin: bytes, value: bytes, end: bytes) -> list[bytes]:
     return [begin, value, end] if len(value) > _JOINED_BYTES_MAX else [begin + value + end]
 
 
-def result_of(single: PendingOperation, reply: Any) -> Any:
+def result_of(single: PendingOperation, reply: Any) -> Any:  # noqa: C901 (a case a kind)
     """Return what the caller is given, by the answer to the operation's command.
 
     Raises:
@@ -71,11 +100,17 @@ def result_of(single: PendingOperation, reply: Any) -> Any:
     elif kind is _PUT_KIND:
         if answer is bytes:
             return int(reply)
-    elif kind is _DELETE_KIND:
+    elif kind is _INCREMENT_KIND:
+        if answer is int:
+            return reply
+    elif kind in _YES_OR_NO:
         if answer is int:
             return reply == 1
     elif reply is None:
-        return None
+        return single.value if kind is _GET_OR_PUT_KIND else None
+    elif kind is _GET_OR_PUT_KIND:
+        if answer is bytes:
+            return reply
     elif answer is list and len(reply) == 3 and type(reply[0]) is bytes:
         return Entry(single.key, reply[0], int(reply[1]), int(reply[2]) or None)
     raise ValueError(f"no answer to {kind.value}: {answer.__name__}")

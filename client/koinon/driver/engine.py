@@ -245,7 +245,7 @@ class Engine:
             error = routing.offline(single.partition_id)
             self._settle([single], error, routing.revision)
             return
-        link = self._resp_link(address, routing) if single.by_resp else None
+        link = self._resp_link(address, routing)
         if link is not None and link.add(single):
             return
         kind = address, single.write, single.update, single.durability

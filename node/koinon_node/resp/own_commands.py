@@ -6,20 +6,41 @@
         -> the value, or nil
     KOINON.ENTRY key table_version [request_id]
         -> [value, version, expires_at_ms], or nil
+    KOINON.EXISTS key table_version [request_id]
+        -> 1; 0: there is none
     KOINON.PUT key value table_version ttl_ms if_version durability [request_id]
         -> the version
     KOINON.DELETE key table_version if_version durability [request_id]
         -> 1; 0: there was none
+    KOINON.INCREMENT key by ttl_ms table_version durability [request_id]
+        -> the sum
+    KOINON.TOUCH key ttl_ms table_version durability [request_id]
+        -> 1; 0: there is none
+    KOINON.GETORPUT key value ttl_ms table_version durability [request_id]
+        -> the value that is there, or nil: this one was written
 
-Numbers are decimal. ``ttl_ms`` 0: it never expires; ``if_version`` '': unconditional;
-``durability`` as in v1/kv.proto. Errors are whole: ``-KOINON <v1.Error, base64> <request id>``.
+Numbers are decimal, ``by`` with a sign. ``ttl_ms`` 0: it never expires; ``if_version`` '':
+unconditional; ``durability`` as in v1/kv.proto. Errors are whole: ``-KOINON <v1.Error, base64>
+<request id>``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import cast
 
 from koinon_node.core import records
+from koinon_node.core.updates import (
+    NEVER,
+    Assign,
+    Expire,
+    Expiry,
+    ExpiryKind,
+    Increment,
+    Presence,
+    Update,
+    parse_integer,
+)
 from koinon_node.resp import errors, wire
 from koinon_node.resp.commands import (
     Arguments,
@@ -35,7 +56,11 @@ from koinon_node.resp.session import Session
 from koinon_node.serving.batches import Durability
 from koinon_node.serving.checks import check_key, check_ttl, check_value
 from koinon_proto.contract import request_ids
-from koinon_proto.contract.errors import InvalidArgumentError, UnsupportedVersionError
+from koinon_proto.contract.errors import (
+    InvalidArgumentError,
+    NotANumberError,
+    UnsupportedVersionError,
+)
 
 PROTOCOL_VERSION = 1
 LEAVING = wire.push(b"koinon.leaving")
@@ -51,6 +76,24 @@ def number(text: bytes, field: str) -> int:
     if not text.isdigit() or len(text) > _U64_DIGITS_MAX or (value := int(text)) > _U64_MAX:
         raise InvalidArgumentError(field=field, reason="must be decimal, of 64 bits")
     return value
+
+
+def _signed(text: bytes, field: str) -> int:
+    try:
+        return parse_integer(text)
+    except NotANumberError:
+        raise InvalidArgumentError(field=field, reason="must be an integer of 64 bits") from None
+
+
+def _ttl(text: bytes) -> int:
+    ttl_ms = number(text, "ttl_ms")
+    check_ttl(ttl_ms)
+    return ttl_ms
+
+
+def _until(text: bytes) -> Expiry:
+    ttl_ms = _ttl(text)
+    return Expiry(ExpiryKind.AFTER, ttl_ms) if ttl_ms else NEVER
 
 
 def _request_id(arguments: Arguments, at: int) -> str:
@@ -113,15 +156,25 @@ def _entry_or_nil(found: Sequence[Encoded]) -> bytes:
     return wire.bulks((record.value, b"%d" % record.sequence, b"%d" % record.expires_at_ms))
 
 
+@command("KOINON.EXISTS", -3, errors.own, flags=("readonly", "fast"), keys=(1, 1, 1))
+def exists(session: Session, arguments: Arguments) -> Outcome:
+    """Say whether there is a record."""
+    check_key(arguments[1])
+    version = number(arguments[2], "table_version")
+    return Read((arguments[1],), _is_there, version, _request_id(arguments, 3))
+
+
+def _is_there(found: Sequence[Encoded]) -> bytes:
+    return wire.integer(found[0] is not None)
+
+
 @command("KOINON.PUT", -7, errors.own, flags=("write",), keys=(1, 1, 1))
 def put(session: Session, arguments: Arguments) -> Outcome:
     """Write a record."""
     _, key, value, table_version, ttl, if_version, durability, *_ = arguments
     check_key(key)
     check_value(len(value), session.service.cluster())
-    ttl_ms = number(ttl, "ttl_ms")
-    check_ttl(ttl_ms)
-    row = Row(key, value, ttl_ms=ttl_ms, if_version=_condition(if_version))
+    row = Row(key, value, ttl_ms=_ttl(ttl), if_version=_condition(if_version))
     return Write(
         (row,),
         _version,
@@ -153,3 +206,58 @@ def delete(session: Session, arguments: Arguments) -> Outcome:
 def was_there(written: Sequence[Written]) -> bytes:
     """Return how many of the rows that were deleted were there."""
     return wire.integer(sum(row.version > 0 for row in written))
+
+
+# --- updates -----------------------------------------------------------------------------------
+
+
+@command("KOINON.INCREMENT", -6, errors.own, flags=("write",), keys=(1, 1, 1))
+def increment(session: Session, arguments: Arguments) -> Outcome:
+    """Add to an integer."""
+    _, key, by, ttl, table_version, durability, *_ = arguments
+    update = Increment(_signed(by, "by"), _ttl(ttl))
+    return _update(
+        key, update, _number_result, table_version, durability, _request_id(arguments, 6)
+    )
+
+
+@command("KOINON.TOUCH", -5, errors.own, flags=("write",), keys=(1, 1, 1))
+def touch(session: Session, arguments: Arguments) -> Outcome:
+    """Change when a record expires."""
+    _, key, ttl, table_version, durability, *_ = arguments
+    update = Expire(_until(ttl))
+    return _update(
+        key, update, _number_result, table_version, durability, _request_id(arguments, 5)
+    )
+
+
+@command("KOINON.GETORPUT", -6, errors.own, flags=("write",), keys=(1, 1, 1))
+def get_or_put(session: Session, arguments: Arguments) -> Outcome:
+    """Read a record, or make it."""
+    _, key, value, ttl, table_version, durability, *_ = arguments
+    check_value(len(value), session.service.cluster())
+    update = Assign(value, _until(ttl), Presence.ABSENT)
+    return _update(key, update, _found_before, table_version, durability, _request_id(arguments, 6))
+
+
+def _update(
+    key: bytes,
+    update: Update,
+    reply: Callable[[Sequence[Written]], bytes],
+    table_version: bytes,
+    durability: bytes,
+    request_id: str,
+) -> Write:
+    check_key(key)
+    version = number(table_version, "table_version")
+    row = Row(key, update=update)
+    return Write((row,), reply, _durability(durability), version, request_id)
+
+
+def _number_result(written: Sequence[Written]) -> bytes:
+    return wire.integer(cast(int, written[0].result))
+
+
+def _found_before(written: Sequence[Written]) -> bytes:
+    _, before = cast(tuple[bool, bytes | None], written[0].result)
+    return wire.NIL if before is None else wire.bulk(before)
