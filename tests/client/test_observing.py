@@ -14,7 +14,6 @@ import koinon
 from koinon import otel
 from tests.client.conftest import Connect
 from tests.client.fake_cluster import FakeCluster
-from tests.client.helpers import LEASE
 
 
 def seen_by(
@@ -66,9 +65,9 @@ def test_observer_is_told_of_each_page_of_a_scan(cluster: FakeCluster, connect: 
     ("work", "operation", "outcome", "rows"),
     [
         (lambda c: c.put(b"k", b"v", if_version=7), "put", "condition_failed", 1),
-        (lambda c: c.get(b"k", timeout_ms=100), "get", "unavailable", 1),
-        (lambda c: c.get_many([b"k", b"l"], timeout_ms=100), "get_many", "unavailable", 2),
-        (lambda c: c.put_many({b"k": b"v"}, timeout_ms=100), "put_many", "unavailable", 1),
+        (lambda c: c.get(b"k"), "get", "storage_full", 1),
+        (lambda c: c.get_many([b"k", b"l"]), "get_many", "storage_full", 2),
+        (lambda c: c.put_many({b"k": b"v"}), "put_many", "storage_full", 1),
     ],
 )
 def test_observer_is_told_how_an_operation_failed(
@@ -79,9 +78,9 @@ def test_observer_is_told_how_an_operation_failed(
     outcome: str,
     rows: int,
 ) -> None:
-    if outcome == "unavailable":
+    if outcome == "storage_full":
         for node in cluster.nodes:
-            node.refuse = lambda _: LEASE
+            node.refuse = lambda _: koinon.StorageFullError(node_id="n1", reason="for a test")
     (told,) = seen_by(connect, cluster, work, timeout_ms=20_000)
     assert (told.operation, told.outcome, told.rows) == (operation, outcome, rows)
 
