@@ -160,8 +160,8 @@ def test_operators_calls_in_a_forked_child_are_refused_at_once() -> None:
 def test_child_of_a_process_that_uses_grpc_itself_does_without_its_core() -> None:
     program = """
 import sys, os
+import koinon.client  # before gRPC, whose handlers of forks would crash children
 import grpc
-import koinon.client
 from koinon.driver import forks
 
 def lost_in_child():

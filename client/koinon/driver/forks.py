@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 from weakref import WeakSet
 
+_THREADS = ("grpc_", "event_engine")  # what the core's threads call themselves, once they run
+
 _holders: WeakSet[object] = WeakSet()  # of channels and calls
 _used = False  # the core runs here, or ran in a parent
 _lost = False  # it ran in a parent
@@ -37,7 +39,7 @@ def _before() -> None:
     global _used
     if not _used and "grpc" in sys.modules:
         names = (task.joinpath("comm") for task in Path("/proc/self/task").glob("*"))
-        _used = any(_text(name).startswith("grpc_") for name in names)
+        _used = any(_text(name).startswith(_THREADS) for name in names)
 
 
 def _text(path: Path) -> str:
