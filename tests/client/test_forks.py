@@ -122,6 +122,25 @@ if __name__ == "__main__":
 """
 
 
+CHILD_IMPORTS = """
+import os, sys
+import koinon
+
+client = koinon.connect(sys.argv[1], timeout_ms=20_000)
+print(f"before: {'numpy' in sys.modules}", end=", ", flush=True)
+child = os.fork()
+if child == 0:
+    there = set(sys.modules)
+    client.put_many([(b"k%d" % n, b"v") for n in range(100)])
+    client.get_many([b"k%d" % n for n in range(100)])
+    ours = {name for name in set(sys.modules) - there if name.startswith(("koinon", "numpy", "h2"))}
+    print(f"in the child: {sorted(ours)}", flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+client.close()
+"""
+
+
 @pytest.mark.parametrize("speaks_resp", [False, True], ids=["grpc", "resp"])
 def test_clients_work_in_forked_children_and_on_in_the_parent(speaks_resp: bool) -> None:
     cluster = FakeCluster(nodes=2, speaks_resp=speaks_resp)
@@ -147,6 +166,14 @@ with Admin(sys.argv[1]) as admin:
     os.wait()
     admin.status()
 """
+
+
+def test_child_imports_nothing_that_a_thread_of_the_parent_may_be_importing() -> None:
+    cluster = FakeCluster(nodes=1)
+    try:
+        assert run(CHILD_IMPORTS, cluster.seeds).strip() == "before: False, in the child: []"
+    finally:
+        cluster.close()
 
 
 def test_operators_calls_in_a_forked_child_are_refused_at_once() -> None:

@@ -9,13 +9,16 @@ was open at a fork is never freed in the child, and the child's own channels do 
 
 from __future__ import annotations
 
-import ctypes  # before any fork: an import may wait for a thread that the child does not have
+import ctypes  # before any fork, like all else that is needed after one
+import importlib
 import os
 import sys
 from pathlib import Path
 from weakref import WeakSet
 
 _THREADS = ("grpc_", "event_engine")  # what the core's threads call themselves, once they run
+_IMPORTED_LATER = ("koinon.driver.http2", "koinon_proto.key_columns")
+"""What clients import only when they need it, NumPy with it."""
 
 _holders: WeakSet[object] = WeakSet()  # of channels and calls
 _used = False  # the core runs here, or ran in a parent
@@ -35,8 +38,14 @@ def core_is_lost() -> bool:
 
 
 def _before() -> None:
-    """Look whether anybody else in this process uses the core: it has this thread while it runs."""
+    """Import what a child's clients may need: an import that another thread is in the middle of
+    would never end in the child. And look whether anybody else in this process uses the core: it
+    has such a thread while it runs.
+    """
     global _used
+    if _used:
+        for name in _IMPORTED_LATER:
+            importlib.import_module(name)
     if not _used and "grpc" in sys.modules:
         names = (task.joinpath("comm") for task in Path("/proc/self/task").glob("*"))
         _used = any(_text(name).startswith(_THREADS) for name in names)
