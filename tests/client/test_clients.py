@@ -395,6 +395,8 @@ def test_connect_waits_for_the_bootstrap(cluster: FakeCluster, connect: Connect)
             koinon.NobodyListensError,
             r"unknown host.*; \[::1\]:9: conn",
         ),
+        ("a..b:7400", koinon.UnknownHostError, r"a\.\.b:7400: unknown host"),
+        (f"{'a' * 64}:7400", koinon.UnknownHostError, "unknown host"),
     ],
 )
 def test_connect_where_nobody_can_be_fails_at_once_and_says_why(
@@ -403,6 +405,18 @@ def test_connect_where_nobody_can_be_fails_at_once_and_says_why(
     with pytest.raises(kind, match=text) as caught:
         connect(addresses, timeout_ms=10_000_000)  # longer than a test may take
     assert isinstance(caught.value, koinon.UnavailableError)
+
+
+def test_connect_while_no_name_can_be_looked_up_goes_on_to_the_deadline(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look_up(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    with pytest.raises(koinon.UnavailableError, match="Temporary failure") as caught:
+        connect("nowhere.invalid:7400", timeout_ms=2_000)
+    assert type(caught.value) is koinon.UnavailableError
 
 
 def test_connect_to_what_never_answers_says_so_when_the_time_is_over(connect: Connect) -> None:

@@ -41,7 +41,11 @@ async def look(address: str) -> Finding:
                     else:
                         return Finding(address, "no gRPC server answers")
     except socket.gaierror as error:
+        if error.errno == socket.EAI_AGAIN:  # the server of names does not answer, for now
+            return Finding(address, f"no answer about the host ({error.strerror})")
         return Finding(address, f"unknown host ({error.strerror})", unknown=True)
+    except UnicodeError:  # of a label that is empty, or longer than one may be
+        return Finding(address, "unknown host (not a name that a host may have)", unknown=True)
     except TimeoutError:
         return Finding(address, "no answer")
     if all(isinstance(error, ConnectionRefusedError) for error in failures):
