@@ -133,7 +133,10 @@ def parse(
 
 def _parse_url(url: str) -> tuple[str, dict[str, Any]]:
     """Return the addresses and the options of ``koinon://host:port,host:port?timeout_ms=500``."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:  # of brackets that do not match, for one
+        raise ConfigurationError(reason=f"URL {_shown(url)!r}: {error}") from None
     if parts.scheme != "koinon" or parts.username is not None or parts.fragment:
         raise ConfigurationError(
             reason=f"URL {_shown(url)!r}: must be koinon://host:port,host:port?option=value"
@@ -142,7 +145,9 @@ def _parse_url(url: str) -> tuple[str, dict[str, Any]]:
         raise ConfigurationError(reason=f"URL: no cluster has parts with names ({parts.path!r})")
     options = {}
     for name, text in parse_qsl(parts.query, keep_blank_values=True):
-        if name not in _NAMES or name == "observer":
+        if name == "observer":
+            raise ConfigurationError(reason="URL: observer is a function: give it in Python")
+        if name not in _NAMES:
             raise ConfigurationError(reason=f"URL: there is no option {name!r}{_instead(name)}")
         options[name] = _value_of(name, text)
     return parts.netloc, options
@@ -184,8 +189,11 @@ def parse_addresses(coordinators: str | Sequence[str]) -> tuple[str, ...]:
 
     Raises:
         ConfigurationError: none is given, or one is not host:port.
+        TypeError: one is no str.
     """
     parts = coordinators.split(",") if isinstance(coordinators, str) else list(coordinators)
+    if not all(isinstance(part, str) for part in parts):
+        raise TypeError(f"addresses must be a str or a sequence of such, not {coordinators!r}")
     addresses = tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
     if not addresses:
         raise ConfigurationError(reason="no coordinator address given; expected host:port")

@@ -45,7 +45,8 @@ class Observation(NamedTuple):
 
 Observer = Callable[[Observation], object]
 """Called on the thread that has ended the operation, be it the caller's or the client's own: it
-returns quickly, and may be called by several threads at once. What it raises is logged, once.
+returns quickly, asks the client for nothing (on the client's thread that would never end), and may
+be called by several threads at once. What it raises is logged, once.
 """
 
 

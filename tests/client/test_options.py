@@ -59,12 +59,21 @@ def test_url_gives_addresses_and_options() -> None:
         ("koinon://a:1?timeout_ms=0", "timeout_ms 0: must be above 0"),
         ("koinon://a", "must be host:port"),
         ("koinon://", "no coordinator address given"),
+        ("koinon://[::1:7400", "URL 'koinon://[::1:7400': Invalid IPv6 URL"),
+        ("koinon://me:secret@[::1:7400", "URL 'koinon://[::1:7400': Invalid IPv6 URL"),
+        ("koinon://a:1?observer=print", "observer is a function"),
     ],
 )
 def test_url_that_makes_no_sense_is_refused(url: str, text: str) -> None:
     with pytest.raises(koinon.ConfigurationError, match=re.escape(text)) as caught:
         parse(url, {})
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("addresses", [b"a:1", ["a:1", 5]])
+def test_address_that_is_no_text_is_refused(addresses: Any) -> None:
+    with pytest.raises(TypeError, match="addresses must be a str or a sequence of such"):
+        parse(addresses, {})
 
 
 def test_connect_without_addresses_asks_the_environment(
