@@ -469,13 +469,16 @@ class Engine:
             KoinonError: why ``write`` would refuse the batch, its partition or its row.
         """
         self._state.check_lease()
-        if (refusal := self._refusal(partition_id, table_version)) is not None:
+        view = self._state.served
+        if (refusal := self._refusal(view, partition_id, table_version)) is not None:
             raise refusal
-        return await self._put(key, value, partition_id, ttl_ms, durability)
+        return await self._put(view, key, value, partition_id, ttl_ms, durability)
 
-    def _refusal(self, partition_id: int, table_version: int) -> KoinonError | None:
+    def _refusal(
+        self, view: ServedPartitions, partition_id: int, table_version: int
+    ) -> KoinonError | None:
         """Return why nothing may be written in the partition."""
-        state, view = self._state, self._state.served
+        state = self._state
         is_led = partition_id < len(view.led) and view.led[partition_id]
         if not is_led or (state.any_stopped and state.stopped[partition_id]):
             return state.refusal(view, partition_id, table_version)
@@ -484,12 +487,19 @@ class Engine:
         return None
 
     async def _put(
-        self, key: bytes, value: bytes, partition_id: int, ttl_ms: int, durability: Durability
+        self,
+        view: ServedPartitions,
+        key: bytes,
+        value: bytes,
+        partition_id: int,
+        ttl_ms: int,
+        durability: Durability,
     ) -> int:
-        """Put one row of a partition that is served. No step makes an array where it could do
-        without: a put alone would spend most of its time in these.
+        """Put one row of a partition that is served in ``view``: the agent's thread may have
+        published another by now, and what was written then is of unknown fate. No step makes an
+        array where it could do without: a put alone would spend most of its time in these.
         """
-        state, view = self._state, self._state.served
+        state = self._state
         size = len(key) + len(value) + _ROW_OVERHEAD_BYTES
         self._writer.check_room(1, size, size)
         self._writer.begin(size)
@@ -514,11 +524,12 @@ class Engine:
 
     async def _write_one(self, batch: WriteBatch) -> WriteAnswer:
         """As ``write``, of a batch that is one put."""
-        p = batch.partition_ids.item()
-        if (refusal := self._refusal(p, batch.table_version)) is not None:
+        view, p = self._state.served, batch.partition_ids.item()
+        if (refusal := self._refusal(view, p, batch.table_version)) is not None:
             return WriteAnswer(versions=np.zeros(1, np.uint64), refusals={p: refusal})
         ttl_ms = batch.ttl_ms[0] if batch.ttl_ms is not None else 0
-        version = await self._put(batch.keys[0], batch.values[0], p, ttl_ms, batch.durability)
+        key, value = batch.keys[0], batch.values[0]
+        version = await self._put(view, key, value, p, ttl_ms, batch.durability)
         return WriteAnswer(versions=np.array((version,), np.uint64))
 
     def _size_updates(
