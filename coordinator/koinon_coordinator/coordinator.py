@@ -225,6 +225,7 @@ class Coordinator:
         Raises:
             NotLeaderError, MembershipChangeError, UnknownFateError, UnavailableError.
         """
+        give_up_at = asyncio.get_running_loop().time() + 0.9 * timeout_s
         member = self.raft_status().members.get(member_id)
         _ = self.leadership
         if member is not None and member.address != address:
@@ -234,11 +235,11 @@ class Coordinator:
                 "add this one under another id"
             )
         if member is None:
-            await _check_listens(member_id, address, 0.5 * timeout_s)
+            await check_listens(member_id, address, 0.5 * timeout_s)
             await _typed(self._raft.add_learner(member_id, address))
             log.info("coordinator added as learner member=%s address=%s", member_id, address)
         try:
-            async with asyncio.timeout(0.9 * timeout_s):
+            async with asyncio.timeout_at(give_up_at):
                 await self._promote(member_id)
         except TimeoutError:
             raise MembershipChangeError(
@@ -347,11 +348,11 @@ class Coordinator:
             await asyncio.gather(self._running, return_exceptions=True)
 
 
-async def _check_listens(member_id: str, address: str, timeout_s: float) -> None:
+async def check_listens(member_id: str, address: str, timeout_s: float) -> None:
     """Wait until a connection to the address can be made from here: a member may just be starting.
 
     Raises:
-        MembershipChangeError: none can, for as long as ``timeout_s``.
+        MembershipChangeError: none can, for as long as ``timeout_s``, or no host has such a name.
     """
     host, _, port = address.rpartition(":")
     why = "no answer"
@@ -360,12 +361,16 @@ async def _check_listens(member_id: str, address: str, timeout_s: float) -> None
             while True:
                 try:
                     _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+                except ConnectionRefusedError:
+                    why = "connection refused"
+                    await asyncio.sleep(POLL_S)
                 except OSError as error:
                     why = error.strerror or str(error)
                     await asyncio.sleep(POLL_S)
                 else:
                     return writer.close()
-    except TimeoutError:
+    except (TimeoutError, UnicodeError) as error:
+        why = str(error) or why
         raise MembershipChangeError(
             reason=f"nothing listens at {address} ({why}): start {member_id} there with --join "
             "first. Nothing was changed"
