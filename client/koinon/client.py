@@ -215,11 +215,9 @@ class Client(Face, Closing):
     def close(self) -> None:
         """End what is under way and close the connections. Idempotent."""
         with self._close_lock:
-            if self._engine.closed:
-                return
             if isinstance(self._engine, _NotConnected):
                 self._engine.closed = True
-            else:
+            elif not self._loop.is_closed():  # the engine is closed before it has ended
                 self._run(self._engine.close())
                 self._stop_loop()
             _open_clients.discard(self)

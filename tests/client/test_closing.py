@@ -29,6 +29,26 @@ def silent(cluster: FakeCluster) -> Iterator[socket.socket]:
         yield listener
 
 
+def test_close_that_was_interrupted_is_completed_by_the_next(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = koinon.connect(cluster.seeds)
+    run = client._run
+
+    def interrupted(work: Any) -> None:
+        run(work)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as interrupting:
+        interrupting.setattr(client, "_run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            client.close()
+    assert client._thread.is_alive()
+    client.close()
+    assert not client._thread.is_alive()
+    client.close()
+
+
 @pytest.mark.parametrize(
     ("call", "kind"),
     [
