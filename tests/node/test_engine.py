@@ -118,6 +118,43 @@ def test_write_durable_after_the_lease_or_epoch_ended_is_answered_as_unknown(
     with_engine(tmp_path, use)
 
 
+@pytest.mark.parametrize("keys", [(b"k",), (b"k", b"l")], ids=["one-row", "two-rows"])
+def test_write_complete_before_its_partition_was_handed_on_is_acknowledged(
+    tmp_path: Path, keys: tuple[bytes, ...]
+) -> None:
+    """A hand-over waits until all is complete, and not until everybody has been told."""
+
+    async def use(bench: Bench) -> None:
+        bench.channel.held = True
+        write = asyncio.ensure_future(bench.put(*keys))
+        await settle(write)
+        bench.channel.release()
+        bench.lose_partition_0()
+        assert not write.done()
+        answer = await write
+        assert not answer.refusals
+        assert not answer.row_errors
+        assert answer.versions.all()
+
+    with_engine(tmp_path, use)
+
+
+@pytest.mark.parametrize("keys", [(b"k",), (b"k", b"l")], ids=["one-row", "two-rows"])
+def test_write_complete_before_the_lease_ended_is_answered_as_unknown_all_the_same(
+    tmp_path: Path, keys: tuple[bytes, ...]
+) -> None:
+    async def use(bench: Bench) -> None:
+        bench.channel.held = True
+        write = asyncio.ensure_future(bench.put(*keys))
+        await settle(write)
+        bench.channel.release()
+        bench.lose_lease()
+        with pytest.raises(UnknownFateError):
+            await write
+
+    with_engine(tmp_path, use)
+
+
 def test_write_without_a_lease_is_refused_and_writes_nothing(tmp_path: Path) -> None:
     async def use(bench: Bench) -> None:
         sent = bench.channel.groups_sent

@@ -193,6 +193,9 @@ class CommitGroup:
     sent_at: float = 0.0  # when it was handed over, and when it was durable here: monotonic s
     committed_at: float = 0.0
     stuck: bool = False  # DURABLE, and late: looked at in ticks only, partition by partition
+    led_in: U64Array | None = None
+    """By partition, the epoch that this node led in under its lease when the group was complete;
+    None: it is not complete, or there was no lease."""
     stored: Waiter | None = None  # ends when it is durable here (or has failed), if somebody waits
     waiting: list[tuple[U32Array, Waiter]] = field(default_factory=list)
     """Who waits until some of its partitions are complete."""

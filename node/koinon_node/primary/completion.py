@@ -143,6 +143,7 @@ class Completion:
     def _complete_groups(self, *, stuck_too: bool = False) -> None:
         for group in self.leading.now_complete(stuck_too=stuck_too):
             self.seconds.observe(max(0.0, self.clock() - group.sent_at))
+            group.led_in = self.state.served.epochs if self.state.serving() else None
             self._pending.complete(group)
         if self.proposals.hand_overs:
             self.kick.set()

@@ -2,7 +2,8 @@
 
 Rules that hold here:
 - Nothing is read or acknowledged without a lease, checked before and again after (rule 10). A write
-  that became durable after the lease or the epoch ended is answered as unknown.
+  that became complete after the lease or the epoch ended is answered as unknown. One that was
+  complete before is acknowledged, though its partition may be another's by now.
 - A read waits for writes in flight of the keys that it reads, once. What it then finds may still
   be of a later write that is in the store and not on every in-sync replica: then it waits for that
   one and answers what it found, which was the newest complete write in that moment. The store shows
@@ -26,7 +27,7 @@ from koinon_node.core import records, write_decisions
 from koinon_node.core.commit_group import CommitGroup, Ticket
 from koinon_node.core.membership.assignment import ServedPartitions
 from koinon_node.core.pending_writes import PendingWrites
-from koinon_node.core.records import Record, U32Array
+from koinon_node.core.records import BoolArray, Record, U32Array
 from koinon_node.core.write_decisions import Primaries, WriteRows
 from koinon_node.primary.replicator import Replicator
 from koinon_node.serving.batches import (
@@ -516,7 +517,10 @@ class Engine:
         await self._replicator.finish(ticket, all_in_sync=durability is Durability.ALL_IN_SYNC)
         if not state.serving():
             raise UnknownFateError(reason=_LEASE_ENDED)
-        if not state.still_leads(view, effects.touched):
+        touched = effects.touched
+        if not (
+            state.still_leads(view, touched) or self._led_when_complete(view, touched, ticket).all()
+        ):
             raise UnknownFateError(reason=_HANDED_ON)
         self.rows_written += 1
         self.traffic.count_write(partition_id, key, len(key) + len(value))
@@ -710,8 +714,22 @@ class Engine:
         partition_ids = batch.partition_ids[rows]
         if self._state.still_leads(view, partition_ids):
             return rows[:0], None
-        lost = rows[~self._state.led_as(view, partition_ids)]
-        return lost, UnknownFateError(reason=_HANDED_ON)
+        known = self._state.led_as(view, partition_ids)
+        known |= self._led_when_complete(view, partition_ids, ticket)
+        return rows[~known], UnknownFateError(reason=_HANDED_ON)
+
+    def _led_when_complete(
+        self, view: ServedPartitions, partition_ids: U32Array, ticket: Ticket | None
+    ) -> BoolArray:
+        """Return which of the partitions were led, in the epochs of ``view`` and under the lease,
+        when all that the ticket wrote was complete. They may have been handed on before whoever
+        waits for the ticket had its turn, to a replica that was in sync then: it holds the write.
+        """
+        group = ticket.group if ticket is not None and not ticket.observed else None
+        if group is None or group.led_in is None or len(group.led_in) != len(view.epochs):
+            return np.zeros(len(partition_ids), np.bool_)
+        led: BoolArray = group.led_in[partition_ids] == view.epochs[partition_ids]
+        return led
 
     async def unclaimed(self, partition_ids: U32Array) -> None:
         """Wait until no merge step is under way in these partitions: what they hold is not known
