@@ -25,10 +25,12 @@ PACKAGES = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> str:
     """Run the command in a folder outside the checkout; return what it printed."""
+    inherited = dict(os.environ)
+    inherited.pop("PYTHONPATH", None)  # Spark's tests, in the same process, name the checkout there
     ended = subprocess.run(
         command,
         cwd=cwd,
-        env={**os.environ, **environment},
+        env=inherited | environment,
         capture_output=True,
         text=True,
         timeout=250,
