@@ -49,8 +49,9 @@ def execute(admin: Admin, request: PlanRequest) -> int:
     ("factor", "victim"),
     [
         (3, "leader"),
-        (3, "source"),
-        pytest.param(3, "target", marks=pytest.mark.long),  # short in test_crash_at_every_step
+        # A node that dies in a move: test_crash_at_every_step has a short one.
+        pytest.param(3, "source", marks=pytest.mark.long),
+        pytest.param(3, "target", marks=pytest.mark.long),
         *(
             pytest.param(1, victim, marks=pytest.mark.long)
             for victim in ("source", "target", "leader")

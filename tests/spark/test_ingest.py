@@ -152,6 +152,7 @@ def test_dry_run_counts_what_would_be_loaded_and_writes_nothing(
     assert client.get(b"007") is None
 
 
+@pytest.mark.long  # ingest/test_job tries it without Spark
 def test_ctrl_c_leaves_nothing_behind(
     cluster: LocalCluster, client: Client, tmp_path: Path
 ) -> None:
