@@ -32,7 +32,7 @@ def connect(
 
 
 class Connecting(Coroutine[Any, Any, "AsyncClient"]):
-    """What ``connect`` returns: a coroutine that gives a client, and a context of that client."""
+    """The result of ``connect``: a coroutine that gives a client, and a context of that client."""
 
     def __init__(self, addresses: Sequence[str], options: ClientOptions) -> None:
         self._work = _connect(addresses, options)

@@ -35,7 +35,7 @@ class ScanReply:
     next: tuple[int, bytes] | None
     refused: dict[int, KoinonError]
     in_range: bool = True
-    """Whether the node knows where a scan is to start, and which way it goes."""
+    """True if the node knows where a scan is to start, and which way it goes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""What a forked child may do with gRPC, and what it must leave alone.
+"""Keeps gRPC's core alone in forked children, which cannot use their parent's.
 
 gRPC's core runs on threads, which a fork does not take along: in the child of a process that has
 used it, it sends nothing and waits for ever. Worse, what it holds must not even be freed there: the
@@ -18,7 +18,7 @@ from weakref import WeakSet
 
 _THREADS = ("grpc_", "event_engine")  # what the core's threads call themselves, once they run
 _IMPORTED_LATER = ("koinon.driver.http2", "koinon_proto.key_columns")
-"""What clients import only when they need it, NumPy with it."""
+"""Modules that clients import only when they need them, NumPy with them."""
 
 _holders: WeakSet[object] = WeakSet()  # of channels and calls
 _used = False  # the core runs here, or ran in a parent

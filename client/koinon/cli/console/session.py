@@ -385,7 +385,7 @@ def _dead_members_advice(coordinators: str) -> str:
 
 
 def _reach_advice(called: str) -> str:
-    """What helps where no server answers: other commands than the one that was called."""
+    """Return what to try where no server answers: other commands than the one that was called."""
     advice = {
         "koinon up": "'koinon up' starts a local one",
         "": "--coordinators or KOINON_COORDINATORS says where another is",

@@ -86,7 +86,7 @@ def _print_facts(status: ClusterStatus) -> None:
 
 
 def _data_text(status: ClusterStatus) -> str:
-    """What all nodes hold together: nodes count copies, of which each record has several."""
+    """Return what all nodes hold together: they count copies, of which each record has several."""
     copies = sum(s.records for s in status.sessions if s.live)
     used = output.bytes_text(sum(s.used_bytes for s in status.sessions if s.live))
     rows = status.table.rows if status.table is not None else ()
