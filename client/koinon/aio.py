@@ -61,11 +61,7 @@ class Connecting(Coroutine[Any, Any, "AsyncClient"]):
 
 async def _connect(addresses: Sequence[str], options: ClientOptions) -> AsyncClient:
     engine = Engine(addresses, options)
-    try:
-        await engine.start()
-    except BaseException:
-        await engine.close()
-        raise
+    await engine.start()
     return AsyncClient(engine, addresses)
 
 

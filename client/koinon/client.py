@@ -370,11 +370,7 @@ class _Waiter:
 
 async def _make_engine(addresses: Sequence[str], options: ClientOptions) -> Engine:
     engine = Engine(addresses, options, threads=True)
-    try:
-        await engine.start()
-    except BaseException:
-        await engine.close()
-        raise
+    await engine.start()
     return engine
 
 

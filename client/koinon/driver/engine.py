@@ -96,13 +96,17 @@ class Engine:
         self.discovery = Discovery(seeds, self.router, self.link)
 
     async def start(self) -> None:
-        """Fetch the table within the default timeout.
+        """Fetch the table within the default timeout; where that fails, close.
 
         Raises:
             ClusterNotReadyError, UnavailableError, WrongClusterError
         """
-        with request_ids.operation():
-            await self.discovery.first_table(self.options.timeout_ms)
+        try:
+            with request_ids.operation():
+                await self.discovery.first_table(self.options.timeout_ms)
+        except BaseException:
+            await self.close()
+            raise
 
     async def close(self) -> None:
         """End every operation under way and close the channels."""
