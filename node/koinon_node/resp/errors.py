@@ -21,6 +21,8 @@ _WORDS: dict[type[KoinonError], str] = {
     errors.StorageFullError: "OOM",
     errors.ResourceExhaustedError: "BUSY",
     errors.UnknownFateError: "UNKNOWNFATE",
+    errors.UnauthenticatedError: "NOAUTH",
+    errors.PermissionDeniedError: "NOPERM",
 }
 
 

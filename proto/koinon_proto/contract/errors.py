@@ -114,6 +114,35 @@ class ForkedError(KoinonError):
 
 
 @dataclass(kw_only=True, eq=False)
+class UnauthenticatedError(KoinonError):
+    """The caller has not shown who it is: no certificate that this cluster trusts, or a token that
+    it does not know. Nothing was applied.
+    """
+
+    template: ClassVar[str] = "not authenticated: {e.reason}{e.request}"
+
+    reason: str
+
+
+@dataclass(kw_only=True, eq=False)
+class PermissionDeniedError(KoinonError):
+    """The caller is known, and may not do this. Nothing was applied. ``what`` names the key or the
+    prefix that it may not touch, in Python's form of bytes; "" where the call as a whole is
+    refused.
+    """
+
+    template: ClassVar[str] = "{e.principal} may not {e.action}{e.named}{e.request}"
+
+    principal: str
+    action: str
+    what: str = ""
+
+    @property
+    def named(self) -> str:
+        return f" {self.what}" if self.what else ""
+
+
+@dataclass(kw_only=True, eq=False)
 class ConditionFailedError(KoinonError):
     """A conditional write found another version than it asked for (0 means: no such record)."""
 
@@ -520,10 +549,12 @@ for _public in (
     NotPrimaryError,
     NumberOverflowError,
     PartitionOfflineError,
+    PermissionDeniedError,
     ReplyTooLargeError,
     ResourceExhaustedError,
     StorageFullError,
     TableBehindError,
+    UnauthenticatedError,
     UnavailableError,
     UnknownFateError,
     UnknownHostError,

@@ -57,6 +57,8 @@ _CODES: dict[type[KoinonError], grpc.StatusCode] = {
     errors.NotEnoughReplicasError: Code.UNAVAILABLE,
     errors.UnavailableError: Code.UNAVAILABLE,
     errors.UnknownFateError: Code.UNKNOWN,
+    errors.UnauthenticatedError: Code.UNAUTHENTICATED,
+    errors.PermissionDeniedError: Code.PERMISSION_DENIED,
 }
 
 _OUTCOMES = {
