@@ -44,6 +44,15 @@ class ClientOptions:
     or always over gRPC. All else goes over gRPC.
     """
 
+    tls_bundle: str = ""
+    """The identity file by which to connect by TLS; by default the one that the environment names
+    (``KOINON_TLS_BUNDLE``), and without that plain.
+    """
+    token_file: str = ""
+    """The file with the token that says who the user is; by default that of the environment
+    (``KOINON_TOKEN_FILE``, or a token itself in ``KOINON_TOKEN``).
+    """
+
     observer: Observer | None = None
     """Called with each operation (``koinon.Observation``) once it has ended, for metrics."""
 
@@ -84,6 +93,8 @@ class Options(TypedDict, total=False):
     batches_in_flight: int
     singles_in_flight: int
     transport: Transport
+    tls_bundle: str
+    token_file: str
     observer: Observer | None
 
 

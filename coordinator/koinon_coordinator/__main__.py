@@ -32,6 +32,8 @@ from koinon_proto.contract.errors import (
 from koinon_proto.process.logs import configure_logging
 from koinon_proto.process.printable import protect_streams, tell
 from koinon_proto.process.private_files import only_for_owner
+from koinon_proto.security.names import Kind
+from koinon_proto.security.transport import add_flags, listening
 from koinon_proto.server.requests import SLOW_MS, log_slow_after
 
 EXIT_RUNTIME = 1
@@ -78,6 +80,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="HOST:PORT",
         help="where to serve metrics, HTTP, /metrics (nowhere)",
     )
+    add_flags(made)
     flag("--log-format", default="text", help="text or json (%(default)s)")
     flag("--log-level", default="INFO", help="DEBUG, INFO, WARNING or ERROR (%(default)s)")
     _add_numbers(
@@ -168,6 +171,7 @@ def _config(flags: argparse.Namespace) -> CoordinatorConfig:
         members=parse_members(flags.members),
         join=flags.join,
         metrics_listen=flags.metrics_listen,
+        listening=listening(flags.tls, flags.tls_bundle, Kind.COORDINATOR),
         bootstrap=BootstrapConfig(
             bootstrap_nodes=flags.bootstrap_nodes,
             replication_factor=flags.replication_factor,

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from koinon_coordinator.core.decide.host_commands import HostingTimes
 from koinon_coordinator.core.decide.operations import REPLICATION_FACTOR_MAX
-from koinon_coordinator.core.decide.registrations import check_name
 from koinon_coordinator.core.decide.sessions import SessionTimes
-from koinon_proto.contract.addresses import check_address
+from koinon_proto.contract.addresses import check_address, check_name
 from koinon_proto.contract.errors import ConfigurationError
 from koinon_proto.contract.table import (
     MAX_BATCH_BYTES,
@@ -18,6 +17,7 @@ from koinon_proto.contract.table import (
     ClusterConfig,
     partition_count_fault,
 )
+from koinon_proto.security.transport import Listening
 from koinon_proto.server.admission import LaneLimits, Share
 
 _MIB = 1024 * 1024
@@ -222,6 +222,7 @@ class CoordinatorConfig:
     bootstrap: BootstrapConfig = field(default_factory=BootstrapConfig)
     timing: TimingConfig = field(default_factory=TimingConfig)
     metrics_listen: str = ""
+    listening: Listening = field(default_factory=Listening)
 
     def __post_init__(self) -> None:
         check_name("id", self.member_id)

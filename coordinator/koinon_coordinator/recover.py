@@ -28,7 +28,6 @@ from koinon_coordinator.core.cluster.recovery import (
     recovered,
 )
 from koinon_coordinator.core.cluster.state import ClusterState
-from koinon_coordinator.core.decide.registrations import check_name
 from koinon_coordinator.core.raft import (
     TERM_MAX,
     Configuration,
@@ -43,11 +42,13 @@ from koinon_coordinator.raft.storage import LmdbRaftStorage
 from koinon_coordinator.state_machine import ReplicatedState
 from koinon_coordinator.wire.convert import image_to_bytes
 from koinon_proto.contract import convert
-from koinon_proto.contract.addresses import check_address, is_address
+from koinon_proto.contract.addresses import check_address, check_name, is_address
 from koinon_proto.contract.errors import ConfigurationError, KoinonError
 from koinon_proto.contract.table import NodeStatus, Table, apply_update
 from koinon_proto.process.printable import protect_streams, tell
 from koinon_proto.process.private_files import only_for_owner
+from koinon_proto.security.names import ANY_SERVER
+from koinon_proto.security.transport import dialing
 from koinon_proto.server.rpc import COMMON_OPTIONS, error_of
 from koinon_proto.v1 import table_pb2, table_pb2_grpc
 
@@ -195,7 +196,7 @@ def _states(log: RestoredState) -> Iterator[tuple[int, ClusterState]]:
 
 
 def _table_of(address: str) -> Table:
-    with grpc.insecure_channel(address, options=COMMON_OPTIONS) as channel:
+    with dialing().channel(address, ANY_SERVER, COMMON_OPTIONS) as channel:
         stub = table_pb2_grpc.TableServiceStub(channel)
         try:
             reply = stub.GetTable(table_pb2.GetTableRequest(), timeout=CALL_TIMEOUT_S)

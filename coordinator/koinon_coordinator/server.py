@@ -56,8 +56,8 @@ async def serve(config: CoordinatorConfig) -> None:
 async def running(config: CoordinatorConfig) -> AsyncIterator[Coordinator]:
     """Start a coordinator with its server; stop both at the end."""
     descriptors = raise_descriptor_limit()
-    endpoint = MetricsEndpoint(config.metrics_listen)
-    transport = GrpcRaftTransport()
+    endpoint = MetricsEndpoint(config.metrics_listen, config.listening)
+    transport = GrpcRaftTransport(config.listening.dialing())
     coordinator = Coordinator(config, transport=transport)
     guard = Guard(DATA_LANE, CONTROL_LANE)
     server = GuardedServer(guard, _OPTIONS)
@@ -65,7 +65,7 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[Coordinator]:
     transport.add_to_server(server)
     health = await add_health_and_reflection(server, SERVICES)
     try:
-        server.add_insecure_port(config.listen)
+        config.listening.add_port(server, config.listen)
     except RuntimeError as error:
         endpoint.close()
         raise ConfigurationError(
@@ -89,6 +89,7 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[Coordinator]:
         await health.enter_graceful_shutdown()
         await coordinator.stop()
         await server.stop(STOP_GRACE_S)
+        config.listening.close()
 
 
 async def _start(coordinator: Coordinator, config: CoordinatorConfig) -> None:

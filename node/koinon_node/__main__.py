@@ -34,6 +34,8 @@ from koinon_proto.process.logs import configure_logging
 from koinon_proto.process.memory import keep_freed
 from koinon_proto.process.printable import protect_streams, tell
 from koinon_proto.process.private_files import only_for_owner
+from koinon_proto.security.names import Kind
+from koinon_proto.security.transport import add_flags, listening
 from koinon_proto.server.requests import SLOW_MS, log_slow_after
 
 EXIT_RUNTIME = 1
@@ -67,6 +69,7 @@ def serve(flags: argparse.Namespace) -> None:
             metrics_listen=flags.metrics_listen,
             redis_listen=flags.redis_listen,
             redis_advertise=flags.redis_advertise or _beside(advertise, flags.redis_listen),
+            listening=listening(flags.tls, flags.tls_bundle, Kind.NODE),
             store=StoreConfig(
                 directory=flags.data,
                 map_size_bytes=flags.map_size_bytes,
@@ -145,6 +148,7 @@ def parser() -> argparse.ArgumentParser:
         default="on",
         help="make writes durable in a log in front of the store (%(default)s)",
     )
+    add_flags(made)
     flag(
         "--metrics-listen",
         default="",

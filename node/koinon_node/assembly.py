@@ -28,7 +28,7 @@ from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.core.recent_writes import RecentWrites
 from koinon_node.core.write_decisions import Primaries
 from koinon_node.membership.agent import Agent
-from koinon_node.membership.coordinator_calls import LeaderCalls
+from koinon_node.membership.coordinator_calls import Channels, LeaderCalls
 from koinon_node.primary.completion import Completion
 from koinon_node.primary.replicator import Replicator
 from koinon_node.replication_grpc import GrpcPeers, ReplicationService
@@ -84,13 +84,15 @@ class Parts:
         self.stats = membership_pb2.NodeStats()
         self.progress: Sequence[membership_pb2.ReplicaProgress] = ()
         self.sizes = SizeEstimates()
-        self.peers = GrpcPeers()
+        dialing = config.listening.dialing()
+        channels = Channels(dialing)
+        self.peers = GrpcPeers(dialing)
         self.graceful_drain = GracefulDrain()
         seen = {p: epochs.primary_epoch for p, epochs in store.seen_epochs.items()}
         self.agent = Agent(
-            config, store.identity(), seen, state, _Host(self, life), life.end_from_thread
+            config, store.identity(), seen, state, _Host(self, life), life.end_from_thread, channels
         )
-        self.leader_calls = LeaderCalls(config.node_id, self.agent)
+        self.leader_calls = LeaderCalls(config.node_id, self.agent, channels)
         self.completion = Completion(
             state,
             store,
@@ -110,7 +112,9 @@ class Parts:
             state, store, self.writer, pending, primaries, self.replicator, limits, clock
         )
         self.rows = RowCounts()
-        self.redis = RedisListener(RedisService(self.engine, state, self.rows, self.graceful_drain))
+        self.redis = RedisListener(
+            RedisService(self.engine, state, self.rows, self.graceful_drain), config.listening
+        )
         self.stager = Stager(state, store, self.engine, clock, self.rows)
         self.column_reader = ColumnReader(
             state, store, self.engine, pending, self.replicator, limits, clock, self.rows

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from koinon_proto.contract.addresses import check_address
 from koinon_proto.contract.errors import ConfigurationError
 from koinon_proto.contract.table import DEFAULT_WEIGHT
+from koinon_proto.security.transport import Listening
 from koinon_proto.server.admission import LaneLimits, Share
 
 Durability = Literal["commit", "interval"]
@@ -98,6 +99,7 @@ class NodeConfig:
     metrics_listen: str = ""
     redis_listen: str = ""
     redis_advertise: str = ""
+    listening: Listening = field(default_factory=Listening)
 
     def __post_init__(self) -> None:
         if not self.node_id:

@@ -80,7 +80,7 @@ class Node:
         """
         self._loop = loop = asyncio.get_running_loop()
         with contextlib.ExitStack() as opened:
-            endpoint = MetricsEndpoint(self._config.metrics_listen)
+            endpoint = MetricsEndpoint(self._config.metrics_listen, self._config.listening)
             opened.callback(endpoint.close)
             store = Store(self._config.store)
             opened.callback(lambda: store.close(clean=False) if not self._closed else None)
@@ -123,6 +123,7 @@ class Node:
             await loop.run_in_executor(None, lambda: parts.agent.stop(farewell=True))
             await parts.redis.stop(0.0)
             await server.stop(0.0)
+            self._config.listening.close()
             await loop.run_in_executor(None, endpoint.close)
             await parts.peers.close()
             await parts.leader_calls.close()
@@ -205,7 +206,7 @@ class Node:
         parts.replication.add_to(server)
         health = await rpc.add_health_and_reflection(server, SERVICES)
         try:
-            bound = server.add_insecure_port(self._config.listen)
+            bound = self._config.listening.add_port(server, self._config.listen)
         except RuntimeError as error:
             raise ConfigurationError(
                 reason=f"listen {self._config.listen}: cannot be bound ({error})"

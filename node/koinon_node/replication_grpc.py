@@ -38,6 +38,8 @@ from koinon_proto.contract.errors import (
 )
 from koinon_proto.contract.table import NodeInfo, Table
 from koinon_proto.contract.versions import check_node_protocol
+from koinon_proto.security.names import node_name
+from koinon_proto.security.transport import PLAIN, Dialing
 from koinon_proto.server.admission import Places
 from koinon_proto.server.rpc import (
     CHANNEL_OPTIONS,
@@ -61,6 +63,7 @@ CALLS_MAX = 1_024
 STREAMS_MAX = 1_024  # one a follower node is what there should be
 _HELLO_TIMEOUT_S = 10.0
 _PAGE_TIMEOUT_S = 10.0
+_RETIRED_CHANNEL_S = 30.0  # what is under way may end by itself; streams are opened anew
 
 _KEEPALIVE_MS = 2_000
 PEER_OPTIONS = (
@@ -193,13 +196,14 @@ class _FollowerStream(_End[replication_pb2.FollowRequest, replication_pb2.Follow
 class GrpcPeers:
     """ports.Peers: one channel per address, closed when no node of the table has it any more."""
 
-    def __init__(self) -> None:
-        self._channels: dict[str, grpc.aio.Channel] = {}
+    def __init__(self, dialing: Dialing = PLAIN) -> None:
+        self._dialing = dialing
+        self._channels: dict[str, tuple[int, grpc.aio.Channel]] = {}  # with the identity's version
         self._closing: set[asyncio.Task[None]] = set()
 
     def follow(self, node: NodeInfo) -> FollowerEnd:
         """See ports.Peers."""
-        call: Any = self._channel(node.address).stream_stream(
+        call: Any = self._channel(node).stream_stream(
             f"/{SERVICE}/Follow",
             request_serializer=None,  # ends serialise what they send
             response_deserializer=replication_pb2.FollowResponse.FromString,
@@ -222,17 +226,15 @@ class GrpcPeers:
         """Close the channels to nodes that have left the table."""
         known = {node.address for node in table.nodes.values()}
         for address in [a for a in self._channels if a not in known]:
-            closing = asyncio.ensure_future(self._channels.pop(address).close())
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+            self._close_later(self._channels.pop(address)[1], 0.0)
 
     async def close(self) -> None:
-        for channel in self._channels.values():
+        for _, channel in self._channels.values():
             await channel.close()
         self._channels.clear()
 
     async def _page(self, node: NodeInfo, ask: Callable[[Any], Any]) -> replication_pb2.RecordPage:
-        channel = self._channel(node.address)
+        channel = self._channel(node)
         try:
             page: replication_pb2.RecordPage = await ask(
                 replication_pb2_grpc.ReplicationStub(channel)
@@ -241,10 +243,25 @@ class GrpcPeers:
         except grpc.RpcError as error:
             raise _error_of(error, node.address) from None
 
-    def _channel(self, address: str) -> grpc.aio.Channel:
-        if address not in self._channels:
-            self._channels[address] = grpc.aio.insecure_channel(address, options=PEER_OPTIONS)
-        return self._channels[address]
+    def _channel(self, node: NodeInfo) -> grpc.aio.Channel:
+        """Return the channel to the node; a new one once this node's identity has changed, so that
+        what connects again does so by the new one.
+        """
+        version, address = self._dialing.version, node.address
+        known = self._channels.get(address)
+        if known is None or known[0] != version:
+            name = node_name(node.node_id)
+            channel = self._dialing.aio_channel(address, name, PEER_OPTIONS)
+            self._channels[address] = version, channel
+            if known is not None:
+                self._close_later(known[1], _RETIRED_CHANNEL_S)
+            return channel
+        return known[1]
+
+    def _close_later(self, channel: grpc.aio.Channel, grace_s: float) -> None:
+        closing = asyncio.ensure_future(channel.close(grace_s))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
 
 
 # --- the primary's side ------------------------------------------------------------------------

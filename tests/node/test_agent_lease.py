@@ -16,6 +16,7 @@ from koinon_node.config import NodeConfig, StoreConfig
 from koinon_node.core.membership.assignment import Adoption
 from koinon_node.core.membership.lease import heartbeat_timeout_s
 from koinon_node.membership.agent import Agent
+from koinon_node.membership.coordinator_calls import Channels
 from koinon_node.state import NodeState
 from koinon_node.storage.store import Identity
 from koinon_proto.contract import convert
@@ -40,6 +41,17 @@ def table_of(version: int, primaries: Sequence[int]) -> Table:
     ]
     config = config_of(len(rows), cluster_id="cluster-a")
     return table_with(rows, [node_of(1), node_of(2)], version=version, config=config)
+
+
+class HeldChannels(Channels):
+    """Has one channel to whatever address."""
+
+    def __init__(self, channel: Callable[[], Any]) -> None:
+        super().__init__()
+        self._channel = channel
+
+    def blocking(self, address: str) -> Any:
+        return self._channel()
 
 
 class ScriptedChannel:
@@ -201,7 +213,7 @@ def running_agent(tmp_path: Path, table: Table) -> Iterator[Running]:
         state,
         running.host,
         running.failures.append,
-        connect=lambda address: running.channel,
+        channels=HeldChannels(lambda: running.channel),
     )
     running.host.on_ready = agent.on_ready
     running.agent = agent

@@ -350,7 +350,7 @@ def test_grpc_stream_without_hello_or_with_nonsense_is_refused() -> None:
 
 def test_grpc_queue_is_bounded_and_drops_the_oldest() -> None:
     async def test() -> None:
-        transport = GrpcRaftTransport(TransportConfig(queue_messages_max=10))
+        transport = GrpcRaftTransport(config=TransportConfig(queue_messages_max=10))
         endpoint = Endpoint("a", "", "store")
         transport.attach(endpoint)
         address = free_address()
@@ -419,7 +419,7 @@ def test_grpc_configured_peers_know_a_member_that_says_nothing() -> None:
 def test_grpc_hello_is_repeated_for_one_who_took_the_member_for_a_stranger() -> None:
     async def test() -> None:
         address = free_address()
-        sender = GrpcRaftTransport(TransportConfig(hello_interval_ms=20))
+        sender = GrpcRaftTransport(config=TransportConfig(hello_interval_ms=20))
         sender.attach(Endpoint("a", "", "store"))
         receiver, endpoint = GrpcRaftTransport(), Endpoint("b", address, "store")
         hellos: list[str] = []
@@ -444,7 +444,7 @@ def test_grpc_hello_is_repeated_for_one_who_took_the_member_for_a_stranger() -> 
 def test_grpc_stream_that_was_idle_is_not_given_up_at_its_next_message() -> None:
     async def test() -> None:
         address = free_address()
-        sender = GrpcRaftTransport(TransportConfig(silence_ms=100))
+        sender = GrpcRaftTransport(config=TransportConfig(silence_ms=100))
         sender.attach(Endpoint("a", "", "store"))
         receiver, endpoint = GrpcRaftTransport(), Endpoint("b", address, "store")
         receiver.attach(endpoint)

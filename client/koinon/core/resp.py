@@ -42,9 +42,12 @@ _YES_OR_NO = (_DELETE_KIND, _EXISTS_KIND, _TOUCH_KIND)
 _DURABILITIES = {"all_in_sync": b"$1\r\n0\r\n", "primary": b"$1\r\n1\r\n"}
 
 
-def hello(cluster_id: str) -> bytes:
+def hello(cluster_id: str, token: str = "") -> bytes:
     """Return the first command of a connection; its answer is the node's id."""
-    return b"*3\r\n$12\r\nKOINON.HELLO\r\n%b%b" % (_number(_PROTOCOL), _bulk(cluster_id.encode()))
+    arguments = [_number(_PROTOCOL), _bulk(cluster_id.encode())]
+    if token:
+        arguments.append(_bulk(token.encode()))
+    return b"*%d\r\n$12\r\nKOINON.HELLO\r\n%b" % (1 + len(arguments), b"".join(arguments))
 
 
 def command(single: PendingOperation, table_version: int, request_id: str) -> list[bytes]:

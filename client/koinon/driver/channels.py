@@ -13,6 +13,9 @@ from koinon.core.closing import Closing
 from koinon.driver import forks
 from koinon.driver.request_ids import naming
 from koinon_proto.contract.errors import ForkedError
+from koinon_proto.security.names import ANY_SERVER
+from koinon_proto.security.transport import Dialing
+from koinon_proto.security.transport import dialing as from_environment
 from koinon_proto.server import rpc
 
 CONNECT_S_MAX = 1.0
@@ -32,23 +35,29 @@ _NODE_OPTIONS = tuple({**dict(OPTIONS), "grpc.max_reconnect_backoff_ms": 200}.it
 """A node that comes back is served from again soon."""
 
 
-def open_channel(address: str) -> Any:
+def open_channel(address: str, dialing: Dialing) -> Any:
     """Return a ``grpc.aio.Channel`` of the running loop, or what does its work in a process in
     which gRPC's core cannot run. Its holder has said so (``forks.holds_channels``).
     """
     if forks.core_is_lost():
         from koinon.driver import http2
 
-        return http2.Channel(address, connect_s_max=CONNECT_S_MAX)
-    return grpc.aio.insecure_channel(address, options=_NODE_OPTIONS)
+        return http2.Channel(address, dialing, connect_s_max=CONNECT_S_MAX)
+    return dialing.aio_channel(address, ANY_SERVER, _NODE_OPTIONS)
 
 
 class Channels(Closing):
     """Ends with ``close``, or as a context. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, dialing: Dialing | None = None) -> None:
+        """``dialing``: how to connect; by default as the environment says.
+
+        Raises:
+            ConfigurationError: what the environment says cannot be used.
+        """
+        self._dialing = from_environment() if dialing is None else dialing
         self._channels_lock = threading.Lock()
-        self._channels: dict[str, grpc.Channel] = {}
+        self._channels: dict[str, tuple[int, grpc.Channel]] = {}  # with the identity's version
 
     def close(self) -> None:
         """Close all of them; a call under way ends as cancelled."""
@@ -57,7 +66,7 @@ class Channels(Closing):
         with self._channels_lock:
             channels = list(self._channels.values())
             self._channels.clear()
-        for channel in channels:
+        for _, channel in channels:
             channel.close()
 
     def channel(self, address: str) -> grpc.Channel:
@@ -70,7 +79,9 @@ class Channels(Closing):
             raise ForkedError
         forks.holds_channels(self)
         with self._channels_lock:
-            if address not in self._channels:
-                plain = grpc.insecure_channel(address, OPTIONS)
-                self._channels[address] = naming(plain)
-            return self._channels[address]
+            version, known = self._dialing.version, self._channels.get(address)
+            if known is None or known[0] != version:
+                opened = self._dialing.channel(address, ANY_SERVER, OPTIONS)
+                known = version, naming(opened, self._dialing.metadata)
+                self._channels[address] = known  # calls under way keep the one before
+            return known[1]

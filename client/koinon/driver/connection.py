@@ -18,6 +18,7 @@ import grpc
 
 from koinon.driver import request_ids
 from koinon.driver.channels import CONNECT_S_MAX, open_channel
+from koinon_proto.security.transport import PLAIN, Dialing
 from koinon_proto.v1 import admin_pb2_grpc, kv_pb2, kv_pb2_grpc, table_pb2_grpc
 
 READY = grpc.ChannelConnectivity.READY
@@ -31,9 +32,14 @@ class Connection:
     said that it is about to stop. Belongs to one event loop.
     """
 
-    def __init__(self, address: str, on_leaving: Callable[[], None]) -> None:
+    def __init__(
+        self, address: str, on_leaving: Callable[[], None], dialing: Dialing = PLAIN
+    ) -> None:
         self._now = asyncio.get_running_loop().time
-        self._channel = open_channel(address)
+        self.version = dialing.version
+        """Of the identity with which it was opened."""
+        self.metadata = dialing.metadata
+        self._channel = open_channel(address, dialing)
         kv = cast(Any, kv_pb2_grpc.KeyValueStub)(self._channel)
         self.batch_get, self.batch_write, self.scan = kv.BatchGet, kv.BatchWrite, kv.Scan
         self.batch_update = kv.BatchUpdate
@@ -78,7 +84,7 @@ class Connection:
             return True
         if not await self.reach():
             return False
-        call = self._attend(kv_pb2.AttendRequest())
+        call = self._attend(kv_pb2.AttendRequest(), metadata=self.metadata)
         try:
             async with asyncio.timeout(CONNECT_S_MAX):
                 answer = await call.read()

@@ -27,6 +27,7 @@ from koinon_proto.contract.errors import (
     UnavailableError,
     UnknownHostError,
 )
+from koinon_proto.security.transport import PLAIN, Dialing
 from koinon_proto.v1 import admin_pb2
 
 if TYPE_CHECKING:
@@ -44,7 +45,14 @@ T = TypeVar("T")
 class Discovery:
     """Fetches tables for a router, and wakes who waits for one. Belongs to one event loop."""
 
-    def __init__(self, seeds: Sequence[str], router: Router, link: Callable[[str], Link]) -> None:
+    def __init__(
+        self,
+        seeds: Sequence[str],
+        router: Router,
+        link: Callable[[str], Link],
+        dialing: Dialing = PLAIN,
+    ) -> None:
+        self._dialing = dialing
         self._seeds = list(seeds)
         self._router = router
         self._link = link
@@ -146,7 +154,7 @@ class Discovery:
                     news, failure = await self._ask_around()
                     self._schedule.on_end(news, self._loop.time())
                     if isinstance(failure, NotSentError):
-                        failure = await why_unreachable(self._seeds)
+                        failure = await why_unreachable(self._seeds, self._dialing)
                         if isinstance(failure, NobodyListensError | UnknownHostError):
                             raise failure
                     error = failure or error

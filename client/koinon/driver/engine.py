@@ -57,6 +57,7 @@ from koinon_proto.contract.errors import (
     WrongEventLoopError,
 )
 from koinon_proto.contract.table import MAX_BATCH_ROWS
+from koinon_proto.security.transport import dialing
 from koinon_proto.v1 import kv_pb2
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class Engine:
     ) -> None:
         forks.holds_channels(self)
         self.options = options
+        self.dialing = dialing(options.tls_bundle, options.token_file)
         self.observing = Observing(options.observer)
         self.router = Router()
         self.policy = RetryPolicy()
@@ -85,7 +87,9 @@ class Engine:
         self._loop = asyncio.get_running_loop()
         self.now = time.monotonic  # also on threads: uvloop's own clock stands while it waits
         sockets_max = min(SOCKETS_MAX, options.max_pending)
-        self.pools = Pools(self._on_late, sockets_max=sockets_max) if threads else None
+        self.pools = (
+            Pools(self._on_late, self.dialing, sockets_max=sockets_max) if threads else None
+        )
         self._links: dict[str, Link] = {}  # by address; kept until the client is closed
         self._resp_links: dict[tuple[str, str], RespLink] = {}  # by the addresses for gRPC and RESP
         self._lanes: dict[tuple[str, bool, bool, Durability], NodeQueue] = {}
@@ -93,7 +97,7 @@ class Engine:
         self._deadlines = Deadlines(self.now)  # of those that are live
         self._tasks: set[asyncio.Task[Any]] = set()  # asyncio itself holds tasks weakly
         self._look_after: Cancel | None = None  # ends the wait for the next look at silent nodes
-        self.discovery = Discovery(seeds, self.router, self.link)
+        self.discovery = Discovery(seeds, self.router, self.link, self.dialing)
 
     async def start(self) -> None:
         """Fetch the table within the default timeout; where that fails, close.
@@ -130,7 +134,7 @@ class Engine:
     def link(self, address: str) -> Link:
         link = self._links.get(address)
         if link is None:
-            link = self._links[address] = Link(address)
+            link = self._links[address] = Link(address, self.dialing)
         return link
 
     def check_loop(self) -> None:
@@ -273,7 +277,7 @@ class Engine:
             return None
         link = self._resp_links.get((address, listener))
         if link is None:
-            link = RespLink(address, listener, self.cluster_id, self, self.pools)
+            link = RespLink(address, listener, self.cluster_id, self, self.pools, self.dialing)
             self._resp_links[address, listener] = link
         return link
 

@@ -34,6 +34,8 @@ from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes
 
 from koinon_proto.contract.table import MAX_MESSAGE_BYTES
+from koinon_proto.security.names import ANY_SERVER
+from koinon_proto.security.transport import PLAIN, Dialing
 
 Code = grpc.StatusCode
 State = grpc.ChannelConnectivity
@@ -50,8 +52,9 @@ _CODES = {code.value[0]: code for code in Code}
 class Channel:
     """The way to one address; connects when it is asked to. Belongs to one event loop."""
 
-    def __init__(self, address: str, *, connect_s_max: float) -> None:
+    def __init__(self, address: str, dialing: Dialing = PLAIN, *, connect_s_max: float) -> None:
         self._address = address
+        self._dialing = dialing
         self._connect_s_max = connect_s_max
         self._loop = asyncio.get_running_loop()
         self._state = State.IDLE
@@ -105,8 +108,8 @@ class Channel:
         response_deserializer: Callable[[bytes], Any],
         **_: Any,
     ) -> Callable[..., Any]:
-        def call(request: Any) -> _Answers:
-            begun = self._begin(path, request_serializer(request), None, ())
+        def call(request: Any, *, metadata: Metadata = ()) -> _Answers:
+            begun = self._begin(path, request_serializer(request), None, metadata)
             return _Answers(self._loop.create_task(begun), response_deserializer)
 
         return call
@@ -125,7 +128,14 @@ class Channel:
         connection = _Connection(self._on_lost)
         try:
             async with asyncio.timeout(self._connect_s_max):
-                await self._loop.create_connection(lambda: connection, host.strip("[]"), int(port))
+                context = self._dialing.context("h2")
+                await self._loop.create_connection(
+                    lambda: connection,
+                    host.strip("[]"),
+                    int(port),
+                    ssl=context,
+                    server_hostname=ANY_SERVER if context else None,
+                )
                 await connection.ready.wait()
         except (OSError, TimeoutError):
             connection.close()
@@ -162,7 +172,7 @@ class Channel:
             raise _not_sent()
         headers = [
             (":method", "POST"),
-            (":scheme", "http"),
+            (":scheme", "https" if self._dialing.uses_tls else "http"),
             (":path", path),
             (":authority", self._address),
             ("te", "trailers"),

@@ -24,6 +24,7 @@ from koinon_proto.contract.errors import (
     ResourceExhaustedError,
     UnknownFateError,
 )
+from koinon_proto.security.transport import PLAIN, Dialing
 from koinon_proto.server import rpc
 from koinon_proto.v1 import kv_pb2, table_pb2
 
@@ -35,15 +36,16 @@ _LACKS = {"batch_update": "the update of records"}
 class Link:
     """The connection to one address. Belongs to one event loop."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, dialing: Dialing = PLAIN) -> None:
         self.address = address
+        self._dialing = dialing
         self._connection = self._new_connection()
         self._connecting: asyncio.Task[bool] | None = None  # the attempt that callers share
         self._retiring: dict[asyncio.Task[None], Connection] = {}  # replaced, until all is answered
         self._closed = False
 
     def _new_connection(self) -> Connection:
-        return Connection(self.address, self._on_leaving)
+        return Connection(self.address, self._on_leaving, self._dialing)
 
     def _on_leaving(self) -> None:
         """The node is about to stop: what was sent is waited for, all else goes to its successor on
@@ -83,6 +85,8 @@ class Link:
         if self._closed or self.ready():
             return not self._closed
         if self._connecting is None:
+            if self._connection.version != self._dialing.version:
+                self._replace(Connection.retire)
             self._connecting = asyncio.create_task(self._connection.attend())
             self._connecting.add_done_callback(self._connected)
         try:
@@ -199,7 +203,8 @@ class Link:
     ) -> Any:
         try:
             call = getattr(connection, method)
-            return await call(request, timeout=timeout_s, metadata=request_ids.metadata())
+            metadata = (*request_ids.metadata(), *connection.metadata)
+            return await call(request, timeout=timeout_s, metadata=metadata)
         except grpc.aio.AioRpcError as failure:
             lacks = _LACKS.get(method, "the protocol koinon.v1")
             return _error_of(failure, self.address, lacks, write=write)

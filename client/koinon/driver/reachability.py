@@ -5,12 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from koinon_proto.contract.errors import NobodyListensError, NotSentError, UnknownHostError
+from koinon_proto.security.names import ANY_SERVER
+from koinon_proto.security.transport import BUNDLE_VARIABLE, PLAIN, Dialing
 
 _PROBE_S_MAX = 1.0
+_TLS_ALERT = b"\x15"
+_SPEAKS_TLS = (
+    "it takes no plain connection: if this cluster uses TLS, give an identity file "
+    f"(--tls-bundle, {BUNDLE_VARIABLE})"
+)
+_SPEAKS_PLAIN = "it does not speak TLS: is this cluster without it?"
 
 
 class Finding(NamedTuple):
@@ -23,7 +32,7 @@ class Finding(NamedTuple):
     """The host has no address."""
 
 
-async def look(address: str) -> Finding:
+async def look(address: str, dialing: Dialing = PLAIN) -> Finding:
     """Try to connect to the address: to each of its host's, until one takes the connection."""
     host, _, port = address.rpartition(":")
     loop = asyncio.get_running_loop()
@@ -39,7 +48,7 @@ async def look(address: str) -> Finding:
                     except OSError as error:
                         failures.append(error)
                     else:
-                        return Finding(address, "no gRPC server answers")
+                        return Finding(address, await _talk(probe, dialing))
     except socket.gaierror as error:
         if error.errno == socket.EAI_AGAIN:  # the server of names does not answer, for now
             return Finding(address, f"no answer about the host ({error.strerror})")
@@ -54,11 +63,36 @@ async def look(address: str) -> Finding:
     return Finding(address, os.strerror(others[0].errno or 0).lower())
 
 
-async def why_unreachable(addresses: Sequence[str]) -> NotSentError:
+async def _talk(probe: socket.socket, dialing: Dialing) -> str:
+    """Say what is wrong with a server that takes connections."""
+    loop = asyncio.get_running_loop()
+    context = dialing.context("h2")
+    if context is None:
+        await loop.sock_sendall(probe, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
+        answer = await loop.sock_recv(probe, 1)
+        return _SPEAKS_TLS if answer in (b"", _TLS_ALERT) else "no gRPC server answers"
+    try:
+        _, writer = await asyncio.open_connection(
+            sock=probe.dup(), ssl=context, server_hostname=ANY_SERVER
+        )
+    except ssl.SSLCertVerificationError as error:
+        return f"its certificate is refused: {error.verify_message}"
+    except ssl.SSLError as error:
+        plain = error.reason == "WRONG_VERSION_NUMBER"
+        return _SPEAKS_PLAIN if plain else f"no TLS connection: {error.reason or error}"
+    except ConnectionError:
+        return "no TLS connection: it was closed"
+    writer.close()
+    return "it refuses this certificate, or no gRPC server answers"
+
+
+async def why_unreachable(addresses: Sequence[str], dialing: Dialing = PLAIN) -> NotSentError:
     """Return what keeps a client from every one of the addresses: ``NobodyListensError`` or
     ``UnknownHostError`` where waiting would not help, else a ``NotSentError`` in words.
     """
-    findings = await asyncio.gather(*[look(address) for address in dict.fromkeys(addresses)])
+    findings = await asyncio.gather(
+        *[look(address, dialing) for address in dict.fromkeys(addresses)]
+    )
     reason = "; ".join(f"{finding.address}: {finding.said}" for finding in findings)
     if all(finding.unknown for finding in findings):
         return UnknownHostError(reason=reason)

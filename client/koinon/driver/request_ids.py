@@ -99,10 +99,13 @@ def metadata() -> Metadata:
 
 
 class _Adding(grpc.UnaryUnaryClientInterceptor):
+    def __init__(self, more: Metadata) -> None:
+        self._more = more
+
     def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
-        return continuation(details._replace(metadata=metadata()), request)
+        return continuation(details._replace(metadata=(*metadata(), *self._more)), request)
 
 
-def naming(channel: grpc.Channel) -> grpc.Channel:
-    """Return the channel, for blocking calls, all of which carry ids."""
-    return grpc.intercept_channel(channel, _Adding())
+def naming(channel: grpc.Channel, more: Metadata = ()) -> grpc.Channel:
+    """Return the channel, for blocking calls, all of which carry ids, and ``more``."""
+    return grpc.intercept_channel(channel, _Adding(more))

@@ -22,17 +22,18 @@ from typing import Any, Protocol
 
 import grpc
 
-from koinon_coordinator.core.decide.registrations import NAME_CHARS_MAX
 from koinon_coordinator.core.raft import AppendRequest, Message, SnapshotChunk
 from koinon_coordinator.raft.config import BATCH_ROOM_BYTES
 from koinon_coordinator.raft.convert import MalformedMessageError, from_proto, to_proto
 from koinon_coordinator.raft.errors import MemberStoppedError
-from koinon_proto.contract.addresses import is_address
+from koinon_proto.contract.addresses import NAME_CHARS_MAX, is_address
 from koinon_proto.contract.errors import (
     ConfigurationError,
     ResourceExhaustedError,
     UnavailableError,
 )
+from koinon_proto.security.names import member_name
+from koinon_proto.security.transport import PLAIN, Dialing
 from koinon_proto.server.rpc import COMMON_OPTIONS, typed_stream
 from koinon_proto.v1 import raft_pb2_grpc
 from koinon_proto.v1.raft_pb2 import RaftBatch, RaftExchangeReply, RaftHello
@@ -135,7 +136,8 @@ class TransportConfig:
 class GrpcRaftTransport(raft_pb2_grpc.RaftServicer):
     """Both sides of the streams. Mount it on the process's server with `add_to_server`."""
 
-    def __init__(self, config: TransportConfig | None = None) -> None:
+    def __init__(self, dialing: Dialing = PLAIN, config: TransportConfig | None = None) -> None:
+        self._dialing = dialing
         self._config = config or TransportConfig()
         self._endpoint: RaftEndpoint | None = None
         self._configured: dict[str, str] = {}  # addresses by member, by the newest configuration
@@ -184,7 +186,13 @@ class GrpcRaftTransport(raft_pb2_grpc.RaftServicer):
     def _open(self, member_id: str, address: str) -> "_PeerStream":
         assert self._endpoint is not None
         peer = self._peers[member_id] = _PeerStream(
-            member_id, address, self._endpoint, self._config, self._heard_at, self.counters
+            member_id,
+            address,
+            self._endpoint,
+            self._dialing,
+            self._config,
+            self._heard_at,
+            self.counters,
         )
         return peer
 
@@ -357,6 +365,7 @@ class _PeerStream:
         member_id: str,
         address: str,
         endpoint: RaftEndpoint,
+        dialing: Dialing,
         config: TransportConfig,
         heard_at: Mapping[str, float],
         counters: Counter[str],
@@ -364,6 +373,7 @@ class _PeerStream:
         self.address = address
         self._member_id = member_id
         self._endpoint = endpoint
+        self._dialing = dialing
         self._config = config
         self._heard_at = heard_at
         self._counters = counters
@@ -436,7 +446,8 @@ class _PeerStream:
         loop = asyncio.get_running_loop()
         hello_s = self._config.hello_interval_ms / 1000
         options = (*COMMON_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
-        async with grpc.aio.insecure_channel(self.address, options=options) as channel:
+        name = member_name(self._member_id)
+        async with self._dialing.aio_channel(self.address, name, options) as channel:
             stub = raft_pb2_grpc.RaftStub(channel)
             call = stub.Exchange()
             call.add_done_callback(lambda _: self._wake.set())

@@ -8,11 +8,12 @@ from koinon_coordinator.coordinator import Coordinator
 from koinon_coordinator.core.cluster.commands import Move
 from koinon_coordinator.core.decide.layouts import PlanKind, PlanWish
 from koinon_coordinator.core.decide.move_scheduler import Progress, Stage
-from koinon_coordinator.core.decide.registrations import check_name, check_requested_address
+from koinon_coordinator.core.decide.registrations import check_requested_address
 from koinon_coordinator.core.planning.planner import Plan, Refusal, RefusalCode
 from koinon_coordinator.leader.operations import MoveView, Operations
 from koinon_coordinator.wire.updates import UpdateCache
 from koinon_proto.contract import convert
+from koinon_proto.contract.addresses import check_name
 from koinon_proto.contract.codec import Value, codec
 from koinon_proto.contract.errors import InvalidArgumentError
 from koinon_proto.process.clock import boottime

@@ -41,7 +41,7 @@ from koinon_node.core.membership.assignment import (
 )
 from koinon_node.core.membership.lease import NO_LEASE, heartbeat_timeout_s
 from koinon_node.core.membership.loop_watchdog import PATIENCE_LEASES, LoopWatchdog
-from koinon_node.membership.coordinator_calls import Connect, Coordinators, connect
+from koinon_node.membership.coordinator_calls import PLAIN_CHANNELS, Channels, Coordinators
 from koinon_node.membership.table_watch import TableWatch
 from koinon_node.state import NodeState
 from koinon_node.storage.store import CLUSTER_ID, NODE_EPOCH, REGISTRATION_ID, Identity
@@ -115,7 +115,7 @@ class Agent:
         state: NodeState,
         host: Host,
         on_fatal: Callable[[BaseException], None],
-        connect: Connect = connect,
+        channels: Channels = PLAIN_CHANNELS,
     ) -> None:
         self._config = config
         self._identity = identity
@@ -128,12 +128,12 @@ class Agent:
         self._on_fatal = on_fatal
         self._assignment = Assignment(NodeId(config.node_id), seen_epochs)
         self._now = state.now
-        self._coordinators = Coordinators(config.coordinators, self._now, connect)
+        self._coordinators = Coordinators(config.coordinators, self._now, channels)
         self._watch = TableWatch(
             lambda: (self._cluster_id, state.served.table_version),
             lambda: self._coordinators.route.current,
             lambda update: self._events.put(partial(self._apply_table, update)),
-            connect,
+            channels.blocking,
         )
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._stopping = threading.Event()

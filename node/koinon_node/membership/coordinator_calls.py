@@ -25,6 +25,8 @@ from koinon_proto.contract.errors import (
 )
 from koinon_proto.contract.leader_search import LeaderSearch, Repeat, Route
 from koinon_proto.contract.request_ids import onward
+from koinon_proto.security.names import COORDINATOR
+from koinon_proto.security.transport import PLAIN, Dialing
 from koinon_proto.server.leader_calls import ask_leader, ask_leader_aio
 from koinon_proto.server.rpc import CHANNEL_OPTIONS, fate_of
 from koinon_proto.v1 import (
@@ -34,9 +36,6 @@ from koinon_proto.v1 import (
     membership_pb2_grpc,
     table_pb2,
 )
-
-Connect = Callable[[str], Any]
-"""Opens a channel to an address."""
 
 _REGISTER_TIMEOUT_S = 5.0
 _ALTER_TIMEOUT_S = 2.0
@@ -51,25 +50,43 @@ _READY = grpc.ChannelConnectivity.READY
 _REFUSED = grpc.ChannelConnectivity.TRANSIENT_FAILURE
 
 
-def connect(address: str) -> Any:
-    """Open a channel for blocking calls."""
-    return grpc.insecure_channel(address, options=_OPTIONS)
+class Channels:
+    """Opens channels to coordinators. They are opened anew when ``version`` has risen: this node's
+    identity has changed then.
+    """
+
+    def __init__(self, dialing: Dialing = PLAIN) -> None:
+        self._dialing = dialing
+
+    @property
+    def version(self) -> int:
+        return self._dialing.version
+
+    def blocking(self, address: str) -> Any:
+        """Open a channel for blocking calls."""
+        return self._dialing.channel(address, COORDINATOR, _OPTIONS)
+
+    def on_loop(self, address: str) -> Any:
+        """Open a channel for the event loop."""
+        return self._dialing.aio_channel(address, COORDINATOR, _OPTIONS)
 
 
-def connect_aio(address: str) -> Any:
-    """Open a channel for the event loop."""
-    return grpc.aio.insecure_channel(address, options=_OPTIONS)
+PLAIN_CHANNELS = Channels()
 
 
 class Coordinators:
     """Blocking calls to the leader, for one thread. ``close`` may be called from any."""
 
     def __init__(
-        self, addresses: Sequence[str], now: Callable[[], float], connect: Connect = connect
+        self,
+        addresses: Sequence[str],
+        now: Callable[[], float],
+        channels: Channels = PLAIN_CHANNELS,
     ) -> None:
         self.route = Route(addresses, random.choice(addresses))
         self._now = now
-        self._connect = connect
+        self._opening = channels
+        self._version = channels.version
         self._channels: dict[str, grpc.Channel] = {}
 
     def register(self, request: membership_pb2.RegisterRequest) -> membership_pb2.RegisterResponse:
@@ -107,8 +124,12 @@ class Coordinators:
         return ask_leader(search, lambda: attempt(self._stub(search.asked)))
 
     def _stub(self, address: str) -> Any:
+        if self._version != (version := self._opening.version):
+            self._version = version
+            self.close()
+            self._channels.clear()
         if address not in self._channels:
-            self._channels[address] = self._connect(address)
+            self._channels[address] = self._opening.blocking(address)
         return membership_pb2_grpc.MembershipStub(self._channels[address])
 
 
@@ -136,11 +157,12 @@ class LeaderCalls:
     the other side refused by name, is another member asked. All else is of unknown fate.
     """
 
-    def __init__(self, node_id: str, member: Member, connect: Connect = connect_aio) -> None:
+    def __init__(self, node_id: str, member: Member, channels: Channels = PLAIN_CHANNELS) -> None:
         self._node_id = node_id
         self._member = member
-        self._connect = connect
-        self._channels: dict[str, Any] = {}
+        self._opening = channels
+        self._channels: dict[str, tuple[int, Any]] = {}  # with the identity's version
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def alter_partitions(self, changes: Sequence[RowChange]) -> frozenset[int]:
         """See ports.CoordinatorCalls."""
@@ -186,7 +208,7 @@ class LeaderCalls:
         await self._ask(loads_pb2_grpc.LoadsStub, "ReportMerged", request)
 
     async def close(self) -> None:
-        for channel in self._channels.values():
+        for _, channel in self._channels.values():
             await channel.close()
 
     async def _ask(self, stub_of: Any, method: str, request: Any) -> Any:
@@ -213,9 +235,14 @@ class LeaderCalls:
 
     async def _standing(self, address: str) -> Any:
         """Return a channel whose connection stands; None if it is refused, or not had soon."""
-        channel = self._channels.get(address)
-        if channel is None:
-            channel = self._channels[address] = self._connect(address)
+        version, known = self._opening.version, self._channels.get(address)
+        if known is None or known[0] != version:
+            if known is not None:
+                closing = asyncio.ensure_future(known[1].close(_ALTER_TIMEOUT_S))
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
+            known = self._channels[address] = version, self._opening.on_loop(address)
+        channel = known[1]
         try:
             async with asyncio.timeout(_READY_TIMEOUT_S):
                 while (state := channel.get_state(try_to_connect=True)) is not _READY:

@@ -17,7 +17,6 @@ from typing import Any
 
 import grpc
 
-from koinon_node.membership.coordinator_calls import Connect
 from koinon_proto.server.rpc import in_words
 from koinon_proto.v1 import table_pb2, table_pb2_grpc
 
@@ -38,7 +37,7 @@ class TableWatch:
         held: Callable[[], tuple[str, int]],
         leader: Callable[[], str],
         on_update: Callable[[table_pb2.TableUpdate], None],
-        connect: Connect,
+        connect: Callable[[str], grpc.Channel],
     ) -> None:
         self._held = held
         self._leader = leader

@@ -20,6 +20,8 @@ from koinon_node.resp.commands import COMMANDS
 from koinon_node.resp.connection import Connection
 from koinon_node.resp.service import RedisService
 from koinon_proto.contract.errors import ConfigurationError
+from koinon_proto.security.sockets import Server, serve
+from koinon_proto.security.transport import Listening
 from koinon_proto.server import requests
 
 log = logging.getLogger(__name__)
@@ -27,21 +29,21 @@ log = logging.getLogger(__name__)
 CONNECTIONS_MAX = 16_384
 HELD_BYTES_MAX = 128 * 1024 * 1024
 """Of all connections together: commands that are coming in, replies that do not leave."""
-_BACKLOG = 1_024
 _PAUSE_S = 0.01
 
 
 class RedisListener:
     """Belongs to the event loop."""
 
-    def __init__(self, service: RedisService) -> None:
+    def __init__(self, service: RedisService, listening: Listening) -> None:
         self.service = service
+        self._listening = listening
         self.connections: set[Connection] = set()
         service.connected = lambda: len(self.connections)
         self.closed_for = {"too_many": 0, "holds_most": 0, "protocol_error": 0}
         self.held_bytes = 0
         self._numbers = itertools.count(1)
-        self._server: asyncio.Server | None = None
+        self._server: Server | None = None
 
     async def start(self, address: str) -> None:
         """Listen at ``host:port``.
@@ -51,13 +53,9 @@ class RedisListener:
         """
         for spec in COMMANDS.values():
             requests.methods[spec.method.service, spec.method.name] = spec.method
-        host, _, port = address.rpartition(":")
         try:
-            self._server = await asyncio.get_running_loop().create_server(
-                lambda: Connection(self, next(self._numbers)),
-                host.strip("[]"),
-                int(port),
-                backlog=_BACKLOG,
+            self._server = await serve(
+                address, lambda: Connection(self, next(self._numbers)), self._listening
             )
         except OSError as error:
             raise ConfigurationError(

@@ -34,6 +34,7 @@ from prometheus_client import (
 
 from koinon_proto.contract.errors import ConfigurationError
 from koinon_proto.process.measures import Family, Histogram, distribution, labelled
+from koinon_proto.security.transport import Listening
 from koinon_proto.server import request_metrics
 
 log = logging.getLogger(__name__)
@@ -125,7 +126,7 @@ class Metrics:
 class MetricsEndpoint:
     """Serves a process's metrics over HTTP on a thread of its own: GET /metrics."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, listening: Listening | None = None) -> None:
         """Bind ``address``, ``host:port``; nothing is answered before ``start``. With '' there is
         no endpoint, and the other methods do nothing.
 
@@ -141,7 +142,7 @@ class MetricsEndpoint:
             family, _, _, _, place = socket.getaddrinfo(
                 host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )[0]
-            self._server = _Server(family, place)
+            self._server = _Server(family, place, listening or Listening())
         except OSError as error:
             raise ConfigurationError(
                 reason=f"metrics-listen {address}: cannot be bound ({error.strerror or error})"
@@ -177,7 +178,8 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     block_on_close = False
     text: Callable[[], bytes]
 
-    def __init__(self, family: int, place: Any) -> None:
+    def __init__(self, family: int, place: Any, listening: Listening) -> None:
+        self._listening = listening
         self.address_family = family
         self._places = threading.BoundedSemaphore(_CONNECTIONS_MAX)
         self.scraping = threading.Lock()
@@ -188,7 +190,11 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
-            super().process_request_thread(request, client_address)
+            with self._listening.wrap(request, _CONNECTION_TIMEOUT_S) as wrapped:
+                super().process_request_thread(wrapped, client_address)
+        except OSError:  # no handshake
+            self.handle_error(request, client_address)
+            self.shutdown_request(request)
         finally:
             self._places.release()
 

@@ -16,6 +16,8 @@ from koinon.driver.channels import CONNECT_S_MAX
 from koinon.driver.request_ids import RequestId
 from koinon.driver.resp.connection import Connection, Operations
 from koinon.driver.resp.pool import Pool, Pools
+from koinon_proto.security.names import ANY_SERVER
+from koinon_proto.security.transport import PLAIN, Dialing
 
 _SOON_S = 0.25
 _AGAIN_S = 0.5
@@ -34,10 +36,12 @@ class RespLink:
         cluster_id: str,
         operations: Operations,
         pools: Pools | None,
+        dialing: Dialing = PLAIN,
     ) -> None:
+        self._dialing = dialing
         self.address = address
         self._listener = listener
-        self._hello = resp.hello(cluster_id)
+        self._hello = resp.hello(cluster_id, dialing.token)
         self._operations = operations
         self._pools = pools
         self._pool: Pool | None = None
@@ -89,7 +93,14 @@ class RespLink:
         connection = Connection(self.address, self._hello, self, self._operations)
         try:
             async with asyncio.timeout(CONNECT_S_MAX):
-                await self._loop.create_connection(lambda: connection, host.strip("[]"), int(port))
+                context = self._dialing.context()
+                await self._loop.create_connection(
+                    lambda: connection,
+                    host.strip("[]"),
+                    int(port),
+                    ssl=context,
+                    server_hostname=ANY_SERVER if context else None,
+                )
                 await connection.opened
         except (OSError, TimeoutError, ValueError):  # the last: what the table names is no address
             connection.close()

@@ -27,7 +27,10 @@ from koinon.core.operations import attempt_timeout_s
 from koinon.core.routing import Routing
 from koinon.driver.request_ids import RequestId
 from koinon.driver.resp.errors import error_of
+from koinon.driver.resp.tls import TlsSocket
 from koinon_proto.contract.errors import KoinonError, UnknownFateError
+from koinon_proto.security.names import ANY_SERVER
+from koinon_proto.security.transport import PLAIN, Dialing
 
 T = TypeVar("T")
 
@@ -45,8 +48,15 @@ class Pools:
     answer is late.
     """
 
-    def __init__(self, on_late: Callable[[], None], *, sockets_max: int = SOCKETS_MAX) -> None:
+    def __init__(
+        self,
+        on_late: Callable[[], None],
+        dialing: Dialing = PLAIN,
+        *,
+        sockets_max: int = SOCKETS_MAX,
+    ) -> None:
         self.by_address: dict[str, Pool] = {}  # of nodes; one that has ended sends nothing
+        self._dialing = dialing
         self._on_late = on_late
         self._sockets_max = sockets_max
 
@@ -56,7 +66,9 @@ class Pools:
         return sum(pool.in_use for pool in list(self.by_address.values()))
 
     def open(self, address: str, peer: tuple[int, Any], hello: bytes) -> Pool:
-        pool = Pool(address, peer, hello, self._on_late, sockets_max=self._sockets_max)
+        pool = Pool(
+            address, peer, hello, self._on_late, self._dialing, sockets_max=self._sockets_max
+        )
         self.by_address[address] = pool
         return pool
 
@@ -76,9 +88,11 @@ class Pool:
         peer: tuple[int, Any],
         hello: bytes,
         on_late: Callable[[], None],
+        dialing: Dialing,
         *,
         sockets_max: int,
     ) -> None:
+        self.dialing = dialing
         self._address = address
         self._peer = peer
         self._hello = hello
@@ -190,6 +204,7 @@ class Socket:
         self._pushed = False  # the node has said that it leaves
         self._reader = hiredis.Reader()
         self._socket = socket.socket(family, socket.SOCK_STREAM)
+        self._wire: socket.socket | TlsSocket = self._socket  # what commands and replies go by
         self._closing = threading.Lock()  # the descriptor is not given away while it is shut down
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
@@ -205,8 +220,11 @@ class Socket:
                 sock.setsockopt(socket.IPPROTO_TCP, option, value)
             self._wait_at_most(timeout_s)
             sock.connect(peer)
-            sock.sendall(hello)
-            self._reader.feed(sock.recv(_RECEIVE_BYTES))
+            if (context := self._pool.dialing.context()) is not None:
+                self._wire = TlsSocket(sock, context, ANY_SERVER)
+                self._wire.handshake()
+            self._wire.send(hello)
+            self._reader.feed(self._wire.recv(_RECEIVE_BYTES))
             welcome = self._reader.gets()
             self._wait_at_most(_SLICE_S)
         except (OSError, hiredis.ProtocolError):
@@ -215,7 +233,8 @@ class Socket:
 
     def readable(self) -> bool:
         """Return whether there is something to read, or an end, before anything was asked."""
-        return bool(self._poll(0))
+        wire = self._wire
+        return bool(self._poll(0)) or (type(wire) is TlsSocket and wire.holds)
 
     def exchange(
         self, single: PendingOperation, routing: Routing, left_s: float
@@ -227,7 +246,7 @@ class Socket:
             request = single.request = RequestId()
         self.request = request
         buffers = resp.command(single, routing.table.table_version, request.next_call())
-        sock = self._socket
+        sock = self._wire
         try:
             self._wait_at_most(min(_SLICE_S, left_s))
             sent = sock.send(buffers[0]) if len(buffers) == 1 else sock.sendmsg(buffers)
@@ -253,11 +272,13 @@ class Socket:
 
     def _leaves(self) -> bool:
         """Return whether a push has come with a reply: then nothing more is sent."""
-        return self._pushed or bool(self._reader.has_data())
+        wire = self._wire
+        held = type(wire) is TlsSocket and wire.holds
+        return self._pushed or held or bool(self._reader.has_data())
 
     def _send_rest(self, single: PendingOperation, rest: memoryview) -> None:
         while rest:
-            sent = self._patiently(single, functools.partial(self._socket.send, rest))
+            sent = self._patiently(single, functools.partial(self._wire.send, rest))
             rest = rest[sent:]
 
     def _receive(self, single: PendingOperation) -> Any:
@@ -267,7 +288,7 @@ class Socket:
             OSError, hiredis.ProtocolError: there will be none.
             _OverdueError: there was none in time.
         """
-        sock, reader = self._socket, self._reader
+        sock, reader = self._wire, self._reader
         try:
             received = sock.recv(_RECEIVE_BYTES)
         except BlockingIOError:

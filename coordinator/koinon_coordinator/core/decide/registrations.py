@@ -6,7 +6,6 @@ Decisions only read. They return the command to propose, or raise the typed erro
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -20,7 +19,7 @@ from koinon_coordinator.core.cluster.members import NodeRecord
 from koinon_coordinator.core.cluster.state import ClusterState
 from koinon_coordinator.core.decide.sessions import NEVER, Sessions
 from koinon_coordinator.core.planning.placement import place
-from koinon_proto.contract.addresses import is_address
+from koinon_proto.contract.addresses import NAME_CHARS_MAX, check_name, is_address
 from koinon_proto.contract.errors import (
     DuplicateNodeError,
     InvalidArgumentError,
@@ -34,7 +33,6 @@ from koinon_proto.contract.errors import (
 from koinon_proto.contract.table import DEFAULT_WEIGHT, NodeStatus
 from koinon_proto.process.printable import printable
 
-NAME_CHARS_MAX = 128
 NODES_MAX = 4_096  # that have not left: everybody is sent all of them
 WEIGHT_MAX = 10_000
 LAST_EPOCH_MAX = 1 << 48
@@ -43,7 +41,6 @@ on from.
 """
 CHANGES_MAX = 16_384  # of one proposal, which has to fit into a command
 HELD_RETRY_MS = 50
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,15 +102,6 @@ def check_changes(changes: Sequence[PartitionChange], partition_count: int) -> N
                 limit=partition_count - 1,
                 actual=change.partition_id,
             )
-
-
-def check_name(field: str, name: str) -> None:
-    """Raise InvalidArgumentError unless ``name`` can name a process."""
-    _check_length(field, name)
-    if not _NAME.fullmatch(name):
-        raise InvalidArgumentError(
-            field=field, reason=f"{name!r} must be letters, digits, '.', '_' or '-'"
-        )
 
 
 def check_printable(field: str, text: str) -> None:

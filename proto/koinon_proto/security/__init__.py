@@ -1,0 +1,1 @@
+"""Identities, TLS on every port and channel, and which callers may call what."""

@@ -1,0 +1,130 @@
+"""A port for an asyncio protocol: plain, TLS, or both, by how a process listens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable
+from typing import Protocol
+
+from koinon_proto.process.logs import LinesPerSecond
+from koinon_proto.security.plain_or_tls import first_byte, is_tls
+from koinon_proto.security.transport import Listening
+
+log = logging.getLogger(__name__)
+
+_BACKLOG = 1_024
+_HANDSHAKE_S_MAX = 10.0
+_HANDSHAKES_MAX = 1_024
+_lines = LinesPerSecond(5)
+
+Factory = Callable[[], asyncio.Protocol]
+
+
+class Server(Protocol):
+    """What listens; connections outlive it."""
+
+    def close(self) -> None: ...
+
+
+async def serve(address: str, factory: Factory, listening: Listening) -> Server:
+    """Listen at ``host:port`` until the result is closed.
+
+    Raises:
+        OSError: it cannot be bound.
+    """
+    loop = asyncio.get_running_loop()
+    host, _, port = address.rpartition(":")
+    if not listening.takes_tls:
+        return await loop.create_server(factory, host.strip("[]"), int(port), backlog=_BACKLOG)
+    found = await loop.getaddrinfo(
+        host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    return _TlsServer(
+        [_bound(family, kind, protocol, place) for family, kind, protocol, _, place in found],
+        factory,
+        listening,
+    )
+
+
+def _bound(family: int, kind: int, protocol: int, place: tuple[object, ...]) -> socket.socket:
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind(place)
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+class _TlsServer:
+    """Takes connections itself, so that each is begun by the identity of that moment."""
+
+    def __init__(
+        self, listeners: list[socket.socket], factory: Factory, listening: Listening
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._factory = factory
+        self._listening = listening
+        self._listeners = listeners
+        self._accepting = [self._loop.create_task(self._accept(one)) for one in listeners]
+        self._opening: set[asyncio.Task[None]] = set()
+
+    def close(self) -> None:
+        for task in (*self._accepting, *self._opening):
+            task.cancel()
+        for listener in self._listeners:
+            listener.close()
+
+    async def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                sock, _ = await self._loop.sock_accept(listener)
+            except OSError:  # no descriptors left, or the peer has gone already
+                await asyncio.sleep(0.01)
+                continue
+            if len(self._opening) >= _HANDSHAKES_MAX:
+                sock.close()
+                continue
+            task = self._loop.create_task(self._open(sock))
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
+
+    async def _open(self, sock: socket.socket) -> None:
+        peer = ""
+        try:
+            peer = str(sock.getpeername()[0])
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._listening.takes_plain:
+                async with asyncio.timeout(_HANDSHAKE_S_MAX):
+                    first = await first_byte(sock)
+                if not is_tls(first):
+                    await self._loop.connect_accepted_socket(self._factory, sock)
+                    return
+            await self._loop.connect_accepted_socket(
+                self._factory,
+                sock,
+                ssl=self._listening.context(certificates_required=False),
+                ssl_handshake_timeout=_HANDSHAKE_S_MAX,
+            )
+        except (OSError, TimeoutError) as error:  # ssl.SSLError among them
+            with contextlib.suppress(OSError):
+                sock.close()
+            if _lines.may_log():
+                log.warning(
+                    "TLS handshake failed peer=%s reason=%s unlogged=%d",
+                    peer,
+                    str(error) or "no answer in time",
+                    _lines.take_unlogged(),
+                )
+        except BaseException:
+            sock.close()
+            raise
