@@ -1,0 +1,389 @@
+"""Who may do what: users, roles, tokens, revoked certificates; and the form in which it is asked.
+
+``AccessState`` is what the coordinators replicate and nodes are sent. ``Access`` is made of one
+such state and answers; it never changes, so that a process swaps it whole. The rules:
+
+* A user may do what the roles that it has give it, united; nothing by default.
+* A grant allows or denies actions on the keys that begin with its prefix. Of the grants that hold
+  for a key the one with the longest prefix decides; among those of equal length a denial.
+* A scan of a prefix (and what overwrites one) needs all keys that can begin with it: the key that
+  is the prefix itself is allowed, and nothing below it is denied.
+* Actions on the cluster have no prefix.
+* ``ROOT`` may do everything, whatever the state says, so that nobody can lock all operators out.
+  The state cannot name it.
+
+Prefixes are nested or disjoint, so for each action the rules cut all keys into disjoint intervals,
+allowed and refused ones in turn. ``Permissions`` holds their bounds, sorted: a key costs one search
+among them, however many grants there are, and an action that is allowed everywhere a boolean.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from itertools import pairwise
+from typing import ClassVar
+
+ROOT = "root"
+ROLES_MAX = 1_000
+USERS_MAX = 1_000
+TOKENS_MAX = 10_000
+REVOKED_MAX = 10_000
+GRANTS_MAX = 10_000
+"""In all roles of one user together."""
+GRANTS_ALL_MAX = 50_000
+GRANTS_BYTES_MAX = 2 << 20
+"""Of the prefixes in all roles: each node is sent the state whole."""
+USER_ROLES_MAX = 100
+DESCRIPTION_CHARS_MAX = 200
+TIME_S_MAX = (1 << 40) - 1
+HASH_BYTES = 32
+_TOKEN_MARK = "koinon"
+_TOKEN_ID = re.compile(r"[a-z2-7]{10}")
+_TOKEN = re.compile(r"koinon_([a-z2-7]{10})_([A-Za-z0-9]{43})")
+_ID_CHARACTERS = "abcdefghijklmnopqrstuvwxyz234567"
+_SECRET_CHARACTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+_SECRET_CHARS = 43  # of 62 characters: 256 bits
+_SERIAL = re.compile(r"[1-9a-f][0-9a-f]{0,39}")
+_HEADS_MIN = 1_024
+
+
+class Effect(IntEnum):
+    """What a grant does; numbers are those of the wire."""
+
+    ALLOW = 1
+    DENY = 2
+
+
+class Action(IntEnum):
+    """What may be allowed; numbers are those of the wire. ``FEED`` is reserved."""
+
+    READ = 1
+    WRITE = 2
+    SCAN = 3
+    LOAD = 4
+    FEED = 5
+    VIEW = 6
+    OPERATE = 7
+    ACCESS = 8
+
+
+CLUSTER_ACTIONS = frozenset({Action.VIEW, Action.OPERATE, Action.ACCESS})
+"""Those that concern no keys: seeing the cluster, operating it, managing access to it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grant:
+    """Allows or denies actions on the keys that begin with ``prefix``."""
+
+    effect: Effect
+    actions: tuple[Action, ...]
+    prefix: bytes = b""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Role:
+    name: str
+    grants: tuple[Grant, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class User:
+    """Somebody with roles. Certificates that were issued before ``certificates_from_s`` (unix time)
+    are refused; 0: none.
+    """
+
+    name: str
+    roles: tuple[str, ...] = ()
+    blocked: bool = False
+    certificates_from_s: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Token:
+    """A token of a user. Of its secret only the SHA-256 is known; times are unix seconds,
+    ``expires_s`` 0: never.
+    """
+
+    id: str
+    user: str
+    sha256: bytes = field(repr=False)
+    created_s: int
+    expires_s: int = 0
+    description: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AccessState:
+    """All that is known of access. ``version`` rises with each change; 0: there never was one.
+    Everything is in the order of its names.
+    """
+
+    version: int = 0
+    roles: tuple[Role, ...] = ()
+    users: tuple[User, ...] = ()
+    tokens: tuple[Token, ...] = ()
+    revoked_serials: tuple[str, ...] = ()
+
+
+NO_ACCESS_STATE = AccessState()
+
+# --- tokens and serial numbers ------------------------------------------------------------------
+
+
+def make_token(
+    user: str, *, created_s: int, expires_s: int = 0, description: str = ""
+) -> tuple[Token, str]:
+    """Return a new token, and the text that its holder shows, which nobody else ever learns."""
+    token_id = "".join(secrets.choice(_ID_CHARACTERS) for _ in range(10))
+    secret = "".join(secrets.choice(_SECRET_CHARACTERS) for _ in range(_SECRET_CHARS))
+    token = Token(
+        id=token_id,
+        user=user,
+        sha256=secret_hash(secret),
+        created_s=created_s,
+        expires_s=expires_s,
+        description=description,
+    )
+    return token, f"{_TOKEN_MARK}_{token_id}_{secret}"
+
+
+def parse_token(text: str) -> tuple[str, str] | None:
+    """Return a token's id and secret; None if the text is no token."""
+    match = _TOKEN.fullmatch(text)
+    return (match[1], match[2]) if match is not None else None
+
+
+def secret_hash(secret: str) -> bytes:
+    """Return what is kept of a secret. It is random, so a fast hash protects it."""
+    return hashlib.sha256(secret.encode()).digest()
+
+
+def is_token_id(text: str) -> bool:
+    return _TOKEN_ID.fullmatch(text) is not None
+
+
+def serial_text(serial: int) -> str:
+    """Return a certificate's serial number as the state has it."""
+    return f"{serial:x}"
+
+
+def is_serial(text: str) -> bool:
+    """Return whether this is a serial number as ``serial_text`` writes it: 20 bytes at most."""
+    return _SERIAL.fullmatch(text) is not None
+
+
+# --- permissions ---------------------------------------------------------------------------------
+
+
+class _Reach:
+    """The keys on which one action is allowed.
+
+    ``bounds`` are where intervals begin, ascending, the first at ``b""``; ``allowed`` says of each
+    whether it is allowed. No two neighbours are alike.
+    """
+
+    __slots__ = ("_allowed", "_bounds", "_head_bytes", "_heads", "_heads_max", "everywhere", "some")
+
+    def __init__(self, decisions: Mapping[bytes, bool]) -> None:
+        """``decisions``: whether the grants with this prefix allow."""
+        bounds, allowed = _intervals(decisions)
+        self._bounds, self._allowed = bounds, allowed
+        self.some = any(allowed)
+        self.everywhere = allowed == [True]
+        # No prefix is longer than this, so a key is decided as its head is. Heads that were found
+        # allowed are remembered: keys come in groups that begin alike.
+        self._head_bytes = max(map(len, decisions), default=0)
+        self._heads: set[bytes] = set()
+        self._heads_max = max(_HEADS_MIN, 2 * len(decisions))
+
+    def allows(self, key: bytes) -> bool:
+        return self._allowed[bisect_right(self._bounds, key) - 1]
+
+    def allows_prefix(self, prefix: bytes) -> bool:
+        at = bisect_right(self._bounds, prefix) - 1
+        if not self._allowed[at]:
+            return False
+        end = prefix_end(prefix)
+        if at + 1 == len(self._bounds):
+            return True
+        return end is not None and self._bounds[at + 1] >= end
+
+    def first_refused(self, keys: Collection[bytes]) -> bytes | None:
+        if self.everywhere:
+            return None
+        n = self._head_bytes
+        if self._heads.issuperset({key[:n] for key in keys}):
+            return None
+        for key in keys:
+            head = key[:n]
+            if head not in self._heads:
+                if not self.allows(head):
+                    return key
+                if len(self._heads) >= self._heads_max:
+                    self._heads.clear()
+                self._heads.add(head)
+        return None
+
+
+def prefix_end(prefix: bytes) -> bytes | None:
+    """Return the least key above all that begin with the prefix; None: there is none."""
+    stem = prefix.rstrip(b"\xff")
+    return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
+
+
+def _intervals(decisions: Mapping[bytes, bool]) -> tuple[list[bytes], list[bool]]:
+    """Return where the intervals begin that prefixes cut all keys into, and what holds in each.
+
+    Prefixes are taken in their order, so one comes before all that it contains. Those that contain
+    the present one are on a stack; where one ends, the one below it holds again.
+    """
+    cuts: list[tuple[bytes, bool]] = [(b"", False)]
+    inside: list[tuple[bytes, bytes | None, bool]] = []
+
+    def leave() -> None:
+        _, end, _ = inside.pop()
+        if end is not None:
+            cuts.append((end, inside[-1][2] if inside else False))
+
+    for prefix in sorted(decisions):
+        while inside and not prefix.startswith(inside[-1][0]):
+            leave()
+        allows = decisions[prefix]
+        cuts.append((prefix, allows))
+        inside.append((prefix, prefix_end(prefix), allows))
+    while inside:
+        leave()
+    held = sorted(dict(cuts).items())  # of cuts at one place the last one holds
+    merged = held[:1] + [second for first, second in pairwise(held) if second[1] != first[1]]
+    return [bound for bound, _ in merged], [allows for _, allows in merged]
+
+
+class Permissions:
+    """What one caller may do."""
+
+    ALL: ClassVar[Permissions]
+    NONE: ClassVar[Permissions]
+    __slots__ = ("_reaches",)
+
+    def __init__(self, grants: Iterable[Grant]) -> None:
+        decisions: dict[Action, dict[bytes, bool]] = {action: {} for action in Action}
+        for grant in grants:
+            allows = grant.effect is Effect.ALLOW
+            for action in grant.actions:
+                of_action = decisions[action]
+                of_action[grant.prefix] = allows and of_action.get(grant.prefix, True)
+        made: list[tuple[dict[bytes, bool], _Reach]] = []  # most grants name several actions
+        self._reaches: list[_Reach] = [_NOWHERE] * (max(Action) + 1)
+        for action, of_action in decisions.items():
+            if not of_action:
+                continue
+            reach = next((reach for same, reach in made if same == of_action), None)
+            if reach is None:
+                reach = _Reach(of_action)
+                made.append((of_action, reach))
+            self._reaches[action] = reach
+
+    def allows_some(self, action: Action) -> bool:
+        """Return whether there is any key on which the action is allowed."""
+        return self._reaches[action].some
+
+    def allows_all(self, action: Action) -> bool:
+        """Return whether the action is allowed on every key; of the cluster's actions, whether it
+        is allowed.
+        """
+        return self._reaches[action].everywhere
+
+    def allows(self, action: Action, key: bytes) -> bool:
+        """Return whether the action is allowed on the key."""
+        return self._reaches[action].allows(key)
+
+    def allows_prefix(self, action: Action, prefix: bytes) -> bool:
+        """Return whether the action is allowed on every key that can begin with the prefix."""
+        return self._reaches[action].allows_prefix(prefix)
+
+    def first_refused(self, action: Action, keys: Collection[bytes]) -> bytes | None:
+        """Return the first of the keys on which the action is not allowed; None: there is none."""
+        return self._reaches[action].first_refused(keys)
+
+
+_NOWHERE = _Reach({})
+Permissions.NONE = Permissions(())
+Permissions.ALL = Permissions([Grant(effect=Effect.ALLOW, actions=tuple(Action))])
+
+
+class Access:
+    """Answers who may do what, as one state says. Never changes but for what it remembers."""
+
+    def __init__(self, state: AccessState = NO_ACCESS_STATE, before: Access | None = None) -> None:
+        """``before``: the one that this follows; what has not changed is taken over from it."""
+        self.state = state
+        self.version = state.version
+        self._users = {user.name: user for user in state.users}
+        self._roles = {role.name: role for role in state.roles}
+        self._tokens = {token.id: token for token in state.tokens}
+        self._revoked = frozenset(state.revoked_serials)
+        # By the names of roles: users with the same ones share what is made of them.
+        self._permissions: dict[tuple[str, ...], Permissions] = {}
+        if before is not None:
+            same = {n for n, role in self._roles.items() if before._roles.get(n) == role}
+            self._permissions = {
+                names: made for names, made in before._permissions.items() if same.issuperset(names)
+            }
+
+    def fault_of(self, user: str, issued_at_s: int = 0) -> str:
+        """Return why this user is not let in at all; ``""``: it is. ``issued_at_s``: of the
+        certificate that it shows, 0 with a token.
+        """
+        if user == ROOT:
+            return ""
+        known = self._users.get(user)
+        if known is None:
+            return f"there is no user {user!r}"
+        if known.blocked:
+            return f"user {user} is blocked"
+        if issued_at_s and issued_at_s < known.certificates_from_s:
+            return f"user {user} has newer certificates: this one is no longer taken"
+        return ""
+
+    def permissions_of(self, user: str, issued_at_s: int = 0) -> Permissions:
+        """Return what the user may do: nothing, if it is not let in. ``issued_at_s``: of the
+        certificate that it shows, 0 with a token.
+        """
+        if user == ROOT:
+            return Permissions.ALL
+        if self.fault_of(user, issued_at_s):
+            return Permissions.NONE
+        names = self._users[user].roles
+        permissions = self._permissions.get(names)
+        if permissions is None:
+            roles = [self._roles[name] for name in names if name in self._roles]
+            permissions = Permissions(grant for role in roles for grant in role.grants)
+            self._permissions[names] = permissions
+        return permissions
+
+    def user_of_token(self, text: str, now_s: float) -> str | None:
+        """Return whose token this is; None if it is none, is not known, or is over."""
+        parsed = parse_token(text)
+        if parsed is None:
+            return None
+        token_id, secret = parsed
+        token = self._tokens.get(token_id)
+        shown = secret_hash(secret)
+        if token is None or not hmac.compare_digest(shown, token.sha256):
+            return None
+        if token.expires_s and token.expires_s <= now_s:
+            return None
+        if token.user == ROOT or self.fault_of(token.user):
+            return None
+        return token.user
+
+    def is_revoked(self, serial: int) -> bool:
+        """Return whether the certificate with this serial number is refused, whoever's it is."""
+        return bool(self._revoked) and serial_text(serial) in self._revoked
