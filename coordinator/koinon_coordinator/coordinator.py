@@ -25,6 +25,7 @@ from koinon_coordinator.raft import (
     RaftTransport,
 )
 from koinon_coordinator.state_machine import ReplicatedState
+from koinon_proto.contract.access import Access
 from koinon_proto.contract.errors import (
     ConfigurationError,
     KoinonError,
@@ -58,6 +59,7 @@ class Coordinator:
         self._failed: asyncio.Future[None] | None = None
         self._fences_before = 0  # in terms that are over
         self.stopping = False
+        self.access = Access()
         self.transport = transport if transport is not None else GrpcRaftTransport()
         self._raft = RaftMember(
             raft_config(config),

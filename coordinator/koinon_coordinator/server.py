@@ -14,6 +14,7 @@ from koinon_coordinator.raft import GrpcRaftTransport
 from koinon_coordinator.services.cluster_services import SERVICES, add_services
 from koinon_proto.contract.errors import ConfigurationError, DataDirectoryError
 from koinon_proto.process import stopping
+from koinon_proto.security.gate import Gate
 from koinon_proto.server.aio_server import GuardedServer
 from koinon_proto.server.guard import Guard
 from koinon_proto.server.metrics_server import MetricsEndpoint
@@ -59,7 +60,11 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[Coordinator]:
     endpoint = MetricsEndpoint(config.metrics_listen, config.listening)
     transport = GrpcRaftTransport(config.listening.dialing())
     coordinator = Coordinator(config, transport=transport)
-    guard = Guard(DATA_LANE, CONTROL_LANE)
+    guard = Guard(
+        DATA_LANE,
+        CONTROL_LANE,
+        gate=Gate(lambda: coordinator.access, takes_tls=config.listening.takes_tls),
+    )
     server = GuardedServer(guard, _OPTIONS)
     add_services(coordinator, server)
     transport.add_to_server(server)

@@ -45,6 +45,7 @@ from koinon_node.storage.writer import Writer
 from koinon_proto.contract.bounds import COUNT
 from koinon_proto.contract.errors import StorageFullError
 from koinon_proto.contract.table import NodeNumber, Table
+from koinon_proto.security.gate import Gate
 from koinon_proto.v1 import (
     membership_pb2,
 )
@@ -86,6 +87,7 @@ class Parts:
         self.sizes = SizeEstimates()
         dialing = config.listening.dialing()
         channels = Channels(dialing)
+        self.gate = Gate(lambda: state.access, takes_tls=config.listening.takes_tls)
         self.peers = GrpcPeers(dialing)
         self.graceful_drain = GracefulDrain()
         seen = {p: epochs.primary_epoch for p, epochs in store.seen_epochs.items()}

@@ -87,7 +87,7 @@ class Node:
             store.claim(self._config.node_id)
             parts = Parts(self._config, self._limits, store, self.state, self)
             await parts.writer.start()
-            guard = Guard(DATA_LANE, CONTROL_LANE, REPLY_BYTES, KEPT_BYTES)
+            guard = Guard(DATA_LANE, CONTROL_LANE, REPLY_BYTES, KEPT_BYTES, parts.gate)
             server, health = await self._serve(parts, guard)
             if self._config.redis_listen:
                 await parts.redis.start(self._config.redis_listen)

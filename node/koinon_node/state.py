@@ -17,6 +17,7 @@ from koinon_node.core.membership.assignment import ServedPartitions
 from koinon_node.core.membership.lease import NO_LEASE, Lease
 from koinon_node.core.records import BoolArray, U32Array
 from koinon_node.core.wall_time import WallTime
+from koinon_proto.contract.access import Access
 from koinon_proto.contract.errors import (
     ClusterNotReadyError,
     KoinonError,
@@ -115,6 +116,7 @@ class NodeState:
         self.now = now
         self.lease: Lease = NO_LEASE
         self.served = ServedPartitions()
+        self.access = Access()  # replaced whole, by the agent
         self.registration_id = ""  # of the registration that made this process's node epoch
         self.stopped: BoolArray = np.zeros(_ALL_PARTITIONS, np.bool_)
         self.too_few: BoolArray = np.zeros(_ALL_PARTITIONS, np.bool_)

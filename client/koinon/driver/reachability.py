@@ -14,7 +14,10 @@ from koinon_proto.security.names import ANY_SERVER
 from koinon_proto.security.transport import BUNDLE_VARIABLE, PLAIN, Dialing
 
 _PROBE_S_MAX = 1.0
+_TALK_S_MAX = 0.5
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"  # and no settings
 _TLS_ALERT = b"\x15"
+_NO_GRPC = "no gRPC server answers"
 _SPEAKS_TLS = (
     "it takes no plain connection: if this cluster uses TLS, give an identity file "
     f"(--tls-bundle, {BUNDLE_VARIABLE})"
@@ -68,9 +71,13 @@ async def _talk(probe: socket.socket, dialing: Dialing) -> str:
     loop = asyncio.get_running_loop()
     context = dialing.context("h2")
     if context is None:
-        await loop.sock_sendall(probe, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
-        answer = await loop.sock_recv(probe, 1)
-        return _SPEAKS_TLS if answer in (b"", _TLS_ALERT) else "no gRPC server answers"
+        await loop.sock_sendall(probe, _PREFACE)
+        try:
+            async with asyncio.timeout(_TALK_S_MAX):
+                answer = await loop.sock_recv(probe, 1)
+        except TimeoutError:
+            return _NO_GRPC
+        return _SPEAKS_TLS if answer in (b"", _TLS_ALERT) else _NO_GRPC
     try:
         _, writer = await asyncio.open_connection(
             sock=probe.dup(), ssl=context, server_hostname=ANY_SERVER

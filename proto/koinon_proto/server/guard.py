@@ -1,5 +1,5 @@
-"""The guard in front of all services of a server: it admits calls, reads their messages, and has
-what cannot be read refused by name.
+"""The guard in front of all services of a server: it finds out who calls, admits calls, reads their
+messages, and has what may not be called, or cannot be read, refused by name.
 
 It makes the handlers that a server registers (``aio_server``). Methods with one request are given
 to gRPC as if they took a stream of them, which is the same on the wire; that way the handler runs
@@ -23,6 +23,9 @@ import grpc
 from koinon_proto.contract.errors import InvalidArgumentError, KoinonError
 from koinon_proto.process import memory
 from koinon_proto.process.logs import LinesPerSecond
+from koinon_proto.security import rules
+from koinon_proto.security.caller import caller
+from koinon_proto.security.gate import Gate, open_gate
 from koinon_proto.server import admission, requests, rpc
 from koinon_proto.server.admission import Call, Lane, LaneLimits, Refusal
 from koinon_proto.server.connections import close_connection
@@ -55,7 +58,11 @@ class Guard:
         control: LaneLimits,
         reply_bytes: dict[str, int] | None = None,
         kept_bytes: int = 0,
+        gate: Gate | None = None,
     ) -> None:
+        self._gate = gate or open_gate()
+        self._gate_version = self._gate.version
+        self._streams: dict[asyncio.Task[Any], _StreamContext] = {}  # under way
         self.data = Lane(data)
         self.control = Lane(control)
         self._reply_bytes = reply_bytes or {}
@@ -105,7 +112,11 @@ class Guard:
             context.add_done_callback(call.ended)
             request = None
             try:
+                found = self._gate.caller(context)
+                rule = rules.check(path, found)
+                caller.set(found)
                 request = parse(await _received(call, context), context)
+                rules.check_claim(rule, found, request)
                 admission.handling.set(call)
                 reply: bytes = serialize(await handle(request, context))
             except KoinonError as error:
@@ -128,7 +139,11 @@ class Guard:
             context.add_done_callback(call.ended)
             admission.handling.set(call)
             guarded_context = _StreamContext(context, call, parse)
+            task = asyncio.current_task()
+            assert task is not None
+            self._streams[task] = guarded_context
             try:
+                guarded_context.check(path, self._gate)
                 if handler.request_streaming:
                     given: Any = _messages(guarded_context)
                 else:
@@ -145,11 +160,31 @@ class Guard:
             except KoinonError as error:
                 _count(path, error)
                 await rpc.abort(context, error)
+            except asyncio.CancelledError:
+                if guarded_context.fault is None:
+                    raise
+                task.uncancel()
+                _count(path, guarded_context.fault)
+                await rpc.abort(context, guarded_context.fault)
+            finally:
+                del self._streams[task]
 
         return guarded
 
+    def _check_streams(self) -> None:
+        """End the streams of callers that may no longer have them."""
+        for task, context in list(self._streams.items()):
+            try:
+                context.check(context.path, self._gate)
+            except KoinonError as error:
+                context.fault = error
+                task.cancel()
+
     def _tick(self) -> None:
         """Look after calls that are stuck and memory that is free, now and again soon."""
+        if self._gate_version != (version := self._gate.version):
+            self._gate_version = version
+            self._check_streams()
         lanes = self.lanes.values()
         tick_s = _BUSY_TICK_S if any(lane.waiting for lane in lanes) else _TICK_S
         self._ticking = asyncio.get_running_loop().call_later(tick_s, self._tick)
@@ -176,19 +211,34 @@ class _StreamContext:
         self._call = call
         self._parse = parse
         self._is_first = True
+        self._caller = caller.get()
+        self._rule = rules.Rule()
+        self.path = ""
+        self.fault: KoinonError | None = None  # why the caller may no longer have it
+
+    def check(self, path: str, gate: Gate) -> None:
+        """Find out who calls; raise KoinonError unless it may."""
+        self.path = path
+        self._caller = gate.caller(self._context)
+        self._rule = rules.check(path, self._caller)
+        caller.set(self._caller)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
 
     async def read(self) -> Any:
         """As grpc.aio's; raises InvalidArgumentError for a message that cannot be read."""
-        if self._is_first:
-            self._is_first = False
-            raw = await _received(self._call, self._context)
-            self._call.streams()
-        else:
+        if not self._is_first:
             raw = await self._context.read()
-        return EOF if raw is EOF else self._parse(raw, self._context)
+            return EOF if raw is EOF else self._parse(raw, self._context)
+        self._is_first = False
+        raw = await _received(self._call, self._context)
+        self._call.streams()
+        if raw is EOF:
+            return EOF
+        message = self._parse(raw, self._context)
+        rules.check_claim(self._rule, self._caller, message)
+        return message
 
 
 async def _received(call: Call, context: Any) -> Any:

@@ -1,0 +1,93 @@
+"""Finds out who calls, from what the connection has shown and what the access state says of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Any
+
+from koinon_proto.contract.access import Access, Permissions
+from koinon_proto.contract.errors import UnauthenticatedError
+from koinon_proto.security.bundle import principal_in
+from koinon_proto.security.caller import ANYBODY, Caller
+from koinon_proto.security.names import Kind, Principal
+
+_BEARER = "Bearer "
+_KNOWN_MAX = 4_096
+_certificates: Callable[[bytes], Principal | None] = lru_cache(_KNOWN_MAX)(principal_in)
+
+
+class Gate:
+    """The callers of one server. ``access`` returns the access state as it is now."""
+
+    def __init__(self, access: Callable[[], Access], *, takes_tls: bool) -> None:
+        self._access = access
+        self._takes_tls = takes_tls
+
+    @property
+    def version(self) -> int:
+        """Rises when callers may have other permissions than before."""
+        return self._access().version
+
+    def caller(self, context: Any) -> Caller:
+        """Return who makes a call of gRPC.
+
+        Raises:
+            UnauthenticatedError: its certificate says nothing, or is taken no longer.
+        """
+        if not self._takes_tls:
+            return ANYBODY
+        shown: dict[str, Any] = context.auth_context()
+        certificates = shown.get("x509_pem_cert")
+        if certificates is None:
+            if shown.get("transport_security_type"):
+                raise UnauthenticatedError(reason="no certificate was shown")
+            return ANYBODY
+        return self.who(certificates[0], lambda: _token(context.invocation_metadata()))
+
+    def who(self, certificate: bytes | None, token: Callable[[], str]) -> Caller:
+        """Return who shows this certificate (PEM or DER; None: none) and, where it names no user,
+        this token.
+
+        Raises:
+            UnauthenticatedError: it says nothing, or is taken no longer.
+        """
+        access, principal = self._access(), Principal(Kind.CLIENT)
+        if certificate is not None:
+            known = _certificates(certificate)
+            if known is None:
+                raise UnauthenticatedError(
+                    reason="the certificate names nobody of a Koinon cluster"
+                )
+            if access.is_revoked(known.serial):
+                raise UnauthenticatedError(reason=f"the certificate of {known} was revoked")
+            principal = known
+        if principal.kind is Kind.CLIENT:
+            return self._by_token(access, principal, token())
+        if principal.kind is not Kind.USER:
+            return Caller(principal, Permissions.NONE)
+        if fault := access.fault_of(principal.name, principal.issued_at_s):
+            raise UnauthenticatedError(reason=fault)
+        return Caller(principal, access.permissions_of(principal.name, principal.issued_at_s))
+
+    def _by_token(self, access: Access, principal: Principal, token: str) -> Caller:
+        """Return whose token this is; a caller without permissions where there is none."""
+        if not token:
+            return Caller(principal, Permissions.NONE)
+        user = access.user_of_token(token, time.time())
+        if user is None:
+            raise UnauthenticatedError(reason="the token is not known, was revoked, or is over")
+        return Caller(Principal(Kind.USER, user), access.permissions_of(user))
+
+
+def _token(metadata: Iterable[tuple[str, str | bytes]]) -> str:
+    for name, value in metadata:
+        if name == "authorization" and isinstance(value, str) and value.startswith(_BEARER):
+            return value.removeprefix(_BEARER).strip()
+    return ""
+
+
+def open_gate() -> Gate:
+    """Return the gate of a server without TLS."""
+    return Gate(Access, takes_tls=False)
