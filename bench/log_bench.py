@@ -26,7 +26,7 @@ from koinon_node.core import records
 from koinon_node.storage.environment import DATA_DB, PARTITIONS_DB
 from koinon_node.storage.store import Store
 from koinon_node.storage.writer import Writer
-from tests.node.groups import lone_writer
+from tests.node.kit.groups import lone_writer
 
 PARTITIONS = 1024
 VALUE = os.urandom(100)

@@ -24,7 +24,7 @@ from pathlib import Path
 from koinon_node.config import StoreConfig
 from koinon_node.storage.environment import DATA_DB, DATABASES
 from koinon_node.storage.store import Store
-from tests.node.groups import lone_writer
+from tests.node.kit.groups import lone_writer
 
 ROWS, BATCHES = 1000, 8
 RECORD = bytes(109)

@@ -176,7 +176,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _place(item: pytest.Item) -> tuple[bool, bool, int]:
-    path, folder = item.path, item.path.parent.name
+    path, folder = item.path, item.nodeid.split("/")[1]
     on_spark = item.nodeid.startswith(SPARK)
     names = [name for name in (f"{folder}/{path.stem}", folder) if name in LONGEST_FIRST]
     place = LONGEST_FIRST.index(names[0]) if names else len(LONGEST_FIRST)

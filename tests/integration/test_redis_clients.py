@@ -17,7 +17,7 @@ from koinon_proto.partitioner import slot_of
 from tests.integration.copies import is_settled
 from tests.kit.clusters import running_cluster
 from tests.kit.waiting import wait_until
-from tests.node.resp_client import RespClient
+from tests.node.kit.resp_client import RespClient
 
 PARTITIONER = ["--partitioner", "crc16", "--partitions", "64"]
 TIMEOUT_S = 60.0

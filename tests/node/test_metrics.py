@@ -24,8 +24,8 @@ from koinon_proto.contract.errors import (
 from koinon_proto.v1 import kv_pb2
 from tests.kit.addresses import free_address
 from tests.kit.waiting import wait_until
-from tests.node.scripted_coordinator import Script, ScriptedCoordinator
-from tests.node.support import PARTITIONS, NodeProcess, partitions_of, refusal, running_node
+from tests.node.kit.scripted_coordinator import Script, ScriptedCoordinator
+from tests.node.kit.support import PARTITIONS, NodeProcess, partitions_of, refusal, running_node
 from tests.scraping import Scrape, scrape
 
 NOT_OURS = 5  # led by another node

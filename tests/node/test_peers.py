@@ -37,8 +37,8 @@ from koinon_proto.contract.table import NodeInfo, NodeNumber
 from koinon_proto.v1 import replication_pb2
 from tests.kit.addresses import free_address
 from tests.kit.waiting import until
-from tests.node.groups import lone_writer
-from tests.node.test_agent_lease import table_of
+from tests.node.kit.groups import lone_writer
+from tests.node.membership.test_agent_lease import table_of
 
 WAIT_S = 15.0
 Request = replication_pb2.FollowRequest

@@ -20,8 +20,8 @@ from koinon_proto.contract.errors import LeaseExpiredError, UnknownFateError
 from koinon_proto.server.rpc import error_of
 from koinon_proto.v1 import kv_pb2
 from tests.kit.waiting import wait_until
-from tests.node.scripted_coordinator import Script, ScriptedCoordinator
-from tests.node.support import WAIT_S, NodeProcess, partitions_of, running_node
+from tests.node.kit.scripted_coordinator import Script, ScriptedCoordinator
+from tests.node.kit.support import WAIT_S, NodeProcess, partitions_of, running_node
 
 
 def test_acknowledged_writes_survive_kill_9_of_the_node(tmp_path: Path) -> None:

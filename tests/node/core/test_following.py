@@ -1,0 +1,268 @@
+"""The follower's pure decisions."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from koinon_node.core.records import EpochStart
+from koinon_node.core.replication.copies import CopyState
+from koinon_node.core.replication.replica_sync import (
+    NEXT,
+    OPEN_MAX,
+    BadMessageError,
+    Fate,
+    Followed,
+    Opened,
+    Rank,
+    ReplicaSync,
+    Sent,
+    Stage,
+    Step,
+    Want,
+    Wanted,
+    choose_openings,
+    first_step,
+    retry_delay_s,
+)
+from koinon_proto.contract.table import NO_NODE, NodeStatus, first_sequence
+from tests.node.kit.scripted_primary import ME, P1, P2, a_row, a_table
+
+E5, E6 = first_sequence(5), first_sequence(6)
+
+
+def never_seen(_: int) -> int:
+    return 0
+
+
+def opened(following: ReplicaSync, answer: Opened, step: Step) -> Followed:
+    """Open partition 0 and take the answer."""
+    following.want({0: Want(5, 5, Rank.IN_SYNC)})
+    following.open(following.partitions[0], Sent(0, CopyState.USABLE), 0.0)
+    followed = following.answered(0)
+    assert followed is not None
+    followed.opened = answer
+    followed.received = answer.stream_from
+    followed.take(step)
+    return followed
+
+
+# --- whom to follow --------------------------------------------------------------------------
+
+
+def test_wanted_is_what_the_rows_give_to_others_and_keep_here() -> None:
+    rows = [
+        a_row(0),
+        a_row(1, P2, in_sync=False),
+        a_row(2, in_sync=False, adding=(ME,)),
+        a_row(3, ME),
+        a_row(4, replicas=(P1, P2)),
+        a_row(5, NO_NODE),
+    ]
+    found = Wanted().of(a_table(1, rows), ME, 1, never_seen)
+    assert found == {
+        P1: {0: Want(5, 5, Rank.IN_SYNC), 2: Want(5, 5, Rank.ADDING)},
+        P2: {1: Want(5, 5, Rank.SETTLED)},
+    }
+
+
+def test_wanted_is_nothing_without_a_current_registration() -> None:
+    table = a_table(1, [a_row(0)], node_epoch=3)
+    assert Wanted().of(table, ME, 3, never_seen)
+    assert not Wanted().of(table, ME, 4, never_seen)
+    assert not Wanted().of(table, ME, 0, never_seen)
+    fenced = replace(table.nodes[ME], status=NodeStatus.FENCED)
+    assert not Wanted().of(replace(table, nodes={**table.nodes, ME: fenced}), ME, 3, never_seen)
+
+
+def test_wanted_leaves_out_epochs_below_one_seen() -> None:
+    table = a_table(1, [a_row(0, epoch=5)])
+    assert Wanted().of(table, ME, 1, lambda p: 5)
+    assert not Wanted().of(table, ME, 1, lambda p: 6)
+
+
+def test_wanted_from_table_to_table_is_what_the_newest_says_alone() -> None:
+    rng = random.Random(5)
+    kept = Wanted()
+    rows = [a_row(p) for p in range(6)]
+    for version in range(1, 300):
+        p = rng.randrange(6)
+        rows[p] = a_row(
+            p,
+            rng.choice([P1, P2, ME, NO_NODE]),
+            epoch=rng.randrange(4, 8),
+            in_sync=rng.random() < 0.5,
+            replicas=rng.choice([(P1, P2), (ME, P1, P2), (P2, ME)]),
+        )
+        node_epoch = 1 if rng.random() < 0.9 else 0
+        table = a_table(version, list(rows))
+        found = kept.of(table, ME, node_epoch, lambda p: 5)
+        assert found == Wanted().of(table, ME, node_epoch, lambda p: 5)
+
+
+# --- what comes first ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("through", "state", "tail_epoch", "common", "stream_from", "expected"),
+    [
+        (E5 + 9, CopyState.USABLE, 0, E5 + 9, E5 + 9, Step.JOIN),
+        (E5 + 9, CopyState.USABLE, 0, E5 + 9, E5 + 12, Step.PULL),
+        (E5 + 9, CopyState.USABLE, 0, E5 + 7, E5 + 7, Step.REPAIR),
+        (E5 + 9, CopyState.DIRTY_TAIL, 0, E5 + 9, E5 + 9, Step.REPAIR),
+        (E5 + 9, CopyState.DIRTY_TAIL, 4, E5 + 9, E5 + 9, Step.REPAIR),
+        (E5 + 9, CopyState.DIRTY_TAIL, 5, E5 + 9, E5 + 12, Step.PULL),
+        (0, CopyState.USABLE, 0, E5, E5 + 1, Step.PULL),
+    ],
+)
+def test_first_step_repairs_before_it_pulls(
+    through: int,
+    state: CopyState,
+    tail_epoch: int,
+    common: int,
+    stream_from: int,
+    expected: Step,
+) -> None:
+    followed = Followed(0, Want(5, 5, Rank.IN_SYNC), sent=Sent(through, state))
+    history = (EpochStart(5, 0),)
+    followed.opened = Opened(common_point=common, stream_from=stream_from, history=history)
+    assert first_step(followed, tail_epoch) is expected
+
+
+def test_first_step_common_point_above_what_is_held_is_refused() -> None:
+    followed = Followed(0, Want(6, 6, Rank.IN_SYNC), sent=Sent(E5 + 9, CopyState.USABLE))
+    level = Opened(common_point=E6, stream_from=E6, history=(EpochStart(6, E5 + 9),))
+    followed.opened = level  # the epoch began right where the copy ends
+    assert first_step(followed, 0) is Step.JOIN
+    followed.opened = replace(level, history=(EpochStart(6, E5 + 10),))
+    with pytest.raises(BadMessageError):
+        first_step(followed, 0)
+
+
+# --- batches ---------------------------------------------------------------------------------
+
+
+def test_batch_fates_by_stage() -> None:
+    following = ReplicaSync()
+    assert following.fate_of(0, 5, E5, E5 + 1)[0] is Fate.IGNORE
+    following.want({0: Want(5, 5, Rank.IN_SYNC)})
+    assert following.fate_of(0, 5, E5, E5 + 1)[0] is Fate.IGNORE
+    followed = opened(following, Opened(stream_from=E5), Step.PULL)
+    assert following.fate_of(0, 5, E5, E5 + 1)[0] is Fate.KEEP_BACK
+    assert following.fate_of(0, 4, E5 + 1, E5 + 2)[0] is Fate.IGNORE
+    assert following.fate_of(0, 6, E5 + 1, E5 + 2)[0] is Fate.IGNORE
+    followed.take(Step.JOIN)
+    assert following.fate_of(0, 5, E5 + 1, E5 + 3)[0] is Fate.KEEP_BACK
+    followed.take(Step.POSITION)
+    assert following.fate_of(0, 5, E5 + 3, E5 + 4)[0] is Fate.APPLY
+    followed.take(Step.DURABLE)
+    assert following.fate_of(0, 5, E5 + 4, E5 + 5)[0] is Fate.APPLY
+    assert followed.position == E5 + 5
+
+
+@pytest.mark.parametrize("previous", [E5 + 1, E5 + 3])
+def test_batch_that_does_not_follow_the_one_before_is_a_gap(previous: int) -> None:
+    following = ReplicaSync()
+    followed = opened(following, Opened(stream_from=E5 + 2), Step.JOIN)
+    followed.take(Step.POSITION)
+    assert following.fate_of(0, 5, previous, previous + 1)[0] is Fate.GAP
+    assert followed.received == E5 + 2
+
+
+def test_first_batch_of_an_epoch_follows_what_came_before_the_epoch() -> None:
+    following = ReplicaSync()
+    opened(following, Opened(stream_from=77), Step.JOIN)
+    assert following.fate_of(0, 5, E5, E5 + 1)[0] is Fate.KEEP_BACK
+
+
+def test_kept_back_too_much_is_dropped_and_no_position_follows() -> None:
+    following = ReplicaSync()
+    followed = opened(following, Opened(stream_from=E5), Step.JOIN)
+    for number in range(6):
+        if following.fate_of(0, 5, E5 + number, E5 + number + 1)[0] is Fate.KEEP_BACK:
+            following.keep_back(followed, [b"\0\0k"], [bytes(1 << 20)])
+    assert followed.overflowed
+    assert not followed.joined
+    assert following.kept_bytes == followed.kept_bytes == 0
+    assert following.fate_of(0, 5, E5 + 6, E5 + 7)[0] is Fate.IGNORE
+
+
+def test_position_waits_for_what_was_pulled() -> None:
+    following = ReplicaSync()
+    followed = opened(following, Opened(stream_from=E5), Step.PULL)
+    followed.pulled(E5 + 3, 1, 10)
+    followed.take(Step.JOIN)
+    assert not followed.joined
+    following.fate_of(0, 5, E5, E5 + 3)
+    assert followed.joined
+
+
+# --- openings --------------------------------------------------------------------------------
+
+
+def test_partition_is_not_opened_again_before_it_was_answered() -> None:
+    following = ReplicaSync()
+    following.want({0: Want(5, 5, Rank.IN_SYNC)})
+    following.open(following.partitions[0], Sent(0, CopyState.USABLE), 0.0)
+    ended, changed = following.want({0: Want(6, 6, Rank.IN_SYNC)})
+    assert (ended, len(changed)) == ([], 1)
+    following.close(changed[0])
+    assert following.waiting() == []
+    assert following.answered(0) is None  # to the opening that is over
+    assert following.waiting() == changed
+
+
+def test_row_that_changes_only_who_is_in_sync_ends_nothing() -> None:
+    following = ReplicaSync()
+    followed = opened(following, Opened(stream_from=E5), Step.JOIN)
+    assert following.want({0: Want(5, 6, Rank.SETTLED)}) == ([], [])
+    assert followed.stage is Stage.JOINING
+    assert followed.want.rank is Rank.SETTLED
+
+
+def of_rank(rank: Rank, count: int, first: int = 0) -> list[Followed]:
+    return [Followed(p, Want(5, 5, rank)) for p in range(first, first + count)]
+
+
+def test_openings_go_by_rank_and_within_bounds() -> None:
+    waiting = [
+        *of_rank(Rank.ADDING, 10),
+        *of_rank(Rank.SETTLED, 30, 100),
+        *of_rank(Rank.IN_SYNC, 50, 200),
+    ]
+    random.Random(1).shuffle(waiting)
+    chosen = choose_openings(waiting, {}, 0.0, paused=False)
+    assert [f.want.rank for f in chosen[:50]] == [Rank.IN_SYNC] * 50
+    assert [f.want.rank for f in chosen[50:]] == [Rank.SETTLED] * OPEN_MAX[Rank.SETTLED]
+    chosen = choose_openings(of_rank(Rank.ADDING, 60), {Rank.ADDING: 1}, 0.0, paused=False)
+    assert len(chosen) == OPEN_MAX[Rank.ADDING] - 1
+    adding = of_rank(Rank.ADDING, 10)
+    assert choose_openings(adding, {}, 0.0, paused=True) == []
+    assert choose_openings(adding, {Rank.SETTLED: 1}, 0.0, paused=False) == []
+    adding[0].due_at = 5.0
+    assert adding[0] not in choose_openings(adding, {}, 4.9, paused=False)
+
+
+def test_every_stage_can_be_closed_and_reached() -> None:
+    reached = {Stage.WAITING, *NEXT.values()}
+    assert reached == set(Stage)
+    assert all((stage, Step.CLOSE) in NEXT for stage in Stage)
+    followed = Followed(0, Want(5, 5, Rank.IN_SYNC))
+    with pytest.raises(KeyError):
+        followed.take(Step.POSITION)
+
+
+def test_retry_of_a_copy_in_sync_never_waits_long() -> None:
+    """A takeover waits for it (rule 4); a copy that only catches up can wait."""
+    delays_s = {
+        rank: [
+            retry_delay_s(Followed(0, Want(5, 5, rank), attempts=attempts))
+            for attempts in range(12)
+        ]
+        for rank in Rank
+    }
+    assert delays_s[Rank.IN_SYNC][0] == delays_s[Rank.ADDING][0] == 0.02
+    assert max(delays_s[Rank.IN_SYNC]) == 0.1
+    assert max(delays_s[Rank.SETTLED]) == max(delays_s[Rank.ADDING]) == 1.0
