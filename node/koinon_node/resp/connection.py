@@ -23,7 +23,7 @@ from time import perf_counter
 from typing import Any, Protocol, cast
 
 from koinon_node.resp import errors, wire
-from koinon_node.resp.commands import Arguments, Outcome, Read, Spec, Write, find, first_key
+from koinon_node.resp.commands.table import Arguments, Outcome, Read, Spec, Write, find, first_key
 from koinon_node.resp.service import RUN_BYTES, Answer, RedisService
 from koinon_node.resp.session import Session
 from koinon_proto.contract import request_ids

@@ -7,16 +7,16 @@ import contextlib
 import itertools
 import logging
 
-from koinon_node.resp import (  # noqa: F401 (their commands join the table)
-    cluster_commands,
+from koinon_node.resp.commands import (  # noqa: F401 (they join the table)
+    cluster,
     introspection,
-    key_commands,
-    own_commands,
-    scan_commands,
-    server_commands,
-    string_commands,
+    keys,
+    own,
+    scans,
+    server,
+    strings,
 )
-from koinon_node.resp.commands import COMMANDS
+from koinon_node.resp.commands.table import COMMANDS
 from koinon_node.resp.connection import Connection
 from koinon_node.resp.service import RedisService
 from koinon_proto.contract.errors import ConfigurationError

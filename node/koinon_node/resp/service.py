@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from koinon_node.core import records
-from koinon_node.resp.commands import Encoded, Read, Write, Written
+from koinon_node.resp.commands.table import Encoded, Read, Write, Written
 from koinon_node.resp.topology import Topology
 from koinon_node.serving.batches import (
     ReadAnswer,

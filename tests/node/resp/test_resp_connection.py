@@ -8,14 +8,10 @@ from typing import Any
 
 import pytest
 
-from koinon_node.resp import (
-    commands,
-    errors,
-    listener,
-    scan_commands,
-)
 from koinon_node.resp import connection as connections
-from koinon_node.resp.commands import Arguments, Outcome, Spec, Write
+from koinon_node.resp import errors, listener
+from koinon_node.resp.commands import scans, table
+from koinon_node.resp.commands.table import Arguments, Outcome, Spec, Write
 from koinon_node.resp.session import Session
 from koinon_node.serving.batches import ScanAnswer, ScanPage
 from koinon_proto.server.requests import Method
@@ -104,7 +100,7 @@ def defective(session: Session, arguments: Arguments) -> Outcome:
 @pytest.fixture
 def bad(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = Spec("BAD", 1, defective, errors.guest, Method("Redis", "BAD", stream=False))
-    monkeypatch.setitem(commands.COMMANDS, b"BAD", spec)
+    monkeypatch.setitem(table.COMMANDS, b"BAD", spec)
 
 
 @pytest.mark.usefixtures("bad")
@@ -187,7 +183,7 @@ def test_dbsize_lets_others_have_their_turn_between_pages() -> None:
 
         turn()
         pages: Any = Pages()
-        assert await scan_commands._dbsize(pages) == b":5\r\n"
+        assert await scans._dbsize(pages) == b":5\r\n"
         assert turns_at == sorted(set(turns_at))
 
     asyncio.run(run())

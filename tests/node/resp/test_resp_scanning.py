@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koinon_node.resp.scanning import (
+from koinon_node.resp.commands.cursors import (
     HashPage,
     compiled,
     cursor_of,

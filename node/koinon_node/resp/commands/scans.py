@@ -6,10 +6,16 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from koinon_node.resp import errors, wire
-from koinon_node.resp.arguments import SYNTAX, integer
-from koinon_node.resp.commands import Arguments, Outcome, command
+from koinon_node.resp.commands.arguments import SYNTAX, integer
+from koinon_node.resp.commands.cursors import (
+    HashPage,
+    compiled,
+    cursor_of,
+    literal_prefix,
+    position_of,
+)
+from koinon_node.resp.commands.table import Arguments, Outcome, command
 from koinon_node.resp.errors import RefusedError
-from koinon_node.resp.scanning import HashPage, compiled, cursor_of, literal_prefix, position_of
 from koinon_node.resp.service import RedisService
 from koinon_node.resp.session import Session
 from koinon_node.serving.batches import ScanAnswer, ScanPage

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from koinon_node.resp import errors, wire
-from koinon_node.resp.arguments import SYNTAX, integer
-from koinon_node.resp.commands import Arguments, Outcome, Subcommands, command, subcommand
+from koinon_node.resp.commands.arguments import SYNTAX, integer
+from koinon_node.resp.commands.table import Arguments, Outcome, Subcommands, command, subcommand
 from koinon_node.resp.errors import RefusedError
 from koinon_node.resp.session import Session
 

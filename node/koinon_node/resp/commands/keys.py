@@ -8,8 +8,9 @@ from functools import partial
 from koinon_node.core import records
 from koinon_node.core.updates import NEVER, Expire, ExpireIf, Expiry, ExpiryKind
 from koinon_node.resp import errors, wire
-from koinon_node.resp.arguments import expiry, keys_of_one_slot
-from koinon_node.resp.commands import (
+from koinon_node.resp.commands.arguments import expiry, keys_of_one_slot
+from koinon_node.resp.commands.own import was_there
+from koinon_node.resp.commands.table import (
     Arguments,
     Encoded,
     Handler,
@@ -21,7 +22,6 @@ from koinon_node.resp.commands import (
     command,
 )
 from koinon_node.resp.errors import RefusedError
-from koinon_node.resp.own_commands import was_there
 from koinon_node.resp.session import Session
 from koinon_node.serving.checks import check_key
 

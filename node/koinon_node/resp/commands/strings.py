@@ -21,14 +21,15 @@ from koinon_node.core.updates import (
     parse_decimal,
 )
 from koinon_node.resp import errors, wire
-from koinon_node.resp.arguments import (
+from koinon_node.resp.commands.arguments import (
     SYNTAX,
     Options,
     integer,
     keys_of_one_slot,
     positive_expiry,
 )
-from koinon_node.resp.commands import (
+from koinon_node.resp.commands.own import value_or_nil
+from koinon_node.resp.commands.table import (
     Arguments,
     Encoded,
     Outcome,
@@ -39,7 +40,6 @@ from koinon_node.resp.commands import (
     command,
 )
 from koinon_node.resp.errors import RefusedError
-from koinon_node.resp.own_commands import value_or_nil
 from koinon_node.resp.session import Session
 from koinon_node.serving.checks import check_key, check_value
 

@@ -42,7 +42,7 @@ from koinon_node.core.updates import (
     parse_integer,
 )
 from koinon_node.resp import errors, wire
-from koinon_node.resp.commands import (
+from koinon_node.resp.commands.table import (
     Arguments,
     Encoded,
     Outcome,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from koinon_node.resp import errors, wire
-from koinon_node.resp.arguments import integer
-from koinon_node.resp.commands import Arguments, Outcome, Subcommands, command, subcommand
+from koinon_node.resp.commands.arguments import integer
+from koinon_node.resp.commands.table import Arguments, Outcome, Subcommands, command, subcommand
 from koinon_node.resp.errors import RefusedError
 from koinon_node.resp.session import Session
 from koinon_node.resp.topology import SlotRange, Topology, cluster_node_id

@@ -9,7 +9,8 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 
 from koinon_node.resp import errors, wire
-from koinon_node.resp.commands import (
+from koinon_node.resp.commands.server import REDIS_VERSION
+from koinon_node.resp.commands.table import (
     COMMANDS,
     Arguments,
     Outcome,
@@ -19,7 +20,6 @@ from koinon_node.resp.commands import (
     subcommand,
 )
 from koinon_node.resp.errors import RefusedError
-from koinon_node.resp.server_commands import REDIS_VERSION
 from koinon_node.resp.session import Session
 
 _CONFIG = {
