@@ -115,7 +115,9 @@ class Parts:
         )
         self.rows = RowCounts()
         self.redis = RedisListener(
-            RedisService(self.engine, state, self.rows, self.graceful_drain), config.listening
+            RedisService(self.engine, state, self.rows, self.graceful_drain),
+            config.listening,
+            self.gate,
         )
         self.stager = Stager(state, store, self.engine, clock, self.rows)
         self.column_reader = ColumnReader(

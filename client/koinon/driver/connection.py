@@ -18,12 +18,15 @@ import grpc
 
 from koinon.driver import request_ids
 from koinon.driver.channels import CONNECT_S_MAX, open_channel
+from koinon_proto.contract.errors import KoinonError
 from koinon_proto.security.transport import PLAIN, Dialing
+from koinon_proto.server import rpc
 from koinon_proto.v1 import admin_pb2_grpc, kv_pb2, kv_pb2_grpc, table_pb2_grpc
 
 READY = grpc.ChannelConnectivity.READY
 _FAILED = (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN)
 
+_NOT_LET_IN = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 _END_S_MAX = 1.0
 
 
@@ -51,6 +54,8 @@ class Connection:
         self._left: Any = None  # the attendance that the node has ended
         self._unattended = False  # the node knows no attendance
         self._listening: asyncio.Task[None] | None = None  # for the end of the attendance
+        self.refusal: KoinonError | None = None
+        """Why the node gives this client no leave, if it has said so."""
         self._calls = 0  # under way
         self._silent_since = 0.0  # while calls are under way: when one began, or ended, last of all
         self.last_request: request_ids.RequestId | None = None  # for which a call was begun last
@@ -89,6 +94,8 @@ class Connection:
             async with asyncio.timeout(CONNECT_S_MAX):
                 answer = await call.read()
         except grpc.aio.AioRpcError as failure:
+            if failure.code() in _NOT_LET_IN:
+                self.refusal = rpc.error_of(failure)
             self._unattended = failure.code() is grpc.StatusCode.UNIMPLEMENTED
             return self._unattended
         except TimeoutError:
@@ -100,7 +107,7 @@ class Connection:
         if answer is grpc.aio.EOF or answer.leaving:
             await _end(call)
             return False
-        self._unattended = False
+        self._unattended, self.refusal = False, None
         self._attendance = call
         self._listening = asyncio.create_task(self._listen(call))
         return True

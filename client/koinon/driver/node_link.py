@@ -189,8 +189,9 @@ class Link:
         with connection.sending():
             return await self._call(connection, method, request, timeout_s, write=write)
 
-    def not_sent(self) -> NotSentError:
-        return NotSentError(reason=f"no connection to {self.address}")
+    def not_sent(self) -> KoinonError:
+        """Return why nothing was sent."""
+        return self._connection.refusal or NotSentError(reason=f"no connection to {self.address}")
 
     async def _call(
         self,

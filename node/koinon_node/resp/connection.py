@@ -29,6 +29,7 @@ from koinon_node.resp.session import Session
 from koinon_proto.contract import request_ids
 from koinon_proto.contract.errors import InternalError, KoinonError, NotPrimaryError
 from koinon_proto.contract.request_ids import Handling
+from koinon_proto.security.gate import Gate
 from koinon_proto.server import requests
 from koinon_proto.server.requests import Method
 
@@ -61,6 +62,7 @@ class Owner(Protocol):
     """Who keeps all connections."""
 
     service: RedisService
+    gate: Gate
 
     def opened(self, connection: Connection) -> bool:
         """Return whether it may stay."""
@@ -104,7 +106,15 @@ class Connection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=_BACKED_UP_BYTES)
         _probe_when_idle(transport.get_extra_info("socket"))
         peer = _name_of(transport.get_extra_info("peername"))
-        self.session = Session(self._owner.service, self._number, peer, self._tell)
+        tls = transport.get_extra_info("ssl_object")
+        self.session = Session(
+            self._owner.service,
+            self._number,
+            peer,
+            self._tell,
+            None if tls is None else self._owner.gate,
+            b"" if tls is None else tls.getpeercert(binary_form=True) or b"",
+        )
         if not self._owner.opened(self):
             self._transport.write(wire.error("ERR max number of clients reached"))
             self._transport.close()
@@ -254,8 +264,11 @@ class Connection(asyncio.Protocol):
         if not spec.takes(len(arguments)):
             text = f"ERR wrong number of arguments for '{spec.name.lower()}' command"
             return spec, wire.error(text)
+        session = self.session
         try:
-            return spec, spec.handler(self.session, arguments)
+            if session.gate is not None and "no_auth" not in spec.flags:
+                session.check_known()
+            return spec, spec.handler(session, arguments)
         except KoinonError as error:
             return spec, self._failed(spec, error, "")
         except Exception as error:

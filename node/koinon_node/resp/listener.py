@@ -20,6 +20,7 @@ from koinon_node.resp.commands.table import COMMANDS
 from koinon_node.resp.connection import Connection
 from koinon_node.resp.service import RedisService
 from koinon_proto.contract.errors import ConfigurationError
+from koinon_proto.security.gate import Gate
 from koinon_proto.security.sockets import Server, serve
 from koinon_proto.security.transport import Listening
 from koinon_proto.server import requests
@@ -35,8 +36,9 @@ _PAUSE_S = 0.01
 class RedisListener:
     """Belongs to the event loop."""
 
-    def __init__(self, service: RedisService, listening: Listening) -> None:
+    def __init__(self, service: RedisService, listening: Listening, gate: Gate) -> None:
         self.service = service
+        self.gate = gate
         self._listening = listening
         self.connections: set[Connection] = set()
         service.connected = lambda: len(self.connections)

@@ -15,6 +15,7 @@ from koinon_proto.security.names import Kind, Principal
 
 _BEARER = "Bearer "
 _KNOWN_MAX = 4_096
+_LOOK_AGAIN_S = 10
 _certificates: Callable[[bytes], Principal | None] = lru_cache(_KNOWN_MAX)(principal_in)
 
 
@@ -29,6 +30,13 @@ class Gate:
     def version(self) -> int:
         """Rises when callers may have other permissions than before."""
         return self._access().version
+
+    @property
+    def stamp(self) -> tuple[int, int]:
+        """Changes when what was found out of a caller should be found out anew: with the access
+        state, and now and then, since tokens end.
+        """
+        return self._access().version, int(time.monotonic()) // _LOOK_AGAIN_S
 
     def caller(self, context: Any) -> Caller:
         """Return who makes a call of gRPC.

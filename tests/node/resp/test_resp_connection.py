@@ -75,6 +75,7 @@ class Service:
 class Owner:
     def __init__(self) -> None:
         self.service: Any = Service()
+        self.gate: Any = None
         self.held = 0
 
     def opened(self, connection: connections.Connection) -> bool:

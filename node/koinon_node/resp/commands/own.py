@@ -1,6 +1,6 @@
 """The commands of Koinon's own clients: single operations with all that gRPC's have.
 
-    KOINON.HELLO protocol cluster_id
+    KOINON.HELLO protocol cluster_id [token]
         -> the node's id
     KOINON.GET key table_version [request_id]
         -> the value, or nil
@@ -114,7 +114,7 @@ def _durability(text: bytes) -> Durability:
         raise InvalidArgumentError(field="durability", reason="no such level") from None
 
 
-@command("KOINON.HELLO", 3, errors.own)
+@command("KOINON.HELLO", -3, errors.own, flags=("no_auth",))
 def hello(session: Session, arguments: Arguments) -> Outcome:
     """Say which cluster is meant, and attend."""
     version = number(arguments[1], "protocol")
@@ -122,6 +122,9 @@ def hello(session: Session, arguments: Arguments) -> Outcome:
         raise UnsupportedVersionError(
             what="the protocol of Koinon's commands", version=version, supported=PROTOCOL_VERSION
         )
+    if len(arguments) > 3:
+        session.authenticate(arguments[3].decode("ascii", "replace"))
+    session.check_known()
     session.service.cluster().check_id(arguments[2].decode("utf-8", "replace"))
     session.attend(lambda: session.tell(LEAVING))
     return wire.bulk(session.service.node_id.encode())

@@ -7,6 +7,7 @@ from koinon_node.resp.commands.arguments import SYNTAX, integer
 from koinon_node.resp.commands.table import Arguments, Outcome, Subcommands, command, subcommand
 from koinon_node.resp.errors import RefusedError
 from koinon_node.resp.session import Session
+from koinon_proto.contract.errors import UnauthenticatedError
 
 REDIS_VERSION = b"7.2.0"
 """Whose commands these are; clients choose by it what they may ask for."""
@@ -28,14 +29,14 @@ def echo(session: Session, arguments: Arguments) -> Outcome:
     return wire.bulk(arguments[1])
 
 
-@command("QUIT", -1, errors.guest)
+@command("QUIT", -1, errors.guest, flags=("no_auth",))
 def quit_(session: Session, arguments: Arguments) -> Outcome:
     """Close the connection."""
     session.closing = True
     return wire.OK
 
 
-@command("HELLO", -1, errors.guest, flags=("fast",))
+@command("HELLO", -1, errors.guest, flags=("fast", "no_auth"))
 def hello(session: Session, arguments: Arguments) -> Outcome:
     """Choose the version of the protocol, and tell who answers."""
     version, options = arguments[1:2], arguments[2:]
@@ -46,9 +47,11 @@ def hello(session: Session, arguments: Arguments) -> Outcome:
         if options[0].upper() == b"SETNAME" and len(options) > 1:
             name, options = _checked_name(options[1]), options[2:]
         elif options[0].upper() == b"AUTH" and len(options) > 2:
-            raise RefusedError(_NO_PASSWORD)
+            _authenticate(session, options[2], options[1])
+            options = options[3:]
         else:
             raise RefusedError(f"ERR Syntax error in HELLO option {options[0]!a}")
+    session.check_known()
     session.name = name
     if version:
         session.resp3 = version[0] == b"3"
@@ -65,10 +68,23 @@ def hello(session: Session, arguments: Arguments) -> Outcome:
     return wire.map_of(pairs, resp3=session.resp3)
 
 
-@command("AUTH", -2, errors.guest, flags=("fast",))
+@command("AUTH", -2, errors.guest, flags=("fast", "no_auth"))
 def auth(session: Session, arguments: Arguments) -> Outcome:
-    """Refuse: there are no passwords, and who believes to need one should hear that."""
-    raise RefusedError(_NO_PASSWORD)
+    """Say who this is, by a token: AUTH [user] token."""
+    if len(arguments) > 3:
+        raise RefusedError(SYNTAX)
+    _authenticate(session, arguments[-1], arguments[1] if len(arguments) == 3 else b"")
+    return wire.OK
+
+
+def _authenticate(session: Session, token: bytes, user: bytes) -> None:
+    """Take the token; without TLS refuse, since who believes to need it should hear that."""
+    if session.gate is None:
+        raise RefusedError(_NO_PASSWORD)
+    try:
+        session.authenticate(token.decode("ascii", "replace"), user.decode("utf-8", "replace"))
+    except UnauthenticatedError as error:
+        raise RefusedError(f"WRONGPASS {error.reason}") from None
 
 
 @command("SELECT", 2, errors.guest, flags=("fast",))
