@@ -46,7 +46,8 @@ class NotedTransport:
         self.high = high
 
     def get_extra_info(self, name: str) -> Any:
-        return Socket() if name == "socket" else ("127.0.0.1", 1)
+        known = {"socket": Socket(), "peername": ("127.0.0.1", 1)}
+        return known.get(name)
 
 
 class Socket:
