@@ -1,0 +1,20 @@
+"""The error of what deals with certificates, apart from it: the command line knows it always."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from koinon_proto.contract.errors import KoinonError
+
+
+@dataclass(kw_only=True, eq=False)
+class CertificateError(KoinonError):
+    """A file with a certificate or a key cannot be used, or must not be made; ``reason`` says why
+    and what to do.
+    """
+
+    template: ClassVar[str] = "{e.path}: {e.reason}"
+
+    path: str
+    reason: str
