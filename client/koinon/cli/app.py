@@ -20,6 +20,7 @@ MODULES = {
     "koinon.cli.data.load": ("load",),
     "koinon.cli.data.ingest": ("ingest",),
     "koinon.cli.local": ("up", "down"),
+    "koinon.cli.certs": ("certs",),
     "koinon.cli.operate.admin": ("admin",),
     "koinon.cli.operate.top": ("top",),
     "koinon.cli.bench": ("bench",),

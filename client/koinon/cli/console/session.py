@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from koinon.certs.errors import CertificateError
 from koinon.cli.console import output
 from koinon.cli.console.help import Command
 from koinon.core.quantities import parse_duration_ms
@@ -53,6 +54,7 @@ _EXIT_CODES: dict[type[KoinonError], int] = {
     errors.DataDirectoryError: USAGE,
     errors.MembershipChangeError: USAGE,
     LocalClusterError: USAGE,
+    CertificateError: USAGE,
     errors.ConditionFailedError: NOT_FOUND,
     errors.UnknownNodeError: NOT_FOUND,
 }
