@@ -163,11 +163,11 @@ def test_text_of_a_stranger_is_escaped(certs: Run, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(authorities, "_subject", lambda _: x509.Name([_named("\x1b[2Jme[red]")]))
     certs("ca")
     certs("node", "n1")
-    for arguments in (("show", "certs/node-n1.pem"), ("show", "certs/ca.pem")):
+    for name, times in (("node-n1.pem", 2), ("ca.pem", 1)):
         for options in ((), ("--json",)):
-            said = certs(*arguments, *options).stdout
+            said = certs("show", f"certs/{name}", *options).stdout
             assert "\x1b" not in said
-            assert "me[red]" in said.replace("\\\\", "")
+            assert said.replace("\\\\", "").count("me[red]") >= times
 
 
 def _named(text: str) -> x509.NameAttribute[str]:
