@@ -32,6 +32,8 @@ from koinon_proto.contract.errors import (
 from koinon_proto.process.logs import configure_logging
 from koinon_proto.process.printable import protect_streams, tell
 from koinon_proto.process.private_files import only_for_owner
+from koinon_proto.security import audit
+from koinon_proto.security.audit import Audit
 from koinon_proto.security.names import Kind
 from koinon_proto.security.transport import add_flags, listening
 from koinon_proto.server.requests import SLOW_MS, log_slow_after
@@ -81,6 +83,7 @@ def parser() -> argparse.ArgumentParser:
         help="where to serve metrics, HTTP, /metrics (nowhere)",
     )
     add_flags(made)
+    audit.add_flags(made)
     flag("--log-format", default="text", help="text or json (%(default)s)")
     flag("--log-level", default="INFO", help="DEBUG, INFO, WARNING or ERROR (%(default)s)")
     _add_numbers(
@@ -172,6 +175,7 @@ def _config(flags: argparse.Namespace) -> CoordinatorConfig:
         join=flags.join,
         metrics_listen=flags.metrics_listen,
         listening=listening(flags.tls, flags.tls_bundle, Kind.COORDINATOR),
+        audit=Audit(flags.audit_log, flags.audit_data_every),
         bootstrap=BootstrapConfig(
             bootstrap_nodes=flags.bootstrap_nodes,
             replication_factor=flags.replication_factor,

@@ -17,6 +17,7 @@ from koinon_proto.contract.table import (
     ClusterConfig,
     partition_count_fault,
 )
+from koinon_proto.security.audit import NO_AUDIT, Audit
 from koinon_proto.security.transport import Listening
 from koinon_proto.server.admission import LaneLimits, Share
 
@@ -223,6 +224,7 @@ class CoordinatorConfig:
     timing: TimingConfig = field(default_factory=TimingConfig)
     metrics_listen: str = ""
     listening: Listening = field(default_factory=Listening)
+    audit: Audit = NO_AUDIT
 
     def __post_init__(self) -> None:
         check_name("id", self.member_id)

@@ -64,6 +64,7 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[Coordinator]:
         DATA_LANE,
         CONTROL_LANE,
         gate=Gate(lambda: coordinator.access, takes_tls=config.listening.takes_tls),
+        audit=config.audit,
     )
     server = GuardedServer(guard, _OPTIONS)
     add_services(coordinator, server)
@@ -95,6 +96,7 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[Coordinator]:
         await coordinator.stop()
         await server.stop(STOP_GRACE_S)
         config.listening.close()
+        await asyncio.to_thread(config.audit.close)
 
 
 async def _start(coordinator: Coordinator, config: CoordinatorConfig) -> None:

@@ -34,6 +34,8 @@ from koinon_proto.process.logs import configure_logging
 from koinon_proto.process.memory import keep_freed
 from koinon_proto.process.printable import protect_streams, tell
 from koinon_proto.process.private_files import only_for_owner
+from koinon_proto.security import audit
+from koinon_proto.security.audit import Audit
 from koinon_proto.security.names import Kind
 from koinon_proto.security.transport import add_flags, listening
 from koinon_proto.server.requests import SLOW_MS, log_slow_after
@@ -70,6 +72,7 @@ def serve(flags: argparse.Namespace) -> None:
             redis_listen=flags.redis_listen,
             redis_advertise=flags.redis_advertise or _beside(advertise, flags.redis_listen),
             listening=listening(flags.tls, flags.tls_bundle, Kind.NODE),
+            audit=Audit(flags.audit_log, flags.audit_data_every),
             store=StoreConfig(
                 directory=flags.data,
                 map_size_bytes=flags.map_size_bytes,
@@ -149,6 +152,7 @@ def parser() -> argparse.ArgumentParser:
         help="make writes durable in a log in front of the store (%(default)s)",
     )
     add_flags(made)
+    audit.add_flags(made)
     flag(
         "--metrics-listen",
         default="",

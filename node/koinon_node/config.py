@@ -9,6 +9,7 @@ from typing import Literal
 from koinon_proto.contract.addresses import check_address
 from koinon_proto.contract.errors import ConfigurationError
 from koinon_proto.contract.table import DEFAULT_WEIGHT
+from koinon_proto.security.audit import NO_AUDIT, Audit
 from koinon_proto.security.transport import Listening
 from koinon_proto.server.admission import LaneLimits, Share
 
@@ -100,6 +101,7 @@ class NodeConfig:
     redis_listen: str = ""
     redis_advertise: str = ""
     listening: Listening = field(default_factory=Listening)
+    audit: Audit = NO_AUDIT
 
     def __post_init__(self) -> None:
         if not self.node_id:

@@ -87,7 +87,9 @@ class Node:
             store.claim(self._config.node_id)
             parts = Parts(self._config, self._limits, store, self.state, self)
             await parts.writer.start()
-            guard = Guard(DATA_LANE, CONTROL_LANE, REPLY_BYTES, KEPT_BYTES, parts.gate)
+            guard = Guard(
+                DATA_LANE, CONTROL_LANE, REPLY_BYTES, KEPT_BYTES, parts.gate, self._config.audit
+            )
             server, health = await self._serve(parts, guard)
             if self._config.redis_listen:
                 await parts.redis.start(self._config.redis_listen)
@@ -124,6 +126,7 @@ class Node:
             await parts.redis.stop(0.0)
             await server.stop(0.0)
             self._config.listening.close()
+            await loop.run_in_executor(None, self._config.audit.close)
             await loop.run_in_executor(None, endpoint.close)
             await parts.peers.close()
             await parts.leader_calls.close()

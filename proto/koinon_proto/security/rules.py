@@ -112,7 +112,7 @@ RULES: dict[str, Rule] = {
             "GetAccess": _ACCESS,
             "ChangeAccess": _ACCESS,
         },
-        "grpc.health.v1.Health": {"Check": _OPEN, "Watch": _OPEN, "List": _OPEN},
+        "grpc.health.v1.Health": {"Check": _OPEN, "Watch": _OPEN},
         "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": _VIEW},
     }.items()
     for method, rule in methods.items()

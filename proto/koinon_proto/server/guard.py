@@ -20,11 +20,13 @@ from typing import Any
 
 import grpc
 
+from koinon_proto.contract import request_ids
 from koinon_proto.contract.errors import InvalidArgumentError, KoinonError
 from koinon_proto.process import memory
 from koinon_proto.process.logs import LinesPerSecond
 from koinon_proto.security import rules
-from koinon_proto.security.caller import caller
+from koinon_proto.security.audit import NO_AUDIT, OK, Audit
+from koinon_proto.security.caller import Caller, caller
 from koinon_proto.security.gate import Gate, open_gate
 from koinon_proto.server import admission, requests, rpc
 from koinon_proto.server.admission import Call, Lane, LaneLimits, Refusal
@@ -59,7 +61,9 @@ class Guard:
         reply_bytes: dict[str, int] | None = None,
         kept_bytes: int = 0,
         gate: Gate | None = None,
+        audit: Audit = NO_AUDIT,
     ) -> None:
+        self._audit = audit
         self._gate = gate or open_gate()
         self._gate_version = self._gate.version
         self._streams: dict[asyncio.Task[Any], _StreamContext] = {}  # under way
@@ -110,7 +114,7 @@ class Guard:
         async def guarded(_: Any, context: Any) -> bytes:
             call = lane.call(context.peer(), reply_bytes)
             context.add_done_callback(call.ended)
-            request = None
+            request, found = None, None
             try:
                 found = self._gate.caller(context)
                 rule = rules.check(path, found)
@@ -121,11 +125,14 @@ class Guard:
                 reply: bytes = serialize(await handle(request, context))
             except KoinonError as error:
                 _count(path, error)
+                self._note(path, found, context, rpc.code_of(error))
                 await rpc.abort(context, error)
             except grpc.aio.AbortError as aborted:
                 request = None
+                self._note(path, found, context, context.code())
                 raise _without_frames(aborted) from None
             call.replied(len(reply))
+            self._note(path, found, context)
             return reply
 
         return guarded
@@ -155,21 +162,45 @@ class Guard:
                     answers = _one(answers, handler.response_streaming)
                 async for answer in answers:
                     await context.write(answer)
+                self._note(path, guarded_context.caller, context)
             except grpc.aio.AbortError as aborted:
+                self._note(path, guarded_context.caller, context, context.code())
                 raise _without_frames(aborted) from None
             except KoinonError as error:
                 _count(path, error)
+                self._note(path, guarded_context.caller, context, rpc.code_of(error))
                 await rpc.abort(context, error)
             except asyncio.CancelledError:
                 if guarded_context.fault is None:
                     raise
                 task.uncancel()
                 _count(path, guarded_context.fault)
+                self._note(
+                    path, guarded_context.caller, context, rpc.code_of(guarded_context.fault)
+                )
                 await rpc.abort(context, guarded_context.fault)
             finally:
                 del self._streams[task]
 
         return guarded
+
+    def _note(
+        self,
+        path: str,
+        found: Caller | None,
+        context: Any,
+        code: grpc.StatusCode = grpc.StatusCode.OK,
+    ) -> None:
+        """Tell the audit log how a call ended, if it wants to know."""
+        audit = self._audit
+        if not audit.is_on:
+            return
+        outcome = OK if code is grpc.StatusCode.OK else code.name.lower()
+        if audit.wants(path, outcome):
+            metadata = dict(context.invocation_metadata())
+            request_id = request_ids.cleaned(str(metadata.get(request_ids.KEY, "")))
+            who = found.name if found is not None else "nobody"
+            audit.note(who, context.peer(), path, outcome, request_id)
 
     def _check_streams(self) -> None:
         """End the streams of callers that may no longer have them."""
@@ -211,7 +242,7 @@ class _StreamContext:
         self._call = call
         self._parse = parse
         self._is_first = True
-        self._caller = caller.get()
+        self.caller: Caller | None = None
         self._rule = rules.Rule()
         self.path = ""
         self.fault: KoinonError | None = None  # why the caller may no longer have it
@@ -219,9 +250,9 @@ class _StreamContext:
     def check(self, path: str, gate: Gate) -> None:
         """Find out who calls; raise KoinonError unless it may."""
         self.path = path
-        self._caller = gate.caller(self._context)
-        self._rule = rules.check(path, self._caller)
-        caller.set(self._caller)
+        self.caller = found = gate.caller(self._context)
+        self._rule = rules.check(path, found)
+        caller.set(found)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
@@ -237,7 +268,8 @@ class _StreamContext:
         if raw is EOF:
             return EOF
         message = self._parse(raw, self._context)
-        rules.check_claim(self._rule, self._caller, message)
+        if self.caller is not None:
+            rules.check_claim(self._rule, self.caller, message)
         return message
 
 

@@ -181,9 +181,14 @@ def bounded(calls_max: int) -> Callable[[Handler], Handler]:
     return wrap
 
 
+def code_of(error: Exception) -> grpc.StatusCode:
+    """Return the status of a call that ends with the error."""
+    return _CODES.get(cast("type[KoinonError]", type(error)), Code.INTERNAL)
+
+
 async def abort(context: Any, error: Exception) -> None:
     """End the call with the status and the details that carry ``error``. Always raises."""
-    code = _CODES.get(cast("type[KoinonError]", type(error)), Code.INTERNAL)
+    code = code_of(error)
     details = convert.error_to_status_details(error, code.value[0])
     await context.abort(code, str(error), ((convert.STATUS_DETAILS_KEY, details),))
 

@@ -1,0 +1,152 @@
+"""The audit log: who did what, and who was refused, as JSON lines.
+
+One line is one call: administration, bulk loads being opened and ended, members that come and go,
+and refusals always; reads and writes of data one in so many, by choice. No line has keys or values.
+``seq`` counts within one process (``process``), so that a gap shows. A thread of their own writes
+the lines, since a disk that hangs must not stop a server; where there is no room for one it is left
+out, and so is its number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging.handlers
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from koinon_proto.contract.errors import ConfigurationError
+from koinon_proto.process.logs import LinesPerSecond
+from koinon_proto.process.private_files import opener
+
+FILE_BYTES_MAX = 64 * 1024 * 1024
+FILES_MAX = 8
+_WAITING_MAX = 10_000
+_REFUSALS_MAX = 200
+"""A second: a stranger may be refused as often as it likes, and is not to fill the disk."""
+
+_ALWAYS = (
+    *("/koinon.v1.Admin/", "/koinon.v1.Membership/Register", "/koinon.v1.Membership/Leave"),
+    *("/koinon.v1.Loads/OpenLoad", "/koinon.v1.Loads/CommitLoad", "/koinon.v1.Loads/AbortLoad"),
+)
+_SEEN_OFTEN = ("/koinon.v1.Admin/GetStatus", "/koinon.v1.Admin/GetMoves")
+_DATA = ("/koinon.v1.KeyValue/", "/koinon.v1.Bulk/", "redis:")
+OK = "ok"
+REFUSED = ("unauthenticated", "permission_denied")
+
+
+class Audit:
+    """Writes to one file, which is rotated. ``every``: one in so many calls for data; 0: none."""
+
+    def __init__(
+        self, path: str = "", every: int = 0, *, now: Callable[[], float] = time.time
+    ) -> None:
+        """Open the file; '': nothing is written.
+
+        Raises:
+            ConfigurationError: it cannot be written.
+        """
+        self._now = now
+        self._every = every
+        self._process = secrets.token_hex(4)
+        self._lock = threading.Lock()  # of the numbers
+        self._sequence = 0
+        self._data_calls = 0
+        self._refusals = LinesPerSecond(_REFUSALS_MAX)
+        self._lines: queue.Queue[str | None] = queue.Queue(_WAITING_MAX)
+        self._thread: threading.Thread | None = None
+        if not path:
+            return
+        try:
+            self._file = _Rotating(path)
+        except OSError as error:
+            raise ConfigurationError(
+                reason=f"audit-log {path}: {error.strerror or error}"
+            ) from None
+        self._thread = threading.Thread(target=self._write, name="audit", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_on(self) -> bool:
+        return self._thread is not None
+
+    def note(self, who: str, peer: str, method: str, outcome: str, request_id: str = "") -> None:
+        """Write how a call ended. ``method`` is its path, or ``redis:`` and a command's name."""
+        with self._lock:
+            self._sequence += 1
+            facts: dict[str, Any] = {
+                "seq": self._sequence,
+                "process": self._process,
+                "time": round(self._now(), 3),
+                "who": who,
+                "peer": peer,
+                "method": method,
+                "outcome": outcome,
+            }
+            if request_id:
+                facts["request_id"] = request_id
+            if outcome in REFUSED and (unlogged := self._refusals.take_unlogged()):
+                facts["refusals_left_out"] = unlogged
+            with contextlib.suppress(queue.Full):  # the number is gone, which says so
+                self._lines.put_nowait(json.dumps(facts))
+
+    def close(self) -> None:
+        """Write what waits, and end."""
+        if self._thread is not None:
+            self._lines.put(None)
+            self._thread.join()
+
+    def wants(self, method: str, outcome: str) -> bool:
+        """Return whether a call that ended so is to be noted. Ask once a call: it is counted."""
+        if self._thread is None:
+            return False
+        if outcome in REFUSED:
+            return self._refusals.may_log()
+        if method.startswith(_DATA):
+            self._data_calls += 1
+            return bool(self._every) and self._data_calls % self._every == 0
+        return method.startswith(_ALWAYS) and method not in _SEEN_OFTEN
+
+    def _write(self) -> None:
+        while (line := self._lines.get()) is not None:
+            self._file.emit(
+                logging.LogRecord("audit", logging.INFO, "", 0, "%s", (line,), exc_info=None)
+            )
+        self._file.close()
+
+
+class _Rotating(logging.handlers.RotatingFileHandler):
+    """Files that are the user's alone."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            Path(path), maxBytes=FILE_BYTES_MAX, backupCount=FILES_MAX, encoding="utf-8"
+        )
+
+    def _open(self) -> Any:
+        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=opener)
+
+
+NO_AUDIT = Audit()
+
+
+def add_flags(parser: Any) -> None:
+    """Give a server's parser the flags of its audit log."""
+    parser.add_argument(
+        "--audit-log",
+        default="",
+        metavar="FILE",
+        help="where to write who did what, JSON lines (nowhere)",
+    )
+    parser.add_argument(
+        "--audit-data-every",
+        type=int,
+        default=0,
+        metavar="N",
+        help="of calls that read or write data, note one in N; 0: none (%(default)s)",
+    )
