@@ -246,10 +246,10 @@ class Node:
             await health.set(name, status.SERVING if serving else status.NOT_SERVING)
 
     async def _collect_stats(self, parts: Parts) -> None:
-        engine, store, writer = parts.engine, parts.store, parts.writer
-        read, written, at = engine.rows_read, engine.rows_written, time.monotonic()
+        traffic, store, writer = parts.engine.traffic, parts.store, parts.writer
+        read, written, at = traffic.rows_read, traffic.rows_written, time.monotonic()
         while True:
-            engine.traffic.flush()
+            traffic.flush()
             disk = await asyncio.to_thread(os.statvfs, store.config.directory)
             now = time.monotonic()
             elapsed_s = max(now - at, 0.001)
@@ -257,13 +257,13 @@ class Node:
                 records=max(0, store.count() - parts.sizes.staged()),
                 used_bytes=writer.used_bytes,
                 map_bytes=self._config.store.map_size_bytes,
-                reads_per_second=(engine.rows_read - read) / elapsed_s,
-                writes_per_second=(engine.rows_written - written) / elapsed_s,
+                reads_per_second=(traffic.rows_read - read) / elapsed_s,
+                writes_per_second=(traffic.rows_written - written) / elapsed_s,
                 disk_free_bytes=disk.f_bavail * disk.f_frsize,
                 disk_bytes=disk.f_blocks * disk.f_frsize,
                 commit_ms=round(writer.disk.typical_s(now) * 1000),
             )
-            read, written, at = engine.rows_read, engine.rows_written, now
+            read, written, at = traffic.rows_read, traffic.rows_written, now
             await asyncio.sleep(_STATS_INTERVAL_S)
 
     async def _collect_progress(self, parts: Parts) -> None:

@@ -82,7 +82,7 @@ class Clocks:
 
 def stop_in_reads(flag: Path) -> None:
     """Have reads look for the flag after they have read, before they look at the lease again."""
-    from koinon_node.serving.engine import Engine  # of nodes only
+    from koinon_node.serving.reads import Reads  # of nodes only
 
     def stop() -> None:
         if flag.exists():
@@ -96,7 +96,7 @@ def stop_in_reads(flag: Path) -> None:
 
         return and_stop
 
-    Engine._read_rows = make(Engine._read_rows)  # type: ignore[method-assign]
+    Reads._read_rows = make(Reads._read_rows)  # type: ignore[method-assign]
 
 
 def main() -> None:

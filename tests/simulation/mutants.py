@@ -34,8 +34,8 @@ from koinon_node.core.replication.copies import CopyState
 from koinon_node.core.replication.proposals import Proposals, Why
 from koinon_node.core.replication.replica_sync import ReplicaSync, Step
 from koinon_node.core.replication.replica_tracker import ReplicaTracker
-from koinon_node.serving.engine import Engine
 from koinon_node.serving.reclaimer import Reclaimer
+from koinon_node.serving.writes import Writes
 from koinon_node.state import NodeState
 from koinon_node.storage import merge_steps, write_ahead_log
 from koinon_node.storage import store as store_module
@@ -249,7 +249,8 @@ def replays_from_one_record_too_late() -> None:
 
 @log_mutant
 def decides_without_what_lies_over_the_store() -> None:
-    replace_method(Engine, "_stored", lambda _: lambda self, keys: stored(self._store, keys))
+    for part in (Reclaimer, Writes):
+        replace_method(part, "_stored", lambda _: lambda self, keys: stored(self._store, keys))
 
 
 @log_mutant

@@ -123,7 +123,7 @@ class ColumnReader:
             self._reading_bytes -= bytes_max
         if not self._state.still_serves(view, np.array(visited, np.uint32)):
             raise LeaseExpiredError(node_id=self._state.node_id)
-        self._engine.rows_read += len(answer.keys)
+        self._engine.traffic.rows_read += len(answer.keys)
         self._counts.scanned_rows(
             len(answer.keys), sum(int(lengths.sum()) for lengths in answer.value_lengths)
         )

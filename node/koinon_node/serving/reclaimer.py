@@ -1,4 +1,5 @@
-"""Reclaims expired records and tombstones that are no longer needed, by one index, in small steps.
+"""Removes expired records that a read has met; by one index, in small steps, all others, and
+tombstones that are no longer needed.
 
 Invariants:
 - Only partitions that are served here, only under a lease; the removal of an expired record is
@@ -12,17 +13,21 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from koinon_node.core import records, write_decisions
+from koinon_node.core.membership.assignment import ServedPartitions
 from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.core.write_decisions import Primaries
 from koinon_node.primary.replicator import Replicator
+from koinon_node.serving.claims import MergeClaims
 from koinon_node.state import NodeState, WallClock
 from koinon_node.storage.store import Store
+from koinon_proto.contract.errors import StorageFullError, UnavailableError, UnknownFateError
 
 _ENTRY_BYTES = 48
 
@@ -48,6 +53,7 @@ class Reclaimer:
         primaries: Primaries,
         replicator: Replicator,
         clock: WallClock,
+        claims: MergeClaims,
     ) -> None:
         self._state = state
         self._store = store
@@ -55,6 +61,39 @@ class Reclaimer:
         self._primaries = primaries
         self._replicator = replicator
         self._clock = clock
+        self._claims = claims
+
+    async def remove_expired(self, keys: list[bytes], view: ServedPartitions) -> None:
+        """Queue the sequenced removal of those that are still expired, and wait for it.
+
+        What is no longer served as in ``view`` is left alone: its sequences are another's to give,
+        and the reader is refused anyway. On a disk too full even for a removal, reads go on: this
+        process's clock keeps it expired. So they do where too few replicas are left for a write.
+        """
+        keys = list(dict.fromkeys(keys))
+        partition_ids = np.fromiter(map(records.partition_of_data_key, keys), np.uint32, len(keys))
+        await self._claims.released(partition_ids)
+        now_ms = self._clock.now_ms()
+        served = self._state.served_as(view, partition_ids)
+        few = self._state.too_few[partition_ids]
+        if (served & few).any():
+            self._clock.keep_told()
+        served &= ~few
+        if not served.any():
+            return
+        effects = write_decisions.decide_expiry(
+            list(itertools.compress(keys, served)),
+            self._primaries,
+            self._pending,
+            self._stored,
+            now_ms,
+        )
+        ticket = self._replicator.submit(effects, len(keys) * _ENTRY_BYTES)
+        if ticket is not None:
+            try:
+                await self._replicator.finish(ticket)
+            except (StorageFullError, UnavailableError, UnknownFateError):
+                self._clock.keep_told()
 
     def look(self, start: bytes, rows_max: int) -> tuple[bytes, list[Awaitable[None]]]:
         """Look at some entries of the index and queue what they ask for; see IndexSweeper."""

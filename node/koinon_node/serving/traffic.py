@@ -93,6 +93,7 @@ class Traffic(Counts):
         self._now = now
         self._began = now()
         self._turn = 0
+        self.rows_read = self.rows_written = 0  # of all kinds, refused ones too
         self._read: list[_Read] = []
         self._written: list[tuple[U32Array, I64Array]] = []
         self._rows = 0  # of batches that are yet to be counted

@@ -13,7 +13,7 @@ from koinon_node.config import Limits
 from koinon_node.core import records
 from koinon_node.core.membership.assignment import Adoption
 from koinon_node.serving.batches import ScanPage
-from koinon_node.serving.engine import Engine
+from koinon_node.serving.writes import Writes
 from koinon_proto.contract.errors import (
     LeaseExpiredError,
     NotEnoughReplicasError,
@@ -47,7 +47,7 @@ def test_put_whose_partition_is_lost_once_it_was_let_in_is_of_unknown_fate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The agent's thread publishes a table at any moment, between two lines of a put, too."""
-    look = Engine._refusal
+    look = Writes._refusal
 
     async def use(bench: Bench) -> None:
         def then_lost(*args: Any) -> Any:
@@ -55,7 +55,7 @@ def test_put_whose_partition_is_lost_once_it_was_let_in_is_of_unknown_fate(
             bench.lose_partition_0()
             return refusal
 
-        monkeypatch.setattr(Engine, "_refusal", then_lost)
+        monkeypatch.setattr(Writes, "_refusal", then_lost)
         with pytest.raises(UnknownFateError, match="handed on"):
             await bench.engine.put(b"k", b"v", 0)
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from koinon_node.core.wall_time import BELIEVED_AFTER_S, JUMP_MS, Change, WallTime
 from koinon_node.state import WallClock
+from tests.node.kit import held_writer
 from tests.node.kit.held_writer import settle
 from tests.node.kit.loads_bench import LoadsBench, with_loads
 
@@ -143,16 +144,17 @@ every_read = pytest.mark.parametrize("read", READS.values(), ids=READS.keys())
 
 def with_machine(directory: Path, use: Callable[[LoadsBench, Machine], Awaitable[None]]) -> None:
     """Run ``use`` with a record that expires in half a year, and a clock that says it has."""
+    machine = Machine()
 
     async def run(bench: LoadsBench) -> None:
-        machine = Machine()
-        bench.engine._clock = bench.column_reader._clock = machine.clock
         await bench.put(b"k", ttl_ms=int(YEAR_MS / 2))
         machine.jumps(YEAR_MS)
         machine.passes(SOON_S)
         await use(bench, machine)
 
-    with_loads(directory, run)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(held_writer, "SetClock", lambda: machine.clock)
+        with_loads(directory, run)
 
 
 def set_right(machine: Machine) -> None:

@@ -1,0 +1,388 @@
+"""Writes rows to partitions that this node leads.
+
+Rules that hold here:
+- Nothing is acknowledged without a lease, checked before and again after (rule 10). A write that
+  became complete after the lease or the epoch ended is answered as unknown. One that was complete
+  before is acknowledged, though its partition may be another's by now.
+- A write is refused before it is sequenced where its partition has too few replicas.
+- A put alone goes the shortest way (``put``). Big batches go in steps with a chance for others to
+  run between them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+
+from koinon_node.config import Limits
+from koinon_node.core import records, write_decisions
+from koinon_node.core.commit_group import Ticket
+from koinon_node.core.membership.assignment import ServedPartitions
+from koinon_node.core.pending_writes import PendingWrites
+from koinon_node.core.records import BoolArray, U32Array
+from koinon_node.core.write_decisions import Primaries, WriteRows
+from koinon_node.primary.replicator import Replicator
+from koinon_node.serving.batches import (
+    Durability,
+    WriteAnswer,
+    WriteBatch,
+)
+from koinon_node.serving.claims import MergeClaims
+from koinon_node.serving.traffic import Traffic
+from koinon_node.state import NodeState, WallClock
+from koinon_node.storage.store import Store
+from koinon_node.storage.writer import Writer
+from koinon_proto.contract.errors import (
+    KoinonError,
+    LeaseExpiredError,
+    ResourceExhaustedError,
+    UnknownFateError,
+)
+from koinon_proto.contract.table import MAX_BATCH_BYTES
+
+_ROW_OVERHEAD_BYTES = 48
+_LEASE_ENDED = "the node's lease ended before the answer"
+_HANDED_ON = "its partition was handed on before the answer"
+
+
+class Writes:
+    """All methods belong to the event loop's thread."""
+
+    def __init__(
+        self,
+        state: NodeState,
+        store: Store,
+        writer: Writer,
+        pending: PendingWrites,
+        primaries: Primaries,
+        replicator: Replicator,
+        claims: MergeClaims,
+        traffic: Traffic,
+        limits: Limits,
+        clock: WallClock,
+    ) -> None:
+        self._state = state
+        self._store = store
+        self._writer = writer
+        self._pending = pending
+        self._primaries = primaries
+        self._replicator = replicator
+        self._claims = claims
+        self._traffic = traffic
+        self._limits = limits
+        self._clock = clock
+
+    async def write(self, batch: WriteBatch) -> WriteAnswer:
+        """Write the rows; returns when what was applied is as durable as asked for."""
+        self._state.check_lease()
+        if batch.is_one_put:
+            return await self._write_one(batch)
+        view = self._state.served
+        count = len(batch.keys)
+        answer = WriteAnswer(
+            versions=np.zeros(count, np.uint64),
+            refusals=self._state.refusals(view, batch.partition_ids, batch.table_version),
+        )
+        if self._state.any_too_few:
+            self._refuse_too_few(batch.partition_ids, answer)
+        rows = np.arange(count)
+        if answer.refusals:
+            refused = np.fromiter(answer.refusals, np.uint32, len(answer.refusals))
+            rows = rows[~np.isin(batch.partition_ids, refused)]
+        if not len(rows):
+            return answer
+        sizes = np.fromiter(map(len, batch.keys), np.int64, count)
+        sizes += np.fromiter(map(len, batch.values), np.int64, count)
+        sizes += _ROW_OVERHEAD_BYTES
+        if batch.updates:
+            rows = self._size_updates(batch, rows, sizes, answer)
+        tickets = await self._write_steps(batch, rows, sizes, view, answer)
+        await self._await_tickets(tickets, batch, view, answer)
+        if not self._state.serving():
+            raise UnknownFateError(reason=_LEASE_ENDED)
+        self._traffic.rows_written += len(rows)
+        if batch.kind == records.USER:
+            self._count_writes(batch, rows, sizes - _ROW_OVERHEAD_BYTES)
+        return answer
+
+    async def put(
+        self,
+        key: bytes,
+        value: bytes,
+        partition_id: int,
+        *,
+        ttl_ms: int = 0,
+        table_version: int = 0,
+        durability: Durability = Durability.ALL_IN_SYNC,
+    ) -> int:
+        """Put one row and return its version: as a batch of one, and in less than half the time.
+
+        Raises:
+            KoinonError: why ``write`` would refuse the batch, its partition or its row.
+        """
+        self._state.check_lease()
+        view = self._state.served
+        if (refusal := self._refusal(view, partition_id, table_version)) is not None:
+            raise refusal
+        return await self._put(view, key, value, partition_id, ttl_ms, durability)
+
+    def _refusal(
+        self, view: ServedPartitions, partition_id: int, table_version: int
+    ) -> KoinonError | None:
+        """Return why nothing may be written in the partition."""
+        state = self._state
+        is_led = partition_id < len(view.led) and view.led[partition_id]
+        if not is_led or (state.any_stopped and state.stopped[partition_id]):
+            return state.refusal(view, partition_id, table_version)
+        if state.any_too_few and state.too_few[partition_id]:
+            return self._replicator.not_enough(partition_id)
+        return None
+
+    async def _put(
+        self,
+        view: ServedPartitions,
+        key: bytes,
+        value: bytes,
+        partition_id: int,
+        ttl_ms: int,
+        durability: Durability,
+    ) -> int:
+        """Put one row of a partition that is served in ``view``: the agent's thread may have
+        published another by now, and what was written then is of unknown fate. No step makes an
+        array where it could do without: a put alone would spend most of its time in these.
+        """
+        state = self._state
+        size = len(key) + len(value) + _ROW_OVERHEAD_BYTES
+        self._writer.check_room(1, size, size)
+        self._writer.begin(size)
+        expires_at_ms = self._clock.now_ms() + ttl_ms if ttl_ms else 0
+        version, effects = write_decisions.decide_put(
+            partition_id,
+            records.heads(len(view.led))[partition_id] + key,
+            value,
+            expires_at_ms,
+            self._primaries,
+        )
+        ticket = self._replicator.submit(effects, size)
+        assert ticket is not None  # it writes a record
+        await self._replicator.finish(ticket, all_in_sync=durability is Durability.ALL_IN_SYNC)
+        if not state.serving():
+            raise UnknownFateError(reason=_LEASE_ENDED)
+        touched = effects.touched
+        if not (
+            state.still_leads(view, touched) or self._led_when_complete(view, touched, ticket).all()
+        ):
+            raise UnknownFateError(reason=_HANDED_ON)
+        self._traffic.rows_written += 1
+        self._traffic.count_write(partition_id, key, len(key) + len(value))
+        return version
+
+    async def _write_one(self, batch: WriteBatch) -> WriteAnswer:
+        """As ``write``, of a batch that is one put."""
+        view, p = self._state.served, batch.partition_ids.item()
+        if (refusal := self._refusal(view, p, batch.table_version)) is not None:
+            return WriteAnswer(versions=np.zeros(1, np.uint64), refusals={p: refusal})
+        ttl_ms = batch.ttl_ms[0] if batch.ttl_ms is not None else 0
+        key, value = batch.keys[0], batch.values[0]
+        version = await self._put(view, key, value, p, ttl_ms, batch.durability)
+        return WriteAnswer(versions=np.array((version,), np.uint64))
+
+    def _size_updates(
+        self, batch: WriteBatch, rows: np.ndarray, sizes: np.ndarray, answer: WriteAnswer
+    ) -> np.ndarray:
+        """Add to ``sizes`` what updates look at and write, as far as that is known before they are
+        decided; return the rows that fit into the bound of a batch. The others are refused.
+        """
+        updated = [row for row in rows.tolist() if row in batch.updates]
+        keys = [batch.keys[row] for row in updated]
+        lengths = self.lengths_now(keys, batch.partition_ids[updated].tolist())
+        for row, length in zip(updated, lengths, strict=True):
+            sizes[row] += batch.updates[row].size + length
+        fits = np.cumsum(sizes[rows]) <= MAX_BATCH_BYTES
+        fits[0] = True  # so that it does some day
+        error = ResourceExhaustedError(
+            resource="bytes of the records that a batch updates", limit=MAX_BATCH_BYTES
+        )
+        answer.row_errors.update(dict.fromkeys(rows[~fits].tolist(), error))
+        return rows[fits]
+
+    def lengths_now(self, keys: Sequence[bytes], partition_ids: Sequence[int]) -> list[int]:
+        """Return the bytes of the record of each key, stored or pending, whichever is longer; 0
+        where there is none.
+        """
+        data_keys = [records.head_of(p) + key for p, key in zip(partition_ids, keys, strict=True)]
+        pending = (self._pending.find(key)[1] for key in data_keys)
+        lengths = self._store.lengths(data_keys)
+        return [max(n, len(record or b"")) for n, record in zip(lengths, pending, strict=True)]
+
+    def _count_writes(self, batch: WriteBatch, rows: np.ndarray, sizes: np.ndarray) -> None:
+        partition_ids, keys = batch.partition_ids, batch.keys
+        if len(rows) < len(keys):
+            partition_ids, sizes = partition_ids[rows], sizes[rows]
+            keys = [keys[row] for row in rows.tolist()]
+        self._traffic.count_writes(partition_ids, keys, sizes)
+
+    def _refuse_too_few(self, partition_ids: U32Array, answer: WriteAnswer) -> None:
+        """Refuse what has too few replicas for a write, partition by partition."""
+        few = self._state.too_few[partition_ids]
+        if few.any():
+            for partition_id in np.unique(partition_ids[few]).tolist():
+                answer.refusals.setdefault(partition_id, self._replicator.not_enough(partition_id))
+
+    async def _write_steps(
+        self,
+        batch: WriteBatch,
+        rows: np.ndarray,
+        sizes: np.ndarray,
+        view: ServedPartitions,
+        answer: WriteAnswer,
+    ) -> list[tuple[np.ndarray, Ticket | None]]:
+        """Queue the rows step by step; room for all of them is set aside before the first."""
+        count = len(batch.keys)
+        tickets: list[tuple[np.ndarray, Ticket | None]] = []
+        rows_left, size_left = len(rows), int(sizes[rows].sum())
+        self._writer.promise(rows_left, size_left, size_left if len(batch.deletes) < count else 0)
+        try:
+            for index, step in enumerate(self._steps(rows, sizes)):
+                if index:
+                    await asyncio.sleep(0)
+                part = batch if len(step) == count else batch.taking(step)
+                try:
+                    if part.deletes or part.conditions or part.updates:
+                        await self._claims.released(part.partition_ids)
+                    size = int(sizes[step].sum())
+                    self._writer.redeem(len(step), size)
+                    rows_left, size_left = rows_left - len(step), size_left - size
+                    ticket = self._write_step(part, step, size, view, answer)
+                except KoinonError as error:
+                    if not index:
+                        raise
+                    answer.row_errors.update(dict.fromkeys(step.tolist(), error))
+                else:
+                    tickets.append((step, ticket))
+        finally:
+            self._writer.redeem(rows_left, size_left)
+        return tickets
+
+    def _steps(self, rows: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
+        """Cut the rows into steps bounded by rows and bytes."""
+        if len(rows) <= self._limits.step_rows and sizes.sum() <= self._limits.step_bytes:
+            return [rows]
+        by_size = np.cumsum(sizes[rows]) // self._limits.step_bytes
+        by_count = np.arange(len(rows)) // self._limits.step_rows
+        changed = (np.diff(by_size) != 0) | (np.diff(by_count) != 0)
+        return np.split(rows, np.flatnonzero(changed) + 1)
+
+    def _write_step(
+        self,
+        batch: WriteBatch,
+        rows: np.ndarray,
+        size: int,
+        view: ServedPartitions,
+        answer: WriteAnswer,
+    ) -> Ticket | None:
+        """Decide on these rows and queue what they change, without a pause in between."""
+        if not self._state.still_serves(view, batch.partition_ids):
+            raise LeaseExpiredError(node_id=self._state.node_id)
+        if batch.load_id:
+            self._state.check_load(batch.load_id)
+        if self._state.any_too_few:
+            few = self._state.too_few[batch.partition_ids]
+            if few.any():
+                raise self._replicator.not_enough(int(batch.partition_ids[few][0]))
+        count = len(batch.keys)
+        self._writer.check_room(count, size, size if len(batch.deletes) < count else 0)
+        self._writer.begin(size)
+        now_ms = self._clock.now_ms()
+        expires = None
+        if batch.ttl_ms is not None:
+            expires = [now_ms + ttl if ttl else 0 for ttl in batch.ttl_ms]
+        effects = write_decisions.decide_write(
+            WriteRows(
+                partition_ids=batch.partition_ids,
+                keys=records.data_keys(batch.partition_ids, batch.keys, batch.kind),
+                values=batch.values,
+                deletes=batch.deletes,
+                expires_at_ms=expires,
+                conditions=batch.conditions,
+                updates=batch.updates,
+            ),
+            self._primaries,
+            self._pending,
+            self._stored,
+            now_ms,
+        )
+        answer.versions[rows] = effects.versions
+        answer.absent += rows[effects.absent].tolist()
+        for row, error in effects.failed.items():
+            answer.row_errors[int(rows[row])] = error
+        for row, result in effects.results.items():
+            answer.results[int(rows[row])] = result
+        if batch.updates:  # a record may have grown since its size was asked for
+            size = max(size, records.put_bytes(list(filter(None, effects.records.values()))))
+        return self._replicator.submit(effects, size)
+
+    async def _await_tickets(
+        self,
+        tickets: list[tuple[np.ndarray, Ticket | None]],
+        batch: WriteBatch,
+        view: ServedPartitions,
+        answer: WriteAnswer,
+    ) -> None:
+        """Wait for all; rows that failed get their error (all of the batch's raise it).
+
+        What was written to a partition that this node has ceased to lead meanwhile is of unknown
+        fate, and only that: moves go on under batches that write many partitions. A step is judged
+        when it is complete itself: its partitions may be handed on while others are waited for.
+        """
+        fates = [self._await_ticket(rows, ticket, batch, view) for rows, ticket in tickets]
+        ended = [await fates[0]] if len(fates) == 1 else await asyncio.gather(*fates)
+        whole: KoinonError | None = None
+        for failed, error in ended:
+            if error is None or not len(failed):
+                continue
+            if len(failed) == len(batch.keys):
+                whole = error
+                continue
+            answer.versions[failed] = 0
+            lost = set(failed.tolist())
+            answer.absent = [row for row in answer.absent if row not in lost]
+            answer.results = {r: v for r, v in answer.results.items() if r not in lost}
+            answer.row_errors.update(dict.fromkeys(lost, error))
+        if whole is not None:
+            raise whole
+
+    async def _await_ticket(
+        self, rows: np.ndarray, ticket: Ticket | None, batch: WriteBatch, view: ServedPartitions
+    ) -> tuple[np.ndarray, KoinonError | None]:
+        """Wait for one step; return its rows that failed, and why."""
+        all_in_sync = batch.durability is Durability.ALL_IN_SYNC
+        try:
+            if ticket is not None:
+                await self._replicator.finish(ticket, all_in_sync=all_in_sync)
+        except KoinonError as error:
+            return rows, error
+        partition_ids = batch.partition_ids[rows]
+        if self._state.still_leads(view, partition_ids):
+            return rows[:0], None
+        known = self._state.led_as(view, partition_ids)
+        known |= self._led_when_complete(view, partition_ids, ticket)
+        return rows[~known], UnknownFateError(reason=_HANDED_ON)
+
+    def _led_when_complete(
+        self, view: ServedPartitions, partition_ids: U32Array, ticket: Ticket | None
+    ) -> BoolArray:
+        """Return which of the partitions were led, in the epochs of ``view`` and under the lease,
+        when all that the ticket wrote was complete. They may have been handed on before whoever
+        waits for the ticket had its turn, to a replica that was in sync then: it holds the write.
+        """
+        group = ticket.group if ticket is not None and not ticket.observed else None
+        if group is None or group.led_in is None or len(group.led_in) != len(view.epochs):
+            return np.zeros(len(partition_ids), np.bool_)
+        led: BoolArray = group.led_in[partition_ids] == view.epochs[partition_ids]
+        return led
+
+    def _stored(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        return dict(self._store.get_many(keys))
