@@ -11,7 +11,7 @@ import pytest
 
 import koinon
 from koinon.cli.data.load import Loader, Tally
-from koinon.cli.data.sources import Slab
+from koinon.cli.data.slabs import Slab
 from koinon.types import WriteResult
 from tests.client.fake_cluster import FakeCluster
 

@@ -12,8 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from koinon.cli.data import sources
-from koinon.cli.data.sources import BadRow, format_of, lines_of, open_source
+from koinon.cli.data import delimited
+from koinon.cli.data import slabs as slab_module
+from koinon.cli.data.delimited import lines_of
+from koinon.cli.data.slabs import BadRow
+from koinon.cli.data.sources import format_of, open_source
 from koinon_proto.contract.errors import InvalidArgumentError
 
 
@@ -116,11 +119,11 @@ def test_json_bad_lines_are_named_by_their_lines(tmp_path: Path) -> None:
 def test_csv_position_is_that_of_the_rows_not_of_what_was_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str | None, block: int
 ) -> None:
-    monkeypatch.setattr(sources, "SLAB_ROWS", 100)
-    monkeypatch.setattr(sources, "CSV_BLOCK_BYTES", block)
+    monkeypatch.setattr(slab_module, "SLAB_ROWS", 100)
+    monkeypatch.setattr(delimited, "CSV_BLOCK_BYTES", block)
     path = tmp_path / "a.csv"
     path.write_text("id,v\n" + "".join(f"{n:04},{n:04}\n" for n in range(1000)))
-    slabs = list(sources.open_source(path, "csv", "id", value))
+    slabs = list(open_source(path, "csv", "id", value))
     positions = [slab.position / path.stat().st_size for slab in slabs if slab.keys]
     assert positions == pytest.approx([n / 10 for n in range(1, 11)], abs=0.02)
 
@@ -135,8 +138,8 @@ def test_csv_quotes_inside_a_cell_are_text(tmp_path: Path) -> None:
 def test_csv_of_malformed_rows_comes_in_bounded_slabs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
-    monkeypatch.setattr(sources, "SLAB_ROWS", 1_000)
-    monkeypatch.setattr(sources, "CSV_BLOCK_BYTES", 4_096)
+    monkeypatch.setattr(slab_module, "SLAB_ROWS", 1_000)
+    monkeypatch.setattr(delimited, "CSV_BLOCK_BYTES", 4_096)
     path = tmp_path / "a.csv"
     path.write_text(
         "id,v\n" + f"1,{text},3\n" * 50_000 + "2,b\n" + f"1,{text},3\n" * 950, "latin-1"
@@ -155,7 +158,7 @@ def test_csv_of_malformed_rows_comes_in_bounded_slabs(
 def test_csv_without_a_last_newline_is_read_wherever_its_blocks_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
-    monkeypatch.setattr(sources, "CSV_BLOCK_BYTES", 128)
+    monkeypatch.setattr(delimited, "CSV_BLOCK_BYTES", 128)
     path = tmp_path / "a.csv"
     path.write_text("id,v\n" + "\n".join(f"k{n:03},{'v' * 30}{n % 7}" for n in range(rows)))
     found, bad = read(path, "id", "v")
@@ -252,7 +255,7 @@ def test_parquet_columns_of_any_type_become_keys_and_values(tmp_path: Path) -> N
 def test_slabs_are_bounded_and_report_their_position(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "SLAB_ROWS", 10)
+    monkeypatch.setattr(slab_module, "SLAB_ROWS", 10)
     path = tmp_path / "a.jsonl"
     path.write_text("".join(f'{{"id":{n}}}\n' for n in range(95)))
     slabs = list(open_source(path, "jsonl", "id", None))
@@ -292,7 +295,7 @@ def test_format_unknown_suffix_is_refused() -> None:
 def test_csv_malformed_row_that_is_no_text_is_counted(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "SLAB_ROWS", 2)
+    monkeypatch.setattr(slab_module, "SLAB_ROWS", 2)
     path = tmp_path / "a.csv"
     path.write_bytes(b"id,v\n1,a\n2,\xff,c\n3,\xfe\xc3\xa9\n4\n5,e\n")
     rows, bad = read(path, "id", "v")

@@ -25,7 +25,9 @@ from koinon.cli.console.session import (
     fail,
     message_of,
 )
-from koinon.cli.data.sources import DELIMITERS, BadRow, Slab, format_of, lines_of, open_source
+from koinon.cli.data.delimited import lines_of
+from koinon.cli.data.slabs import BadRow, Slab
+from koinon.cli.data.sources import DELIMITERS, format_of, open_source
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.process.printable import printable_bytes
 
