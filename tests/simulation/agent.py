@@ -23,7 +23,8 @@ from koinon_node.core.membership.lease import NO_LEASE, heartbeat_timeout_s
 from koinon_node.core.membership.loop_watchdog import PATIENCE_LEASES, LoopWatchdog
 from koinon_node.ports import PeerLostError, RowChange
 from koinon_node.state import NodeState
-from koinon_node.storage.store import CLUSTER_ID, NODE_EPOCH, REGISTRATION_ID, Store
+from koinon_node.storage.opened_store import CLUSTER_ID, NODE_EPOCH, REGISTRATION_ID
+from koinon_node.storage.store import Store
 from koinon_proto.contract.errors import (
     KoinonError,
     NodeFencedError,

@@ -44,7 +44,7 @@ from koinon_node.core.membership.loop_watchdog import PATIENCE_LEASES, LoopWatch
 from koinon_node.membership.coordinator_calls import PLAIN_CHANNELS, Channels, Coordinators
 from koinon_node.membership.table_watch import TableWatch
 from koinon_node.state import NodeState
-from koinon_node.storage.store import CLUSTER_ID, NODE_EPOCH, REGISTRATION_ID, Identity
+from koinon_node.storage.opened_store import CLUSTER_ID, NODE_EPOCH, REGISTRATION_ID, Identity
 from koinon_proto.contract import convert
 from koinon_proto.contract.codec import codec
 from koinon_proto.contract.errors import (

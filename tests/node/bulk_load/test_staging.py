@@ -21,8 +21,7 @@ from koinon_node.bulk_load.staging import (
 from koinon_node.config import StoreConfig
 from koinon_node.core import chunk_keys, records
 from koinon_node.core.chunk_keys import Mark, chunk_key, encode_mark, mark_key
-from koinon_node.storage import environment
-from koinon_node.storage import store as store_module
+from koinon_node.storage import environment, opened_store
 from koinon_node.storage.store import Store
 from koinon_proto.contract.errors import LoadIncompleteError
 from tests.node.kit.staged_chunks import LOAD, Partition, manifest_of
@@ -33,7 +32,7 @@ LATER_MS = 2_000_000_000_000
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     opened = environment.open_environment
-    monkeypatch.setattr(store_module, "open_environment", lambda config: opened(config, sync=False))
+    monkeypatch.setattr(opened_store, "open_environment", lambda config: opened(config, sync=False))
     with Store(StoreConfig(directory=tmp_path, map_size_bytes=64 << 20)) as store:
         yield store
 

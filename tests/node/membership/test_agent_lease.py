@@ -18,7 +18,7 @@ from koinon_node.core.membership.lease import heartbeat_timeout_s
 from koinon_node.membership.agent import Agent
 from koinon_node.membership.coordinator_calls import Channels
 from koinon_node.state import NodeState
-from koinon_node.storage.store import Identity
+from koinon_node.storage.opened_store import Identity
 from koinon_proto.contract import convert
 from koinon_proto.contract.table import (
     NodeNumber,

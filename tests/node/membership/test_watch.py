@@ -19,7 +19,7 @@ from koinon_node.membership.agent import Agent
 from koinon_node.membership.coordinator_calls import LeaderCalls
 from koinon_node.ports import RowChange
 from koinon_node.state import NodeState
-from koinon_node.storage.store import Identity
+from koinon_node.storage.opened_store import Identity
 from koinon_proto.contract.errors import (
     InternalError,
     KoinonError,

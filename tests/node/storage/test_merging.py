@@ -16,8 +16,7 @@ from koinon_node.config import StoreConfig
 from koinon_node.core import chunk_keys, records
 from koinon_node.core.chunk_keys import ChunkName, Mark
 from koinon_node.core.records import Record
-from koinon_node.storage import environment
-from koinon_node.storage import store as store_module
+from koinon_node.storage import environment, opened_store
 from koinon_node.storage.merge_steps import MergeError
 from koinon_node.storage.store import Store
 from koinon_proto.v1.replication_pb2 import MergeStep
@@ -30,7 +29,7 @@ _partition_ids = itertools.count()
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     opened = environment.open_environment
-    with mock.patch.object(store_module, "open_environment", lambda c: opened(c, sync=False)):
+    with mock.patch.object(opened_store, "open_environment", lambda c: opened(c, sync=False)):
         directory = tmp_path_factory.mktemp("merging")
         with Store(StoreConfig(directory=directory, map_size_bytes=256 << 20)) as store:
             yield store

@@ -369,7 +369,8 @@ def test_writer_of_a_killed_node_keeps_what_was_acknowledged(
         import asyncio, sys
         from pathlib import Path
         from koinon_node.config import StoreConfig
-        from koinon_node.storage.store import DATA_DB, Store
+        from koinon_node.storage.environment import DATA_DB
+        from koinon_node.storage.store import Store
         from tests.node.kit.groups import lone_writer
 
         async def main():

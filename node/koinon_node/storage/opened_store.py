@@ -1,0 +1,355 @@
+"""A store that is open: locked, checked or made fresh, replayed; and what it says of itself.
+
+The only writes that are made here are those of opening and closing, while no writer runs.
+
+databases: data, expiry, partitions (see core/records.py) and meta: what the node knows of itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import lmdb
+import numpy as np
+
+from koinon_node.config import StoreConfig
+from koinon_node.core import records
+from koinon_node.core.overlay import Overlay
+from koinon_node.core.records import PartitionEpochs
+from koinon_node.core.replication.copies import Copies, Copy, CopyState
+from koinon_node.storage import directory as files
+from koinon_node.storage import log_replay, write_ahead_log
+from koinon_node.storage.environment import (
+    META_DB,
+    PARTITIONS_DB,
+    open_databases,
+    open_environment,
+)
+from koinon_node.storage.write_ahead_log import LOG_STATE
+from koinon_proto.contract.errors import DataDirectoryError, UnsupportedVersionError
+
+log = logging.getLogger(__name__)
+
+FORMAT = b"format_version"
+LOG_FORMAT_VERSION = 3
+"""Of a store with a write-ahead log, which may hold what the store lacks."""
+STORE_ID = b"store_id"
+NEXT_STORE_ID = b"next_store_id"
+CLUSTER_ID = b"cluster_id"
+NODE_ID = b"node_id"
+NODE_EPOCH = b"node_epoch"
+REGISTRATION_ID = b"registration_id"
+RUN_STATE = b"run_state"  # "clean" or "open <durability> <boot id>"
+
+_EPOCHS, _PROGRESS, _DROPPING = range(3)  # kinds of a partition's metadata
+_ALL_PARTITIONS = 65_536
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Identity:
+    """The node's durable facts about itself."""
+
+    store_id: str
+    cluster_id: str
+    node_epoch: int
+    registration_id: str
+
+
+def _distrust_copies(txn: lmdb.Transaction[bytes], partitions: Any) -> None:
+    """Mark every copy as one that may lack any of what it says it holds."""
+    found = [(key, value) for key, value in txn.cursor(partitions) if key[2] == _PROGRESS]
+    for key, value in found:
+        through, floor, state = records.decode_progress(value)
+        columns = np.array([through], np.uint64), np.array([floor], np.uint64)
+        (marked,) = records.encode_progress(*columns, state | CopyState.UNTRUSTED)
+        txn.put(key, marked, db=partitions)
+
+
+class OpenedStore:
+    """The environment, and the node's and its copies' facts; see Store."""
+
+    def __init__(self, config: StoreConfig) -> None:
+        """Lock and open the directory, or make a fresh store in it.
+
+        Raises:
+            DataDirectoryError: it is in use, or something in it is torn, truncated, missing or
+                foreign.
+        """
+        self.config = config
+        self.overlay = Overlay()  # what is durable in the log and not in here yet
+        self.lock_descriptor = files.lock_directory(config.directory)
+        self._env: lmdb.Environment | None = None
+        try:
+            fresh = files.begin_if_fresh(config.directory)
+            store_id = files.new_store_id() if fresh else files.read_identity(config.directory)
+            self._open(fresh, store_id)
+            self._distrust_after_crash()
+            self._set_run_state(f"open {config.durability} {files.boot_id()}")
+            files.forget_failed_sync(config.directory)
+            self.env.reader_check()
+        except BaseException:
+            self._release()
+            raise
+
+    @property
+    def env(self) -> lmdb.Environment:
+        assert self._env is not None, "the store is closed"
+        return self._env
+
+    @property
+    def is_open(self) -> bool:
+        return self._env is not None
+
+    @property
+    def databases(self) -> list[Any]:
+        """The handles, in the order of DATABASES."""
+        return self._databases
+
+    def _open(self, fresh: bool, store_id: str) -> None:
+        path = self.config.directory / files.DATA
+        if not fresh and path.stat().st_size < 2 * 4096:
+            raise DataDirectoryError(path=str(path), reason="truncated: no room for its head")
+        try:
+            self._env = open_environment(self.config)
+            self._sync()
+            if fresh:
+                self._make(store_id)
+            else:
+                info, stat = self.env.info(), self.env.stat()
+                files.check_not_truncated(self.config.directory, info["last_pgno"], stat["psize"])
+            self._databases = open_databases(self.env)
+            self._check_meta(store_id)
+            self._take_over_log()
+            self._seen_epochs = self.partition_epochs()
+        except lmdb.NotFoundError:
+            raise DataDirectoryError(path=str(path), reason="not a Koinon store") from None
+        except (lmdb.Error, UnsupportedVersionError) as error:
+            raise DataDirectoryError(path=str(path), reason=f"unusable: {error}") from error
+
+    def _make(self, store_id: str) -> None:
+        meta = open_databases(self.env, create=True)[META_DB]
+        with self.env.begin(write=True, db=meta) as txn:
+            txn.put(FORMAT, str(files.FORMAT_VERSION).encode())
+            txn.put(STORE_ID, store_id.encode())
+        files.write_identity(self.config.directory, store_id)
+        files.finish_fresh(self.config.directory)
+
+    def _check_meta(self, store_id: str) -> None:
+        path = str(self.config.directory / files.DATA)
+        version = self._meta(FORMAT)
+        if version not in (str(files.FORMAT_VERSION), str(LOG_FORMAT_VERSION)):
+            raise DataDirectoryError(
+                path=path,
+                reason=f"store format version {version or 'missing'}; "
+                f"this build supports {files.FORMAT_VERSION} and {LOG_FORMAT_VERSION}",
+            )
+        own, following = self._meta(STORE_ID), self._meta(NEXT_STORE_ID)
+        if following and following == store_id:  # a change of id was cut short after the file
+            self._put_meta({STORE_ID: store_id, NEXT_STORE_ID: ""})
+        elif own != store_id:
+            raise DataDirectoryError(
+                path=path, reason=f"belongs to store {own}, the identity file names {store_id}"
+            )
+
+    def _take_over_log(self) -> None:
+        """Take what a crash has left in the write-ahead log into the store, and begin a new life of
+        the log: whatever its segments hold counts as nothing from then on.
+
+        A store with a log has a format of its own until it is closed clean, so that an older build,
+        which knows of none, does not leave out what is only there.
+
+        Raises:
+            DataDirectoryError: the log is missing or damaged, or the store has no room for it.
+        """
+        directory = self.config.directory
+        life, position = write_ahead_log.decode_state(self._meta(LOG_STATE))
+        if self._meta(FORMAT) == str(LOG_FORMAT_VERSION):
+            if not write_ahead_log.has_log(directory):
+                path = str(directory / write_ahead_log.LOG)
+                raise DataDirectoryError(path=path, reason="missing: it holds what the store lacks")
+            try:
+                log_replay.replay(self.env, self._databases, directory, life, position)
+            except DataDirectoryError as error:
+                if not self._cause_of_distrust():
+                    raise
+                log.warning("the log of an untrusted store ends early error=%s", error)
+        self.log_life = write_ahead_log.new_life()
+        self.logged = self.config.write_ahead_log and write_ahead_log.make_log(directory)
+        version = LOG_FORMAT_VERSION if self.logged else files.FORMAT_VERSION
+        state = write_ahead_log.encode_state(self.log_life, 0).decode()
+        self._put_meta({FORMAT: str(version), LOG_STATE: state})
+        if not self.logged:
+            write_ahead_log.remove_log(directory)
+
+    def _distrust_after_crash(self) -> None:
+        """Rule 3: after an unclean end under durability=interval, rows which had been acknowledged
+        may be gone, any of them, if the machine has been down since (this is another boot) or a
+        sync has failed. The store then gives up its identity: it registers under a new store_id,
+        the coordinator treats the old one as lost (out of in_sync; where it was the only member,
+        offline). Its copies say themselves that they are not to be built on: each is replaced by
+        its primary's. What is on the disk stays there for the operator until then.
+
+        With durability=commit nothing of the kind is needed. A transaction is acknowledged once its
+        pages, and after these the head that leads to them, were synced. Where the pages' sync
+        failed, nothing leads to them. Where the head's did, this process may see a transaction that
+        the disk does not have: whole, of unknown fate, and durable with the next commit, which is
+        made here before anything is served.
+        """
+        cause = self._cause_of_distrust()
+        if not cause:
+            return
+        store_id = files.new_store_id()
+        log.warning(
+            "copy untrusted cause=%s directory=%s old_store_id=%s new_store_id=%s",
+            cause,
+            self.config.directory,
+            self.identity().store_id,
+            store_id,
+        )
+        meta, partitions = self._databases[META_DB], self._databases[PARTITIONS_DB]
+        with self.env.begin(write=True) as txn:
+            txn.put(NEXT_STORE_ID, store_id.encode(), db=meta)
+            _distrust_copies(txn, partitions)
+        files.write_identity(self.config.directory, store_id)
+        self._put_meta({STORE_ID: store_id, NEXT_STORE_ID: ""})
+
+    def _cause_of_distrust(self) -> str:
+        """Return why acknowledged rows may be gone; '' where none can be."""
+        state = self._meta(RUN_STATE).split(" ")
+        if state[:2] != ["open", "interval"]:
+            return ""
+        if files.noted_failed_sync(self.config.directory):
+            return "sync failed"
+        return "machine went down" if state[2] != files.boot_id() else ""
+
+    def claim(self, node_id: str) -> None:
+        """Make the store this node's, if it is new.
+
+        Raises:
+            DataDirectoryError: it is another node's. Registered under this id it would pass for a
+                lost disk of this node, and its own node's partitions would wait for it.
+        """
+        owner = self._meta(NODE_ID)
+        if not owner:
+            self._put_meta({NODE_ID: node_id})
+        elif owner != node_id:
+            raise DataDirectoryError(
+                path=str(self.config.directory),
+                reason=f"belongs to node {owner!r}, not {node_id!r}",
+            )
+
+    def close(self, *, clean: bool) -> None:
+        """Release the store. ``clean``: the writer has ended and nothing is unsynced."""
+        if clean:
+            self._put_meta({FORMAT: str(files.FORMAT_VERSION), RUN_STATE: "clean"})
+        self._release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if self._env is not None:
+            self.close(clean=kind is None)
+
+    def _release(self) -> None:
+        if self._env is not None:
+            self._env.close()
+            self._env = None
+        os.close(self.lock_descriptor)
+
+    # --- the node's own facts --------------------------------------------------------------
+
+    def identity(self) -> Identity:
+        return Identity(
+            store_id=self._meta(STORE_ID),
+            cluster_id=self._meta(CLUSTER_ID),
+            node_epoch=int(self._meta(NODE_EPOCH) or 0),
+            registration_id=self._meta(REGISTRATION_ID),
+        )
+
+    @property
+    def seen_epochs(self) -> dict[int, PartitionEpochs]:
+        """The epochs that were known of each partition when the store was opened."""
+        return self._seen_epochs
+
+    def partition_epochs(self) -> dict[int, PartitionEpochs]:
+        """Read the epochs of all partitions that this store has seen."""
+        return {
+            int.from_bytes(key[:2], "big"): records.decode_epochs(value)
+            for key, value in self._partition_entries(_EPOCHS)
+        }
+
+    def copies(self) -> Copies:
+        """Read what is held of every partition."""
+        complete_through = np.zeros(_ALL_PARTITIONS, np.uint64)
+        purge_floors = np.zeros(_ALL_PARTITIONS, np.uint64)
+        states = np.zeros(_ALL_PARTITIONS, np.uint8)
+        for key, value in self._partition_entries(_PROGRESS):
+            partition_id = int.from_bytes(key[:2], "big")
+            through, floor, state = records.decode_progress(value)
+            complete_through[partition_id], purge_floors[partition_id] = through, floor
+            states[partition_id] = state
+        for partition_id in self.dropping():
+            states[partition_id] |= CopyState.UNUSABLE
+        return Copies(complete_through, purge_floors, states, self.partition_epochs())
+
+    def read_copies(self, partition_ids: Sequence[int]) -> dict[int, Copy]:
+        """Read what is held of these partitions, as of one moment."""
+        found: dict[int, Copy] = {}
+        keys_of = (records.progress_key, records.dropping_key, records.epochs_key)
+        keys = [key_of(p) for p in partition_ids for key_of in keys_of]
+        laid_over = self.overlay.find(PARTITIONS_DB, keys) if self.overlay else {}
+        with self.env.begin(self._databases[PARTITIONS_DB]) as txn:
+
+            def read(key: bytes) -> bytes | None:
+                return laid_over[key] if key in laid_over else txn.get(key)
+
+            for partition_id in partition_ids:
+                progress = read(records.progress_key(partition_id))
+                through, floor, state = records.decode_progress(progress) if progress else (0, 0, 0)
+                if read(records.dropping_key(partition_id)) is not None:
+                    state |= CopyState.UNUSABLE
+                data = read(records.epochs_key(partition_id))
+                epochs = records.decode_epochs(data) if data else PartitionEpochs(primary_epoch=0)
+                found[partition_id] = Copy(through, floor, CopyState(state), epochs)
+        return found
+
+    def dropping(self) -> list[int]:
+        """Return the partitions whose data is being deleted."""
+        return [int.from_bytes(key[:2], "big") for key, _ in self._partition_entries(_DROPPING)]
+
+    def _partition_entries(self, kind: int) -> Iterator[tuple[bytes, bytes]]:
+        with self.env.begin(self._databases[PARTITIONS_DB]) as txn:
+            for key, value in txn.cursor():
+                if key[2] == kind:
+                    yield key, value
+
+    def _meta(self, key: bytes) -> str:
+        with self.env.begin(self._databases[META_DB]) as txn:
+            value = txn.get(key)
+        return value.decode() if value is not None else ""
+
+    def _put_meta(self, values: dict[bytes, str]) -> None:
+        with self.env.begin(self._databases[META_DB], write=True) as txn:
+            for key, value in values.items():
+                txn.put(key, value.encode())
+
+    def _set_run_state(self, state: str) -> None:
+        self._put_meta({RUN_STATE: state})
+
+    def _sync(self) -> None:
+        """Make durable what an earlier process with durability=interval may have left in the page
+        cache. Should it not have seen a failed write, this does.
+        """
+        try:
+            self.env.sync(True)
+        except lmdb.Error:
+            files.note_failed_sync(self.config.directory)
+            raise
