@@ -17,7 +17,6 @@ partitions.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -25,10 +24,11 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from bench.failures import FailureRun, options_of, tell
 from tests.compose import images
 from tests.compose.cluster import COORDINATORS, NODES, Cluster, Writers
 from tests.compose.engine import Project, engine_answers, run
@@ -40,17 +40,14 @@ PROBES = Path(__file__).with_name("container_probes.py")
 
 
 @dataclass(kw_only=True)
-class Run:
+class Run(FailureRun):
     """The figures of one failure, in seconds."""
 
-    kind: str
     victim: str
     docker_s: float  # until Docker was through with it
     fenced_s: float | None  # until the coordinators fenced the node; None if they did not
     led_s: float | None  # until the last of its partitions was led by another node
     median_s: float  # over partitions, of the longest write
-    worst_s: float
-    failed: int
 
 
 def one_run(cluster: Cluster, probes: Writers, kind: str, victim: str) -> Run:
@@ -112,11 +109,7 @@ def restore(cluster: Cluster, run_: Run) -> None:
 
 def main() -> int:
     """Print the figures."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--only", default=",".join(KINDS))
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+    options = options_of(__doc__, KINDS)
     if not engine_answers() or not images.exists(images.NAME):
         print("no Docker Engine answers, or 'python -m tests.compose image' has not been run")
         return 0
@@ -139,15 +132,7 @@ def main() -> int:
             probes.close()
     finally:
         cluster.tear_down()
-    if options.json:
-        print(json.dumps({kind: [asdict(one) for one in found] for kind, found in runs.items()}))
-        return 0
-    for kind, of_kind in runs.items():
-        worst = [one.worst_s for one in of_kind]
-        print(
-            f"{kind}: all partitions take writes again after {statistics.median(worst):.2f} s "
-            f"(median of {len(worst)}; worst {max(worst):.2f})"
-        )
+    tell(runs, as_json=options.json)
     return 0
 
 

@@ -16,19 +16,18 @@ median and the worst partition of each run, and the slowest single operation of 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import statistics
 import sys
 import time
 from collections import defaultdict
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from koinon import aio
 from koinon_proto.contract.errors import KoinonError
 
 from .failover_bench import probe_keys
+from .failures import FailureRun, options_of, tell
 from .hosts import HostCluster, is_possible
 
 KINDS = ("cut", "kill", "kill-two", "stop")
@@ -39,15 +38,12 @@ PROBE_PAUSE_S = 0.25
 
 
 @dataclass(kw_only=True)
-class Run:
+class Run(FailureRun):
     """The figures of one failure: seconds without a write, over partitions."""
 
-    kind: str
     victims: list[str]
     partitions: int
     median_led_s: float  # over the partitions that the failed nodes led
-    worst_s: float
-    failed: int
 
 
 class Probes:
@@ -116,11 +112,7 @@ def restore(cluster: HostCluster, run: Run) -> None:
 
 def main() -> int:
     """Print the figures."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--only", default=",".join(KINDS))
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+    options = options_of(__doc__, KINDS)
     if not is_possible():
         print("network namespaces cannot be made here: root and iproute2 are needed")
         return 0
@@ -138,15 +130,7 @@ def main() -> int:
                     flush=True,
                 )
                 restore(cluster, run)
-    if options.json:
-        print(json.dumps({kind: [asdict(run) for run in found] for kind, found in runs.items()}))
-        return 0
-    for kind, found in runs.items():
-        worst = [run.worst_s for run in found]
-        print(
-            f"{kind}: all partitions take writes again after {statistics.median(worst):.2f} s "
-            f"(median of {len(worst)}; worst {max(worst):.2f})"
-        )
+    tell(runs, as_json=options.json)
     return 0
 
 
