@@ -23,36 +23,7 @@ if TYPE_CHECKING:
     from koinon.local import LocalCluster
     from koinon.options import ClientOptions
     from koinon.types import Durability, Entry, Observation, RowFailure, WriteResult
-    from koinon_proto.contract.errors import (
-        ClientClosedError,
-        ClusterNotReadyError,
-        ConditionFailedError,
-        ConfigurationError,
-        ForkedError,
-        InternalError,
-        InvalidArgumentError,
-        KoinonError,
-        LeaseExpiredError,
-        NobodyListensError,
-        NotANumberError,
-        NotEnoughReplicasError,
-        NotPrimaryError,
-        NumberOverflowError,
-        PartitionOfflineError,
-        PermissionDeniedError,
-        ReplyTooLargeError,
-        ResourceExhaustedError,
-        StorageFullError,
-        TableBehindError,
-        UnauthenticatedError,
-        UnavailableError,
-        UnknownFateError,
-        UnknownHostError,
-        UnsupportedVersionError,
-        WrongClusterError,
-        WrongEventLoopError,
-        WrongPartitionError,
-    )
+    from koinon_proto.contract.errors import *
 
     __version__: str
 

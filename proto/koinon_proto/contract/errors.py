@@ -17,6 +17,38 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar
 
+__all__ = [
+    "ClientClosedError",
+    "ClusterNotReadyError",
+    "ConditionFailedError",
+    "ConfigurationError",
+    "ForkedError",
+    "InternalError",
+    "InvalidArgumentError",
+    "KoinonError",
+    "LeaseExpiredError",
+    "NobodyListensError",
+    "NotANumberError",
+    "NotEnoughReplicasError",
+    "NotPrimaryError",
+    "NumberOverflowError",
+    "PartitionOfflineError",
+    "PermissionDeniedError",
+    "ReplyTooLargeError",
+    "ResourceExhaustedError",
+    "StorageFullError",
+    "TableBehindError",
+    "UnauthenticatedError",
+    "UnavailableError",
+    "UnknownFateError",
+    "UnknownHostError",
+    "UnsupportedVersionError",
+    "WrongClusterError",
+    "WrongEventLoopError",
+    "WrongPartitionError",
+]
+"""Those that programs meet: ``koinon`` has them all."""
+
 
 def _rebuild(cls: type[KoinonError], values: dict[str, Any]) -> KoinonError:
     return cls(**values)
@@ -533,34 +565,5 @@ class InternalError(KoinonError):
     reason: str
 
 
-for _public in (
-    ClientClosedError,
-    ClusterNotReadyError,
-    ConditionFailedError,
-    ConfigurationError,
-    ForkedError,
-    InternalError,
-    InvalidArgumentError,
-    KoinonError,
-    LeaseExpiredError,
-    NobodyListensError,
-    NotANumberError,
-    NotEnoughReplicasError,
-    NotPrimaryError,
-    NumberOverflowError,
-    PartitionOfflineError,
-    PermissionDeniedError,
-    ReplyTooLargeError,
-    ResourceExhaustedError,
-    StorageFullError,
-    TableBehindError,
-    UnauthenticatedError,
-    UnavailableError,
-    UnknownFateError,
-    UnknownHostError,
-    UnsupportedVersionError,
-    WrongClusterError,
-    WrongEventLoopError,
-    WrongPartitionError,
-):
-    _public.__module__ = "koinon"  # by which programs import it, and tracebacks name it
+for _name in __all__:  # by which programs import it, and tracebacks name it
+    globals()[_name].__module__ = "koinon"
