@@ -6,7 +6,7 @@ import os
 import shlex
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,6 +19,9 @@ from koinon.local.files import LocalClusterError, running_cluster
 from koinon.local.processes import ProcessState, state_of
 from koinon.operate.admin import ClusterStatus
 from koinon_proto.contract.table import NodeStatus
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
 
 PANEL = "Local cluster"
 FIRST_COORDINATOR_PORT = 7400
@@ -60,6 +63,14 @@ def up(
             help="Serve each process's metrics over HTTP, for Prometheus (default: as last time).",
         ),
     ] = None,
+    tls: Annotated[
+        bool | None,
+        typer.Option(
+            "--tls/--no-tls",
+            help="Make certificates, and take only who shows one (default: as last time). "
+            "'koinon' on this machine then is the user root.",
+        ),
+    ] = None,
     partitioner: Annotated[
         str | None,
         typer.Option(
@@ -89,6 +100,7 @@ def up(
         coordinator_port=FIRST_COORDINATOR_PORT,
         node_port=FIRST_NODE_PORT,
         metrics=metrics,
+        tls=tls,
     )
     serving = False
     with StopSignals() as stopping:
@@ -155,19 +167,30 @@ def _welcome(cluster: LocalCluster, status: ClusterStatus, *, detach: bool) -> N
     prefix, suffix = ("", "") if known else (f"KOINON_DATA={ours} ", f" --data {ours}")
     hints.add_row("[dim]shell[/]", f"{prefix}koinon put greeting hello")
     hints.add_row("", f"{prefix}koinon get greeting")
-    hints.add_row("[dim]python[/]", f'koinon.connect("{cluster.coordinators}")')
-    redis = [a for name in cluster.names if (a := cluster.redis_address(name))]
-    hints.add_row("[dim]redis[/]", f"redis-cli -c -u redis://{redis[0]}")
-    if guests := [a for name in cluster.node_names if (a := cluster.redis_address(name))]:
-        hints.add_row("[dim]redis[/]", guests[0])
-        for address in guests[1:]:
-            hints.add_row("", address)
-    if metrics := [a for name in cluster.names if (a := cluster.metrics_address(name))]:
-        hints.add_row("[dim]metrics[/]", f"http://{metrics[0]}/metrics")
-        for address in metrics[1:]:
-            hints.add_row("", f"http://{address}/metrics")
+    identity = output.escape(cluster.tls_bundle)
+    bundle = f', tls_bundle="{identity}"' if identity else ""
+    hints.add_row("[dim]python[/]", f'koinon.connect("{cluster.coordinators}"{bundle})')
+    if identity:
+        directory = output.escape(str(Path(cluster.tls_bundle).parent))
+        hints.add_row("[dim]certificates[/]", f"koinon certs check {directory}")
+    _add_guests(hints, cluster)
     hints.add_row("[dim]stop[/]", f"koinon down{suffix}" if detach else "Ctrl-C")
     output.show(hints)
+
+
+def _add_guests(hints: RichTable, cluster: LocalCluster) -> None:
+    """Add how programs other than ours reach the cluster."""
+    file = output.escape(shlex.quote(cluster.tls_bundle))
+    redis, web = ("rediss", "https") if cluster.tls_bundle else ("redis", "http")
+    options = f" --tls --cacert {file} --cert {file} --key {file}" if cluster.tls_bundle else ""
+    guests = [a for name in cluster.node_names if (a := cluster.redis_address(name))]
+    if guests:
+        hints.add_row("[dim]redis[/]", f"redis-cli -c{options} -u {redis}://{guests[0]}")
+    for number, address in enumerate(guests):
+        hints.add_row("" if number else "[dim]redis[/]", address)
+    metrics = [a for name in cluster.names if (a := cluster.metrics_address(name))]
+    for number, address in enumerate(metrics):
+        hints.add_row("" if number else "[dim]metrics[/]", f"{web}://{address}/metrics")
 
 
 def _warn_of_few_nodes(status: ClusterStatus) -> None:
@@ -192,6 +215,7 @@ def _up_json(cluster: LocalCluster, status: ClusterStatus) -> dict[str, Any]:
     return {
         "data": str(cluster.data_dir),
         "coordinators": cluster.coordinators,
+        "tls_bundle": cluster.tls_bundle or None,
         "members": {
             name: {
                 "address": cluster.address(name),
@@ -262,6 +286,7 @@ def add_to(app: typer.Typer) -> None:
             "koinon up                      (until Ctrl-C)",
             "koinon up --detach --nodes 5",
             "koinon up --data ./mine        (a cluster of its own)",
+            "koinon up --tls                (with certificates)",
         ],
     )(up)
     command(app, "down", panel=PANEL, connects=False)(down)

@@ -42,6 +42,7 @@ from koinon.operate.admin import Admin, ClusterStatus
 from koinon.operate.health import problems
 from koinon_proto.contract.errors import UnavailableError
 from koinon_proto.contract.table import NodeStatus
+from koinon_proto.security.transport import PLAIN, Dialing, dialing
 
 if TYPE_CHECKING:
     from koinon import Client
@@ -70,9 +71,12 @@ class LocalCluster:
     are given to the first nodes in turn. Ports are free, or count up from the two that are given
     where those are free. ``metrics`` True has every member's process serve metrics at an address
     of its own (``metrics_address``), 2000 above its port where that is free, False none, from
-    their next start on; None: as the directory remembers, in a new one none. Nodes speak the Redis
-    protocol at addresses of their own (``redis_address``), 1000 below. The flags are further
-    arguments of ``koinon coordinator`` and ``koinon node``.
+    their next start on; None: as the directory remembers, in a new one none. ``tls`` True has the
+    cluster make certificates and take only who shows one, False lets everybody in who reaches its
+    addresses; None: as the directory remembers, in a new one False. ``tls_bundle`` is the identity
+    file of the user who may do everything. Nodes speak the Redis protocol at addresses of their own
+    (``redis_address``), 1000 below. The flags are further arguments of ``koinon coordinator`` and
+    ``koinon node``.
     """
 
     def __init__(
@@ -88,6 +92,7 @@ class LocalCluster:
         coordinator_port: int = 0,
         node_port: int = 0,
         metrics: bool | None = None,
+        tls: bool | None = None,
         coordinator_flags: Sequence[str] = (),
         node_flags: Sequence[str] = (),
     ) -> None:
@@ -129,6 +134,7 @@ class LocalCluster:
                 remembered, self.data_dir, nodes, coordinators, replication_factor, partitioner
             )
             self._processes = {name: self._process(name) for name in self._file.members}
+            self._choose_security(tls)
             self._choose_addresses(self._file.metrics if metrics is None else metrics)
             while nodes is not None and len(self._file.names("node")) < nodes:
                 self._new_member("node")
@@ -280,11 +286,24 @@ class LocalCluster:
         """The member's own data directory."""
         return self.data_dir / name
 
+    @property
+    def tls_bundle(self) -> str:
+        """The identity file of the user who may do everything; '': the cluster is without TLS."""
+        return str(self.data_dir / self._file.tls_bundle) if self._file.tls_bundle else ""
+
     def client(self, **options: Unpack[Options]) -> Client:
-        """Connect a blocking client; options as of ``koinon.connect``."""
+        """Connect a blocking client, as the user who may do everything unless ``tls_bundle`` names
+        another; options as of ``koinon.connect``.
+        """
         from koinon import connect
 
+        if self.tls_bundle:
+            options = {"tls_bundle": self.tls_bundle, **options}
         return connect(self.coordinators, **options)
+
+    def admin(self, *, timeout_ms: int = 5000) -> Admin:
+        """Connect for an operator's calls, as ``client`` does."""
+        return Admin(self.coordinators, timeout_ms=timeout_ms, dialing=self._dialing())
 
     def status(self) -> ClusterStatus:
         """The cluster's status by its leader, or by the best informed coordinator.
@@ -293,7 +312,7 @@ class LocalCluster:
             UnavailableError: no coordinator answers.
         """
         if self._admin is None or set(self._admin.addresses) != set(self.coordinators.split(",")):
-            self._admin = Admin(self.coordinators, timeout_ms=STATUS_TIMEOUT_MS)
+            self._admin = self.admin(timeout_ms=STATUS_TIMEOUT_MS)
         return self._admin.status()
 
     def leader(self) -> str | None:
@@ -437,6 +456,27 @@ class LocalCluster:
         self._choose_addresses(self._file.metrics)
         return name
 
+    def _choose_security(self, tls: bool | None) -> None:
+        """Remember whether the cluster uses TLS.
+
+        Raises:
+            LocalClusterError: it runs, and would have to be stopped for that.
+        """
+        if tls is None or tls == bool(self._file.tls_bundle):
+            return
+        if any(process.alive for process in self._processes.values()):
+            raise LocalClusterError(
+                reason=f"the cluster on {self.data_dir} runs {'without' if tls else 'with'} TLS: "
+                f"stop it first (koinon down --data {shlex.quote(str(self.data_dir))})"
+            )
+        from koinon.local.identities import root_bundle  # it needs what takes long to import
+
+        bundle = root_bundle(self.data_dir).relative_to(self.data_dir)
+        self._file.tls_bundle = str(bundle) if tls else ""
+
+    def _dialing(self) -> Dialing:
+        return dialing(self.tls_bundle) if self.tls_bundle else PLAIN
+
     def _choose_addresses(self, metrics: bool) -> None:
         """Give every member that does not run an address for its metrics, or take it away, and
         every such node one for the Redis protocol.
@@ -467,6 +507,10 @@ class LocalCluster:
         return ManagedProcess(name, argv, log_path, self._file.processes.get(name))
 
     def _spawn(self, name: str) -> None:
+        if self._file.tls_bundle:
+            from koinon.local.identities import prepare
+
+            prepare(self.data_dir, self._member(name).kind, name)
         process = self._processes[name] = self._process(name)
         identity = process.start(environment())
         if identity is not None:

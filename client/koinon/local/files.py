@@ -64,6 +64,7 @@ class Member:
 class ClusterFile:
     """The content of ``cluster.json``. ``left`` are nodes that an operator has removed from the
     cluster: their names are not given again, since the cluster takes no node of these ids.
+    ``tls_bundle`` is the identity file by which to connect, in the data directory; '': plain.
     """
 
     members: dict[str, Member]
@@ -73,6 +74,7 @@ class ClusterFile:
     coordinator_flags: list[str] = field(default_factory=list)
     node_flags: list[str] = field(default_factory=list)
     metrics: bool = False
+    tls_bundle: str = ""
     detached: bool = False
     owner: ProcessIdentity | None = None
     processes: dict[str, ProcessIdentity] = field(default_factory=dict)

@@ -106,6 +106,7 @@ def command_line(file: ClusterFile, name: str, data_dir: Path) -> list[str]:
     argv = [sys.executable, "-m", MODULES[member.kind], "--id", name]
     argv += ["--listen", member.address, "--data", str(data_dir / name)]
     argv += ["--metrics-listen", member.metrics] if member.metrics else []
+    argv += _tls_flags(file, member.kind, name, data_dir)
     if member.kind == "node":
         argv += ["--coordinators", coordinators_of(file)]
         argv += ["--redis-listen", member.redis] if member.redis else []
@@ -119,3 +120,11 @@ def command_line(file: ClusterFile, name: str, data_dir: Path) -> list[str]:
     if file.replication_factor is not None:
         argv += ["--replication-factor", str(file.replication_factor)]
     return argv + file.coordinator_flags
+
+
+def _tls_flags(file: ClusterFile, kind: str, name: str, data_dir: Path) -> list[str]:
+    if not file.tls_bundle:
+        return []
+    from koinon.local.identities import member_bundle  # it needs what takes long to import
+
+    return ["--tls-bundle", str(member_bundle(data_dir, kind, name))]

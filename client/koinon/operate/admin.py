@@ -29,6 +29,7 @@ from koinon_proto.contract.table import (
     Table,
     apply_update,
 )
+from koinon_proto.security.transport import Dialing
 from koinon_proto.v1 import admin_pb2, admin_pb2_grpc
 
 IMPATIENT = Pace(attempt_s=ATTEMPT_TIMEOUT_S, pause_s=RETRY_PAUSE_S)
@@ -137,15 +138,23 @@ def status_from_proto(message: admin_pb2.ClusterStatus) -> ClusterStatus:
 class Admin(Closing):
     """A blocking connection to the coordinators for an operator's calls. Thread-safe."""
 
-    def __init__(self, coordinators: str, *, timeout_ms: int = 5000, cluster_id: str = "") -> None:
+    def __init__(
+        self,
+        coordinators: str,
+        *,
+        timeout_ms: int = 5000,
+        cluster_id: str = "",
+        dialing: Dialing | None = None,
+    ) -> None:
         """``timeout_ms``: for each call, with all its repetitions. ``cluster_id``: the cluster that
         is meant, any other refuses; '': that of most of the addresses, by the first call.
+        ``dialing``: how to connect; by default as the environment says.
 
         Raises:
             ConfigurationError: no address is given, or one is not host:port.
         """
         self._timeout_s = timeout_ms / 1000
-        self._coordinators = Coordinators(coordinators, cluster_id)
+        self._coordinators = Coordinators(coordinators, cluster_id, dialing)
         self._loads = LoadsClient(self._coordinators, timeout_s=self._timeout_s)
         self.addresses = self._coordinators.addresses
 

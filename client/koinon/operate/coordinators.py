@@ -31,6 +31,7 @@ from koinon_proto.contract.errors import (
     WrongClusterError,
 )
 from koinon_proto.contract.leader_search import LeaderSearch, Pace, Repeat, Route
+from koinon_proto.security.transport import Dialing
 from koinon_proto.server import rpc
 from koinon_proto.server.leader_calls import ask_leader
 from koinon_proto.v1 import admin_pb2, admin_pb2_grpc
@@ -43,14 +44,17 @@ STEADY = Pace(pause_s=RETRY_PAUSE_S)
 class Coordinators(Channels):
     """Channels to the coordinators, and who of them leads. Thread-safe."""
 
-    def __init__(self, addresses: str, cluster_id: str = "") -> None:
+    def __init__(
+        self, addresses: str, cluster_id: str = "", dialing: Dialing | None = None
+    ) -> None:
         """``addresses``: ``HOST:PORT,HOST:PORT,…``; the others are learnt from these.
-        ``cluster_id``: the cluster that is meant; '': learnt from the addresses.
+        ``cluster_id``: the cluster that is meant; '': learnt from the addresses. ``dialing``: how
+        to connect; by default as the environment says.
 
         Raises:
             ConfigurationError: no address is given, or one is not host:port.
         """
-        super().__init__()
+        super().__init__(dialing)
         self.addresses = parse_addresses(addresses)
         self.cluster_id = cluster_id  # '' until it is known
 

@@ -44,6 +44,7 @@ BROKEN_PIPE = 141
 
 DEFAULT_COORDINATORS = "127.0.0.1:7400,127.0.0.1:7401,127.0.0.1:7402"
 DEFAULT_TIMEOUT_MS = 5000
+BUNDLE_VARIABLE = "KOINON_TLS_BUNDLE"  # as security.transport has it, which imports gRPC
 CLUSTER_ID = "KOINON_CLUSTER_ID"
 """Names the cluster that an operator means: any other refuses."""
 CONNECTION_PANEL = "Connection and output"
@@ -139,12 +140,29 @@ def default_coordinators() -> str:
     return DEFAULT_COORDINATORS if running is None else coordinators_of(running)
 
 
+def _default_directory() -> Path:
+    return Path(os.environ.get("KOINON_DATA") or default_data_dir())
+
+
 def _default_cluster() -> ClusterFile | None:
     """The local cluster that runs on the default directory."""
     try:
-        return running_cluster(Path(os.environ.get("KOINON_DATA") or default_data_dir()))
+        return running_cluster(_default_directory())
     except KoinonError:
         return None
+
+
+def _take_local_identity(coordinators: str) -> None:
+    """Connect with the certificate that the local cluster of the default directory has made, if
+    these are its coordinators and the environment names no other. What connects looks there.
+    """
+    if os.environ.get(BUNDLE_VARIABLE):
+        return
+    running = _default_cluster()
+    if running is None or not running.tls_bundle:
+        return
+    if set(coordinators.split(",")) <= set(coordinators_of(running).split(",")):
+        os.environ[BUNDLE_VARIABLE] = str(_default_directory() / running.tls_bundle)
 
 
 Coordinators = Annotated[
@@ -198,9 +216,12 @@ def _chosen(context: typer.Context, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _session(chosen: dict[str, Any], *, connects: bool) -> Session:
-    usual = default_coordinators if connects else str
+    coordinators = chosen["coordinators"]
+    if connects:
+        coordinators = coordinators or default_coordinators()
+        _take_local_identity(coordinators)
     return Session(
-        coordinators=chosen["coordinators"] or usual(),
+        coordinators=coordinators or "",
         timeout_ms=duration_ms(chosen["timeout"]) if chosen["timeout"] else DEFAULT_TIMEOUT_MS,
         timeout_given=bool(chosen["timeout"]),
         json=bool(chosen["json"]),
