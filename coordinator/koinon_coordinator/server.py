@@ -14,6 +14,7 @@ from koinon_coordinator.raft import GrpcRaftTransport
 from koinon_coordinator.services.cluster_services import SERVICES, add_services
 from koinon_proto.contract.errors import ConfigurationError, DataDirectoryError
 from koinon_proto.process import stopping
+from koinon_proto.security.exposure import warn_of_strangers
 from koinon_proto.security.gate import Gate
 from koinon_proto.server.aio_server import GuardedServer
 from koinon_proto.server.guard import Guard
@@ -81,6 +82,10 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[Coordinator]:
         await _start(coordinator, config)
         await server.start()
         endpoint.start(coordinator_metrics(coordinator, guard))
+        warn_of_strangers(
+            config.listening,
+            {"--listen": config.listen, "--metrics-listen": config.metrics_listen},
+        )
         log.info(
             "coordinator started id=%s listen=%s advertise=%s data=%s descriptors=%d",
             config.member_id,

@@ -29,6 +29,7 @@ from koinon_node.state import NodeState
 from koinon_node.storage.sizes import SizeScan
 from koinon_node.storage.store import Store
 from koinon_proto.contract.errors import ConfigurationError, InternalError
+from koinon_proto.security.exposure import warn_of_strangers
 from koinon_proto.server import rpc
 from koinon_proto.server.aio_server import GuardedServer
 from koinon_proto.server.guard import Guard
@@ -109,6 +110,14 @@ class Node:
             ]
             parts.agent.start(loop)
             endpoint.start(node_metrics(parts, guard))
+            warn_of_strangers(
+                self._config.listening,
+                {
+                    "--listen": self._config.listen,
+                    "--redis-listen": self._config.redis_listen,
+                    "--metrics-listen": self._config.metrics_listen,
+                },
+            )
             log.info(
                 "node started node=%s listen=%s data=%s",
                 self._config.node_id,

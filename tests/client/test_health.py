@@ -100,6 +100,26 @@ def test_healthy_cluster_has_no_problem_and_no_note() -> None:
     )
 
 
+def test_plain_connections_are_noted_where_others_could_reach_the_cluster() -> None:
+    reachable = status_of(plain=True)  # host1:1, …
+    assert ["there is no security" in note for note in notes(reachable)] == [True]
+    assert not problems(reachable)
+    local = [
+        with_local(status_of(plain=True), host) for host in ("127.0.0.1", "localhost", "[::1]")
+    ]
+    assert [notes(status) for status in local] == [[]] * 3
+    assert notes(with_local(reachable, "127.example.com")) != []
+
+
+def with_local(status: ClusterStatus, host: str) -> ClusterStatus:
+    table = status.table
+    assert table is not None
+    for n in (1, 2, 3):
+        table = with_node(table, n, address=f"{host}:{n}")
+    coordinators = tuple(replace(c, address=f"{host}:9") for c in status.coordinators)
+    return replace(status, table=table, coordinators=coordinators)
+
+
 def test_silent_learner_is_told_apart_from_a_voter_that_has_died() -> None:
     voters = tuple(coordinator(n) for n in (1, 2))
     dead, new = coordinator(3, active=False), coordinator(4, voter=False, active=False)

@@ -59,6 +59,10 @@ class Channels(Closing):
         self._channels_lock = threading.Lock()
         self._channels: dict[str, tuple[int, grpc.Channel]] = {}  # with the identity's version
 
+    @property
+    def uses_tls(self) -> bool:
+        return self._dialing.uses_tls
+
     def close(self) -> None:
         """Close all of them; a call under way ends as cancelled."""
         if forks.core_is_lost():  # they are the parent's

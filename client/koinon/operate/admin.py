@@ -96,6 +96,7 @@ class ClusterStatus:
     lease_ms: int
     session_timeout_ms: int
     elections: ElectionsView = ElectionsView()
+    plain: bool = False  # it came by a connection without TLS
 
     @property
     def ready(self) -> bool:
@@ -111,8 +112,8 @@ class ClusterStatus:
         return next((s for s in self.sessions if s.node_number == node_number), None)
 
 
-def status_from_proto(message: admin_pb2.ClusterStatus) -> ClusterStatus:
-    """Return the view of a status reply."""
+def status_from_proto(message: admin_pb2.ClusterStatus, *, plain: bool = False) -> ClusterStatus:
+    """Return the view of a status reply; ``plain``: it came without TLS."""
     table = None
     if message.HasField("table") and message.table.cluster.cluster_id:
         table = apply_update(None, convert.update_from_proto(message.table))
@@ -132,6 +133,7 @@ def status_from_proto(message: admin_pb2.ClusterStatus) -> ClusterStatus:
         ),
         table=table,
         elections=view(ElectionsView, message.elections),
+        plain=plain,
     )
 
 
@@ -170,7 +172,7 @@ class Admin(Closing):
         """
         answers = self._coordinators.ask_all(time.monotonic() + self._timeout_s)
         best = max(answers.values(), key=lambda s: (s.is_leader, s.term, s.applied_index))
-        return status_from_proto(best)
+        return status_from_proto(best, plain=not self._coordinators.uses_tls)
 
     def add_coordinator(self, member_id: str, address: str) -> None:
         """Add a running coordinator (started with ``--join``) to the group.

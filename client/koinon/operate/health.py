@@ -5,6 +5,8 @@ Pure: judges a ``ClusterStatus`` (and the bulk loads, if they are given).
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
@@ -139,7 +141,29 @@ def notes(status: ClusterStatus, loads: Iterable[LoadView] = ()) -> list[str]:
         *_of_nodes(table),
         *_uneven(table),
         *_of_coordinators(status),
+        *_of_security(status),
     ]
+
+
+def _of_security(status: ClusterStatus) -> list[str]:
+    table = status.table
+    assert table is not None, "the caller has looked"
+    addresses = [member.address for member in status.coordinators]
+    addresses += [n.address for n in table.nodes.values() if n.status is not NodeStatus.LEFT]
+    if not status.plain or all(map(_is_local, addresses)):
+        return []
+    return [
+        "there is no security: who reaches these addresses may read, change and delete everything "
+        "(docs/security.md says how to turn TLS on while the cluster serves)"
+    ]
+
+
+def _is_local(address: str) -> bool:
+    """Return whether an address is one that only its own machine reaches; no name is looked up."""
+    host = address.rpartition(":")[0].strip("[]")
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
 
 
 def _moving(table: Table) -> list[str]:

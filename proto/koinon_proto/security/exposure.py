@@ -1,0 +1,41 @@
+"""Says where a server can be reached by strangers: at its start, in its log."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import socket
+from collections.abc import Mapping
+
+from koinon_proto.security.transport import Listening
+
+log = logging.getLogger(__name__)
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether only programs of this machine reach the address, ``host:port``."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        pass
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:  # if others can, nobody here knows
+        return False
+    return all(ipaddress.ip_address(str(place[0])).is_loopback for *_, place in found)
+
+
+def warn_of_strangers(listening: Listening, addresses: Mapping[str, str]) -> None:
+    """Warn of each address, by its flag, at which anybody is let in; '' is none."""
+    if not listening.takes_plain:
+        return
+    for flag, address in addresses.items():
+        if address and not is_loopback(address):
+            log.warning(
+                "NO SECURITY: whoever reaches this address may read, change and delete everything; "
+                "docs/security.md says how to turn TLS on flag=%s address=%s tls=%s",
+                flag,
+                address,
+                listening.mode,
+            )
