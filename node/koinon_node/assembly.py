@@ -118,6 +118,7 @@ class Parts:
             RedisService(self.engine, state, self.rows, self.graceful_drain),
             config.listening,
             self.gate,
+            config.audit,
         )
         self.stager = Stager(state, store, self.engine, clock, self.rows)
         self.column_reader = ColumnReader(

@@ -29,6 +29,7 @@ from koinon_node.resp.session import Session
 from koinon_proto.contract import request_ids
 from koinon_proto.contract.errors import InternalError, KoinonError, NotPrimaryError
 from koinon_proto.contract.request_ids import Handling
+from koinon_proto.security.audit import Audit
 from koinon_proto.security.gate import Gate
 from koinon_proto.server import requests
 from koinon_proto.server.requests import Method
@@ -63,6 +64,7 @@ class Owner(Protocol):
 
     service: RedisService
     gate: Gate
+    audit: Audit
 
     def opened(self, connection: Connection) -> bool:
         """Return whether it may stay."""
@@ -420,6 +422,10 @@ class Connection(asyncio.Protocol):
         count: int = 1,
     ) -> None:
         spec.method.ended(elapsed_s, outcome, count)
+        audit = self._owner.audit
+        if audit.is_on and audit.wants(f"redis:{spec.name}", outcome):
+            session = self.session
+            audit.note(session.caller.name, session.peer, f"redis:{spec.name}", outcome, request_id)
         slow = requests.slow
         if elapsed_s >= slow.after_s and slow.may_log():
             with _handling(request_id):

@@ -35,7 +35,10 @@ class RefusedError(KoinonError):
 
 def outcome_of(error: KoinonError) -> str:
     """Return what metrics and logs call a command that ended with the error."""
-    return rpc.outcome_of(_REFUSED if isinstance(error, RefusedError) else error)
+    if isinstance(error, RefusedError):
+        cause = error.__cause__
+        error = cause if isinstance(cause, KoinonError) else _REFUSED
+    return rpc.outcome_of(error)
 
 
 _REFUSED = errors.InvalidArgumentError(field="arguments", reason="refused")

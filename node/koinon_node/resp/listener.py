@@ -20,6 +20,7 @@ from koinon_node.resp.commands.table import COMMANDS
 from koinon_node.resp.connection import Connection
 from koinon_node.resp.service import RedisService
 from koinon_proto.contract.errors import ConfigurationError
+from koinon_proto.security.audit import NO_AUDIT, Audit
 from koinon_proto.security.gate import Gate
 from koinon_proto.security.sockets import Server, serve
 from koinon_proto.security.transport import Listening
@@ -36,7 +37,10 @@ _PAUSE_S = 0.01
 class RedisListener:
     """Belongs to the event loop."""
 
-    def __init__(self, service: RedisService, listening: Listening, gate: Gate) -> None:
+    def __init__(
+        self, service: RedisService, listening: Listening, gate: Gate, audit: Audit = NO_AUDIT
+    ) -> None:
+        self.audit = audit
         self.service = service
         self.gate = gate
         self._listening = listening

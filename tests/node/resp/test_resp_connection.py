@@ -14,6 +14,7 @@ from koinon_node.resp.commands import scans, table
 from koinon_node.resp.commands.table import Arguments, Outcome, Spec, Write
 from koinon_node.resp.session import Session
 from koinon_node.serving.batches import ScanAnswer, ScanPage
+from koinon_proto.security.audit import NO_AUDIT
 from koinon_proto.server.requests import Method
 from tests.node.kit.resp_client import packed
 
@@ -77,6 +78,7 @@ class Owner:
     def __init__(self) -> None:
         self.service: Any = Service()
         self.gate: Any = None
+        self.audit = NO_AUDIT
         self.held = 0
 
     def opened(self, connection: connections.Connection) -> bool:

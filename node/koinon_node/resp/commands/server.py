@@ -84,7 +84,7 @@ def _authenticate(session: Session, token: bytes, user: bytes) -> None:
     try:
         session.authenticate(token.decode("ascii", "replace"), user.decode("utf-8", "replace"))
     except UnauthenticatedError as error:
-        raise RefusedError(f"WRONGPASS {error.reason}") from None
+        raise RefusedError(f"WRONGPASS {error.reason}") from error
 
 
 @command("SELECT", 2, errors.guest, flags=("fast",))
