@@ -59,7 +59,6 @@ class Coordinator:
         self._failed: asyncio.Future[None] | None = None
         self._fences_before = 0  # in terms that are over
         self.stopping = False
-        self.access = Access()
         self.transport = transport if transport is not None else GrpcRaftTransport()
         self._raft = RaftMember(
             raft_config(config),
@@ -152,6 +151,11 @@ class Coordinator:
     def state(self) -> ClusterState:
         """The replicated state as applied here. To be read only."""
         return self._replicated.state
+
+    @property
+    def access(self) -> Access:
+        """Who may do what, as applied here: members that follow know it too."""
+        return self._replicated.state.access
 
     @property
     def fences(self) -> int:

@@ -42,6 +42,7 @@ from koinon_coordinator.raft.storage import LmdbRaftStorage
 from koinon_coordinator.state_machine import ReplicatedState
 from koinon_coordinator.wire.convert import image_to_bytes
 from koinon_proto.contract import convert
+from koinon_proto.contract.access import NO_ACCESS_STATE
 from koinon_proto.contract.addresses import check_address, check_name, is_address
 from koinon_proto.contract.errors import ConfigurationError, KoinonError
 from koinon_proto.contract.table import NodeStatus, Table, apply_update
@@ -220,7 +221,8 @@ def choose(found: Found) -> StateImage:
             reason="neither a surviving member nor a node knows of a partition table: "
             "name them with --from-member and --nodes"
         )
-    return replace(newest(images), loads=found.loads().image)
+    access = found.survivor.access if found.survivor is not None else NO_ACCESS_STATE
+    return replace(newest(images), loads=found.loads().image, access=access)
 
 
 def write_group(
@@ -284,6 +286,7 @@ def report(image: StateImage, found: Found) -> list[str]:
         more = f" and {len(at_risk) - 20} more" if len(at_risk) > 20 else ""
         lines.append(f"Partitions whose in-sync replicas are all missing: {ids}{more}.")
     lines += _report_loads(found.loads())
+    lines += _report_access(image, found)
     lines.append(
         "The old coordinators must never run again: end them and remove their directories first."
     )
@@ -308,6 +311,22 @@ def _report_loads(loads: LoadsFound) -> list[str]:
             "query that repeats its last batch may apply it a second time."
         )
     return lines
+
+
+def _report_access(image: StateImage, found: Found) -> list[str]:
+    access = image.access
+    if found.survivor is None:
+        return [
+            "Users, roles and tokens are not known without a surviving member: if there were any, "
+            "only root is let in until they are made again."
+        ]
+    newest_version = max((table.table_version for table in found.tables.values()), default=0)
+    if access.version and newest_version > found.survivor.table_version:
+        return [
+            f"Users ({len(access.users)}), roles and tokens are {found.survivor_id}'s, which did "
+            "not see the last changes: make sure that what was revoked last is revoked."
+        ]
+    return []
 
 
 def _ids(load_ids: Iterable[int]) -> str:

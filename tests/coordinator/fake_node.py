@@ -20,6 +20,7 @@ from koinon_proto.contract.errors import (
 from koinon_proto.contract.table import Table, apply_update
 from koinon_proto.server.rpc import CHANNEL_OPTIONS, error_of
 from koinon_proto.v1 import (
+    access_pb2,
     admin_pb2,
     admin_pb2_grpc,
     membership_pb2,
@@ -83,6 +84,8 @@ class FakeNode:
         self.epochs: list[int] = []
         self.cluster_ids: set[str] = set()
         self.table: Table | None = None
+        self.access: access_pb2.AccessState | None = None  # as it was sent last
+        self.access_version = 0  # that it says it has
         self.hosted: list[membership_pb2.HostCommand] = []
         self.acknowledged_at = 0.0
         self.unanswered_s = 0.0
@@ -128,6 +131,7 @@ class FakeNode:
                 self.registration_id = uuid.uuid4().hex
                 if reply.HasField("table"):
                     self._take(reply.table)
+                self.access = reply.access if reply.HasField("access") else None
                 return
 
     async def heartbeat(self) -> None:
@@ -140,6 +144,7 @@ class FakeNode:
             hosted=self.hosted,
             stats=membership_pb2.NodeStats(records=7),
             progress=self.progress,
+            access_version=self.access_version,
         )
         while True:
             try:
@@ -156,6 +161,7 @@ class FakeNode:
             self.acknowledged_at = now
             if reply.HasField("table"):
                 self._take(reply.table)
+            self.access = reply.access if reply.HasField("access") else None
             self.hosted = list(reply.commands)
             return
 

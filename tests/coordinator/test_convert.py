@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from koinon_coordinator.core.cluster.commands import (
     AbortLoad,
     AcceptPlan,
+    AccessChanged,
+    AddToken,
     AlterPartitions,
     AssignPartitions,
     CancelMoves,
@@ -19,6 +21,9 @@ from koinon_coordinator.core.cluster.commands import (
     CommitLoad,
     ConfirmRegistration,
     CreateCluster,
+    DropRole,
+    DropToken,
+    DropUser,
     FenceNode,
     FinishMoves,
     ForcePrimary,
@@ -29,6 +34,10 @@ from koinon_coordinator.core.cluster.commands import (
     PartitionChange,
     PartitionsHosted,
     PartitionsMerged,
+    PutRole,
+    PutUser,
+    RestoreCertificate,
+    RevokeCertificate,
     SetMoveSettings,
     SetNodeStatus,
     SetReplicationFactor,
@@ -49,6 +58,15 @@ from koinon_coordinator.wire.convert import (
     command_to_bytes,
     image_from_bytes,
     image_to_bytes,
+)
+from koinon_proto.contract.access import (
+    NO_ACCESS_STATE,
+    Action,
+    Effect,
+    Grant,
+    Role,
+    Token,
+    User,
 )
 from koinon_proto.contract.bulk_loads import LoadMode, StreamBatch
 from koinon_proto.contract.codec import Codec
@@ -89,6 +107,23 @@ OPEN_LOAD = OpenLoad(
     stream_batch=StreamBatch("q", 5),
     description="d",
     timeout_ms=10_000,
+)
+
+ROLE = Role(
+    name="r",
+    grants=(
+        Grant(effect=Effect.DENY, actions=(Action.READ, Action.WRITE), prefix=b"p\xff"),
+        Grant(effect=Effect.ALLOW, actions=(Action.VIEW,)),
+    ),
+)
+USER = User(name="u", roles=("r",), blocked=True, certificates_from_s=300)
+TOKEN = Token(
+    id="abcdefghij",
+    user="u",
+    sha256=bytes(32),
+    created_s=300,
+    expires_s=400,
+    description="d",
 )
 
 GOLDEN: list[tuple[Command, str]] = [
@@ -163,6 +198,20 @@ GOLDEN: list[tuple[Command, str]] = [
     ),
     (AbortLoad(load_id=300, reason="r"), "0801a2010608ac02120172"),
     (PartitionsMerged(load_id=300, partition_ids=SOME), "0801aa010808ac02120300ac02"),
+    (
+        PutRole(role=ROLE, expected_version=0),
+        "0801b2011a0a160a0172120a0802120201021a0270ff120508011201061000",
+    ),
+    (DropRole(name="r"), "0801ba01030a0172"),
+    (PutUser(user=USER), "0801c2010d0a0b0a0175120172180120ac02"),
+    (DropUser(name="u", expected_version=300), "0801ca01060a017510ac02"),
+    (
+        AddToken(token=TOKEN),
+        "0801d2013c0a3a0a0a6162636465666768696a1201751a20" + "00" * 32 + "20ac02289003320164",
+    ),
+    (DropToken(token_id="abcdefghij"), "0801da010c0a0a6162636465666768696a"),
+    (RevokeCertificate(serial="1f"), "0801e201040a023166"),
+    (RestoreCertificate(serial="1f"), "0801ea01040a023166"),
 ]
 IDS = [type(command).__name__ for command, _ in GOLDEN]
 
@@ -254,6 +303,29 @@ SNAPSHOT_OF_LOADS = (
     "0801180b2002524b080b12016a1802220270ff2a050a0171100532016438904e40024a100700000000000000"
     "00000000000000805210ed8c9c1b81e6a2d174a9902430a90a8a5802620101686470d00f80010f520d080e12016c18"
     "0138c0ee6d40015a15080c12016b180138c0ee6d40047a06656e6f75676862050a01711005"
+)
+
+
+def test_snapshot_with_access_comes_back_whole_and_without_is_the_one_of_the_build_before() -> None:
+    state = some_state()
+    assert state.image().access == NO_ACCESS_STATE  # its bytes are the golden ones, see above
+    for command in (
+        PutRole(role=ROLE),
+        PutUser(user=USER),
+        AddToken(token=TOKEN),
+        RevokeCertificate(serial="1f"),
+    ):
+        assert isinstance(state.apply(command), AccessChanged)
+    image = state.image()
+    encoded = image_to_bytes(image)
+    assert encoded.hex() == SNAPSHOT + SNAPSHOT_OF_ACCESS
+    assert image_from_bytes(encoded) == image
+    assert ClusterState(image_from_bytes(encoded)).image() == image
+
+
+SNAPSHOT_OF_ACCESS = (
+    "7267080412160a0172120a0802120201021a0270ff120508011201061a0b0a0175120172180120ac02"
+    "223a0a0a6162636465666768696a1201751a20" + "00" * 32 + "20ac022890033201642a023166"
 )
 
 SNAPSHOT_OF_ONE_REPLICA = (

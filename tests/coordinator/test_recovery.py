@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from koinon_coordinator.core.cluster.commands import FenceNode, LoadOutcome
+from koinon_coordinator.core.cluster.commands import FenceNode, LoadOutcome, RevokeCertificate
 from koinon_coordinator.core.cluster.recovery import (
     LoadsFound,
     copies_at_risk,
@@ -14,6 +14,7 @@ from koinon_coordinator.core.cluster.recovery import (
     recovered,
 )
 from koinon_coordinator.core.cluster.state import ClusterState
+from koinon_proto.contract.access import NO_ACCESS_STATE
 from koinon_proto.contract.bulk_loads import LoadState
 from koinon_proto.contract.table import NO_NODE, NodeNumber, NodeStatus, PartitionStatus
 from tests.coordinator.load_states import (
@@ -47,6 +48,16 @@ def test_recovered_state_fences_everyone_and_jumps_ahead() -> None:
         assert new.status is PartitionStatus.OFFLINE
         assert new.primary_epoch > old.primary_epoch
         assert new.in_sync == old.in_sync
+
+
+def test_access_is_kept_and_newer_than_all_that_the_old_group_gave_out() -> None:
+    state = three_nodes()
+    state.apply(RevokeCertificate(serial="1f"))
+    once = recovered(state.image())
+    assert once.access.revoked_serials == ("1f",)
+    assert once.access.version > state.access.version + 1000
+    lost = recovered(replace(once, access=NO_ACCESS_STATE))  # and once more, of tables only
+    assert lost.access.version > once.access.version + 1000
 
 
 def test_known_store_registers_in_recovered_state_and_leads_again() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -20,8 +21,10 @@ from koinon_coordinator.server import running
 from koinon_coordinator.services.cluster_services import SERVICES
 from koinon_coordinator.wire.updates import UpdateCache
 from koinon_proto.contract import convert
+from koinon_proto.contract.access import AccessState, make_token
 from koinon_proto.contract.errors import (
     ClusterNotReadyError,
+    ConditionFailedError,
     ConfigurationError,
     DataDirectoryError,
     DuplicateNodeError,
@@ -36,7 +39,7 @@ from koinon_proto.contract.errors import (
     WrongClusterError,
 )
 from koinon_proto.contract.table import MoveSettings, NodeId, NodeStatus, PartitionStatus
-from koinon_proto.v1 import admin_pb2, membership_pb2
+from koinon_proto.v1 import access_pb2, admin_pb2, membership_pb2
 from tests.kit.addresses import free_address
 from tests.kit.waiting import until
 
@@ -468,3 +471,85 @@ def test_unexpected_grpc_errors_have_no_typed_details() -> None:
         await caller.close()
 
     asyncio.run(whole())
+
+
+# --- access -------------------------------------------------------------------------------------
+
+
+def test_access_is_changed_and_shown_without_hashes(tmp_path: Path) -> None:
+    token, text = make_token("app", created_s=5)
+
+    async def test(coordinator: Coordinator, caller: Caller) -> None:
+        async def change(**changes: Any) -> int:
+            request = admin_pb2.ChangeAccessRequest(**changes)
+            return (await caller.call(caller.admin.ChangeAccess, request)).access_version
+
+        async def access() -> AccessState:
+            request = admin_pb2.GetAccessRequest()
+            return convert.ACCESS.decode(
+                (await caller.call(caller.admin.GetAccess, request)).access
+            )
+
+        assert await access() == AccessState()
+        grant = access_pb2.Grant(effect=access_pb2.GRANT_EFFECT_ALLOW, actions=[1], prefix=b"a")
+        role = access_pb2.Role(name="reader", grants=[grant])
+        assert await change(put_role=role, expected_access_version=0) == 1
+        assert await change(put_role=role) == 1
+        with pytest.raises(ConditionFailedError):
+            await change(drop_role="reader", expected_access_version=0)
+        assert await change(put_user=access_pb2.User(name="app", roles=["reader"])) == 2
+        assert await change(add_token=convert.TOKEN.encode(token)) == 3
+        with pytest.raises(InvalidArgumentError, match="belongs to app"):
+            await change(drop_role="reader")
+        shown = await access()
+        assert (shown.version, shown.tokens[0].id, shown.tokens[0].sha256) == (3, token.id, b"")
+        assert coordinator.state.access.user_of_token(text, 6) == "app"
+        assert await change(revoke_certificate="1f") == 4
+        assert await change(restore_certificate="1f") == 5
+        assert await change(drop_token=token.id) == 6
+        assert await change(drop_user="app") == 7
+        assert await change(drop_role="reader") == 8
+
+        for wrong in (
+            admin_pb2.ChangeAccessRequest(),
+            admin_pb2.ChangeAccessRequest(
+                put_role=access_pb2.Role(name="r", grants=[access_pb2.Grant(actions=[1])])
+            ),
+            admin_pb2.ChangeAccessRequest(
+                put_role=access_pb2.Role(
+                    name="r",
+                    grants=[access_pb2.Grant(effect=access_pb2.GRANT_EFFECT_ALLOW, actions=[99])],
+                )
+            ),
+        ):
+            with pytest.raises(InvalidArgumentError):
+                await caller.call(caller.admin.ChangeAccess, wrong)
+        with pytest.raises(WrongClusterError):
+            await change(cluster_id="other", drop_user="app")
+        request = admin_pb2.GetAccessRequest(cluster_id="other")
+        with pytest.raises(WrongClusterError):
+            await caller.call(caller.admin.GetAccess, request)
+
+    with_coordinator(tmp_path, test)
+
+
+def test_node_is_sent_access_when_it_has_an_older_one(tmp_path: Path) -> None:
+    async def test(_: Coordinator, caller: Caller) -> None:
+        node = FakeNode("n1", [caller.address])
+        try:
+            await node.register()
+            assert node.access is None
+            change = admin_pb2.ChangeAccessRequest(put_role=access_pb2.Role(name="reader"))
+            await caller.call(caller.admin.ChangeAccess, change)
+            await node.heartbeat()
+            assert node.access is not None
+            assert node.access.access_version == 1
+            node.access_version, node.access = 1, None
+            await node.heartbeat()
+            assert node.access is None
+            await node.register()
+            assert node.access is not None
+        finally:
+            await node.close()
+
+    with_coordinator(tmp_path, test)

@@ -57,6 +57,7 @@ DENIED = {
     "Admin/AddCoordinator": "a legal call: a member that is not there counts for the majority",
     "Admin/RemoveCoordinator": "a legal call: a member less",
     "Admin/SetNodeStatus": "a legal call: a node is drained",
+    "Admin/ChangeAccess": "a legal call: roles and users that fill the state",
 }
 """Methods that are sent only what is no message of theirs, and why."""
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koinon_proto.contract import convert
+from koinon_proto.contract.access import AccessState, Role, Token, User
 from koinon_proto.contract.bulk_loads import LoadMode, StreamBatch
 from koinon_proto.contract.codec import Codec, Value, codec
 from koinon_proto.contract.table import (
@@ -28,6 +29,10 @@ CODECS: dict[str, tuple[type[Any], Codec[Any, Any]]] = {
     "CONFIG": (ClusterConfig, convert.CONFIG),
     "NODE": (NodeInfo, convert.NODE),
     "MOVE_SETTINGS": (MoveSettings, convert.MOVE_SETTINGS),
+    "ROLE": (Role, convert.ROLE),
+    "USER": (User, convert.USER),
+    "TOKEN": (Token, convert.TOKEN),
+    "ACCESS": (AccessState, convert.ACCESS),
 }
 
 

@@ -5,7 +5,8 @@ replicas have come), proposes, and answers when the commands have been applied. 
 term; nothing of it is kept, and the next leader begins by giving every node a full session.
 
 Its parts: ``members`` (registrations, heartbeats, fences, what primaries propose), ``mover`` (moves
-under way, re-replication), ``operations`` (what operators ask) and ``loading`` (bulk loads).
+under way, re-replication), ``operations`` (what operators ask), ``access`` (users, roles, tokens)
+and ``loading`` (bulk loads).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from random import Random
 
 from koinon_coordinator.config import BootstrapConfig, TimingConfig
 from koinon_coordinator.core.cluster.commands import CreateCluster
+from koinon_coordinator.leader.access import AccessChanges
 from koinon_coordinator.leader.bulk_loads import Loading
 from koinon_coordinator.leader.context import NEVER_APPENDED, Group, LeaderContext
 from koinon_coordinator.leader.membership import Members
@@ -65,6 +67,7 @@ class Leadership:
         self.mover = Mover(self.term, pause_s=pause_s)
         self.members = Members(self.term, self.timing, self.mover)
         self.operations = Operations(self.term, self.mover)
+        self.access = AccessChanges(self.term)
         self.loading = Loading(self.term, pause_s=pause_s)
 
     # --- the term -----------------------------------------------------------------------------

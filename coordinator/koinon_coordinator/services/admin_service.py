@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 from koinon_coordinator.coordinator import Coordinator
-from koinon_coordinator.core.cluster.commands import Move
+from koinon_coordinator.core.cluster.commands import (
+    AccessCommand,
+    AddToken,
+    DropRole,
+    DropToken,
+    DropUser,
+    Move,
+    PutRole,
+    PutUser,
+    RestoreCertificate,
+    RevokeCertificate,
+)
 from koinon_coordinator.core.decide.layouts import PlanKind, PlanWish
 from koinon_coordinator.core.decide.move_scheduler import Progress, Stage
 from koinon_coordinator.core.decide.registrations import check_requested_address
@@ -223,6 +236,30 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             ]
         )
 
+    # --- access -------------------------------------------------------------------------------
+
+    @typed_errors
+    @bounded(CALLS_MAX)
+    async def GetAccess(  # noqa: N802
+        self, request: admin_pb2.GetAccessRequest, _context: Any
+    ) -> admin_pb2.GetAccessResponse:
+        self._check_cluster(request)
+        state = self._coordinator.serving.access.state()
+        tokens = tuple(replace(token, sha256=b"") for token in state.tokens)
+        return admin_pb2.GetAccessResponse(
+            access=convert.ACCESS.encode(replace(state, tokens=tokens))
+        )
+
+    @typed_errors
+    @bounded(CALLS_MAX)
+    async def ChangeAccess(  # noqa: N802
+        self, request: admin_pb2.ChangeAccessRequest, _context: Any
+    ) -> admin_pb2.ChangeAccessResponse:
+        self._check_cluster(request)
+        access = self._coordinator.serving.access
+        version = await self._coordinator.led(access.change(_access_change(request)))
+        return admin_pb2.ChangeAccessResponse(access_version=version)
+
     # --- helpers ------------------------------------------------------------------------------
 
     def _check_cluster(self, request: Any) -> None:
@@ -283,6 +320,31 @@ def _wish(request: admin_pb2.PlanRequest) -> PlanWish:
         with_node_id=request.with_node_id,
         replication_factor=request.replication_factor,
     )
+
+
+_CHANGES: dict[str, Callable[[Any, int | None], AccessCommand]] = {
+    "put_role": lambda m, v: PutRole(role=convert.ROLE.decode(m), expected_version=v),
+    "drop_role": lambda name, v: DropRole(name=name, expected_version=v),
+    "put_user": lambda m, v: PutUser(user=convert.USER.decode(m), expected_version=v),
+    "drop_user": lambda name, v: DropUser(name=name, expected_version=v),
+    "add_token": lambda m, v: AddToken(token=convert.TOKEN.decode(m), expected_version=v),
+    "drop_token": lambda token_id, v: DropToken(token_id=token_id, expected_version=v),
+    "revoke_certificate": lambda s, v: RevokeCertificate(serial=s, expected_version=v),
+    "restore_certificate": lambda s, v: RestoreCertificate(serial=s, expected_version=v),
+}
+
+
+def _access_change(request: admin_pb2.ChangeAccessRequest) -> AccessCommand:
+    kind = request.WhichOneof("change")
+    if kind is None:
+        raise InvalidArgumentError(field="change", reason="none that this build knows is named")
+    expected = None
+    if request.HasField("expected_access_version"):
+        expected = request.expected_access_version
+    try:
+        return _CHANGES[kind](getattr(request, kind), expected)
+    except ValueError as error:  # of an action or effect without a name here
+        raise InvalidArgumentError(field=kind, reason=str(error)) from error
 
 
 def _move_to_proto(view: MoveView) -> admin_pb2.MoveStatus:

@@ -11,7 +11,7 @@ from koinon_coordinator.core.cluster.commands import HostedPartition, PartitionC
 from koinon_coordinator.core.decide.registrations import Registration
 from koinon_coordinator.services.admin_service import CALLS_MAX, PROGRESS, AdminService
 from koinon_coordinator.services.loads_service import LoadsService
-from koinon_coordinator.wire.updates import UpdateCache
+from koinon_coordinator.wire.updates import AccessCache, UpdateCache
 from koinon_proto.contract.codec import codec
 from koinon_proto.contract.errors import (
     ClusterNotReadyError,
@@ -23,6 +23,7 @@ from koinon_proto.server import admission
 from koinon_proto.server.admission import Places
 from koinon_proto.server.rpc import bounded, typed_errors, typed_stream
 from koinon_proto.v1 import (
+    access_pb2,
     admin_pb2,
     admin_pb2_grpc,
     loads_pb2,
@@ -62,6 +63,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
     def __init__(self, coordinator: Coordinator, updates: UpdateCache) -> None:
         self._coordinator = coordinator
         self._updates = updates
+        self._access = AccessCache()
 
     @typed_errors
     async def Register(  # noqa: N802 (the generated servicer's name)
@@ -81,6 +83,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
             heartbeat_interval_ms=timing.heartbeat_interval_ms,
             lease_ms=timing.lease_ms,
             table=self._newer(0),
+            access=self._newer_access(0),
         )
 
     @typed_errors
@@ -107,6 +110,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
             lease_ms=leadership.timing.lease_ms,
             table=self._newer(request.table_version),
             commands=map(_HOST_COMMAND.encode, commands),
+            access=self._newer_access(request.access_version),
         )
 
     @typed_errors
@@ -147,6 +151,10 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         if table is None or not table.bootstrapped or known_version >= table.table_version:
             return None
         return self._updates.update(table, known_version)
+
+    def _newer_access(self, known_version: int) -> access_pb2.AccessState | None:
+        """Who may do what, hashes of secrets included; None where the node has it."""
+        return self._access.newer(self._coordinator.access.state, known_version)
 
 
 class TableService(table_pb2_grpc.TableServiceServicer):

@@ -26,6 +26,7 @@ from koinon_coordinator.core.cluster.commands import (
 from koinon_coordinator.core.cluster.image import StateImage
 from koinon_coordinator.core.cluster.members import NodeRecord, StoreLife, Stranded
 from koinon_proto.contract import convert
+from koinon_proto.contract.access import NO_ACCESS_STATE
 from koinon_proto.contract.bulk_loads import StreamBatch
 from koinon_proto.contract.codec import Codec, Value, codec
 from koinon_proto.contract.errors import DataDirectoryError, UnsupportedVersionError
@@ -184,8 +185,8 @@ _IMAGE = codec(
         "nodes": Value(_record_to_proto, _record_from_proto),
         "stranded": Value(_stranded_to_proto, _stranded_from_proto),
     },
-    given=["loads"],
-    filled=["format_version", "loads", "ended_loads", "stream_batches", "load_id_base"],
+    given=["loads", "access"],
+    filled=["format_version", "loads", "ended_loads", "stream_batches", "load_id_base", "access"],
 )
 
 
@@ -199,6 +200,7 @@ def image_to_bytes(image: StateImage) -> bytes:
         ended_loads=map(_LOAD.encode, loads.ended),
         stream_batches=map(_BATCH.encode, loads.batches),
         load_id_base=loads.id_base,
+        access=convert.ACCESS.encode(image.access) if image.access != NO_ACCESS_STATE else None,
     )
     return message.SerializeToString(deterministic=True)
 
@@ -219,7 +221,7 @@ def image_from_bytes(encoded: bytes) -> StateImage:
         batches=tuple(map(_BATCH.decode, message.stream_batches)),
         id_base=message.load_id_base,
     )
-    image = _IMAGE.decode(message, loads=loads)
+    image = _IMAGE.decode(message, loads=loads, access=convert.ACCESS.decode(message.access))
     if message.HasField("move_settings"):
         return image
     stranded = _stranded_of_one_replica(message.nodes, image.rows)

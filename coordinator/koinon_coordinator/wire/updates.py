@@ -1,10 +1,11 @@
-"""The table's updates in their wire form."""
+"""What nodes and clients are sent again and again, in its wire form."""
 
 from __future__ import annotations
 
 from koinon_proto.contract import convert
+from koinon_proto.contract.access import NO_ACCESS_STATE, AccessState
 from koinon_proto.contract.table import Table
-from koinon_proto.v1 import table_pb2
+from koinon_proto.v1 import access_pb2, table_pb2
 
 CACHED_UPDATES_MAX = 64
 
@@ -30,3 +31,19 @@ class UpdateCache:
                 self._updates.pop(next(iter(self._updates)))
             update = self._updates[base] = convert.update_to_proto(table.since(base))
         return update
+
+
+class AccessCache:
+    """The wire form of the access state, made once a version: every node is sent the same."""
+
+    def __init__(self) -> None:
+        self._state = NO_ACCESS_STATE
+        self._message: access_pb2.AccessState | None = None
+
+    def newer(self, state: AccessState, known_version: int) -> access_pb2.AccessState | None:
+        """Return the state for a node; None where it has it. Not to be modified."""
+        if known_version >= state.version:
+            return None
+        if self._message is None or self._state is not state:
+            self._state, self._message = state, convert.ACCESS.encode(state)
+        return self._message

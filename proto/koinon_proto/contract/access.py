@@ -38,8 +38,8 @@ REVOKED_MAX = 10_000
 GRANTS_MAX = 10_000
 """In all roles of one user together."""
 GRANTS_ALL_MAX = 50_000
-GRANTS_BYTES_MAX = 2 << 20
-"""Of the prefixes in all roles: each node is sent the state whole."""
+STATE_BYTES_MAX = 4 << 20
+"""Of ``AccessState.bytes``: each node is sent the state whole, in one message."""
 USER_ROLES_MAX = 100
 DESCRIPTION_CHARS_MAX = 200
 TIME_S_MAX = (1 << 40) - 1
@@ -130,6 +130,18 @@ class AccessState:
     users: tuple[User, ...] = ()
     tokens: tuple[Token, ...] = ()
     revoked_serials: tuple[str, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        """How much the state takes in a message, or some more."""
+        grants = (grant for role in self.roles for grant in role.grants)
+        return (
+            sum(len(grant.prefix) + len(grant.actions) + 16 for grant in grants)
+            + sum(len(role.name) + 8 for role in self.roles)
+            + sum(len(name) + 8 for user in self.users for name in (user.name, *user.roles))
+            + sum(len(token.user) + 4 * len(token.description) + 80 for token in self.tokens)
+            + sum(len(serial) + 4 for serial in self.revoked_serials)
+        )
 
 
 NO_ACCESS_STATE = AccessState()

@@ -49,6 +49,7 @@ _HOST_COMMAND = {
     "partition_epoch": PARTITION_EPOCH,
 }
 _NODE = {"node_epoch": NODE_EPOCH, "table_version": VERSION}
+TIME_S = (1 << 40) - 1  # of the calendar
 _SNAPSHOT = {"round_id": ROUND, "snapshot_index": LOG_INDEX}
 _STAGED = {"table_version": VERSION, "load_id": LOAD_ID}
 
@@ -118,12 +119,16 @@ BOUNDS: Mapping[str, Mapping[str, int | float | None]] = {
         "records_total": ROWS,
         "bytes_total": BYTES,
     },
-    "HeartbeatRequest": _NODE,
+    "HeartbeatRequest": {**_NODE, "access_version": VERSION},
     "HeartbeatResponse": {"term": TERM, "lease_ms": WAIT_MS},
     "PartitionChange": {**_HOST_COMMAND, "in_sync": NODE_NUMBER, "hand_over_to": NODE_NUMBER},
     "AlterPartitionsRequest": _NODE,
     "AlterPartitionsResponse": {"rejected": PARTITION},
     "LeaveRequest": {"node_epoch": NODE_EPOCH},
+    # --- access.proto
+    "User": {"certificates_from_s": TIME_S},
+    "Token": {"created_s": TIME_S, "expires_s": TIME_S},
+    "AccessState": {"access_version": VERSION},
     # --- table.proto
     "GetTableRequest": {"known_version": VERSION},
     "ClusterConfig": {
@@ -188,6 +193,8 @@ BOUNDS: Mapping[str, Mapping[str, int | float | None]] = {
     "RestorePrimariesResponse": {"wanted": COUNT},
     "PrimaryToForce": {"partition_id": READER},
     "ForcedPrimary": {"partition_id": PARTITION, "primary_epoch": PRIMARY_EPOCH},
+    "ChangeAccessRequest": {"expected_access_version": READER},
+    "ChangeAccessResponse": {"access_version": VERSION},
     # --- errors.proto: what they say is for people, but for these
     "InvalidArgumentError": {"limit": ANY, "actual": ANY},
     "ConditionFailedError": {"expected_version": ANY, "current_version": ANY},

@@ -10,10 +10,11 @@ from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 
 from koinon_proto.contract import bounds, errors
+from koinon_proto.contract.access import AccessState, Role, Token, User
 from koinon_proto.contract.codec import codec
 from koinon_proto.contract.errors import InvalidArgumentError, KoinonError, UnsupportedVersionError
 from koinon_proto.contract.table import ClusterConfig, MoveSettings, NodeInfo, TableUpdate
-from koinon_proto.v1 import errors_pb2, table_pb2
+from koinon_proto.v1 import access_pb2, errors_pb2, table_pb2
 
 TABLE_FORMAT_VERSION = 1
 
@@ -122,3 +123,17 @@ def update_from_proto(message: table_pb2.TableUpdate) -> TableUpdate:
         )
     bounds.check_reply(message)
     return UPDATE.decode(message)
+
+
+# --- access ------------------------------------------------------------------------------------
+
+ROLE = codec(Role, access_pb2.Role)
+"""A number that names no action or effect raises ValueError when it is decoded."""
+USER = codec(User, access_pb2.User)
+TOKEN = codec(Token, access_pb2.Token)
+ACCESS = codec(
+    AccessState,
+    access_pb2.AccessState,
+    names={"version": "access_version"},
+    values={"roles": ROLE, "users": USER, "tokens": TOKEN},
+)

@@ -1,3 +1,4 @@
+from koinon_proto.v1 import access_pb2 as _access_pb2
 from koinon_proto.v1 import membership_pb2 as _membership_pb2
 from koinon_proto.v1 import table_pb2 as _table_pb2
 from google.protobuf.internal import containers as _containers
@@ -335,3 +336,45 @@ class ForcePrimariesResponse(_message.Message):
     PRIMARIES_FIELD_NUMBER: _ClassVar[int]
     primaries: _containers.RepeatedCompositeFieldContainer[ForcedPrimary]
     def __init__(self, primaries: _Optional[_Iterable[_Union[ForcedPrimary, _Mapping]]] = ...) -> None: ...
+
+class GetAccessRequest(_message.Message):
+    __slots__ = ("cluster_id",)
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    def __init__(self, cluster_id: _Optional[str] = ...) -> None: ...
+
+class GetAccessResponse(_message.Message):
+    __slots__ = ("access",)
+    ACCESS_FIELD_NUMBER: _ClassVar[int]
+    access: _access_pb2.AccessState
+    def __init__(self, access: _Optional[_Union[_access_pb2.AccessState, _Mapping]] = ...) -> None: ...
+
+class ChangeAccessRequest(_message.Message):
+    __slots__ = ("cluster_id", "expected_access_version", "put_role", "drop_role", "put_user", "drop_user", "add_token", "drop_token", "revoke_certificate", "restore_certificate")
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_ACCESS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PUT_ROLE_FIELD_NUMBER: _ClassVar[int]
+    DROP_ROLE_FIELD_NUMBER: _ClassVar[int]
+    PUT_USER_FIELD_NUMBER: _ClassVar[int]
+    DROP_USER_FIELD_NUMBER: _ClassVar[int]
+    ADD_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    DROP_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    REVOKE_CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    expected_access_version: int
+    put_role: _access_pb2.Role
+    drop_role: str
+    put_user: _access_pb2.User
+    drop_user: str
+    add_token: _access_pb2.Token
+    drop_token: str
+    revoke_certificate: str
+    restore_certificate: str
+    def __init__(self, cluster_id: _Optional[str] = ..., expected_access_version: _Optional[int] = ..., put_role: _Optional[_Union[_access_pb2.Role, _Mapping]] = ..., drop_role: _Optional[str] = ..., put_user: _Optional[_Union[_access_pb2.User, _Mapping]] = ..., drop_user: _Optional[str] = ..., add_token: _Optional[_Union[_access_pb2.Token, _Mapping]] = ..., drop_token: _Optional[str] = ..., revoke_certificate: _Optional[str] = ..., restore_certificate: _Optional[str] = ...) -> None: ...
+
+class ChangeAccessResponse(_message.Message):
+    __slots__ = ("access_version",)
+    ACCESS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    access_version: int
+    def __init__(self, access_version: _Optional[int] = ...) -> None: ...

@@ -96,6 +96,16 @@ class AdminStub(object):
                 request_serializer=koinon__proto_dot_v1_dot_admin__pb2.ForcePrimariesRequest.SerializeToString,
                 response_deserializer=koinon__proto_dot_v1_dot_admin__pb2.ForcePrimariesResponse.FromString,
                 _registered_method=True)
+        self.GetAccess = channel.unary_unary(
+                '/koinon.v1.Admin/GetAccess',
+                request_serializer=koinon__proto_dot_v1_dot_admin__pb2.GetAccessRequest.SerializeToString,
+                response_deserializer=koinon__proto_dot_v1_dot_admin__pb2.GetAccessResponse.FromString,
+                _registered_method=True)
+        self.ChangeAccess = channel.unary_unary(
+                '/koinon.v1.Admin/ChangeAccess',
+                request_serializer=koinon__proto_dot_v1_dot_admin__pb2.ChangeAccessRequest.SerializeToString,
+                response_deserializer=koinon__proto_dot_v1_dot_admin__pb2.ChangeAccessResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer(object):
@@ -200,6 +210,22 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetAccess(self, request, context):
+        """Users, roles, tokens and revoked certificates. Errors: NotLeader.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ChangeAccess(self, request, context):
+        """Answers once the change is committed; every node has it within lease_ms and a heartbeat.
+        Errors: NotLeader, InvalidArgument (nothing was changed), ConditionFailed (access_version is not
+        the expected one; nothing was changed), UnknownFate, ResourceExhausted, Unavailable.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -262,6 +288,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ForcePrimaries,
                     request_deserializer=koinon__proto_dot_v1_dot_admin__pb2.ForcePrimariesRequest.FromString,
                     response_serializer=koinon__proto_dot_v1_dot_admin__pb2.ForcePrimariesResponse.SerializeToString,
+            ),
+            'GetAccess': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetAccess,
+                    request_deserializer=koinon__proto_dot_v1_dot_admin__pb2.GetAccessRequest.FromString,
+                    response_serializer=koinon__proto_dot_v1_dot_admin__pb2.GetAccessResponse.SerializeToString,
+            ),
+            'ChangeAccess': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeAccess,
+                    request_deserializer=koinon__proto_dot_v1_dot_admin__pb2.ChangeAccessRequest.FromString,
+                    response_serializer=koinon__proto_dot_v1_dot_admin__pb2.ChangeAccessResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -589,6 +625,60 @@ class Admin(object):
             '/koinon.v1.Admin/ForcePrimaries',
             koinon__proto_dot_v1_dot_admin__pb2.ForcePrimariesRequest.SerializeToString,
             koinon__proto_dot_v1_dot_admin__pb2.ForcePrimariesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetAccess(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/koinon.v1.Admin/GetAccess',
+            koinon__proto_dot_v1_dot_admin__pb2.GetAccessRequest.SerializeToString,
+            koinon__proto_dot_v1_dot_admin__pb2.GetAccessResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeAccess(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/koinon.v1.Admin/ChangeAccess',
+            koinon__proto_dot_v1_dot_admin__pb2.ChangeAccessRequest.SerializeToString,
+            koinon__proto_dot_v1_dot_admin__pb2.ChangeAccessResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,3 +1,4 @@
+from koinon_proto.v1 import access_pb2 as _access_pb2
 from koinon_proto.v1 import table_pb2 as _table_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -33,20 +34,22 @@ class RegisterRequest(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., node_id: _Optional[str] = ..., address: _Optional[str] = ..., rack: _Optional[str] = ..., store_id: _Optional[str] = ..., last_node_epoch: _Optional[int] = ..., registration_id: _Optional[str] = ..., weight: _Optional[int] = ..., redis_address: _Optional[str] = ...) -> None: ...
 
 class RegisterResponse(_message.Message):
-    __slots__ = ("cluster_id", "node_epoch", "term", "heartbeat_interval_ms", "lease_ms", "table")
+    __slots__ = ("cluster_id", "node_epoch", "term", "heartbeat_interval_ms", "lease_ms", "table", "access")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
+    ACCESS_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     node_epoch: int
     term: int
     heartbeat_interval_ms: int
     lease_ms: int
     table: _table_pb2.TableUpdate
-    def __init__(self, cluster_id: _Optional[str] = ..., node_epoch: _Optional[int] = ..., term: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., lease_ms: _Optional[int] = ..., table: _Optional[_Union[_table_pb2.TableUpdate, _Mapping]] = ...) -> None: ...
+    access: _access_pb2.AccessState
+    def __init__(self, cluster_id: _Optional[str] = ..., node_epoch: _Optional[int] = ..., term: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., lease_ms: _Optional[int] = ..., table: _Optional[_Union[_table_pb2.TableUpdate, _Mapping]] = ..., access: _Optional[_Union[_access_pb2.AccessState, _Mapping]] = ...) -> None: ...
 
 class HostCommand(_message.Message):
     __slots__ = ("partition_id", "primary_epoch", "partition_epoch")
@@ -109,7 +112,7 @@ class ReplicaProgress(_message.Message):
     def __init__(self, partition_id: _Optional[int] = ..., stage: _Optional[_Union[ReplicaProgress.Stage, str]] = ..., records: _Optional[int] = ..., bytes: _Optional[int] = ..., records_total: _Optional[int] = ..., bytes_total: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("cluster_id", "node_id", "node_epoch", "table_version", "hosted", "stats", "progress", "registration_id")
+    __slots__ = ("cluster_id", "node_id", "node_epoch", "table_version", "hosted", "stats", "progress", "registration_id", "access_version")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +121,7 @@ class HeartbeatRequest(_message.Message):
     STATS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     REGISTRATION_ID_FIELD_NUMBER: _ClassVar[int]
+    ACCESS_VERSION_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     node_id: str
     node_epoch: int
@@ -126,19 +130,22 @@ class HeartbeatRequest(_message.Message):
     stats: NodeStats
     progress: _containers.RepeatedCompositeFieldContainer[ReplicaProgress]
     registration_id: str
-    def __init__(self, cluster_id: _Optional[str] = ..., node_id: _Optional[str] = ..., node_epoch: _Optional[int] = ..., table_version: _Optional[int] = ..., hosted: _Optional[_Iterable[_Union[HostCommand, _Mapping]]] = ..., stats: _Optional[_Union[NodeStats, _Mapping]] = ..., progress: _Optional[_Iterable[_Union[ReplicaProgress, _Mapping]]] = ..., registration_id: _Optional[str] = ...) -> None: ...
+    access_version: int
+    def __init__(self, cluster_id: _Optional[str] = ..., node_id: _Optional[str] = ..., node_epoch: _Optional[int] = ..., table_version: _Optional[int] = ..., hosted: _Optional[_Iterable[_Union[HostCommand, _Mapping]]] = ..., stats: _Optional[_Union[NodeStats, _Mapping]] = ..., progress: _Optional[_Iterable[_Union[ReplicaProgress, _Mapping]]] = ..., registration_id: _Optional[str] = ..., access_version: _Optional[int] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("term", "lease_ms", "table", "commands")
+    __slots__ = ("term", "lease_ms", "table", "commands", "access")
     TERM_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
     COMMANDS_FIELD_NUMBER: _ClassVar[int]
+    ACCESS_FIELD_NUMBER: _ClassVar[int]
     term: int
     lease_ms: int
     table: _table_pb2.TableUpdate
     commands: _containers.RepeatedCompositeFieldContainer[HostCommand]
-    def __init__(self, term: _Optional[int] = ..., lease_ms: _Optional[int] = ..., table: _Optional[_Union[_table_pb2.TableUpdate, _Mapping]] = ..., commands: _Optional[_Iterable[_Union[HostCommand, _Mapping]]] = ...) -> None: ...
+    access: _access_pb2.AccessState
+    def __init__(self, term: _Optional[int] = ..., lease_ms: _Optional[int] = ..., table: _Optional[_Union[_table_pb2.TableUpdate, _Mapping]] = ..., commands: _Optional[_Iterable[_Union[HostCommand, _Mapping]]] = ..., access: _Optional[_Union[_access_pb2.AccessState, _Mapping]] = ...) -> None: ...
 
 class PartitionChange(_message.Message):
     __slots__ = ("partition_id", "primary_epoch", "partition_epoch", "in_sync", "hand_over_to")

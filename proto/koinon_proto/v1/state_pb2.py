@@ -22,73 +22,90 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from koinon_proto.v1 import access_pb2 as koinon__proto_dot_v1_dot_access__pb2
 from koinon_proto.v1 import loads_pb2 as koinon__proto_dot_v1_dot_loads__pb2
 from koinon_proto.v1 import table_pb2 as koinon__proto_dot_v1_dot_table__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bkoinon_proto/v1/state.proto\x12\tkoinon.v1\x1a\x1bkoinon_proto/v1/loads.proto\x1a\x1bkoinon_proto/v1/table.proto\"\xc4\t\n\x07\x43ommand\x12\x16\n\x0e\x66ormat_version\x18\x01 \x01(\r\x12\x39\n\x0e\x63reate_cluster\x18\x02 \x01(\x0b\x32\x1f.koinon.v1.CreateClusterCommandH\x00\x12\x37\n\rregister_node\x18\x03 \x01(\x0b\x32\x1e.koinon.v1.RegisterNodeCommandH\x00\x12\x45\n\x14\x63onfirm_registration\x18\x04 \x01(\x0b\x32%.koinon.v1.ConfirmRegistrationCommandH\x00\x12?\n\x11\x61ssign_partitions\x18\x05 \x01(\x0b\x32\".koinon.v1.AssignPartitionsCommandH\x00\x12\x31\n\nfence_node\x18\x06 \x01(\x0b\x32\x1b.koinon.v1.FenceNodeCommandH\x00\x12?\n\x11partitions_hosted\x18\x07 \x01(\x0b\x32\".koinon.v1.PartitionsHostedCommandH\x00\x12=\n\x10\x61lter_partitions\x18\x08 \x01(\x0b\x32!.koinon.v1.AlterPartitionsCommandH\x00\x12\x33\n\x0b\x61\x63\x63\x65pt_plan\x18\t \x01(\x0b\x32\x1c.koinon.v1.AcceptPlanCommandH\x00\x12\x33\n\x0bstart_moves\x18\n \x01(\x0b\x32\x1c.koinon.v1.StartMovesCommandH\x00\x12\x35\n\x0c\x66inish_moves\x18\x0b \x01(\x0b\x32\x1d.koinon.v1.FinishMovesCommandH\x00\x12\x35\n\x0c\x63\x61ncel_moves\x18\x0c \x01(\x0b\x32\x1d.koinon.v1.CancelMovesCommandH\x00\x12>\n\x11set_move_settings\x18\r \x01(\x0b\x32!.koinon.v1.SetMoveSettingsCommandH\x00\x12:\n\x0fset_node_status\x18\x0e \x01(\x0b\x32\x1f.koinon.v1.SetNodeStatusCommandH\x00\x12\x39\n\x0ewant_primaries\x18\x0f \x01(\x0b\x32\x1f.koinon.v1.WantPrimariesCommandH\x00\x12\x37\n\rforce_primary\x18\x10 \x01(\x0b\x32\x1e.koinon.v1.ForcePrimaryCommandH\x00\x12H\n\x16set_replication_factor\x18\x11 \x01(\x0b\x32&.koinon.v1.SetReplicationFactorCommandH\x00\x12/\n\topen_load\x18\x12 \x01(\x0b\x32\x1a.koinon.v1.OpenLoadCommandH\x00\x12\x33\n\x0b\x63ommit_load\x18\x13 \x01(\x0b\x32\x1c.koinon.v1.CommitLoadCommandH\x00\x12\x31\n\nabort_load\x18\x14 \x01(\x0b\x32\x1b.koinon.v1.AbortLoadCommandH\x00\x12?\n\x11partitions_merged\x18\x15 \x01(\x0b\x32\".koinon.v1.PartitionsMergedCommandH\x00\x42\x06\n\x04kind\"@\n\x14\x43reateClusterCommand\x12(\n\x06\x63onfig\x18\x01 \x01(\x0b\x32\x18.koinon.v1.ClusterConfig\"\xe5\x01\n\x13RegisterNodeCommand\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0c\n\x04rack\x18\x03 \x01(\t\x12\x10\n\x08store_id\x18\x04 \x01(\t\x12\x17\n\x0flast_node_epoch\x18\x05 \x01(\x04\x12\x17\n\x0fregistration_id\x18\x06 \x01(\t\x12\x18\n\x10known_node_epoch\x18\x07 \x01(\x04\x12\x0e\n\x06weight\x18\x08 \x01(\r\x12\x19\n\x11\x62\x61se_epoch_counts\x18\t \x01(\x08\x12\x15\n\rredis_address\x18\n \x01(\t\"E\n\x1a\x43onfirmRegistrationCommand\x12\x13\n\x0bnode_number\x18\x01 \x01(\r\x12\x12\n\nnode_epoch\x18\x02 \x01(\x04\"v\n\x17\x41ssignPartitionsCommand\x12\x39\n\x04rows\x18\x01 \x03(\x0b\x32+.koinon.v1.AssignPartitionsCommand.Replicas\x1a \n\x08Replicas\x12\x14\n\x0cnode_numbers\x18\x01 \x03(\r\";\n\x10\x46\x65nceNodeCommand\x12\x13\n\x0bnode_number\x18\x01 \x01(\r\x12\x12\n\nnode_epoch\x18\x02 \x01(\x04\"\x8b\x01\n\x17PartitionsHostedCommand\x12\x13\n\x0bnode_number\x18\x01 \x01(\r\x12\x12\n\nnode_epoch\x18\x02 \x01(\x04\x12\x15\n\rpartition_ids\x18\x03 \x03(\r\x12\x16\n\x0eprimary_epochs\x18\x04 \x03(\x04\x12\x18\n\x10partition_epochs\x18\x05 \x03(\x04\"\xf3\x01\n\x16\x41lterPartitionsCommand\x12\x13\n\x0bnode_number\x18\x01 \x01(\r\x12\x12\n\nnode_epoch\x18\x02 \x01(\x04\x12\x39\n\x07\x63hanges\x18\x03 \x03(\x0b\x32(.koinon.v1.AlterPartitionsCommand.Change\x1au\n\x06\x43hange\x12\x14\n\x0cpartition_id\x18\x01 \x01(\r\x12\x15\n\rprimary_epoch\x18\x02 \x01(\x04\x12\x17\n\x0fpartition_epoch\x18\x03 \x01(\x04\x12\x0f\n\x07in_sync\x18\x04 \x03(\r\x12\x14\n\x0chand_over_to\x18\x05 \x01(\r\"\x95\x01\n\x04Move\x12\x14\n\x0cpartition_id\x18\x01 \x01(\r\x12\x0e\n\x06origin\x18\x02 \x03(\r\x12\x0e\n\x06target\x18\x03 \x03(\r\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x0f\n\x07plan_id\x18\x05 \x01(\t\x12\x0f\n\x07running\x18\x06 \x01(\x08\x12\x11\n\tcancelled\x18\x07 \x01(\x08\x12\x12\n\nplan_moves\x18\x08 \x01(\r\"D\n\x11\x41\x63\x63\x65ptPlanCommand\x12\x0f\n\x07plan_id\x18\x01 \x01(\t\x12\x1e\n\x05moves\x18\x02 \x03(\x0b\x32\x0f.koinon.v1.Move\"*\n\x11StartMovesCommand\x12\x15\n\rpartition_ids\x18\x01 \x03(\r\"+\n\x12\x46inishMovesCommand\x12\x15\n\rpartition_ids\x18\x01 \x03(\r\"+\n\x12\x43\x61ncelMovesCommand\x12\x15\n\rpartition_ids\x18\x01 \x03(\r\"C\n\x16SetMoveSettingsCommand\x12)\n\x08settings\x18\x01 \x01(\x0b\x32\x17.koinon.v1.MoveSettings\"R\n\x14SetNodeStatusCommand\x12\x13\n\x0bnode_number\x18\x01 \x01(\r\x12%\n\x06status\x18\x02 \x01(\x0e\x32\x15.koinon.v1.NodeStatus\"\x7f\n\x14WantPrimariesCommand\x12\x34\n\x06wishes\x18\x01 \x03(\x0b\x32$.koinon.v1.WantPrimariesCommand.Wish\x1a\x31\n\x04Wish\x12\x14\n\x0cpartition_id\x18\x01 \x01(\r\x12\x13\n\x0bnode_number\x18\x02 \x01(\r\"Y\n\x13\x46orcePrimaryCommand\x12\x14\n\x0cpartition_id\x18\x01 \x01(\r\x12\x13\n\x0bnode_number\x18\x02 \x01(\r\x12\x17\n\x0fpartition_epoch\x18\x03 \x01(\x04\"9\n\x1bSetReplicationFactorCommand\x12\x1a\n\x12replication_factor\x18\x01 \x01(\r\"\xab\x01\n\x0fOpenLoadCommand\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12!\n\x04mode\x18\x02 \x01(\x0e\x32\x13.koinon.v1.LoadMode\x12\x0e\n\x06prefix\x18\x03 \x01(\x0c\x12,\n\x0cstream_batch\x18\x04 \x01(\x0b\x32\x16.koinon.v1.StreamBatch\x12\x13\n\x0b\x64\x65scription\x18\x05 \x01(\t\x12\x12\n\ntimeout_ms\x18\x06 \x01(\x04\"j\n\x11\x43ommitLoadCommand\x12\x0f\n\x07load_id\x18\x01 \x01(\x04\x12\x10\n\x08\x61ttempts\x18\x02 \x03(\x06\x12\x15\n\rpartition_ids\x18\x03 \x03(\r\x12\x0c\n\x04rows\x18\x04 \x01(\x04\x12\r\n\x05\x62ytes\x18\x05 \x01(\x04\"3\n\x10\x41\x62ortLoadCommand\x12\x0f\n\x07load_id\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"A\n\x17PartitionsMergedCommand\x12\x0f\n\x07load_id\x18\x01 \x01(\x04\x12\x15\n\rpartition_ids\x18\x02 \x03(\r\"\xdc\x03\n\rStateSnapshot\x12\x16\n\x0e\x66ormat_version\x18\x01 \x01(\r\x12)\n\x07\x63luster\x18\x02 \x01(\x0b\x32\x18.koinon.v1.ClusterConfig\x12\x15\n\rtable_version\x18\x03 \x01(\x04\x12\x18\n\x10last_node_number\x18\x04 \x01(\r\x12$\n\x05nodes\x18\x05 \x03(\x0b\x32\x15.koinon.v1.NodeRecord\x12%\n\x04rows\x18\x06 \x03(\x0b\x32\x17.koinon.v1.PartitionRow\x12\x1e\n\x05moves\x18\x07 \x03(\x0b\x32\x0f.koinon.v1.Move\x12.\n\rmove_settings\x18\x08 \x01(\x0b\x32\x17.koinon.v1.MoveSettings\x12.\n\x08stranded\x18\t \x03(\x0b\x32\x1c.koinon.v1.StrandedPartition\x12\x1e\n\x05loads\x18\n \x03(\x0b\x32\x0f.koinon.v1.Load\x12$\n\x0b\x65nded_loads\x18\x0b \x03(\x0b\x32\x0f.koinon.v1.Load\x12.\n\x0estream_batches\x18\x0c \x03(\x0b\x32\x16.koinon.v1.StreamBatch\x12\x14\n\x0cload_id_base\x18\r \x01(\x04\"\xea\x02\n\x04Load\x12\x0f\n\x07load_id\x18\x01 \x01(\x04\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12!\n\x04mode\x18\x03 \x01(\x0e\x32\x13.koinon.v1.LoadMode\x12\x0e\n\x06prefix\x18\x04 \x01(\x0c\x12,\n\x0cstream_batch\x18\x05 \x01(\x0b\x32\x16.koinon.v1.StreamBatch\x12\x13\n\x0b\x64\x65scription\x18\x06 \x01(\t\x12\x12\n\ntimeout_ms\x18\x07 \x01(\x04\x12#\n\x05state\x18\x08 \x01(\x0e\x32\x14.koinon.v1.LoadState\x12\x10\n\x08\x61ttempts\x18\t \x03(\x06\x12\x17\n\x0f\x61ttempts_digest\x18\n \x01(\x0c\x12\x12\n\npartitions\x18\x0b \x01(\r\x12\x10\n\x08unmerged\x18\x0c \x03(\r\x12\x0c\n\x04rows\x18\r \x01(\x04\x12\r\n\x05\x62ytes\x18\x0e \x01(\x04\x12\x0e\n\x06reason\x18\x0f \x01(\t\x12\x14\n\x0c\x63ommitted_at\x18\x10 \x01(\x04\"\x96\x01\n\x11StrandedPartition\x12\x14\n\x0cpartition_id\x18\x01 \x01(\r\x12\x13\n\x0bnode_number\x18\x02 \x01(\r\x12\x10\n\x08store_id\x18\x03 \x01(\t\x12\x12\n\nnode_epoch\x18\x04 \x01(\x04\x12\x17\n\x0fregistration_id\x18\x05 \x01(\t\x12\x17\n\x0f\x62\x61se_node_epoch\x18\x06 \x01(\x04\"\xc4\x01\n\nNodeRecord\x12!\n\x04info\x18\x01 \x01(\x0b\x32\x13.koinon.v1.NodeInfo\x12\x17\n\x0fregistration_id\x18\x02 \x01(\t\x12\x17\n\x0f\x62\x61se_node_epoch\x18\x03 \x01(\x04\x12\x11\n\tconfirmed\x18\x04 \x01(\x08\x12\x1c\n\x14left_behind_store_id\x18\x05 \x01(\t\x12\x1e\n\x16left_behind_node_epoch\x18\x06 \x01(\x04\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bkoinon_proto/v1/state.proto\x12\tkoinon.v1\x1a\x1ckoinon_proto/v1/access.proto\x1a\x1bkoinon_proto/v1/loads.proto\x1a\x1bkoinon_proto/v1/table.proto\"\xf0\x0c\n\x07\x43ommand\x12\x16\n\x0e\x66ormat_version\x18\x01 \x01(\r\x12\x39\n\x0e\x63reate_cluster\x18\x02 \x01(\x0b\x32\x1f.koinon.v1.CreateClusterCommandH\x00\x12\x37\n\rregister_node\x18\x03 \x01(\x0b\x32\x1e.koinon.v1.RegisterNodeCommandH\x00\x12\x45\n\x14\x63onfirm_registration\x18\x04 \x01(\x0b\x32%.koinon.v1.ConfirmRegistrationCommandH\x00\x12?\n\x11\x61ssign_partitions\x18\x05 \x01(\x0b\x32\".koinon.v1.AssignPartitionsCommandH\x00\x12\x31\n\nfence_node\x18\x06 \x01(\x0b\x32\x1b.koinon.v1.FenceNodeCommandH\x00\x12?\n\x11partitions_hosted\x18\x07 \x01(\x0b\x32\".koinon.v1.PartitionsHostedCommandH\x00\x12=\n\x10\x61lter_partitions\x18\x08 \x01(\x0b\x32!.koinon.v1.AlterPartitionsCommandH\x00\x12\x33\n\x0b\x61\x63\x63\x65pt_plan\x18\t \x01(\x0b\x32\x1c.koinon.v1.AcceptPlanCommandH\x00\x12\x33\n\x0bstart_moves\x18\n \x01(\x0b\x32\x1c.koinon.v1.StartMovesCommandH\x00\x12\x35\n\x0c\x66inish_moves\x18\x0b \x01(\x0b\x32\x1d.koinon.v1.FinishMovesCommandH\x00\x12\x35\n\x0c\x63\x61ncel_moves\x18\x0c \x01(\x0b\x32\x1d.koinon.v1.CancelMovesCommandH\x00\x12>\n\x11set_move_settings\x18\r \x01(\x0b\x32!.koinon.v1.SetMoveSettingsCommandH\x00\x12:\n\x0fset_node_status\x18\x0e \x01(\x0b\x32\x1f.koinon.v1.SetNodeStatusCommandH\x00\x12\x39\n\x0ewant_primaries\x18\x0f \x01(\x0b\x32\x1f.koinon.v1.WantPrimariesCommandH\x00\x12\x37\n\rforce_primary\x18\x10 \x01(\x0b\x32\x1e.koinon.v1.ForcePrimaryCommandH\x00\x12H\n\x16set_replication_factor\x18\x11 \x01(\x0b\x32&.koinon.v1.SetReplicationFactorCommandH\x00\x12/\n\topen_load\x18\x12 \x01(\x0b\x32\x1a.koinon.v1.OpenLoadCommandH\x00\x12\x33\n\x0b\x63ommit_load\x18\x13 \x01(\x0b\x32\x1c.koinon.v1.CommitLoadCommandH\x00\x12\x31\n\nabort_load\x18\x14 \x01(\x0b\x32\x1b.koinon.v1.AbortLoadCommandH\x00\x12?\n\x11partitions_merged\x18\x15 \x01(\x0b\x32\".koinon.v1.PartitionsMergedCommandH\x00\x12-\n\x08put_role\x18\x16 \x01(\x0b\x32\x19.koinon.v1.PutRoleCommandH\x00\x12/\n\tdrop_role\x18\x17 \x01(\x0b\x32\x1a.koinon.v1.DropRoleCommandH\x00\x12-\n\x08put_user\x18\x18 \x01(\x0b\x32\x19.koinon.v1.PutUserCommandH\x00\x12/\n\tdrop_user\x18\x19 \x01(\x0b\x32\x1a.koinon.v1.DropUserCommandH\x00\x12/\n\tadd_token\x18\x1a \x01(\x0b\x32\x1a.koinon.v1.AddTokenCommandH\x00\x12\x31\n\ndrop_token\x18\x1b \x01(\x0b\x32\x1b.koinon.v1.DropTokenCommandH\x00\x12\x41\n\x12revoke_certificate\x18\x1c \x01(\x0b\x32#.koinon.v1.RevokeCertificateCommandH\x00\x12\x43\n\x13restore_certificate\x18\x1d \x01(\x0b\x32$.koinon.v1.RestoreCertificateCommandH\x00\x42\x06\n\x04kind\"@\n\x14\x43reateClusterCommand\x12(\n\x06\x63onfig\x18\x01 \x01(\x0b\x32\x18.koinon.v1.ClusterConfig\"\xe5\x01\n\x13RegisterNodeCommand\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0c\n\x04rack\x18\x03 \x01(\t\x12\x10\n\x08store_id\x18\x04 \x01(\t\x12\x17\n\x0flast_node_epoch\x18\x05 \x01(\x04\x12\x17\n\x0fregistration_id\x18\x06 \x01(\t\x12\x18\n\x10known_node_epoch\x18\x07 \x01(\x04\x12\x0e\n\x06weight\x18\x08 \x01(\r\x12\x19\n\x11\x62\x61se_epoch_counts\x18\t \x01(\x08\x12\x15\n\rredis_address\x18\n \x01(\t\"E\n\x1a\x43onfirmRegistrationCommand\x12\x13\n\x0bnode_number\x18\x01 \x01(\r\x12\x12\n\nnode_epoch\x18\x02 \x01(\x04\"v\n\x17\x41ssignPartitionsCommand\x12\x39\n\x04rows\x18\x01 \x03(\x0b\x32+.koinon.v1.AssignPartitionsCommand.Replicas\x1a \n\x08Replicas\x12\x14\n\x0cnode_numbers\x18\x01 \x03(\r\";\n\x10\x46\x65nceNodeCommand\x12\x13\n\x0bnode_number\x18\x01 \x01(\r\x12\x12\n\nnode_epoch\x18\x02 \x01(\x04\"\x8b\x01\n\x17PartitionsHostedCommand\x12\x13\n\x0bnode_number\x18\x01 \x01(\r\x12\x12\n\nnode_epoch\x18\x02 \x01(\x04\x12\x15\n\rpartition_ids\x18\x03 \x03(\r\x12\x16\n\x0eprimary_epochs\x18\x04 \x03(\x04\x12\x18\n\x10partition_epochs\x18\x05 \x03(\x04\"\xf3\x01\n\x16\x41lterPartitionsCommand\x12\x13\n\x0bnode_number\x18\x01 \x01(\r\x12\x12\n\nnode_epoch\x18\x02 \x01(\x04\x12\x39\n\x07\x63hanges\x18\x03 \x03(\x0b\x32(.koinon.v1.AlterPartitionsCommand.Change\x1au\n\x06\x43hange\x12\x14\n\x0cpartition_id\x18\x01 \x01(\r\x12\x15\n\rprimary_epoch\x18\x02 \x01(\x04\x12\x17\n\x0fpartition_epoch\x18\x03 \x01(\x04\x12\x0f\n\x07in_sync\x18\x04 \x03(\r\x12\x14\n\x0chand_over_to\x18\x05 \x01(\r\"\x95\x01\n\x04Move\x12\x14\n\x0cpartition_id\x18\x01 \x01(\r\x12\x0e\n\x06origin\x18\x02 \x03(\r\x12\x0e\n\x06target\x18\x03 \x03(\r\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x0f\n\x07plan_id\x18\x05 \x01(\t\x12\x0f\n\x07running\x18\x06 \x01(\x08\x12\x11\n\tcancelled\x18\x07 \x01(\x08\x12\x12\n\nplan_moves\x18\x08 \x01(\r\"D\n\x11\x41\x63\x63\x65ptPlanCommand\x12\x0f\n\x07plan_id\x18\x01 \x01(\t\x12\x1e\n\x05moves\x18\x02 \x03(\x0b\x32\x0f.koinon.v1.Move\"*\n\x11StartMovesCommand\x12\x15\n\rpartition_ids\x18\x01 \x03(\r\"+\n\x12\x46inishMovesCommand\x12\x15\n\rpartition_ids\x18\x01 \x03(\r\"+\n\x12\x43\x61ncelMovesCommand\x12\x15\n\rpartition_ids\x18\x01 \x03(\r\"C\n\x16SetMoveSettingsCommand\x12)\n\x08settings\x18\x01 \x01(\x0b\x32\x17.koinon.v1.MoveSettings\"R\n\x14SetNodeStatusCommand\x12\x13\n\x0bnode_number\x18\x01 \x01(\r\x12%\n\x06status\x18\x02 \x01(\x0e\x32\x15.koinon.v1.NodeStatus\"\x7f\n\x14WantPrimariesCommand\x12\x34\n\x06wishes\x18\x01 \x03(\x0b\x32$.koinon.v1.WantPrimariesCommand.Wish\x1a\x31\n\x04Wish\x12\x14\n\x0cpartition_id\x18\x01 \x01(\r\x12\x13\n\x0bnode_number\x18\x02 \x01(\r\"Y\n\x13\x46orcePrimaryCommand\x12\x14\n\x0cpartition_id\x18\x01 \x01(\r\x12\x13\n\x0bnode_number\x18\x02 \x01(\r\x12\x17\n\x0fpartition_epoch\x18\x03 \x01(\x04\"9\n\x1bSetReplicationFactorCommand\x12\x1a\n\x12replication_factor\x18\x01 \x01(\r\"\xab\x01\n\x0fOpenLoadCommand\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12!\n\x04mode\x18\x02 \x01(\x0e\x32\x13.koinon.v1.LoadMode\x12\x0e\n\x06prefix\x18\x03 \x01(\x0c\x12,\n\x0cstream_batch\x18\x04 \x01(\x0b\x32\x16.koinon.v1.StreamBatch\x12\x13\n\x0b\x64\x65scription\x18\x05 \x01(\t\x12\x12\n\ntimeout_ms\x18\x06 \x01(\x04\"j\n\x11\x43ommitLoadCommand\x12\x0f\n\x07load_id\x18\x01 \x01(\x04\x12\x10\n\x08\x61ttempts\x18\x02 \x03(\x06\x12\x15\n\rpartition_ids\x18\x03 \x03(\r\x12\x0c\n\x04rows\x18\x04 \x01(\x04\x12\r\n\x05\x62ytes\x18\x05 \x01(\x04\"3\n\x10\x41\x62ortLoadCommand\x12\x0f\n\x07load_id\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\"A\n\x17PartitionsMergedCommand\x12\x0f\n\x07load_id\x18\x01 \x01(\x04\x12\x15\n\rpartition_ids\x18\x02 \x03(\r\"c\n\x0ePutRoleCommand\x12\x1d\n\x04role\x18\x01 \x01(\x0b\x32\x0f.koinon.v1.Role\x12\x1d\n\x10\x65xpected_version\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\x13\n\x11_expected_version\"S\n\x0f\x44ropRoleCommand\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1d\n\x10\x65xpected_version\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\x13\n\x11_expected_version\"c\n\x0ePutUserCommand\x12\x1d\n\x04user\x18\x01 \x01(\x0b\x32\x0f.koinon.v1.User\x12\x1d\n\x10\x65xpected_version\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\x13\n\x11_expected_version\"S\n\x0f\x44ropUserCommand\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1d\n\x10\x65xpected_version\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\x13\n\x11_expected_version\"f\n\x0f\x41\x64\x64TokenCommand\x12\x1f\n\x05token\x18\x01 \x01(\x0b\x32\x10.koinon.v1.Token\x12\x1d\n\x10\x65xpected_version\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\x13\n\x11_expected_version\"X\n\x10\x44ropTokenCommand\x12\x10\n\x08token_id\x18\x01 \x01(\t\x12\x1d\n\x10\x65xpected_version\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\x13\n\x11_expected_version\"^\n\x18RevokeCertificateCommand\x12\x0e\n\x06serial\x18\x01 \x01(\t\x12\x1d\n\x10\x65xpected_version\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\x13\n\x11_expected_version\"_\n\x19RestoreCertificateCommand\x12\x0e\n\x06serial\x18\x01 \x01(\t\x12\x1d\n\x10\x65xpected_version\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\x13\n\x11_expected_version\"\x84\x04\n\rStateSnapshot\x12\x16\n\x0e\x66ormat_version\x18\x01 \x01(\r\x12)\n\x07\x63luster\x18\x02 \x01(\x0b\x32\x18.koinon.v1.ClusterConfig\x12\x15\n\rtable_version\x18\x03 \x01(\x04\x12\x18\n\x10last_node_number\x18\x04 \x01(\r\x12$\n\x05nodes\x18\x05 \x03(\x0b\x32\x15.koinon.v1.NodeRecord\x12%\n\x04rows\x18\x06 \x03(\x0b\x32\x17.koinon.v1.PartitionRow\x12\x1e\n\x05moves\x18\x07 \x03(\x0b\x32\x0f.koinon.v1.Move\x12.\n\rmove_settings\x18\x08 \x01(\x0b\x32\x17.koinon.v1.MoveSettings\x12.\n\x08stranded\x18\t \x03(\x0b\x32\x1c.koinon.v1.StrandedPartition\x12\x1e\n\x05loads\x18\n \x03(\x0b\x32\x0f.koinon.v1.Load\x12$\n\x0b\x65nded_loads\x18\x0b \x03(\x0b\x32\x0f.koinon.v1.Load\x12.\n\x0estream_batches\x18\x0c \x03(\x0b\x32\x16.koinon.v1.StreamBatch\x12\x14\n\x0cload_id_base\x18\r \x01(\x04\x12&\n\x06\x61\x63\x63\x65ss\x18\x0e \x01(\x0b\x32\x16.koinon.v1.AccessState\"\xea\x02\n\x04Load\x12\x0f\n\x07load_id\x18\x01 \x01(\x04\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12!\n\x04mode\x18\x03 \x01(\x0e\x32\x13.koinon.v1.LoadMode\x12\x0e\n\x06prefix\x18\x04 \x01(\x0c\x12,\n\x0cstream_batch\x18\x05 \x01(\x0b\x32\x16.koinon.v1.StreamBatch\x12\x13\n\x0b\x64\x65scription\x18\x06 \x01(\t\x12\x12\n\ntimeout_ms\x18\x07 \x01(\x04\x12#\n\x05state\x18\x08 \x01(\x0e\x32\x14.koinon.v1.LoadState\x12\x10\n\x08\x61ttempts\x18\t \x03(\x06\x12\x17\n\x0f\x61ttempts_digest\x18\n \x01(\x0c\x12\x12\n\npartitions\x18\x0b \x01(\r\x12\x10\n\x08unmerged\x18\x0c \x03(\r\x12\x0c\n\x04rows\x18\r \x01(\x04\x12\r\n\x05\x62ytes\x18\x0e \x01(\x04\x12\x0e\n\x06reason\x18\x0f \x01(\t\x12\x14\n\x0c\x63ommitted_at\x18\x10 \x01(\x04\"\x96\x01\n\x11StrandedPartition\x12\x14\n\x0cpartition_id\x18\x01 \x01(\r\x12\x13\n\x0bnode_number\x18\x02 \x01(\r\x12\x10\n\x08store_id\x18\x03 \x01(\t\x12\x12\n\nnode_epoch\x18\x04 \x01(\x04\x12\x17\n\x0fregistration_id\x18\x05 \x01(\t\x12\x17\n\x0f\x62\x61se_node_epoch\x18\x06 \x01(\x04\"\xc4\x01\n\nNodeRecord\x12!\n\x04info\x18\x01 \x01(\x0b\x32\x13.koinon.v1.NodeInfo\x12\x17\n\x0fregistration_id\x18\x02 \x01(\t\x12\x17\n\x0f\x62\x61se_node_epoch\x18\x03 \x01(\x04\x12\x11\n\tconfirmed\x18\x04 \x01(\x08\x12\x1c\n\x14left_behind_store_id\x18\x05 \x01(\t\x12\x1e\n\x16left_behind_node_epoch\x18\x06 \x01(\x04\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'koinon_proto.v1.state_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_COMMAND']._serialized_start=101
-  _globals['_COMMAND']._serialized_end=1321
-  _globals['_CREATECLUSTERCOMMAND']._serialized_start=1323
-  _globals['_CREATECLUSTERCOMMAND']._serialized_end=1387
-  _globals['_REGISTERNODECOMMAND']._serialized_start=1390
-  _globals['_REGISTERNODECOMMAND']._serialized_end=1619
-  _globals['_CONFIRMREGISTRATIONCOMMAND']._serialized_start=1621
-  _globals['_CONFIRMREGISTRATIONCOMMAND']._serialized_end=1690
-  _globals['_ASSIGNPARTITIONSCOMMAND']._serialized_start=1692
-  _globals['_ASSIGNPARTITIONSCOMMAND']._serialized_end=1810
-  _globals['_ASSIGNPARTITIONSCOMMAND_REPLICAS']._serialized_start=1778
-  _globals['_ASSIGNPARTITIONSCOMMAND_REPLICAS']._serialized_end=1810
-  _globals['_FENCENODECOMMAND']._serialized_start=1812
-  _globals['_FENCENODECOMMAND']._serialized_end=1871
-  _globals['_PARTITIONSHOSTEDCOMMAND']._serialized_start=1874
-  _globals['_PARTITIONSHOSTEDCOMMAND']._serialized_end=2013
-  _globals['_ALTERPARTITIONSCOMMAND']._serialized_start=2016
-  _globals['_ALTERPARTITIONSCOMMAND']._serialized_end=2259
-  _globals['_ALTERPARTITIONSCOMMAND_CHANGE']._serialized_start=2142
-  _globals['_ALTERPARTITIONSCOMMAND_CHANGE']._serialized_end=2259
-  _globals['_MOVE']._serialized_start=2262
-  _globals['_MOVE']._serialized_end=2411
-  _globals['_ACCEPTPLANCOMMAND']._serialized_start=2413
-  _globals['_ACCEPTPLANCOMMAND']._serialized_end=2481
-  _globals['_STARTMOVESCOMMAND']._serialized_start=2483
-  _globals['_STARTMOVESCOMMAND']._serialized_end=2525
-  _globals['_FINISHMOVESCOMMAND']._serialized_start=2527
-  _globals['_FINISHMOVESCOMMAND']._serialized_end=2570
-  _globals['_CANCELMOVESCOMMAND']._serialized_start=2572
-  _globals['_CANCELMOVESCOMMAND']._serialized_end=2615
-  _globals['_SETMOVESETTINGSCOMMAND']._serialized_start=2617
-  _globals['_SETMOVESETTINGSCOMMAND']._serialized_end=2684
-  _globals['_SETNODESTATUSCOMMAND']._serialized_start=2686
-  _globals['_SETNODESTATUSCOMMAND']._serialized_end=2768
-  _globals['_WANTPRIMARIESCOMMAND']._serialized_start=2770
-  _globals['_WANTPRIMARIESCOMMAND']._serialized_end=2897
-  _globals['_WANTPRIMARIESCOMMAND_WISH']._serialized_start=2848
-  _globals['_WANTPRIMARIESCOMMAND_WISH']._serialized_end=2897
-  _globals['_FORCEPRIMARYCOMMAND']._serialized_start=2899
-  _globals['_FORCEPRIMARYCOMMAND']._serialized_end=2988
-  _globals['_SETREPLICATIONFACTORCOMMAND']._serialized_start=2990
-  _globals['_SETREPLICATIONFACTORCOMMAND']._serialized_end=3047
-  _globals['_OPENLOADCOMMAND']._serialized_start=3050
-  _globals['_OPENLOADCOMMAND']._serialized_end=3221
-  _globals['_COMMITLOADCOMMAND']._serialized_start=3223
-  _globals['_COMMITLOADCOMMAND']._serialized_end=3329
-  _globals['_ABORTLOADCOMMAND']._serialized_start=3331
-  _globals['_ABORTLOADCOMMAND']._serialized_end=3382
-  _globals['_PARTITIONSMERGEDCOMMAND']._serialized_start=3384
-  _globals['_PARTITIONSMERGEDCOMMAND']._serialized_end=3449
-  _globals['_STATESNAPSHOT']._serialized_start=3452
-  _globals['_STATESNAPSHOT']._serialized_end=3928
-  _globals['_LOAD']._serialized_start=3931
-  _globals['_LOAD']._serialized_end=4293
-  _globals['_STRANDEDPARTITION']._serialized_start=4296
-  _globals['_STRANDEDPARTITION']._serialized_end=4446
-  _globals['_NODERECORD']._serialized_start=4449
-  _globals['_NODERECORD']._serialized_end=4645
+  _globals['_COMMAND']._serialized_start=131
+  _globals['_COMMAND']._serialized_end=1779
+  _globals['_CREATECLUSTERCOMMAND']._serialized_start=1781
+  _globals['_CREATECLUSTERCOMMAND']._serialized_end=1845
+  _globals['_REGISTERNODECOMMAND']._serialized_start=1848
+  _globals['_REGISTERNODECOMMAND']._serialized_end=2077
+  _globals['_CONFIRMREGISTRATIONCOMMAND']._serialized_start=2079
+  _globals['_CONFIRMREGISTRATIONCOMMAND']._serialized_end=2148
+  _globals['_ASSIGNPARTITIONSCOMMAND']._serialized_start=2150
+  _globals['_ASSIGNPARTITIONSCOMMAND']._serialized_end=2268
+  _globals['_ASSIGNPARTITIONSCOMMAND_REPLICAS']._serialized_start=2236
+  _globals['_ASSIGNPARTITIONSCOMMAND_REPLICAS']._serialized_end=2268
+  _globals['_FENCENODECOMMAND']._serialized_start=2270
+  _globals['_FENCENODECOMMAND']._serialized_end=2329
+  _globals['_PARTITIONSHOSTEDCOMMAND']._serialized_start=2332
+  _globals['_PARTITIONSHOSTEDCOMMAND']._serialized_end=2471
+  _globals['_ALTERPARTITIONSCOMMAND']._serialized_start=2474
+  _globals['_ALTERPARTITIONSCOMMAND']._serialized_end=2717
+  _globals['_ALTERPARTITIONSCOMMAND_CHANGE']._serialized_start=2600
+  _globals['_ALTERPARTITIONSCOMMAND_CHANGE']._serialized_end=2717
+  _globals['_MOVE']._serialized_start=2720
+  _globals['_MOVE']._serialized_end=2869
+  _globals['_ACCEPTPLANCOMMAND']._serialized_start=2871
+  _globals['_ACCEPTPLANCOMMAND']._serialized_end=2939
+  _globals['_STARTMOVESCOMMAND']._serialized_start=2941
+  _globals['_STARTMOVESCOMMAND']._serialized_end=2983
+  _globals['_FINISHMOVESCOMMAND']._serialized_start=2985
+  _globals['_FINISHMOVESCOMMAND']._serialized_end=3028
+  _globals['_CANCELMOVESCOMMAND']._serialized_start=3030
+  _globals['_CANCELMOVESCOMMAND']._serialized_end=3073
+  _globals['_SETMOVESETTINGSCOMMAND']._serialized_start=3075
+  _globals['_SETMOVESETTINGSCOMMAND']._serialized_end=3142
+  _globals['_SETNODESTATUSCOMMAND']._serialized_start=3144
+  _globals['_SETNODESTATUSCOMMAND']._serialized_end=3226
+  _globals['_WANTPRIMARIESCOMMAND']._serialized_start=3228
+  _globals['_WANTPRIMARIESCOMMAND']._serialized_end=3355
+  _globals['_WANTPRIMARIESCOMMAND_WISH']._serialized_start=3306
+  _globals['_WANTPRIMARIESCOMMAND_WISH']._serialized_end=3355
+  _globals['_FORCEPRIMARYCOMMAND']._serialized_start=3357
+  _globals['_FORCEPRIMARYCOMMAND']._serialized_end=3446
+  _globals['_SETREPLICATIONFACTORCOMMAND']._serialized_start=3448
+  _globals['_SETREPLICATIONFACTORCOMMAND']._serialized_end=3505
+  _globals['_OPENLOADCOMMAND']._serialized_start=3508
+  _globals['_OPENLOADCOMMAND']._serialized_end=3679
+  _globals['_COMMITLOADCOMMAND']._serialized_start=3681
+  _globals['_COMMITLOADCOMMAND']._serialized_end=3787
+  _globals['_ABORTLOADCOMMAND']._serialized_start=3789
+  _globals['_ABORTLOADCOMMAND']._serialized_end=3840
+  _globals['_PARTITIONSMERGEDCOMMAND']._serialized_start=3842
+  _globals['_PARTITIONSMERGEDCOMMAND']._serialized_end=3907
+  _globals['_PUTROLECOMMAND']._serialized_start=3909
+  _globals['_PUTROLECOMMAND']._serialized_end=4008
+  _globals['_DROPROLECOMMAND']._serialized_start=4010
+  _globals['_DROPROLECOMMAND']._serialized_end=4093
+  _globals['_PUTUSERCOMMAND']._serialized_start=4095
+  _globals['_PUTUSERCOMMAND']._serialized_end=4194
+  _globals['_DROPUSERCOMMAND']._serialized_start=4196
+  _globals['_DROPUSERCOMMAND']._serialized_end=4279
+  _globals['_ADDTOKENCOMMAND']._serialized_start=4281
+  _globals['_ADDTOKENCOMMAND']._serialized_end=4383
+  _globals['_DROPTOKENCOMMAND']._serialized_start=4385
+  _globals['_DROPTOKENCOMMAND']._serialized_end=4473
+  _globals['_REVOKECERTIFICATECOMMAND']._serialized_start=4475
+  _globals['_REVOKECERTIFICATECOMMAND']._serialized_end=4569
+  _globals['_RESTORECERTIFICATECOMMAND']._serialized_start=4571
+  _globals['_RESTORECERTIFICATECOMMAND']._serialized_end=4666
+  _globals['_STATESNAPSHOT']._serialized_start=4669
+  _globals['_STATESNAPSHOT']._serialized_end=5185
+  _globals['_LOAD']._serialized_start=5188
+  _globals['_LOAD']._serialized_end=5550
+  _globals['_STRANDEDPARTITION']._serialized_start=5553
+  _globals['_STRANDEDPARTITION']._serialized_end=5703
+  _globals['_NODERECORD']._serialized_start=5706
+  _globals['_NODERECORD']._serialized_end=5902
 # @@protoc_insertion_point(module_scope)

@@ -1,3 +1,4 @@
+from koinon_proto.v1 import access_pb2 as _access_pb2
 from koinon_proto.v1 import loads_pb2 as _loads_pb2
 from koinon_proto.v1 import table_pb2 as _table_pb2
 from google.protobuf.internal import containers as _containers
@@ -9,7 +10,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Command(_message.Message):
-    __slots__ = ("format_version", "create_cluster", "register_node", "confirm_registration", "assign_partitions", "fence_node", "partitions_hosted", "alter_partitions", "accept_plan", "start_moves", "finish_moves", "cancel_moves", "set_move_settings", "set_node_status", "want_primaries", "force_primary", "set_replication_factor", "open_load", "commit_load", "abort_load", "partitions_merged")
+    __slots__ = ("format_version", "create_cluster", "register_node", "confirm_registration", "assign_partitions", "fence_node", "partitions_hosted", "alter_partitions", "accept_plan", "start_moves", "finish_moves", "cancel_moves", "set_move_settings", "set_node_status", "want_primaries", "force_primary", "set_replication_factor", "open_load", "commit_load", "abort_load", "partitions_merged", "put_role", "drop_role", "put_user", "drop_user", "add_token", "drop_token", "revoke_certificate", "restore_certificate")
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     CREATE_CLUSTER_FIELD_NUMBER: _ClassVar[int]
     REGISTER_NODE_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +32,14 @@ class Command(_message.Message):
     COMMIT_LOAD_FIELD_NUMBER: _ClassVar[int]
     ABORT_LOAD_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_MERGED_FIELD_NUMBER: _ClassVar[int]
+    PUT_ROLE_FIELD_NUMBER: _ClassVar[int]
+    DROP_ROLE_FIELD_NUMBER: _ClassVar[int]
+    PUT_USER_FIELD_NUMBER: _ClassVar[int]
+    DROP_USER_FIELD_NUMBER: _ClassVar[int]
+    ADD_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    DROP_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    REVOKE_CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     format_version: int
     create_cluster: CreateClusterCommand
     register_node: RegisterNodeCommand
@@ -52,7 +61,15 @@ class Command(_message.Message):
     commit_load: CommitLoadCommand
     abort_load: AbortLoadCommand
     partitions_merged: PartitionsMergedCommand
-    def __init__(self, format_version: _Optional[int] = ..., create_cluster: _Optional[_Union[CreateClusterCommand, _Mapping]] = ..., register_node: _Optional[_Union[RegisterNodeCommand, _Mapping]] = ..., confirm_registration: _Optional[_Union[ConfirmRegistrationCommand, _Mapping]] = ..., assign_partitions: _Optional[_Union[AssignPartitionsCommand, _Mapping]] = ..., fence_node: _Optional[_Union[FenceNodeCommand, _Mapping]] = ..., partitions_hosted: _Optional[_Union[PartitionsHostedCommand, _Mapping]] = ..., alter_partitions: _Optional[_Union[AlterPartitionsCommand, _Mapping]] = ..., accept_plan: _Optional[_Union[AcceptPlanCommand, _Mapping]] = ..., start_moves: _Optional[_Union[StartMovesCommand, _Mapping]] = ..., finish_moves: _Optional[_Union[FinishMovesCommand, _Mapping]] = ..., cancel_moves: _Optional[_Union[CancelMovesCommand, _Mapping]] = ..., set_move_settings: _Optional[_Union[SetMoveSettingsCommand, _Mapping]] = ..., set_node_status: _Optional[_Union[SetNodeStatusCommand, _Mapping]] = ..., want_primaries: _Optional[_Union[WantPrimariesCommand, _Mapping]] = ..., force_primary: _Optional[_Union[ForcePrimaryCommand, _Mapping]] = ..., set_replication_factor: _Optional[_Union[SetReplicationFactorCommand, _Mapping]] = ..., open_load: _Optional[_Union[OpenLoadCommand, _Mapping]] = ..., commit_load: _Optional[_Union[CommitLoadCommand, _Mapping]] = ..., abort_load: _Optional[_Union[AbortLoadCommand, _Mapping]] = ..., partitions_merged: _Optional[_Union[PartitionsMergedCommand, _Mapping]] = ...) -> None: ...
+    put_role: PutRoleCommand
+    drop_role: DropRoleCommand
+    put_user: PutUserCommand
+    drop_user: DropUserCommand
+    add_token: AddTokenCommand
+    drop_token: DropTokenCommand
+    revoke_certificate: RevokeCertificateCommand
+    restore_certificate: RestoreCertificateCommand
+    def __init__(self, format_version: _Optional[int] = ..., create_cluster: _Optional[_Union[CreateClusterCommand, _Mapping]] = ..., register_node: _Optional[_Union[RegisterNodeCommand, _Mapping]] = ..., confirm_registration: _Optional[_Union[ConfirmRegistrationCommand, _Mapping]] = ..., assign_partitions: _Optional[_Union[AssignPartitionsCommand, _Mapping]] = ..., fence_node: _Optional[_Union[FenceNodeCommand, _Mapping]] = ..., partitions_hosted: _Optional[_Union[PartitionsHostedCommand, _Mapping]] = ..., alter_partitions: _Optional[_Union[AlterPartitionsCommand, _Mapping]] = ..., accept_plan: _Optional[_Union[AcceptPlanCommand, _Mapping]] = ..., start_moves: _Optional[_Union[StartMovesCommand, _Mapping]] = ..., finish_moves: _Optional[_Union[FinishMovesCommand, _Mapping]] = ..., cancel_moves: _Optional[_Union[CancelMovesCommand, _Mapping]] = ..., set_move_settings: _Optional[_Union[SetMoveSettingsCommand, _Mapping]] = ..., set_node_status: _Optional[_Union[SetNodeStatusCommand, _Mapping]] = ..., want_primaries: _Optional[_Union[WantPrimariesCommand, _Mapping]] = ..., force_primary: _Optional[_Union[ForcePrimaryCommand, _Mapping]] = ..., set_replication_factor: _Optional[_Union[SetReplicationFactorCommand, _Mapping]] = ..., open_load: _Optional[_Union[OpenLoadCommand, _Mapping]] = ..., commit_load: _Optional[_Union[CommitLoadCommand, _Mapping]] = ..., abort_load: _Optional[_Union[AbortLoadCommand, _Mapping]] = ..., partitions_merged: _Optional[_Union[PartitionsMergedCommand, _Mapping]] = ..., put_role: _Optional[_Union[PutRoleCommand, _Mapping]] = ..., drop_role: _Optional[_Union[DropRoleCommand, _Mapping]] = ..., put_user: _Optional[_Union[PutUserCommand, _Mapping]] = ..., drop_user: _Optional[_Union[DropUserCommand, _Mapping]] = ..., add_token: _Optional[_Union[AddTokenCommand, _Mapping]] = ..., drop_token: _Optional[_Union[DropTokenCommand, _Mapping]] = ..., revoke_certificate: _Optional[_Union[RevokeCertificateCommand, _Mapping]] = ..., restore_certificate: _Optional[_Union[RestoreCertificateCommand, _Mapping]] = ...) -> None: ...
 
 class CreateClusterCommand(_message.Message):
     __slots__ = ("config",)
@@ -283,8 +300,72 @@ class PartitionsMergedCommand(_message.Message):
     partition_ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, load_id: _Optional[int] = ..., partition_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class PutRoleCommand(_message.Message):
+    __slots__ = ("role", "expected_version")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    role: _access_pb2.Role
+    expected_version: int
+    def __init__(self, role: _Optional[_Union[_access_pb2.Role, _Mapping]] = ..., expected_version: _Optional[int] = ...) -> None: ...
+
+class DropRoleCommand(_message.Message):
+    __slots__ = ("name", "expected_version")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    expected_version: int
+    def __init__(self, name: _Optional[str] = ..., expected_version: _Optional[int] = ...) -> None: ...
+
+class PutUserCommand(_message.Message):
+    __slots__ = ("user", "expected_version")
+    USER_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    user: _access_pb2.User
+    expected_version: int
+    def __init__(self, user: _Optional[_Union[_access_pb2.User, _Mapping]] = ..., expected_version: _Optional[int] = ...) -> None: ...
+
+class DropUserCommand(_message.Message):
+    __slots__ = ("name", "expected_version")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    expected_version: int
+    def __init__(self, name: _Optional[str] = ..., expected_version: _Optional[int] = ...) -> None: ...
+
+class AddTokenCommand(_message.Message):
+    __slots__ = ("token", "expected_version")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    token: _access_pb2.Token
+    expected_version: int
+    def __init__(self, token: _Optional[_Union[_access_pb2.Token, _Mapping]] = ..., expected_version: _Optional[int] = ...) -> None: ...
+
+class DropTokenCommand(_message.Message):
+    __slots__ = ("token_id", "expected_version")
+    TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    token_id: str
+    expected_version: int
+    def __init__(self, token_id: _Optional[str] = ..., expected_version: _Optional[int] = ...) -> None: ...
+
+class RevokeCertificateCommand(_message.Message):
+    __slots__ = ("serial", "expected_version")
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    serial: str
+    expected_version: int
+    def __init__(self, serial: _Optional[str] = ..., expected_version: _Optional[int] = ...) -> None: ...
+
+class RestoreCertificateCommand(_message.Message):
+    __slots__ = ("serial", "expected_version")
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    serial: str
+    expected_version: int
+    def __init__(self, serial: _Optional[str] = ..., expected_version: _Optional[int] = ...) -> None: ...
+
 class StateSnapshot(_message.Message):
-    __slots__ = ("format_version", "cluster", "table_version", "last_node_number", "nodes", "rows", "moves", "move_settings", "stranded", "loads", "ended_loads", "stream_batches", "load_id_base")
+    __slots__ = ("format_version", "cluster", "table_version", "last_node_number", "nodes", "rows", "moves", "move_settings", "stranded", "loads", "ended_loads", "stream_batches", "load_id_base", "access")
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -298,6 +379,7 @@ class StateSnapshot(_message.Message):
     ENDED_LOADS_FIELD_NUMBER: _ClassVar[int]
     STREAM_BATCHES_FIELD_NUMBER: _ClassVar[int]
     LOAD_ID_BASE_FIELD_NUMBER: _ClassVar[int]
+    ACCESS_FIELD_NUMBER: _ClassVar[int]
     format_version: int
     cluster: _table_pb2.ClusterConfig
     table_version: int
@@ -311,7 +393,8 @@ class StateSnapshot(_message.Message):
     ended_loads: _containers.RepeatedCompositeFieldContainer[Load]
     stream_batches: _containers.RepeatedCompositeFieldContainer[_loads_pb2.StreamBatch]
     load_id_base: int
-    def __init__(self, format_version: _Optional[int] = ..., cluster: _Optional[_Union[_table_pb2.ClusterConfig, _Mapping]] = ..., table_version: _Optional[int] = ..., last_node_number: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeRecord, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[_table_pb2.PartitionRow, _Mapping]]] = ..., moves: _Optional[_Iterable[_Union[Move, _Mapping]]] = ..., move_settings: _Optional[_Union[_table_pb2.MoveSettings, _Mapping]] = ..., stranded: _Optional[_Iterable[_Union[StrandedPartition, _Mapping]]] = ..., loads: _Optional[_Iterable[_Union[Load, _Mapping]]] = ..., ended_loads: _Optional[_Iterable[_Union[Load, _Mapping]]] = ..., stream_batches: _Optional[_Iterable[_Union[_loads_pb2.StreamBatch, _Mapping]]] = ..., load_id_base: _Optional[int] = ...) -> None: ...
+    access: _access_pb2.AccessState
+    def __init__(self, format_version: _Optional[int] = ..., cluster: _Optional[_Union[_table_pb2.ClusterConfig, _Mapping]] = ..., table_version: _Optional[int] = ..., last_node_number: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeRecord, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[_table_pb2.PartitionRow, _Mapping]]] = ..., moves: _Optional[_Iterable[_Union[Move, _Mapping]]] = ..., move_settings: _Optional[_Union[_table_pb2.MoveSettings, _Mapping]] = ..., stranded: _Optional[_Iterable[_Union[StrandedPartition, _Mapping]]] = ..., loads: _Optional[_Iterable[_Union[Load, _Mapping]]] = ..., ended_loads: _Optional[_Iterable[_Union[Load, _Mapping]]] = ..., stream_batches: _Optional[_Iterable[_Union[_loads_pb2.StreamBatch, _Mapping]]] = ..., load_id_base: _Optional[int] = ..., access: _Optional[_Union[_access_pb2.AccessState, _Mapping]] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("load_id", "job_id", "mode", "prefix", "stream_batch", "description", "timeout_ms", "state", "attempts", "attempts_digest", "partitions", "unmerged", "rows", "bytes", "reason", "committed_at")

@@ -29,6 +29,11 @@ resend puts it into the log:
 ``CommitLoad``           only while the load is open; the same attempts once more change nothing
 ``AbortLoad``            only while the load is open; the second changes nothing
 ``PartitionsMerged``     each partition only while it waits to be merged
+``PutRole``, ``PutUser`` set the same again; these and those below only at
+                         ``expected_version``, where that is given
+``AddToken``             once an id; the same token once more changes nothing
+``DropRole`` …           only while there is such a role, user or token
+``RevokeCertificate`` …  sets the same again
 =======================  ==========================================================
 """
 
@@ -37,6 +42,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from koinon_proto.contract.access import Role, Token, User
 from koinon_proto.contract.bulk_loads import LOAD_TIMEOUT_MS, LoadMode, LoadState, StreamBatch
 from koinon_proto.contract.table import (
     DEFAULT_WEIGHT,
@@ -270,6 +276,76 @@ class PartitionsMerged:
     partition_ids: tuple[PartitionId, ...]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PutRole:
+    """Make a role, or replace the one of this name. ``expected_version``, here and below: only at
+    this version of the access state; None: at any.
+    """
+
+    role: Role
+    expected_version: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DropRole:
+    name: str
+    expected_version: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PutUser:
+    """Make a user, or replace the one of this name."""
+
+    user: User
+    expected_version: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DropUser:
+    """Drop a user and its tokens."""
+
+    name: str
+    expected_version: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AddToken:
+    token: Token
+    expected_version: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DropToken:
+    token_id: str
+    expected_version: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RevokeCertificate:
+    """Refuse the certificate with this serial number (``access.serial_text``)."""
+
+    serial: str
+    expected_version: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RestoreCertificate:
+    """Take a revocation back."""
+
+    serial: str
+    expected_version: int | None = None
+
+
+AccessCommand = (
+    PutRole
+    | DropRole
+    | PutUser
+    | DropUser
+    | AddToken
+    | DropToken
+    | RevokeCertificate
+    | RestoreCertificate
+)
 LoadCommand = OpenLoad | CommitLoad | AbortLoad | PartitionsMerged
 Command = (
     CreateCluster
@@ -289,6 +365,7 @@ Command = (
     | ForcePrimary
     | SetReplicationFactor
     | LoadCommand
+    | AccessCommand
 )
 
 
@@ -319,6 +396,8 @@ class Reason(Enum):
     TOO_MANY_LOADS = "too many loads are open or being merged"
     TOO_MANY_ATTEMPTS = "too many attempts are being merged"
     TOO_MANY_QUERIES = "too many streaming queries have applied a batch"
+    ACCESS_CHANGED = "access has been changed meanwhile"
+    BAD_ACCESS = "access cannot be changed so"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -364,4 +443,11 @@ class LoadOutcome:
     state: LoadState
 
 
-Result = Rejected | Registered | Applied | LoadOutcome
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AccessChanged:
+    """Access is as the command says: by it, or before it. ``version``: of the access state."""
+
+    version: int
+
+
+Result = Rejected | Registered | Applied | LoadOutcome | AccessChanged

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from koinon_coordinator.core.cluster.bulk_loads import NO_LOADS, LoadsImage
 from koinon_coordinator.core.cluster.commands import Move
 from koinon_coordinator.core.cluster.members import NodeRecord, Stranded
+from koinon_proto.contract.access import NO_ACCESS_STATE, AccessState
 from koinon_proto.contract.table import ClusterConfig, MoveSettings, PartitionRow
 
 
@@ -23,6 +24,7 @@ class StateImage:
     move_settings: MoveSettings = field(default_factory=MoveSettings)
     stranded: tuple[Stranded, ...] = ()
     loads: LoadsImage = NO_LOADS
+    access: AccessState = NO_ACCESS_STATE
 
 
 EMPTY_IMAGE = StateImage(config=None, table_version=0, last_node_number=0, nodes=(), rows=())

@@ -160,6 +160,8 @@ def recovered(image: StateImage) -> StateImage:
         rows=rows,
         moves=tuple(moves),
         loads=replace(image.loads, id_base=version << LOAD_ID_SHIFT),
+        # The table's version is above that of every recovery before, also if those lost this one.
+        access=replace(image.access, version=max(image.access.version + VERSION_JUMP, version)),
     )
 
 

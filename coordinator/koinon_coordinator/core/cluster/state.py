@@ -19,6 +19,11 @@ Bulk loads
 ----------
 ``bulk_loads`` has their rules. The table shows which of them are open and which are being merged:
 each change of that is a version, how far a merge has come is none.
+
+Access
+------
+``access`` has the rules of users, roles and tokens. They have a version of their own, and the table
+shows nothing of them.
 """
 
 from __future__ import annotations
@@ -28,10 +33,12 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from koinon_coordinator.core.cluster import election, members, moves
+from koinon_coordinator.core.cluster import access, election, members, moves
 from koinon_coordinator.core.cluster.bulk_loads import Loads
 from koinon_coordinator.core.cluster.commands import (
     AcceptPlan,
+    AccessChanged,
+    AccessCommand,
     AlterPartitions,
     Applied,
     AssignPartitions,
@@ -58,6 +65,7 @@ from koinon_coordinator.core.cluster.commands import (
 )
 from koinon_coordinator.core.cluster.image import EMPTY_IMAGE, StateImage
 from koinon_coordinator.core.cluster.members import NodeRecord
+from koinon_proto.contract.access import Access
 from koinon_proto.contract.table import (
     ClusterConfig,
     MoveSettings,
@@ -86,6 +94,8 @@ class ClusterState:
         self._move_settings = image.move_settings
         self._stranded = {entry.partition_id: entry for entry in image.stranded}
         self._loads = Loads(image.loads)
+        self._access = image.access
+        self._compiled = Access()
         self._live = {number for number, record in self._nodes.items() if record.live}
         self._table: Table | None = None
         self._assigned: dict[NodeNumber, tuple[PartitionRow, ...]] | None = None
@@ -144,6 +154,13 @@ class ClusterState:
         """The bulk loads. To be read only: ``apply`` changes them."""
         return self._loads
 
+    @property
+    def access(self) -> Access:
+        """Who may do what. Made once a version."""
+        if self._compiled.state is not self._access:
+            self._compiled = Access(self._access, self._compiled)
+        return self._compiled
+
     def table(self) -> Table | None:
         """The table at the current version, None before there is a cluster. Made once a version."""
         if self._config is None:
@@ -187,6 +204,7 @@ class ClusterState:
             move_settings=self._move_settings,
             stranded=tuple(self._stranded[p] for p in sorted(self._stranded)),
             loads=self._loads.image(),
+            access=self._access,
         )
 
     # --- applying -----------------------------------------------------------------------------
@@ -197,6 +215,8 @@ class ClusterState:
         """
         if isinstance(command, LoadCommand):
             return self._change_loads(command, index)
+        if isinstance(command, AccessCommand):
+            return self._change_access(command)
         return _APPLY[type(command)](self, command)
 
     def _create_cluster(self, command: CreateCluster) -> Result:
@@ -531,6 +551,17 @@ class ClusterState:
         result = self._loads.apply(command, index=index, partition_count=count)
         self._version += self._loads.shown() != before
         return result
+
+    # --- access -------------------------------------------------------------------------------
+
+    def _change_access(self, command: AccessCommand) -> Result:
+        if self._config is None:
+            return Rejected(reason=Reason.NO_CLUSTER)
+        fault = access.fault(self._access, command)
+        if fault is not None:
+            return Rejected(reason=fault.reason)
+        self._access = access.changed(self._access, command)
+        return AccessChanged(version=self._access.version)
 
     # --- helpers ------------------------------------------------------------------------------
 

@@ -1,0 +1,39 @@
+"""Decides on changes of access, from the state, before the leader proposes. Only reads."""
+
+from __future__ import annotations
+
+from koinon_coordinator.core.cluster.access import fault
+from koinon_coordinator.core.cluster.commands import AccessCommand, Reason
+from koinon_proto.contract.access import AccessState
+from koinon_proto.contract.errors import (
+    ConditionFailedError,
+    InvalidArgumentError,
+    KoinonError,
+    UnavailableError,
+)
+
+
+def check_change(state: AccessState, command: AccessCommand) -> None:
+    """Check that the state can be changed so.
+
+    Raises:
+        InvalidArgumentError: it cannot; the field is named.
+        ConditionFailedError: it has been changed since the version that the command names.
+    """
+    wrong = fault(state, command)
+    if wrong is None:
+        return
+    if wrong.reason is Reason.ACCESS_CHANGED:
+        raise ConditionFailedError(expected_version=wrong.limit, current_version=wrong.actual)
+    raise InvalidArgumentError(
+        field=wrong.field, reason=wrong.text, limit=wrong.limit, actual=wrong.actual
+    )
+
+
+def refusal(state: AccessState, command: AccessCommand, reason: Reason) -> KoinonError:
+    """Return the typed error for a change that was refused when it was applied."""
+    try:
+        check_change(state, command)
+    except KoinonError as error:
+        return error
+    return UnavailableError(reason=f"refused, access was changed meanwhile: {reason.value}")
