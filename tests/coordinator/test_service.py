@@ -482,7 +482,8 @@ def test_access_is_changed_and_shown_without_hashes(tmp_path: Path) -> None:
     async def test(coordinator: Coordinator, caller: Caller) -> None:
         async def change(**changes: Any) -> int:
             request = admin_pb2.ChangeAccessRequest(**changes)
-            return (await caller.call(caller.admin.ChangeAccess, request)).access_version
+            reply = await caller.call(caller.admin.ChangeAccess, request)
+            return int(reply.access_version)
 
         async def access() -> AccessState:
             request = admin_pb2.GetAccessRequest()
@@ -491,7 +492,9 @@ def test_access_is_changed_and_shown_without_hashes(tmp_path: Path) -> None:
             )
 
         assert await access() == AccessState()
-        grant = access_pb2.Grant(effect=access_pb2.GRANT_EFFECT_ALLOW, actions=[1], prefix=b"a")
+        grant = access_pb2.Grant(
+            effect=access_pb2.GRANT_EFFECT_ALLOW, actions=[access_pb2.ACTION_READ], prefix=b"a"
+        )
         role = access_pb2.Role(name="reader", grants=[grant])
         assert await change(put_role=role, expected_access_version=0) == 1
         assert await change(put_role=role) == 1
@@ -513,12 +516,14 @@ def test_access_is_changed_and_shown_without_hashes(tmp_path: Path) -> None:
         for wrong in (
             admin_pb2.ChangeAccessRequest(),
             admin_pb2.ChangeAccessRequest(
-                put_role=access_pb2.Role(name="r", grants=[access_pb2.Grant(actions=[1])])
+                put_role=access_pb2.Role(
+                    name="r", grants=[access_pb2.Grant(actions=[access_pb2.ACTION_READ])]
+                )
             ),
             admin_pb2.ChangeAccessRequest(
                 put_role=access_pb2.Role(
                     name="r",
-                    grants=[access_pb2.Grant(effect=access_pb2.GRANT_EFFECT_ALLOW, actions=[99])],
+                    grants=[access_pb2.Grant(effect=access_pb2.GRANT_EFFECT_ALLOW, actions=[99])],  # type: ignore[list-item]
                 )
             ),
         ):

@@ -103,7 +103,8 @@ class Servers:
         node, coordinator = self.process_of_node, self.process_of_coordinator
         assert node is not None
         assert coordinator is not None
-        node.state.access = coordinator.access = self.access = access
+        coordinator.state._access = access.state  # as a command would
+        node.state.access = self.access = access
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
