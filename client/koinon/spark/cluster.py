@@ -21,11 +21,15 @@ from koinon.core.routing import Router, Routing
 from koinon.driver.channels import Channels
 from koinon.driver.request_ids import operation
 from koinon.driver.table_source import TableSource
+from koinon.operate.bulk_loads import LoadsClient
+from koinon.operate.coordinators import Coordinators
 from koinon.options import parse_addresses
+from koinon.spark.options import ClusterOptions
 from koinon_proto.contract.errors import (
     KoinonError,
     UnavailableError,
 )
+from koinon_proto.security.transport import Dialing
 from koinon_proto.server import rpc
 from koinon_proto.v1 import loads_pb2_grpc, table_pb2_grpc
 
@@ -41,13 +45,15 @@ CALL_S = 30.0
 class Cluster(Channels):
     """Knows who leads which partition, and calls nodes."""
 
-    def __init__(self, coordinators: str, *, timeout_s: float) -> None:
+    def __init__(
+        self, coordinators: str, *, timeout_s: float, dialing: Dialing | None = None
+    ) -> None:
         """``timeout_s``: how long one step is retried while it is not served.
 
         Raises:
             ConfigurationError: no address is given, or one is not host:port.
         """
-        super().__init__()
+        super().__init__(dialing)
         self.timeout_s = timeout_s
         self._coordinators = coordinators
         self._router = Router()
@@ -193,3 +199,15 @@ class Retries:
         if again is None:
             raise error
         return again
+
+
+def cluster_of(options: ClusterOptions) -> Cluster:
+    """Return the cluster that the options name."""
+    return Cluster(options.coordinators, timeout_s=options.timeout_s, dialing=options.dialing())
+
+
+def loads_of(options: ClusterOptions, timeout_s: float) -> LoadsClient:
+    """Return a client of that cluster's bulk loads."""
+    return LoadsClient(
+        Coordinators(options.coordinators, dialing=options.dialing()), timeout_s=timeout_s
+    )

@@ -29,7 +29,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from koinon.spark.cluster import Cluster
+from koinon.spark.cluster import cluster_of
 from koinon.spark.options import ReadOptions, WriteOptions, read_options, write_options
 from koinon.spark.reading import (
     COUNTS,
@@ -231,7 +231,7 @@ class KoinonReader(DataSourceReader):
                 for at in range(0, len(keys), KEYS_PER_TASK)
             ]
         by_owner: dict[str, list[int]] = {}
-        with Cluster(self.options.coordinators, timeout_s=self.options.timeout_s) as cluster:
+        with cluster_of(self.options) as cluster:
             for partition_id, owner in enumerate(cluster.routing().owner_of):
                 by_owner.setdefault(owner, []).append(partition_id)
         cut = [

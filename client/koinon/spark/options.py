@@ -4,6 +4,9 @@ Every option, with its default:
 
 ========================= =================================================================
 ``coordinators``          required: ``host:port,host:port`` of coordinators (or nodes)
+``tlsBundle``             the identity file (PEM) to connect by TLS with, on every machine
+                          (``KOINON_TLS_BUNDLE``, and plain without that)
+``tokenFile``             the file with the user's token (``KOINON_TOKEN_FILE``)
 ``timeout``               ``2m``: how long one step is retried while it is not served
 writing
 ``keyColumn``             the key: one column, or several separated by commas
@@ -46,7 +49,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from koinon.core.quantities import parse_duration_ms, parse_size
 from koinon.options import parse_addresses
@@ -57,6 +60,7 @@ from koinon_proto.contract.bulk_loads import (
 )
 from koinon_proto.contract.errors import ConfigurationError
 from koinon_proto.contract.table import MAX_BATCH_BYTES, MAX_KEY_BYTES, MAX_TTL_MS
+from koinon_proto.security.transport import Dialing, dialing
 
 KEY_ENCODINGS = ("binary", "text")
 VALUE_ENCODINGS = ("json", "msgpack")
@@ -64,7 +68,7 @@ MEMORY_BYTES_MIN = 1 << 20
 MEMORY_BYTES_MAX = 1 << 30
 PAGE_BYTES_MIN = 1 << 10
 
-_COMMON = ("coordinators", "timeout")
+_COMMON = ("coordinators", "timeout", "tlsBundle", "tokenFile")
 _PREFIX = ("prefix", "prefixHex")
 WRITE_OPTIONS = (
     *_COMMON,
@@ -104,11 +108,29 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class WriteOptions:
-    """Options of a write. ``None`` and 0: not given."""
+class ClusterOptions:
+    """How to reach the cluster. Files are named, never what is in them: options stand in Spark's
+    plans, logs and user interface.
+    """
 
     coordinators: str
     timeout_s: float
+    tls_bundle: str = ""
+    token_file: str = ""
+
+    def dialing(self) -> Dialing:
+        """Return how to connect from this machine.
+
+        Raises:
+            ConfigurationError: a file cannot be used here.
+        """
+        return dialing(self.tls_bundle, self.token_file)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteOptions(ClusterOptions):
+    """Options of a write. ``None`` and 0: not given."""
+
     key_columns: tuple[str, ...]
     key_encoding: str
     value_column: str
@@ -125,11 +147,9 @@ class WriteOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadOptions:
+class ReadOptions(ClusterOptions):
     """Options of a read. ``keys`` None: all keys."""
 
-    coordinators: str
-    timeout_s: float
     prefix: bytes
     keys: tuple[bytes, ...] | None
     keys_only: bool
@@ -155,8 +175,7 @@ def write_options(given: Mapping[str, str], *, overwrite: bool) -> WriteOptions:
             "valueEncoding", "is for whole rows as values; leave it out, or leave valueColumn out"
         )
     return WriteOptions(
-        coordinators=options.coordinators(),
-        timeout_s=options.duration_ms("timeout", "2m") / 1000,
+        **options.cluster(),
         key_columns=options.names("keyColumn"),
         key_encoding=options.one_of("keyEncoding", KEY_ENCODINGS, "binary"),
         value_column=value_column,
@@ -184,8 +203,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
     if counts and (keys is not None or options.flag("metadata")):
         options.refuse("counts", "is of whole partitions: leave keys and metadata out")
     return ReadOptions(
-        coordinators=options.coordinators(),
-        timeout_s=options.duration_ms("timeout", "2m") / 1000,
+        **options.cluster(),
         prefix=options.prefix(),
         keys=keys,
         keys_only=options.flag("keysOnly"),
@@ -226,6 +244,15 @@ class _Given:
 
     def text(self, name: str, default: str = "") -> str:
         return self._given.get(name.lower(), "").strip() or default
+
+    def cluster(self) -> dict[str, Any]:
+        """Return the fields of ``ClusterOptions``."""
+        return {
+            "coordinators": self.coordinators(),
+            "timeout_s": self.duration_ms("timeout", "2m") / 1000,
+            "tls_bundle": self.text("tlsBundle"),
+            "token_file": self.text("tokenFile"),
+        }
 
     def coordinators(self) -> str:
         text = self.text("coordinators")

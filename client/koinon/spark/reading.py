@@ -21,7 +21,7 @@ from koinon.client import connect
 from koinon.core.routing import Routing
 from koinon.core.scanning import PartitionProgress
 from koinon.driver.node_link import refused
-from koinon.spark.cluster import Cluster, Retries
+from koinon.spark.cluster import Cluster, Retries, cluster_of
 from koinon.spark.encoding import arrays
 from koinon.spark.options import ReadOptions
 from koinon.types import Entry
@@ -64,7 +64,7 @@ def read_partitions(
         KoinonError: a node refused for good.
     """
     with (
-        Cluster(options.coordinators, timeout_s=options.timeout_s) as cluster,
+        cluster_of(options) as cluster,
         ThreadPoolExecutor(1, thread_name_prefix="koinon-read") as ahead,
     ):
         pages = _pages(cluster, options, names, partition_ids)
@@ -81,7 +81,7 @@ def count_partitions(
     ``read_partitions`` does.
     """
     rows_of = dict.fromkeys(partition_ids, 0)
-    with Cluster(options.coordinators, timeout_s=options.timeout_s) as cluster:
+    with cluster_of(options) as cluster:
         for page in _pages(cluster, options, ("key",), partition_ids):
             for partition_id, rows in page.runs:
                 rows_of[partition_id] += rows
@@ -220,7 +220,12 @@ def read_keys(options: ReadOptions, names: Sequence[str], keys: Sequence[bytes])
     Raises:
         UnavailableError: a partition was not served in time.
     """
-    with connect(options.coordinators, timeout_ms=int(options.timeout_s * 1000)) as client:
+    with connect(
+        options.coordinators,
+        timeout_ms=int(options.timeout_s * 1000),
+        tls_bundle=options.tls_bundle,
+        token_file=options.token_file,
+    ) as client:
         cluster = client.table().cluster
         partitions = partitioner(cluster.partitioner, cluster.partition_count)
         for at in range(0, len(keys), KEYS_PER_CALL):

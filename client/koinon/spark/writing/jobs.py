@@ -23,7 +23,7 @@ from koinon.operate.bulk_loads import (
     OpenedLoad,
     StreamBatch,
 )
-from koinon.spark.cluster import Cluster
+from koinon.spark.cluster import Cluster, cluster_of, loads_of
 from koinon.spark.options import WriteOptions
 from koinon.spark.writing.load_keepalive import LoadKeepalive
 from koinon.spark.writing.planning import RowPlan
@@ -75,10 +75,10 @@ class Job:
         return opened
 
     def loads(self) -> LoadsClient:
-        return LoadsClient(self.options.coordinators, timeout_s=self.options.timeout_s)
+        return loads_of(self.options, self.options.timeout_s)
 
     def cluster(self) -> Cluster:
-        return Cluster(self.options.coordinators, timeout_s=self.options.timeout_s)
+        return cluster_of(self.options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,7 +252,7 @@ def abort(job: Job, reports: Sequence[TaskReport], reason: str) -> None:
     timeout_s = min(ABORT_TIMEOUT_S, job.options.timeout_s)
     with (
         suppress(KoinonError),
-        LoadsClient(job.options.coordinators, timeout_s=timeout_s) as loads,
+        loads_of(job.options, timeout_s) as loads,
     ):
         load_id = next((r.load_id for r in reports if r.load_id and not r.applied), 0)
         if not load_id and job.stream_batch is None:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from koinon.operate.bulk_loads import LoadsClient
+from koinon.spark.cluster import loads_of
 from koinon.spark.options import WriteOptions
 from koinon_proto.contract.errors import KoinonError, LoadClosedError
 
@@ -36,7 +36,7 @@ class LoadKeepalive:
         """``staged`` tells how many rows and bytes the attempt (0: the job itself) has staged;
         ``on_closed`` is called once if the load has ended meanwhile.
         """
-        self._coordinators = options.coordinators
+        self._options = options
         self._every_s = min(EVERY_S, options.load_timeout_ms / 1000 / TIMES_IN_TIMEOUT)
         self._load_id = load_id
         self._attempt = attempt
@@ -52,7 +52,7 @@ class LoadKeepalive:
         self._thread.join()
 
     def _run(self) -> None:
-        with LoadsClient(self._coordinators, timeout_s=CALL_TIMEOUT_S) as loads:
+        with loads_of(self._options, CALL_TIMEOUT_S) as loads:
             while True:
                 rows, size_bytes = self._staged()
                 try:
