@@ -34,10 +34,12 @@ from koinon_proto.contract.errors import (
     InternalError,
     InvalidArgumentError,
     KoinonError,
+    PermissionDeniedError,
     UnavailableError,
 )
-from koinon_proto.contract.table import NodeInfo, Table
+from koinon_proto.contract.table import NodeInfo, NodeNumber, Table
 from koinon_proto.contract.versions import check_node_protocol
+from koinon_proto.security.caller import caller
 from koinon_proto.security.names import node_name
 from koinon_proto.security.transport import PLAIN, Dialing
 from koinon_proto.server.admission import Places
@@ -464,7 +466,14 @@ class ReplicationService:
 
     def _check_hello(self, hello: replication_pb2.FollowHello) -> None:
         check_node_protocol(hello.protocol_version, "replication protocol")
-        self._state.table().cluster.check_id(hello.cluster_id)
+        table = self._state.table()
+        table.cluster.check_id(hello.cluster_id)
+        if (principal := caller.get().principal) is not None:
+            node = table.nodes.get(NodeNumber(hello.node_number))
+            if node is None or node.node_id != principal.name:
+                raise PermissionDeniedError(
+                    principal=str(principal), action="follow", what=f"as node {hello.node_number}"
+                )
 
 
 # --- errors ------------------------------------------------------------------------------------
