@@ -10,11 +10,10 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
 from koinon.client import Client
 from koinon_proto.contract.errors import KoinonError
+from tests.kit.threads import Beside
 
 from .history import History, Kind
 
@@ -25,7 +24,7 @@ FULL_PAUSE_S = 0.002
 TIMEOUT_MS = 15_000
 
 
-class RecordedLoad:
+class RecordedLoad(Beside):
     """Runs inside its ``with`` block. ``connect`` makes one client a thread. All keys begin with
     ``prefix``; none of them may be there before. After each two operations a thread pauses: so
     that a few hundred are done a second, and the machine is left to what the test does, or for
@@ -48,18 +47,6 @@ class RecordedLoad:
         self._pause_s = pause_s
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._run, args=(n,)) for n in range(threads)]
-
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
 
     def wait_for_progress(self, writes: int = 100, timeout_s: float = 30.0) -> None:
         """Wait until so many more writes have been acknowledged."""

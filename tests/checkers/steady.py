@@ -16,13 +16,13 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 from koinon import aio
 from koinon.client import Client
 from koinon.local import LocalCluster
 from koinon_proto.contract.errors import KoinonError
+from tests.kit.threads import Beside
 
 KEYS = 64
 BATCH_ROWS = 100
@@ -52,7 +52,7 @@ class Done:
         return f"{self.kind} ({self.seconds:.3f} s): {type(self.error).__name__}: {self.error}"
 
 
-class SteadyLoad:
+class SteadyLoad(Beside):
     """Runs inside its ``with`` block. ``wrong`` are results that cannot be right."""
 
     def __init__(self, cluster: LocalCluster, *, seldom: int = 3) -> None:
@@ -78,16 +78,9 @@ class SteadyLoad:
     def __enter__(self) -> Self:
         rows = {b"scan/%d" % n: b"%d" % n for n in range(SCAN_ROWS)}
         self._client.put_many(rows).raise_for_errors()
-        for thread in self._threads:
-            thread.start()
-        return self
+        return super().__enter__()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
+    def _close(self) -> None:
         self._client.close()
 
     @property

@@ -19,6 +19,7 @@ from koinon_coordinator.core.cluster.commands import (
     Rejected,
     Result,
     StartMoves,
+    WantPrimaries,
 )
 from koinon_coordinator.core.cluster.members import NodeRecord
 from koinon_coordinator.core.cluster.moves import can_finish
@@ -31,7 +32,7 @@ from koinon_proto.contract.table import (
     PartitionStatus,
 )
 
-from .support import hosted_of, register, registered
+from .support import bootstrapped, hosted_of, register, registered
 
 P0 = PartitionId(0)
 
@@ -184,3 +185,12 @@ def next_step(state: ClusterState, partition_id: int = 0) -> Command | None:
     if change is None:
         return None
     return AlterPartitions(node_number=row.primary, node_epoch=epoch, changes=(change,))
+
+
+def three(**kwargs: int) -> ClusterState:
+    """Partition 0 on nodes 1, 2, 3 of four; everything in sync and online; at least 2 in sync."""
+    return bootstrapped([(1, 2, 3)], nodes=4, **kwargs)
+
+
+def wish(state: ClusterState, node: int, partition_id: int = 0) -> object:
+    return state.apply(WantPrimaries(wishes=((PartitionId(partition_id), NodeNumber(node)),)))

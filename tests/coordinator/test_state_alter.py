@@ -10,7 +10,6 @@ from koinon_coordinator.core.cluster.commands import (
     AlterPartitions,
     Applied,
     Reason,
-    WantPrimaries,
 )
 from koinon_coordinator.core.cluster.election import PRIMARY_EPOCH_MAX
 from koinon_coordinator.core.cluster.state import ClusterState
@@ -33,19 +32,12 @@ from .states import (
     rejected,
     restart,
     row_of,
+    three,
+    wish,
 )
 from .support import bootstrapped, fence, host_everything, register
 
 N1, N2, N3, N4 = numbers(1, 2, 3, 4)
-
-
-def three(**kwargs: int) -> ClusterState:
-    """Partition 0 on nodes 1, 2, 3 of four; everything in sync and online; at least 2 in sync."""
-    return bootstrapped([(1, 2, 3)], nodes=4, **kwargs)
-
-
-def wish(state: ClusterState, node: int, partition_id: int = 0) -> object:
-    return state.apply(WantPrimaries(wishes=((PartitionId(partition_id), NodeNumber(node)),)))
 
 
 def at_primary_epoch(state: ClusterState, epoch: int) -> ClusterState:

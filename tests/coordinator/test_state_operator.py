@@ -17,7 +17,6 @@ from koinon_coordinator.core.cluster.commands import (
     SetMoveSettings,
     SetNodeStatus,
     SetReplicationFactor,
-    WantPrimaries,
 )
 from koinon_coordinator.core.cluster.state import ClusterState
 from koinon_proto.contract.table import (
@@ -43,19 +42,12 @@ from .states import (
     rejected,
     restart,
     row_of,
+    three,
+    wish,
 )
 from .support import bootstrapped, cluster_config, fence, register
 
 N1, N2, N3, N4 = numbers(1, 2, 3, 4)
-
-
-def three(**kwargs: int) -> ClusterState:
-    """Partition 0 on nodes 1, 2, 3 of four; everything in sync and online; at least 2 in sync."""
-    return bootstrapped([(1, 2, 3)], nodes=4, **kwargs)
-
-
-def wish(state: ClusterState, node: int, partition_id: int = 0) -> object:
-    return state.apply(WantPrimaries(wishes=((PartitionId(partition_id), NodeNumber(node)),)))
 
 
 def set_status(state: ClusterState, number: int, status: NodeStatus) -> object:

@@ -11,13 +11,14 @@ from koinon.local import LocalCluster
 from koinon_proto.contract.errors import KoinonError
 from tests.integration.copies import is_settled
 from tests.kit.clusters import running_cluster
+from tests.kit.threads import Beside
 from tests.kit.waiting import wait_until
 
 COUNTERS = [b"counter %d" % number for number in range(6)]
 THREADS = 6
 
 
-class Counting:
+class Counting(Beside):
     """Clients that count up the same counters side by side, and remember what they were told."""
 
     def __init__(self, cluster: LocalCluster) -> None:
@@ -28,15 +29,7 @@ class Counting:
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._count) for _ in range(THREADS)]
 
-    def __enter__(self) -> Counting:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
+    def _close(self) -> None:
         self._client.close()
 
     @property

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from koinon.client import Client
 from koinon.local import LocalCluster
 from koinon_proto.contract.errors import KoinonError
+from tests.kit.threads import Beside
 
 BATCH_ROWS = 200
 PAUSE_S = 0.002
@@ -17,7 +18,7 @@ BATCH_PAUSE_S = 0.02
 """Some 5,000 rows a second: the tests that use up a machine do so by other means."""
 
 
-class Workload:
+class Workload(Beside):
     """Single and batch writers under one prefix; writes inside its ``with`` block.
 
     ``acknowledged`` must be there afterwards; ``unknown`` may be there or not; ``refused`` were
@@ -39,15 +40,7 @@ class Workload:
         ]
         self._threads = [threading.Thread(target=work) for work in [*works, self._write_batches]]
 
-    def __enter__(self) -> Workload:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
+    def _close(self) -> None:
         self._client.close()
 
     def wait_for_progress(self, rows: int = 50, timeout_s: float = 30.0) -> None:
