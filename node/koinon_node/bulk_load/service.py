@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,11 @@ from koinon_node.serving.checks import cluster_of
 from koinon_node.serving.service import pages_of, refusals_to_proto
 from koinon_node.state import NodeState, partitioner_of
 from koinon_proto.contract import columns
+from koinon_proto.contract.access import Action
 from koinon_proto.contract.columns import Gathered
 from koinon_proto.contract.errors import InvalidArgumentError, WrongPartitionError
 from koinon_proto.contract.table import MAX_BATCH_BYTES, MAX_KEY_BYTES, ClusterConfig
+from koinon_proto.security.caller import caller
 from koinon_proto.server.rpc import bounded, typed_errors
 from koinon_proto.v1 import kv_pb2, loads_pb2, loads_pb2_grpc
 
@@ -42,6 +45,7 @@ class BulkService(loads_pb2_grpc.BulkServicer):
         self, request: loads_pb2.StageRequest, context: Any
     ) -> loads_pb2.StageResponse:
         batch = _stage_batch(self._cluster(request), request)
+        _check_allowed(batch.gathered)
         refusals = await self._stager.stage(batch) if batch.chunks else {}
         return loads_pb2.StageResponse(refusals=refusals_to_proto(refusals))
 
@@ -71,8 +75,18 @@ class BulkService(loads_pb2_grpc.BulkServicer):
     async def ReadColumns(  # noqa: N802
         self, request: loads_pb2.ReadColumnsRequest, context: Any
     ) -> loads_pb2.ReadColumnsResponse:
-        answer = await self._reader.read_columns(_page(self._cluster(request), request))
+        page = _page(self._cluster(request), request)
+        caller.get().check_prefix(Action.SCAN, request.prefix)
+        answer = await self._reader.read_columns(page)
         return _columns_reply(answer)
+
+
+def _check_allowed(rows: Gathered) -> None:
+    """Raise PermissionDeniedError unless the caller may load all keys."""
+    found = caller.get()
+    if not found.permissions.allows_all(Action.LOAD):
+        keys, bounds = bytes(rows.keys), rows.offsets.tolist()
+        found.check_keys(Action.LOAD, [keys[a:b] for a, b in pairwise(bounds)])
 
 
 def _stage_batch(cluster: ClusterConfig, request: loads_pb2.StageRequest) -> StageBatch:

@@ -23,6 +23,7 @@ from time import perf_counter
 from typing import Any, Protocol, cast
 
 from koinon_node.resp import errors, wire
+from koinon_node.resp.commands import rules
 from koinon_node.resp.commands.table import Arguments, Outcome, Read, Spec, Write, find, first_key
 from koinon_node.resp.service import RUN_BYTES, Answer, RedisService
 from koinon_node.resp.session import Session
@@ -270,6 +271,7 @@ class Connection(asyncio.Protocol):
         try:
             if session.gate is not None and "no_auth" not in spec.flags:
                 session.check_known()
+                rules.check(spec, arguments, session.caller)
             return spec, spec.handler(session, arguments)
         except KoinonError as error:
             return spec, self._failed(spec, error, "")

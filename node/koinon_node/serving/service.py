@@ -31,6 +31,7 @@ from koinon_node.serving.graceful_drain import GracefulDrain
 from koinon_node.serving.row_metrics import RowCounts
 from koinon_node.state import NodeState, partitioner_of
 from koinon_proto.contract import convert
+from koinon_proto.contract.access import Action
 from koinon_proto.contract.errors import (
     InvalidArgumentError,
     KoinonError,
@@ -43,6 +44,7 @@ from koinon_proto.contract.table import (
     ClusterConfig,
     Table,
 )
+from koinon_proto.security.caller import caller
 from koinon_proto.server.rpc import bounded, typed_errors, typed_stream
 from koinon_proto.v1 import kv_pb2, kv_pb2_grpc, table_pb2, table_pb2_grpc
 
@@ -72,6 +74,7 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
     async def Get(self, request: kv_pb2.GetRequest, context: Any) -> kv_pb2.GetResponse:  # noqa: N802
         cluster = self._cluster(request)
         check_key(request.key)
+        caller.get().check_keys(Action.READ, (request.key,))
         answer = await self._read(
             [request.key],
             _partition_of(cluster, request.key),
@@ -91,6 +94,7 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
     async def Put(self, request: kv_pb2.PutRequest, context: Any) -> kv_pb2.PutResponse:  # noqa: N802
         cluster = self._cluster(request)
         check_key(request.key)
+        caller.get().check_keys(Action.WRITE, (request.key,))
         check_value(len(request.value), cluster)
         check_ttl(request.ttl_ms)
         answer = await self._write(
@@ -112,6 +116,7 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
     async def Delete(self, request: kv_pb2.DeleteRequest, context: Any) -> kv_pb2.DeleteResponse:  # noqa: N802
         cluster = self._cluster(request)
         check_key(request.key)
+        caller.get().check_keys(Action.WRITE, (request.key,))
         answer = await self._write(
             WriteBatch(
                 table_version=request.table_version,
@@ -135,6 +140,7 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
         keys = list(request.keys)
         partition_ids = _check_rows(cluster, keys, request.partition_ids)
         _check_batch_bytes(sum(map(len, keys)))
+        caller.get().check_keys(Action.READ, keys)
         answer = await self._read(
             keys, partition_ids, request.table_version, want_versions=request.want_versions
         )
@@ -148,6 +154,7 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
         self, request: kv_pb2.BatchWriteRequest, context: Any
     ) -> kv_pb2.BatchWriteResponse:
         batch = _write_batch(self._cluster(request), request)
+        caller.get().check_keys(Action.WRITE, batch.keys)
         answer = await self._write(batch)
         return _write_reply(answer, request.want_versions)
 
@@ -157,6 +164,8 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
         self, request: kv_pb2.BatchUpdateRequest, context: Any
     ) -> kv_pb2.BatchUpdateResponse:
         batch = _update_batch(self._cluster(request), request)
+        for action in (Action.READ, Action.WRITE):  # an update answers with what is there
+            caller.get().check_keys(action, batch.keys)
         answer = await self._write(batch)
         return _update_reply(answer)
 
@@ -164,6 +173,7 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
     @bounded(CALLS_MAX)
     async def Scan(self, request: kv_pb2.ScanRequest, context: Any) -> kv_pb2.ScanResponse:  # noqa: N802
         page = _scan_page(self._cluster(request), request)
+        caller.get().check_prefix(Action.SCAN, request.prefix)
         answer = await self._engine.scan(page)
         self._counts.scanned(answer)
         reply = kv_pb2.ScanResponse(

@@ -19,6 +19,7 @@ from koinon_node.resp.errors import RefusedError
 from koinon_node.resp.service import RedisService
 from koinon_node.resp.session import Session
 from koinon_node.serving.batches import ScanAnswer, ScanPage
+from koinon_proto.contract.access import Action
 
 _COUNT_DEFAULT = 10
 _COUNT_MAX = 4_096
@@ -52,6 +53,7 @@ def scan(session: Session, arguments: Arguments) -> Outcome:
             raise RefusedError(SYNTAX)
     if not strings:
         return _reply(0, ())
+    session.caller.check_prefix(Action.SCAN, literal_prefix(pattern) if pattern else b"")
     return _scan(session.service, cursor, pattern, min(count, _COUNT_MAX))
 
 

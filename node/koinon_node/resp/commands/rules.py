@@ -1,0 +1,58 @@
+"""What each command needs that a user may do: one table, and what is not in it is refused.
+
+The actions are needed on each key of the command, or, of one without keys, at all.
+"""
+
+from __future__ import annotations
+
+from koinon_node.resp.commands.table import Arguments, Spec
+from koinon_proto.contract.access import Action, Permissions
+from koinon_proto.contract.errors import PermissionDeniedError
+from koinon_proto.security.caller import Caller
+
+_NONE: tuple[Action, ...] = ()
+_READ, _WRITE, _BOTH = (Action.READ,), (Action.WRITE,), (Action.READ, Action.WRITE)
+
+NEEDS: dict[str, tuple[Action, ...]] = {
+    **dict.fromkeys(
+        ("AUTH", "CLIENT", "CLUSTER", "COMMAND", "CONFIG", "ECHO", "HELLO", "INFO"), _NONE
+    ),
+    **dict.fromkeys(
+        ("KOINON.HELLO", "PING", "QUIT", "READONLY", "READWRITE", "RESET", "SELECT", "WAIT"), _NONE
+    ),
+    **dict.fromkeys(
+        ("EXISTS", "EXPIRETIME", "GET", "MGET", "PEXPIRETIME", "PTTL", "STRLEN", "TTL", "TYPE"),
+        _READ,
+    ),
+    **dict.fromkeys(("KOINON.ENTRY", "KOINON.EXISTS", "KOINON.GET"), _READ),
+    **dict.fromkeys(
+        ("DEL", "EXPIRE", "EXPIREAT", "MSET", "PERSIST", "PEXPIRE", "PEXPIREAT", "PSETEX"), _WRITE
+    ),
+    **dict.fromkeys(("SET", "SETEX", "SETNX", "UNLINK"), _WRITE),
+    **dict.fromkeys(("KOINON.DELETE", "KOINON.PUT", "KOINON.TOUCH"), _WRITE),
+    **dict.fromkeys(
+        ("APPEND", "DECR", "DECRBY", "GETDEL", "GETEX", "INCR", "INCRBY", "INCRBYFLOAT"), _BOTH
+    ),
+    **dict.fromkeys(("KOINON.GETORPUT", "KOINON.INCREMENT"), _BOTH),
+    "SCAN": (Action.SCAN,),  # on what the pattern begins with: the command looks itself
+    "DBSIZE": (Action.SCAN,),
+}
+
+
+def check(spec: Spec, arguments: Arguments, caller: Caller) -> None:
+    """Raise PermissionDeniedError unless the caller may send this command."""
+    if caller.permissions is Permissions.ALL:
+        return
+    actions = NEEDS.get(spec.name)
+    if actions is None:
+        raise PermissionDeniedError(
+            principal=caller.name, action="call", what=f"{spec.name}, for which there is no rule"
+        )
+    if spec.name == "SET" and any(option.upper() == b"GET" for option in arguments[3:]):
+        actions = _BOTH
+    first, last, step = spec.keys
+    keys = arguments[first : last + 1 or None : step] if first else ()
+    for action in actions:
+        if not caller.permissions.allows_some(action):
+            raise caller.denied(action)
+        caller.check_keys(action, keys)
