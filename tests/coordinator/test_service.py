@@ -17,6 +17,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from koinon_coordinator.config import BootstrapConfig, CoordinatorConfig, TimingConfig
 from koinon_coordinator.coordinator import Coordinator
+from koinon_coordinator.core.cluster.commands import AccessCommand, Result, RevokeCertificate
+from koinon_coordinator.leader.access import AccessChanges
 from koinon_coordinator.server import running
 from koinon_coordinator.services.cluster_services import SERVICES
 from koinon_coordinator.wire.updates import UpdateCache
@@ -536,6 +538,37 @@ def test_access_is_changed_and_shown_without_hashes(tmp_path: Path) -> None:
             await caller.call(caller.admin.GetAccess, request)
 
     with_coordinator(tmp_path, test)
+
+
+def test_change_of_access_is_answered_once_no_leader_before_acknowledges_heartbeats() -> None:
+    async def test() -> None:
+        now = [100.0]
+        state = bootstrapped([(1,)], nodes=1)
+
+        class Term:
+            """A term that began a moment ago."""
+
+            began_at = 99.9
+
+            def __init__(self) -> None:
+                self.state = state
+
+            def clock(self) -> float:
+                return now[0]
+
+            def check_cluster(self, _: str) -> None: ...
+
+            async def committed(self, command: AccessCommand) -> Result:
+                return state.apply(command)
+
+        changes = AccessChanges(Term(), check_quorum_s=0.4)  # type: ignore[arg-type]
+        began = time.monotonic()
+        assert await changes.change(RevokeCertificate(serial="1f")) == 1
+        assert time.monotonic() - began >= 0.29
+        now[0] = 101.0
+        assert await changes.change(RevokeCertificate(serial="2f")) == 2
+
+    asyncio.run(test())
 
 
 def test_node_is_sent_access_when_it_has_an_older_one(tmp_path: Path) -> None:

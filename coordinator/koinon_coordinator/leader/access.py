@@ -1,9 +1,14 @@
 """Changes who may do what, while this coordinator leads: decides, proposes, and answers when it is
 applied.
+
+From the answer on, a node serves by the state before for a lease at most: each heartbeat that is
+acknowledged later brings the new one. A leader before this one may acknowledge heartbeats for
+check-quorum after it was deposed, and knows nothing of the change: a new leader answers only then.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from koinon_coordinator.core.cluster.commands import (
@@ -30,8 +35,9 @@ log = logging.getLogger(__name__)
 class AccessChanges:
     """See the module's text. Every method raises NotLeaderError outside the term."""
 
-    def __init__(self, term: LeaderContext) -> None:
+    def __init__(self, term: LeaderContext, check_quorum_s: float) -> None:
         self._term = term
+        self._check_quorum_s = check_quorum_s
 
     def state(self) -> AccessState:
         """Return all of it, the hashes of secrets included: for nodes and coordinators only."""
@@ -50,6 +56,8 @@ class AccessChanges:
         check_change(before, command)
         result = await self._term.committed(command)
         if isinstance(result, AccessChanged):
+            alone_at = self._term.began_at + self._check_quorum_s
+            await asyncio.sleep(max(0.0, alone_at - self._term.clock()))
             if result.version > before.version:
                 log.info(
                     "access changed change=%s name=%s access_version=%d",

@@ -67,7 +67,7 @@ class Leadership:
         self.mover = Mover(self.term, pause_s=pause_s)
         self.members = Members(self.term, self.timing, self.mover)
         self.operations = Operations(self.term, self.mover)
-        self.access = AccessChanges(self.term)
+        self.access = AccessChanges(self.term, self.timing.session_times().check_quorum_s)
         self.loading = Loading(self.term, pause_s=pause_s)
 
     # --- the term -----------------------------------------------------------------------------

@@ -5,10 +5,11 @@ starve heartbeats: the thread needs the GIL for a moment every interval and noth
 It is the only one that changes the table. What others bring (a watched update, an answer of the
 leader, a partition that is ready) waits in its queue and is taken between two heartbeats, at once.
 
-Order within an acknowledged heartbeat: the table in the reply is applied and published, then the
-lease is extended, counted from when the heartbeat was sent. A table is published (NodeState.served)
-before the event loop hears of it. What has to be persisted goes to the loop's writer and is waited
-for without holding up heartbeats.
+Order within an acknowledged heartbeat: the table and the access state in the reply are applied and
+published, then the lease is extended, counted from when the heartbeat was sent. So what is revoked
+is refused here within a lease and a heartbeat, or this node serves nobody. A table is published
+(NodeState.served) before the event loop hears of it. What has to be persisted goes to the loop's
+writer and is waited for without holding up heartbeats.
 
 A loop that does not turn (a call into C that hangs, a debugger) serves no client, and this thread
 would keep its lease for ever. So it asks the loop for a sign with each heartbeat; where none has
@@ -46,6 +47,7 @@ from koinon_node.membership.table_watch import TableWatch
 from koinon_node.state import NodeState
 from koinon_node.storage.opened_store import CLUSTER_ID, NODE_EPOCH, REGISTRATION_ID, Identity
 from koinon_proto.contract import convert
+from koinon_proto.contract.access import Access
 from koinon_proto.contract.codec import codec
 from koinon_proto.contract.errors import (
     ConfigurationError,
@@ -63,7 +65,7 @@ from koinon_proto.contract.leader_search import Route
 from koinon_proto.contract.table import NodeId, NodeNumber, Table, apply_update
 from koinon_proto.contract.versions import NODE_PROTOCOL_VERSION
 from koinon_proto.process.measures import Histogram
-from koinon_proto.v1 import membership_pb2, table_pb2
+from koinon_proto.v1 import access_pb2, membership_pb2, table_pb2
 
 log = logging.getLogger(__name__)
 
@@ -306,6 +308,8 @@ class Agent:
             self._config.node_id,
             reply.node_epoch,
         )
+        if reply.HasField("access"):
+            self._apply_access(reply.access)
         if reply.HasField("table"):
             self._apply_table(reply.table)
         else:
@@ -377,10 +381,13 @@ class Agent:
             stats=self._host.stats(),
             progress=self._host.progress(),
             registration_id=self._state.registration_id,
+            access_version=self._state.access.version,
         )
         timeout_s = heartbeat_timeout_s(self._lease_s, self._heartbeat_interval_s)
         reply, sent_at = self._coordinators.heartbeat(request, timeout_s)
         self._assignment.on_acknowledged(acknowledgements)
+        if reply.HasField("access"):
+            self._apply_access(reply.access)
         if reply.HasField("table"):
             self._apply_table(reply.table)
         self._assignment.on_commands(map(_COMMAND.decode, reply.commands))
@@ -440,7 +447,22 @@ class Agent:
         self._assignment.on_fenced()
         self._publish()
 
-    # --- the table -------------------------------------------------------------------------
+    # --- access and the table --------------------------------------------------------------
+
+    def _apply_access(self, message: access_pb2.AccessState) -> None:
+        """Go by a newer state of access from here on; what is under way was let in before."""
+        before = self._state.access
+        if message.access_version <= before.version:
+            return
+        try:
+            self._state.access = Access(convert.ACCESS.decode(message), before)
+        except ValueError as error:
+            raise UnsupportedVersionError(
+                what=f"access state of a newer build ({error})",
+                version=message.access_version,
+                supported=before.version,
+            ) from error
+        log.info("access state applied access_version=%d", message.access_version)
 
     def _apply_table(self, message: table_pb2.TableUpdate) -> None:
         before = self._assignment.table

@@ -20,6 +20,7 @@ from koinon_node.membership.coordinator_calls import Channels
 from koinon_node.state import NodeState
 from koinon_node.storage.opened_store import Identity
 from koinon_proto.contract import convert
+from koinon_proto.contract.access import AccessState
 from koinon_proto.contract.table import (
     NodeNumber,
     Table,
@@ -124,12 +125,17 @@ class QuietStream:
 
 
 class RecordingState(NodeState):
-    """Records (lease's end, partitions served) after each change of either."""
+    """Records (lease's end, partitions served) after each change of either, and (lease's end,
+    version of access) after each change of the lease.
+    """
 
     history: list[tuple[float, frozenset[int]]]
+    access_at: list[tuple[float, int]]
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
+        if name == "lease" and hasattr(self, "access"):
+            self.__dict__.setdefault("access_at", []).append((value.until_s, self.access.version))
         if name in ("lease", "served") and hasattr(self, "served"):
             self.__dict__.setdefault("history", []).append((self.lease.until_s, led(self)))
 
@@ -175,7 +181,12 @@ class Running:
     now_s: float = START_S
     agent: Agent | None = None
 
-    def reply(self, table: Table | None = None, took_s: float = 0.0) -> Callable[[], Heartbeat]:
+    def reply(
+        self,
+        table: Table | None = None,
+        took_s: float = 0.0,
+        access: AccessState | None = None,
+    ) -> Callable[[], Heartbeat]:
         """A heartbeat that is acknowledged after so long."""
 
         def answer() -> Heartbeat:
@@ -183,6 +194,8 @@ class Running:
             reply = Heartbeat(term=1, lease_ms=int(LEASE_S * 1000))
             if table is not None:
                 reply.table.CopyFrom(convert.update_to_proto(table.since(1)))
+            if access is not None:
+                reply.access.CopyFrom(convert.ACCESS.encode(access))
             return reply
 
         return answer
@@ -281,6 +294,25 @@ def test_lease_is_extended_only_after_the_replys_table_is_applied(tmp_path: Path
         assert after
         assert [served for served in after if 1 in served] == []
         assert led(running.state) == {0}
+
+
+def test_lease_is_extended_only_after_the_replys_access_state_is_applied(tmp_path: Path) -> None:
+    """Or what was revoked would be let in under the new lease."""
+    first, second = (AccessState(version=n, revoked_serials=("1f",) * (n - 1)) for n in (1, 2))
+    with running_agent(tmp_path, table_of(1, [1, 1])) as running:
+        assert running.state.access.version == 0
+        running.channel.answer(running.reply(access=first))
+        assert running.channel.requests[-1].access_version == 1
+        running.now_s += 0.5
+        running.channel.answer(running.reply())  # to one sent before; the next is sent at this time
+        before = running.state.lease.until_s
+        running.channel.answer(running.reply(access=second))
+        after = [version for until_s, version in running.state.access_at if until_s > before]
+        assert after == [2] * len(after)
+        assert after
+        assert running.state.access.is_revoked(0x1F)
+        running.channel.answer(running.reply(access=first))  # answered late, by whoever led before
+        assert running.state.access.version == 2
 
 
 def test_partition_is_served_only_once_its_epoch_is_durable(tmp_path: Path) -> None:
