@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from koinon.core.closing import Closing
 from koinon.driver.request_ids import operation
+from koinon.operate.access import AccessAdmin
 from koinon.operate.bulk_loads import LoadsClient, LoadView
 from koinon.operate.coordinators import ATTEMPT_TIMEOUT_S, RETRY_PAUSE_S, STEADY, Coordinators
 from koinon.operate.moves import MovesView, Plan, PlanRequest, moves_from_proto, plan_from_proto
@@ -158,6 +159,7 @@ class Admin(Closing):
         self._timeout_s = timeout_ms / 1000
         self._coordinators = Coordinators(coordinators, cluster_id, dialing)
         self._loads = LoadsClient(self._coordinators, timeout_s=self._timeout_s)
+        self.access = AccessAdmin(self)
         self.addresses = self._coordinators.addresses
 
     def close(self) -> None:
@@ -223,6 +225,11 @@ class Admin(Closing):
         message = admin_pb2.GetMovesRequest()
         reply = self._at_leader("GetMoves", message, Repeat.READ, IMPATIENT)
         return moves_from_proto(reply)
+
+    def ask(self, method: str, message: Any, *, changes: bool = False) -> Any:
+        """Ask the leader; one that ``changes`` is not repeated once it may have been done."""
+        repeat = Repeat.CHANGE if changes else Repeat.READ
+        return self._at_leader(method, message, repeat)
 
     def cancel_moves(self, partition_ids: Sequence[int] = ()) -> tuple[int, int]:
         """Drop queued moves and turn back those under way (none named: all); return how many of

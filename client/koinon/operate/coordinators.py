@@ -26,6 +26,8 @@ from koinon_proto.contract.errors import (
     KoinonError,
     NotLeaderError,
     NotSentError,
+    PermissionDeniedError,
+    UnauthenticatedError,
     UnavailableError,
     UnknownFateError,
     WrongClusterError,
@@ -37,6 +39,8 @@ from koinon_proto.server.leader_calls import ask_leader
 from koinon_proto.v1 import admin_pb2, admin_pb2_grpc
 
 ATTEMPT_TIMEOUT_S = 2.0
+_NO_OTHER_ANSWERS = (WrongClusterError, UnauthenticatedError, PermissionDeniedError)
+"""What one coordinator says so, the others would too."""
 RETRY_PAUSE_S = 0.05
 STEADY = Pace(pause_s=RETRY_PAUSE_S)
 
@@ -97,7 +101,7 @@ class Coordinators(Channels):
             except grpc.RpcError as failure:
                 reasons.append(f"{address}: {rpc.in_words(failure)}")
                 refusal = rpc.error_of(failure)
-                wrong = refusal if isinstance(refusal, WrongClusterError) else wrong
+                wrong = refusal if isinstance(refusal, _NO_OTHER_ANSWERS) else wrong
                 continue
             answers[address] = answer
             if answer.leader_address and answer.leader_address not in asked:

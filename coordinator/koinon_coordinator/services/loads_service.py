@@ -12,6 +12,7 @@ from koinon_coordinator.leader.bulk_loads import LoadView
 from koinon_coordinator.services.admin_service import CALLS_MAX
 from koinon_coordinator.wire.updates import UpdateCache
 from koinon_proto.contract.access import Action
+from koinon_proto.contract.bulk_loads import LoadMode
 from koinon_proto.contract.codec import codec
 from koinon_proto.security.caller import caller
 from koinon_proto.server.rpc import bounded, typed_errors
@@ -39,9 +40,7 @@ class LoadsService(loads_pb2_grpc.LoadsServicer):
         self, request: loads_pb2.OpenLoadRequest, _context: Any
     ) -> loads_pb2.OpenLoadResponse:
         wish = _WISH.decode(request)
-        if (
-            wish.mode is LoadMode.OVERWRITE
-        ):  # other rows are checked key by key, where they are staged
+        if wish.mode is LoadMode.OVERWRITE:  # rows are checked key by key, where they are staged
             caller.get().check_prefix(Action.LOAD, request.prefix)
         outcome = await self._coordinator.led(
             self._coordinator.serving.loading.open(wish, request.cluster_id)

@@ -152,7 +152,8 @@ class Connection(asyncio.Protocol):
         self._is_at_end = True
         if not self._under_way and not self._goes_on_later:
             self._go_on()
-        return True  # what has come is answered first
+        # What has come is answered first; TLS ends both ways at once.
+        return self._transport.get_extra_info("ssl_object") is None
 
     def connection_lost(self, error: Exception | None) -> None:
         self._forget_what_waits()

@@ -141,7 +141,7 @@ def check(path: str, caller: Caller) -> Rule:
     elif principal.kind is Kind.CLIENT:
         raise UnauthenticatedError(
             reason="this certificate names no user, and no token came with the call: set "
-            "token_file, --token-file or KOINON_TOKEN_FILE (`koinon admin tokens create` makes one)"
+            "token_file or KOINON_TOKEN_FILE (`koinon admin tokens create` makes one)"
         )
     elif rule.any_user or _some(caller.permissions, rule.actions):
         return rule

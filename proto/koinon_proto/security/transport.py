@@ -135,7 +135,7 @@ def dialing(bundle: str = "", token_file: str = "") -> Dialing:
         if token:
             raise ConfigurationError(
                 reason="there is a token and no identity file: a token is sent by TLS only "
-                f"(give the file by tls_bundle, --tls-bundle or {BUNDLE_VARIABLE})"
+                f"(give the file by tls_bundle or {BUNDLE_VARIABLE})"
             )
         return PLAIN
     return Dialing(BundleFile(bundle, frozenset(Kind)), token)

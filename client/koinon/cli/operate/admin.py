@@ -13,7 +13,7 @@ from rich.text import Text
 from koinon.cli.console import output
 from koinon.cli.console.help import Group
 from koinon.cli.console.session import NOT_FOUND, Body, Session, command, default_command
-from koinon.cli.operate import bulk_loads, force, hot, moves, partitions, plans, verify
+from koinon.cli.operate import access, bulk_loads, force, hot, moves, partitions, plans, verify
 from koinon.operate.admin import Admin, ClusterStatus, count_by_primary
 from koinon.operate.bulk_loads import LoadView
 from koinon.operate.health import is_short, notes, problems, replicas_by_node, summary
@@ -371,6 +371,7 @@ command(coordinators_app, "remove")(remove)
 command(coordinators_app, "transfer")(transfer)
 app.add_typer(coordinators_app, name="coordinators")
 app.add_typer(bulk_loads.app, name="loads")
+access.add_to(app, "Who may do what")
 
 
 def add_to(parent: typer.Typer) -> None:
