@@ -69,6 +69,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._reader: Any = hiredis.Reader()
         self._buffer = bytearray(_BUFFER_BYTES)  # what arrives; the reader copies from it
+        self._view = memoryview(self._buffer)
         self._queue: deque[PendingOperation] = deque()  # not sent yet
         self._waiting: deque[PendingOperation] = deque()  # sent, in the order of their replies
         self._flush_due = False
@@ -171,8 +172,8 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.write(self._hello)
 
-    def get_buffer(self, _sizehint: int) -> bytearray:
-        return self._buffer
+    def get_buffer(self, _sizehint: int) -> memoryview:
+        return self._view  # TLS takes slices of it, which of a bytearray would be copies
 
     def buffer_updated(self, nbytes: int) -> None:
         self._silent_since = self._operations.now()
