@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import ssl
 import urllib.request
 from dataclasses import dataclass
 
@@ -33,9 +34,10 @@ class Scrape:
         return {label for of in of_all for label, _ in of} - {"le"}
 
 
-def scrape(address: str, timeout_s: float = 10.0) -> Scrape:
-    """Scrape the endpoint at ``host:port``."""
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=timeout_s) as reply:
+def scrape(address: str, timeout_s: float = 10.0, context: ssl.SSLContext | None = None) -> Scrape:
+    """Scrape the endpoint at ``host:port``, by HTTPS with a context."""
+    url = f"{'https' if context else 'http'}://{address}/metrics"
+    with urllib.request.urlopen(url, timeout=timeout_s, context=context) as reply:
         return parsed(reply.read().decode())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import ssl
 import stat
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,6 +21,8 @@ from koinon_proto.security.names import Kind
 from koinon_proto.security.transport import BUNDLE_VARIABLE
 from tests.conftest import ClusterFactory
 from tests.kit.forked import Forked
+from tests.kit.waiting import wait_until
+from tests.scraping import scrape
 
 FLAGS = ["--partitions", "16"]
 REFUSED_MS = 1_000
@@ -31,7 +34,13 @@ def test_cluster_with_tls_takes_its_own_and_no_others(
     monkeypatch.delenv(BUNDLE_VARIABLE, raising=False)
     directory = tmp_path / "cluster"
     cluster = make_cluster(
-        directory, coordinators=1, nodes=2, tls=True, detached=True, coordinator_flags=FLAGS
+        directory,
+        coordinators=1,
+        nodes=2,
+        tls=True,
+        metrics=True,
+        detached=True,
+        coordinator_flags=FLAGS,
     )
     cluster.start()
     cluster.wait_ready()
@@ -43,6 +52,7 @@ def test_cluster_with_tls_takes_its_own_and_no_others(
         assert client.get(b"k") == b"v"
     the_command_line_needs_no_flag(cluster, forked)
     strangers_are_refused(cluster, tmp_path)
+    ends_of_certificates_are_metrics(cluster)
     name = cluster.add_node()
     assert (directory / "tls" / f"node-{name}.pem").exists()
     cluster.wait_ready()
@@ -74,6 +84,31 @@ def strangers_are_refused(cluster: LocalCluster, tmp_path: Path) -> None:
     for options in ({}, {"tls_bundle": str(stranger)}):
         with pytest.raises(koinon.UnavailableError):
             koinon.connect(cluster.coordinators, timeout_ms=REFUSED_MS, **options)  # type: ignore[arg-type]
+
+
+def ends_of_certificates_are_metrics(cluster: LocalCluster) -> None:
+    directory = cluster.data_dir / "tls"
+    client = directory / "client.pem"  # what a scraper shows
+    context = ssl.create_default_context(cafile=str(client))
+    context.load_cert_chain(str(client))
+
+    def end(name: str, certificate: str) -> float:
+        scraped = scrape(cluster.metrics_address(name), context=context)
+        return scraped.sum("koinon_certificate_expiry_timestamp_seconds", certificate=certificate)
+
+    authority = Authority.open(directory)
+    for kind, name in (("coordinator", "c1"), ("node", "n1")):
+        own = files.read(identities.member_bundle(cluster.data_dir, kind, name)).certificate
+        assert own is not None
+        assert end(name, "own") == own.not_valid_after_utc.timestamp()
+        until = authority.certificate.not_valid_after_utc
+        assert end(name, "authority") == until.timestamp()
+    node = identities.member_bundle(cluster.data_dir, "node", "n1")
+    before = end("n1", "own")
+    authority.renew(node, now=datetime.now(UTC), days=100)
+    wait_until(lambda: 0 < end("n1", "own") < before, "n1 has read its new certificate")
+    with pytest.raises(OSError, match=r"(?i)reset|closed|certificate|handshake|EOF"):
+        scrape(cluster.metrics_address("n1"), context=ssl.create_default_context(cafile=client))
 
 
 def test_tls_is_turned_on_and_off_while_a_cluster_is_stopped(

@@ -34,6 +34,7 @@ from prometheus_client import (
 
 from koinon_proto.contract.errors import ConfigurationError
 from koinon_proto.process.measures import Family, Histogram, distribution, labelled
+from koinon_proto.security.bundle import BundleFile
 from koinon_proto.security.transport import Listening
 from koinon_proto.server import request_metrics
 
@@ -123,6 +124,19 @@ class Metrics:
         )
 
 
+def _of_identity(file: BundleFile) -> Sequence[Family]:
+    bundle = file.current()
+    return (
+        labelled(
+            "koinon_certificate_expiry_timestamp_seconds",
+            "gauge",
+            "The Unix time at which a certificate of this process ends.",
+            ("certificate",),
+            {("own",): bundle.not_after_s, ("authority",): bundle.trusted_until_s},
+        ),
+    )
+
+
 class MetricsEndpoint:
     """Serves a process's metrics over HTTP on a thread of its own: GET /metrics."""
 
@@ -142,7 +156,8 @@ class MetricsEndpoint:
             family, _, _, _, place = socket.getaddrinfo(
                 host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )[0]
-            self._server = _Server(family, place, listening or Listening())
+            self._listening = listening or Listening()
+            self._server = _Server(family, place, self._listening)
         except OSError as error:
             raise ConfigurationError(
                 reason=f"metrics-listen {address}: cannot be bound ({error.strerror or error})"
@@ -152,6 +167,8 @@ class MetricsEndpoint:
         """Answer from now on, by the running event loop's numbers."""
         if self._server is None:
             return
+        if (bundle := self._listening.bundle) is not None:
+            metrics.add(lambda: _of_identity(bundle), on_loop=False)
         loop = asyncio.get_running_loop()
         self._task = asyncio.create_task(metrics.watch_loop())
         self._server.text = lambda: metrics.text(loop)
