@@ -96,7 +96,7 @@ def test_a_user_does_what_its_grants_say_and_nothing_beside(app: koinon.Client) 
     with pytest.raises(PermissionDeniedError, match="user app may not"):
         app.get_many([b"app:1", b"other"])
     result = app.put_many([(b"app:1", b"x"), (b"app:secret:1", b"x")])
-    assert {type(failure.error) for failure in result.failures} == {PermissionDeniedError}
+    assert {type(failure.error) for failure in result.refused} == {PermissionDeniedError}
     assert app.get(b"app:1") == b"one"
 
 

@@ -25,6 +25,7 @@ Code = grpc.StatusCode
 REFUSALS = (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
 CALL_S = 10.0
 ACTIONS = tuple(Action)
+DOCUMENT = Path(__file__).parents[2] / "docs/security.md"
 
 
 class Walk:
@@ -101,6 +102,24 @@ def may(rule: rules.Rule, action: Action) -> bool:
 
 def test_each_method_that_is_served_has_a_rule_and_each_rule_a_method(walk: Walk) -> None:
     assert set(walk.methods) == set(rules.RULES)
+
+
+def test_the_table_of_rules_is_printed_in_the_documents() -> None:
+    printed = DOCUMENT.read_text(encoding="utf-8")
+    for path, rule in rules.RULES.items():
+        assert table_row(path, rule) in printed
+
+
+def table_row(path: str, rule: rules.Rule) -> str:
+    """Return the row of a method in docs/security.md."""
+    service, _, method = path.rpartition(".")[2].partition("/")
+    who = [f"{kind} itself" if rule.claims else f"any {kind}" for kind in sorted(rule.servers)]
+    if rule.open:
+        who.append("everybody with a certificate")
+    if rule.any_user:
+        who.append("any user")
+    who += [f"user with `{action.name.lower()}`" for action in rule.actions]
+    return f"| {service}/{method} | {', '.join(who)} |"
 
 
 def test_nobody_comes_in_without_a_certificate(walk: Walk) -> None:
