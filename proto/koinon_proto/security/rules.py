@@ -97,7 +97,7 @@ RULES: dict[str, Rule] = {
             "PartitionSizes": Rule(servers=_NODES, actions=(Action.VIEW, Action.OPERATE)),
         },
         "koinon.v1.Admin": {
-            "GetStatus": _VIEW,
+            "GetStatus": Rule(actions=(Action.LOAD, Action.VIEW)),  # a load looks who leads
             "GetMoves": _VIEW,
             "PlanMoves": _VIEW,
             "AddCoordinator": _OPERATE,
