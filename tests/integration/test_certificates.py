@@ -10,17 +10,23 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 from typer.testing import CliRunner
 
+import koinon
 from koinon.certs import files
 from koinon.certs.authority import CERTIFICATE_FILE
 from koinon.cli.app import make_app
 from koinon.local import LocalCluster
-from koinon.local.identities import member_bundle
-from koinon_proto.security.transport import BUNDLE_VARIABLE
+from koinon.local.identities import member_bundle, prepare, root_bundle
+from koinon.operate.admin import Admin
+from koinon_proto.contract.errors import UnavailableError
+from koinon_proto.security.transport import BUNDLE_VARIABLE, PLAIN, dialing
 from tests.checkers.steady import SteadyLoad
 from tests.conftest import ClusterFactory
+from tests.integration.rolling import restart, wait_well
 from tests.kit.waiting import wait_until
 
 FLAGS = ["--partitions", "32"]
+PATIENT = ["--lease-ms", "3000", "--session-timeout-ms", "4000", "--check-quorum-ms", "900"]
+"""A busy machine would now and then end a lease of a second by itself."""
 COMMANDS = (("renew",), *(("rotate-ca", step) for step in ("add", "issue", "drop")))
 
 
@@ -66,6 +72,64 @@ def in_use(cluster: LocalCluster, name: str) -> bool:
     own = files.read(member_bundle(cluster.data_dir, kind, name)).certificate
     assert own is not None
     return shown == own.public_bytes(Encoding.DER)
+
+
+@pytest.mark.long
+def test_turning_tls_on_in_a_live_cluster_fails_no_operation(
+    make_cluster: ClusterFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(BUNDLE_VARIABLE, raising=False)
+    cluster = make_cluster(nodes=3, coordinator_flags=[*FLAGS, *PATIENT])
+    cluster.start()
+    wait_well(cluster)
+    root = root_bundle(tmp_path)
+    for kind, names in (("coordinator", cluster.coordinator_names), ("node", cluster.node_names)):
+        for name in names:
+            prepare(tmp_path, kind, name)
+
+    def roll(mode: str, load: SteadyLoad) -> None:
+        for kind, names in (
+            ("node", cluster.node_names),
+            ("coordinator", cluster.coordinator_names),
+        ):
+            flags = "node_flags" if kind == "node" else "coordinator_flags"
+            before = getattr(cluster._file, flags)
+            for name in names:
+                own = ["--tls", mode, "--tls-bundle", str(member_bundle(tmp_path, kind, name))]
+                setattr(cluster._file, flags, [*before, *own])
+                restart(cluster, name)
+                load.wait_for_progress()
+                assert not load.failed, (mode, name)
+            setattr(cluster._file, flags, before)
+
+    with SteadyLoad(cluster) as plain:
+        roll("allow", plain)
+        roll("prefer", plain)
+    plain.judge()
+    monkeypatch.setenv(BUNDLE_VARIABLE, str(root))
+    monkeypatch.setattr(cluster, "_dialing", lambda: dialing(str(root)))
+    cluster._admin = None
+    with SteadyLoad(cluster) as secured:
+        roll("require", secured)
+    assert not secured.failed  # what it overwrites is the first load's
+    with pytest.raises(UnavailableError):
+        Admin(cluster.coordinators, timeout_ms=1_000, dialing=PLAIN).status()
+
+
+def test_cluster_that_allows_tls_takes_plain_callers_too(make_cluster: ClusterFactory) -> None:
+    flags = ["--tls", "allow"]
+    cluster = make_cluster(
+        coordinators=1, nodes=2, tls=True, node_flags=flags, coordinator_flags=[*FLAGS, *flags]
+    )
+    cluster.start()
+    cluster.wait_ready()  # servers reach one another plain
+    for bundle in (cluster.tls_bundle, None):
+        how = PLAIN if bundle is None else dialing(bundle)
+        with Admin(cluster.coordinators, dialing=how) as admin:
+            assert admin.status().ready
+        with koinon.connect(cluster.coordinators, tls_bundle=bundle or "") as client:
+            client.put(b"k", b"v")
+            assert client.get(b"k") == b"v"
 
 
 def certs(*arguments: str) -> None:

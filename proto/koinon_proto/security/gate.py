@@ -14,6 +14,8 @@ from koinon_proto.security.caller import ANYBODY, Caller
 from koinon_proto.security.names import Kind, Principal
 
 _BEARER = "Bearer "
+_PLAIN = [b"insecure"]
+"""What gRPC calls the security of a connection without TLS; older versions call it nothing."""
 _KNOWN_MAX = 4_096
 _LOOK_AGAIN_S = 10
 _certificates: Callable[[bytes], Principal | None] = lru_cache(_KNOWN_MAX)(principal_in)
@@ -49,7 +51,7 @@ class Gate:
         shown: dict[str, Any] = context.auth_context()
         certificates = shown.get("x509_pem_cert")
         if certificates is None:
-            if shown.get("transport_security_type"):
+            if shown.get("transport_security_type", _PLAIN) != _PLAIN:
                 raise UnauthenticatedError(reason="no certificate was shown")
             return ANYBODY
         return self.who(certificates[0], lambda: _token(context.invocation_metadata()))
