@@ -27,15 +27,23 @@ def settings(name: str) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def command(unit: str, environment: str, server: str) -> list[str]:
+def of_drop_in(name: str, instance: str) -> dict[str, str]:
+    """What a drop-in sets."""
+    found = re.findall(r'^Environment="(\w+)=(.+)"$', (SYSTEMD / name).read_text(), re.M)
+    return {variable: value.replace("%n", instance) for variable, value in found}
+
+
+def command(unit: str, environment: str, server: str, drop_in: str = "") -> list[str]:
     """The unit's command line as systemd makes it: ``$NAME`` splits into words, ``${NAME}`` not."""
     text = (SYSTEMD / unit).read_text().replace("\\\n", "")
     (line,) = re.findall(r"^ExecStart=(.+)$", text, re.M)
     values = settings(environment)
+    if drop_in:
+        values |= of_drop_in(drop_in, unit.replace("@", f"@{server}"))
     words: list[str] = []
     for word in shlex.split(line.replace("%i", server)):
         if re.fullmatch(r"\$\w+", word):
-            words += values[word[1:]].split()
+            words += values.get(word[1:], "").split()
         else:
             words.append(re.sub(r"\$\{(\w+)\}", lambda found: values[found[1]], word))
     return words
@@ -76,3 +84,16 @@ def test_command_of_unit_is_taken_by_the_server(
     flags = parser.parse_args(arguments)
     assert flags.data == Path(settings(environment)["KOINON_DATA"])
     assert flags.metrics_listen == settings(environment)["KOINON_METRICS"]
+
+
+@pytest.mark.parametrize("kind", ["coordinator", "node"])
+def test_drop_in_gives_the_server_its_identity_as_a_credential(kind: str) -> None:
+    unit, drop_in = f"koinon-{kind}@.service", f"{kind}-tls.conf"
+    parser = {"coordinator": coordinator.parser, "node": node.parser}[kind]()
+    flags = parser.parse_args(command(unit, f"{kind}.env", "x1", drop_in)[2:])
+    (credential,) = re.findall(
+        r"^LoadCredential=([\w.]+):(\S+)$", (SYSTEMD / drop_in).read_text(), re.M
+    )
+    assert credential[1] == f"/etc/koinon/{kind}-%i.pem"
+    assert flags.tls_bundle == f"/run/credentials/koinon-{kind}@x1.service/{credential[0]}"
+    assert not parser.parse_args(command(unit, f"{kind}.env", "x1")[2:]).tls_bundle
