@@ -358,7 +358,7 @@ def test_plan_of_unknown_fate_stays_so_where_moves_cannot_be_asked_for(
 
 def test_every_change_of_the_service_says_what_it_may_have_done() -> None:
     service = admin_pb2.DESCRIPTOR.services_by_name["Admin"]
-    questions = {"GetStatus", "PlanMoves", "GetMoves"}
+    questions = {"GetStatus", "PlanMoves", "GetMoves", "GetAccess"}
     assert {method.name for method in service.methods} - questions <= set(EFFECTS)
 
 

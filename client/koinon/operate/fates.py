@@ -37,13 +37,14 @@ EFFECTS = {
         "partitions may have been given to other primaries",
         "koinon admin partitions",
     ),
+    "ChangeAccess": ("who may do what may have been changed", "koinon admin users"),
     "OpenLoad": ("the load may have been opened", "koinon admin loads"),
     "TouchLoad": ("the load may have been kept alive", "koinon admin loads"),
     "CommitLoad": ("the load may have been committed", "koinon admin loads"),
     "AbortLoad": ("the load may have been aborted", "koinon admin loads"),
 }
 """By method: what a call without an answer may have done, and the command that shows whether."""
-QUESTIONS = ("PlanMoves", "GetMoves")
+QUESTIONS = ("PlanMoves", "GetMoves", "GetAccess")
 """Methods that an operator may take for changes. GetLoads is none: jobs call it after a change."""
 
 
