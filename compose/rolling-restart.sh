@@ -5,6 +5,7 @@
 #
 #   ./rolling-restart.sh [--recreate] [OPTIONS OF docker compose, such as --file or --project-name]
 #
+# With compose.tls.yaml, say KOINON_TLS=1: the cluster is then asked by the service `admin`.
 # A container whose image or settings have changed is created anew; with --recreate every container is.
 set -eu
 cd "$(dirname "$0")"
@@ -30,12 +31,20 @@ compose() {
 
 # Prints the status as one line of JSON, by a coordinator other than $1.
 status() {
+    if [ -n "${KOINON_TLS:-}" ]; then
+        administer status --json 2>/dev/null
+        return
+    fi
     for asked in $coordinators; do
         if [ "$asked" != "$1" ]; then
             compose exec -T "$asked" koinon admin status --json 2>/dev/null && return
         fi
     done
     return 1
+}
+
+administer() {
+    compose run --rm --no-deps -T admin admin "$@"
 }
 
 quietly() { # COMMAND...: show its output only if it fails
@@ -87,4 +96,8 @@ for server in $nodes $others $leader; do
     wait_until "the cluster is well without $server's old process" is_well "$server"
     echo "$server restarted, all is well after $(($(date +%s) - began)) s"
 done
-compose exec -T "$(echo "$coordinators" | head -n 1)" koinon admin primaries
+if [ -n "${KOINON_TLS:-}" ]; then
+    administer primaries
+else
+    compose exec -T "$(echo "$coordinators" | head -n 1)" koinon admin primaries
+fi

@@ -30,6 +30,7 @@ def main() -> int:
     image = actions.add_parser("image", help="only make the images that compose.yaml names")
     for action in (tested, image):
         action.add_argument("--spark", action="store_true", help="Spark's as well")
+    tested.add_argument("--plain", action="store_true", help="without compose.tls.yaml")
     actions.add_parser("clean", help="remove what runs have left, and what they keep")
     options = parser.parse_args()
     if not engine_answers():
@@ -37,10 +38,12 @@ def main() -> int:
         return 1
     if options.action == "clean":
         return clean()
-    return test(spark=options.spark) if options.action == "test" else image_only(options.spark)
+    if options.action == "test":
+        return test(spark=options.spark, secured=not options.plain)
+    return image_only(options.spark)
 
 
-def test(*, spark: bool) -> int:
+def test(*, spark: bool, secured: bool) -> int:
     """Tell the story; save logs if it goes wrong; remove what it made."""
     signal.signal(signal.SIGTERM, _interrupt)
     stage = Stage()
@@ -54,6 +57,8 @@ def test(*, spark: bool) -> int:
             "KOINON_SAMPLE_ROWS": str(SAMPLE_ROWS),
         },
     )
+    if secured:
+        project.files.append("compose.tls.yaml")
     cluster = Cluster(project)
     told = False
     try:

@@ -43,6 +43,8 @@ class Writers:
     def __init__(self, project: Project, program: Path = WRITERS) -> None:
         self.name = f"{project.name}-{program.stem}"
         checkers = ROOT / "tests" / "checkers"
+        identity = ["--volume", f"{project.name}_tls-admin:/tls:ro"]
+        identity += ["--env", "KOINON_TLS_BUNDLE=/tls/identity.pem"]
         self._process = subprocess.Popen(
             [
                 *("docker", "run", "--interactive", "--rm", "--init", "--name", self.name),
@@ -51,6 +53,7 @@ class Writers:
                 *("--volume", f"{program}:/srv/{program.name}:ro"),
                 *("--env", "PYTHONPATH=/srv", "--env", "PYTHONDONTWRITEBYTECODE=1"),
                 *("--env", f"KOINON_COORDINATORS={ADDRESSES}"),
+                *(identity if project.secured else ()),
                 *("--entrypoint", "python3", images.NAME, f"/srv/{program.name}"),
             ],
             stdin=subprocess.PIPE,
@@ -153,6 +156,24 @@ class Cluster:
         container = self.project.container(service)
         return run("docker", "exec", container, *command, timeout_s=timeout_s)
 
+    def administer(self, *command: str, timeout_s: float = 60.0) -> str:
+        """Run ``koinon`` as an operator does, as the user root where there are users."""
+        if not self.project.secured:
+            return self.execute("coordinator-1", "koinon", *command, timeout_s=timeout_s)
+        return self.project.compose(
+            "run", "--rm", "--no-deps", "-T", "admin", *command, timeout_s=timeout_s
+        )
+
+    def certificate_of(self, service: str) -> dict[str, Any]:
+        """Return what the server's identity file says."""
+        shown = self.execute(service, "koinon", "certs", "show", "/tls/identity.pem", "--json")
+        found: dict[str, Any] = json.loads(shown)
+        return found
+
+    def certificates(self, command: str) -> str:
+        """Run the service that makes certificates."""
+        return self.project.compose("run", "--rm", "--no-deps", "-T", "certificates", command)
+
     # --- doing ------------------------------------------------------------------------------------
 
     def cut_off(self, service: str) -> None:
@@ -174,7 +195,11 @@ class Cluster:
         return run(
             *(str(COMPOSE_DIR / "rolling-restart.sh"), "--recreate", *self.project.options),
             timeout_s=ROLLING_S,
-            environment={**self.project.environment, "COMPOSE": " ".join(compose_command())},
+            environment={
+                **self.project.environment,
+                "COMPOSE": " ".join(compose_command()),
+                "KOINON_TLS": "1" if self.project.secured else "",
+            },
             cwd=COMPOSE_DIR,
         )
 

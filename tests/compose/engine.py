@@ -118,6 +118,11 @@ class Project:
             cwd=COMPOSE_DIR,
         )
 
+    @property
+    def secured(self) -> bool:
+        """Whether servers take only who shows a certificate."""
+        return "compose.tls.yaml" in self.files
+
     def container(self, service: str) -> str:
         """Return the id of the service's container, running or not."""
         found = self.containers(service)

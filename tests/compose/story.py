@@ -29,6 +29,8 @@ LOSS_PERCENT = 3
 SAMPLE_ROWS = 100_000
 SPARK_S = 600.0
 TARGETS_S = 60.0
+READ_AGAIN_S = 2.0
+"""So long after a step identity files are in use everywhere."""
 
 
 class Story:
@@ -50,6 +52,8 @@ class Story:
         self.add_a_node()
         self.stop_and_start_each()
         self.roll_all()
+        if self._project.secured:
+            self.replace_certificates()
         self.observe()
         if self._spark:
             self.ingest()
@@ -111,6 +115,8 @@ class Story:
         stage, cluster = self._stage, self._cluster
         stage.act("Three coordinators and three nodes on three racks, in containers")
         began = time.monotonic()
+        if self._project.secured:
+            stage.say(f"certificates: {len(cluster.certificates('make').splitlines())} are made")
         self._project.compose("up", "--detach", *COORDINATORS, *NODES)
         status = cluster.wait_ok()
         seconds = time.monotonic() - began
@@ -232,15 +238,15 @@ class Story:
         stage.act("A fourth node")
         with self._counted("growing"):
             self._project.files.append("compose.node4.yaml")
+            if self._project.secured:
+                self._project.files.append("compose.node4.tls.yaml")
             self._project.compose("up", "--detach", "--no-deps", "--no-recreate", "node-4")
             cluster.services.append("node-4")
             cluster.wait_for(
                 lambda s: s["nodes"].get("node-4", {}).get("status") == "active", "node-4 is there"
             )
             began = time.monotonic()
-            cluster.execute(
-                "coordinator-1", "koinon", "admin", "rebalance", "--yes", "--wait", timeout_s=180
-            )
+            cluster.administer("admin", "rebalance", "--yes", "--wait", timeout_s=180)
             status = self._all_well()
         held = {name: node["replicas"] for name, node in sorted(status["nodes"].items())}
         stage.check(
@@ -272,6 +278,29 @@ class Story:
             self._all_well()
         after = {self._project.container(service) for service in cluster.services}
         stage.check(not before & after, f"{len(after)} containers are new ones")
+
+    def replace_certificates(self) -> None:
+        stage, cluster = self._stage, self._cluster
+        stage.act("All certificates renewed, and the authority replaced, without a restart")
+        service = cluster.services[-1]
+        before = cluster.certificate_of(service)
+        for command in ("renew", "add", "issue", "drop"):
+            with self._counted(f"certificates {command}", spotless=True):
+                cluster.certificates(command)
+                time.sleep(READ_AGAIN_S)
+                self._progress()
+        for name in cluster.services:
+            cluster.wait_serving(name)
+        after = cluster.certificate_of(service)
+        stage.check(
+            before["trusted"] != after["trusted"] and len(after["trusted"]) == 1,
+            "all trust the new authority, and no other",
+        )
+        with self._counted("a node that meets all others anew", spotless=True):
+            self._project.compose("stop", "node-1")
+            self._project.compose("start", "node-1")
+            cluster.wait_serving("node-1")
+            self._all_well()
 
     def observe(self) -> None:
         stage = self._stage
@@ -307,7 +336,7 @@ class Story:
             began = time.monotonic()
             self._project.compose("run", "--rm", "--no-deps", "spark", timeout_s=SPARK_S)
             seconds = time.monotonic() - began
-        value = cluster.execute("coordinator-1", "koinon", "get", f"{SAMPLE_ROWS:09d}")
+        value = cluster.administer("get", f"{SAMPLE_ROWS:09d}")
         stage.check(
             json.loads(value)["reading"] == f"{SAMPLE_ROWS:09d}",
             f"{SAMPLE_ROWS:,} rows loaded in {seconds:.0f} s, Spark's start included",
@@ -332,9 +361,7 @@ class Story:
             f"{verdict['history']:,} reads and writes of {verdict['keys']} shared keys fit one copy"
             " of the data",
         )
-        answer = cluster.execute(
-            "coordinator-1", "koinon", "admin", "verify", "--json", timeout_s=120
-        )
+        answer = cluster.administer("admin", "verify", "--json", timeout_s=120)
         copies = json.loads(answer)
         stage.check(
             copies["identical"] > 0 and not copies["different"] and not copies["not_comparable"],

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+import yaml
 
 from .cluster import COORDINATORS, NODES
 from .engine import COMPOSE_DIR, ROOT
@@ -62,6 +64,29 @@ def test_prometheus_scrapes_every_server() -> None:
     configuration = text("observe/prometheus.yml")
     assert set(re.findall(r"([a-z]+-\d):9400", configuration)) == SERVERS
     assert "names: [node-4]" in configuration
+
+
+def test_prometheus_asks_the_same_servers_with_tls() -> None:
+    plain, secured = (yaml.safe_load(text(f"observe/prometheus{n}.yml")) for n in ("", ".tls"))
+    for job in secured["scrape_configs"]:
+        assert job.pop("scheme") == "https"
+        assert set(job.pop("tls_config").values()) == {"/tls/identity.pem", "server.koinon"}
+    assert secured == plain
+
+
+def test_each_server_sees_its_own_identity_only() -> None:
+    """And nobody the authority's key but who issues."""
+    services: dict[str, dict[str, Any]] = {}
+    for name in ("compose.tls.yaml", "compose.node4.tls.yaml"):
+        services |= yaml.safe_load(text(name))["services"]
+    for server in (*SERVERS, "node-4"):
+        assert services[server]["volumes"] == [f"tls-{server}:/tls:ro"]
+        (_, _, script, _) = services[server]["entrypoint"]
+        assert "--tls-bundle /tls/identity.pem" in script
+        assert services[server]["environment"]["KOINON_HEALTH_IDENTITY"] == "/tls/identity.pem"
+    seen = services.pop("certificates")["volumes"]
+    assert {*SERVERS, "node-4"} < {place.split(":/tls/")[1] for place in seen}
+    assert "tls-authority" not in str(services)
 
 
 def test_stand_ins_bear_the_names_that_the_files_use() -> None:
