@@ -42,14 +42,14 @@ class Writers:
 
     def __init__(self, project: Project, program: Path = WRITERS) -> None:
         self.name = f"{project.name}-{program.stem}"
-        checkers = ROOT / "tests" / "checkers"
+        shared = [ROOT / "tests" / folder for folder in ("checkers", "kit")]
         identity = ["--volume", f"{project.name}_tls-admin:/tls:ro"]
         identity += ["--env", "KOINON_TLS_BUNDLE=/tls/identity.pem"]
         self._process = subprocess.Popen(
             [
                 *("docker", "run", "--interactive", "--rm", "--init", "--name", self.name),
                 *("--network", project.network, "--read-only", "--cap-drop", "ALL"),
-                *("--volume", f"{checkers}:/srv/tests/checkers:ro"),
+                *(part for f in shared for part in ("--volume", f"{f}:/srv/tests/{f.name}:ro")),
                 *("--volume", f"{program}:/srv/{program.name}:ro"),
                 *("--env", "PYTHONPATH=/srv", "--env", "PYTHONDONTWRITEBYTECODE=1"),
                 *("--env", f"KOINON_COORDINATORS={ADDRESSES}"),
