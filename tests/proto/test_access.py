@@ -100,6 +100,17 @@ def test_prefix_that_is_allowed_has_no_key_that_is_not(
         assert permissions.allows_some(READ)
 
 
+@given(grants=some_grants, below=st.lists(keys, min_size=1, max_size=20))
+def test_range_that_is_allowed_has_no_key_that_is_not(
+    grants: list[Grant], below: list[bytes]
+) -> None:
+    permissions = Permissions(grants)
+    first, last = min(below), max(below)
+    if permissions.allows_range(READ, first, last):
+        assert permissions.first_refused(READ, below) is None
+    assert permissions.allows_range(READ, first, first) == permissions.allows(READ, first)
+
+
 @given(prefix=keys, key=keys)
 def test_end_of_a_prefix_is_the_least_key_above_it(prefix: bytes, key: bytes) -> None:
     end = prefix_end(prefix)

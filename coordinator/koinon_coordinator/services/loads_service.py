@@ -40,7 +40,7 @@ class LoadsService(loads_pb2_grpc.LoadsServicer):
         self, request: loads_pb2.OpenLoadRequest, _context: Any
     ) -> loads_pb2.OpenLoadResponse:
         wish = _WISH.decode(request)
-        if wish.mode is LoadMode.OVERWRITE:  # rows are checked key by key, where they are staged
+        if wish.mode == LoadMode.OVERWRITE:  # rows are checked key by key, where they are staged
             caller.get().check_prefix(Action.LOAD, request.prefix)
         outcome = await self._coordinator.led(
             self._coordinator.serving.loading.open(wish, request.cluster_id)

@@ -227,6 +227,10 @@ class _Reach:
             return True
         return end is not None and self._bounds[at + 1] >= end
 
+    def allows_range(self, first: bytes, last: bytes) -> bool:
+        at = bisect_right(self._bounds, first)
+        return self._allowed[at - 1] and at == bisect_right(self._bounds, last)
+
     def first_refused(self, keys: Collection[bytes]) -> bytes | None:
         if self.everywhere:
             return None
@@ -319,6 +323,10 @@ class Permissions:
     def allows_prefix(self, action: Action, prefix: bytes) -> bool:
         """Return whether the action is allowed on every key that can begin with the prefix."""
         return self._reaches[action].allows_prefix(prefix)
+
+    def allows_range(self, action: Action, first: bytes, last: bytes) -> bool:
+        """Return whether the action is allowed on every key from ``first`` to ``last``."""
+        return self._reaches[action].allows_range(first, last)
 
     def first_refused(self, action: Action, keys: Collection[bytes]) -> bytes | None:
         """Return the first of the keys on which the action is not allowed; None: there is none."""

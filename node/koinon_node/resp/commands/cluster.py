@@ -6,6 +6,7 @@ import asyncio
 
 from koinon_node.resp import errors, wire
 from koinon_node.resp.commands.arguments import integer
+from koinon_node.resp.commands.rules import check_counting
 from koinon_node.resp.commands.table import Arguments, Outcome, Subcommands, command, subcommand
 from koinon_node.resp.errors import RefusedError
 from koinon_node.resp.session import Session
@@ -140,6 +141,7 @@ def _countkeysinslot(session: Session, arguments: Arguments) -> Outcome:
     slot = integer(arguments[2])
     if not 0 <= slot < SLOT_COUNT:
         raise RefusedError("ERR Invalid slot")
+    check_counting(session.caller)
     count = topology_of(session).table.cluster.partition_count
     return _count_in_slot(session, slot * count // SLOT_COUNT, slot)
 

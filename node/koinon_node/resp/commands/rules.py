@@ -5,7 +5,7 @@ The actions are needed on each key of the command, or, of one without keys, at a
 
 from __future__ import annotations
 
-from koinon_node.resp.commands.table import Arguments, Spec
+from koinon_node.resp.commands.table import COMMANDS, Arguments, Spec
 from koinon_proto.contract.access import Action, Permissions
 from koinon_proto.contract.errors import PermissionDeniedError
 from koinon_proto.security.caller import Caller
@@ -35,7 +35,7 @@ NEEDS: dict[str, tuple[Action, ...]] = {
     ),
     **dict.fromkeys(("KOINON.GETORPUT", "KOINON.INCREMENT"), _BOTH),
     "SCAN": (Action.SCAN,),  # on what the pattern begins with: the command looks itself
-    "DBSIZE": (Action.SCAN,),
+    "DBSIZE": _NONE,  # it looks itself (``check_counting``), as CLUSTER COUNTKEYSINSLOT does
 }
 
 
@@ -45,6 +45,8 @@ def check(spec: Spec, arguments: Arguments, caller: Caller) -> None:
         return
     actions = NEEDS.get(spec.name)
     if actions is None:
+        if spec.name.encode() not in COMMANDS:
+            return  # it is answered as not known
         raise PermissionDeniedError(
             principal=caller.name, action="call", what=f"{spec.name}, for which there is no rule"
         )
@@ -56,3 +58,9 @@ def check(spec: Spec, arguments: Arguments, caller: Caller) -> None:
         if not caller.permissions.allows_some(action):
             raise caller.denied(action)
         caller.check_keys(action, keys)
+
+
+def check_counting(caller: Caller) -> None:
+    """Raise PermissionDeniedError unless the caller may know how many records there are."""
+    if not caller.permissions.allows_all(Action.VIEW):
+        caller.check_prefix(Action.SCAN, b"")

@@ -14,6 +14,7 @@ from koinon_node.resp.commands.cursors import (
     literal_prefix,
     position_of,
 )
+from koinon_node.resp.commands.rules import check_counting
 from koinon_node.resp.commands.table import Arguments, Outcome, command
 from koinon_node.resp.errors import RefusedError
 from koinon_node.resp.service import RedisService
@@ -137,6 +138,7 @@ async def _pages_of(
 @command("DBSIZE", 1, errors.guest, flags=("readonly",))
 def dbsize(session: Session, arguments: Arguments) -> Outcome:
     """Say how many records there are in what this node leads. All of them are looked at."""
+    check_counting(session.caller)
     return _dbsize(session.service)
 
 
