@@ -14,7 +14,11 @@ from typing import Any, cast
 
 import grpc
 
+from koinon_coordinator.core.cluster.access import changed
+from koinon_coordinator.core.decide.access import check_change
+from koinon_coordinator.services.admin_service import _access_change
 from koinon_proto.contract import convert
+from koinon_proto.contract.access import AccessState
 from koinon_proto.contract.errors import (
     LoadClosedError,
     MembershipChangeError,
@@ -149,6 +153,8 @@ class FakeOperator(admin_pb2_grpc.AdminServicer):
         self.leaderless = False  # what the status says
         self.steps_a_poll = 0
         self.drops_queued_at_poll = False
+        self.access = AccessState()
+        self.access_changed_meanwhile = 0  # before so many changes are made
 
     def _serve(self, *services: tuple[Any, Any]) -> tuple[Any, str]:
         async def start() -> tuple[Any, str]:
@@ -326,6 +332,25 @@ class FakeOperator(admin_pb2_grpc.AdminServicer):
             raise MembershipChangeError(reason=f"{request.node_id} is still a replica: drain it")
         self.change_node(node.number, status=NodeStatus(request.status))
         return admin_pb2.SetNodeStatusResponse()
+
+    @rpc.typed_errors
+    async def GetAccess(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._enter(request)
+        tokens = tuple(replace(token, sha256=b"") for token in self.access.tokens)
+        return admin_pb2.GetAccessResponse(
+            access=convert.ACCESS.encode(replace(self.access, tokens=tokens))
+        )
+
+    @rpc.typed_errors
+    async def ChangeAccess(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._enter(request)
+        if self.access_changed_meanwhile:
+            self.access_changed_meanwhile -= 1
+            self.access = replace(self.access, version=self.access.version + 1)
+        command = _access_change(request)
+        check_change(self.access, command)
+        self.access = changed(self.access, command)
+        return admin_pb2.ChangeAccessResponse(access_version=self.access.version)
 
     @rpc.typed_errors
     async def RestorePrimaries(self, request: Any, context: Any) -> Any:  # noqa: N802

@@ -227,8 +227,8 @@ class Admin(Closing):
         return moves_from_proto(reply)
 
     def ask(self, method: str, message: Any, *, changes: bool = False) -> Any:
-        """Ask the leader; one that ``changes`` is not repeated once it may have been done."""
-        repeat = Repeat.CHANGE if changes else Repeat.READ
+        """Ask the leader; what ``changes`` is not asked again once it may have been done."""
+        repeat = Repeat.NOTHING if changes else Repeat.READ
         return self._at_leader(method, message, repeat)
 
     def cancel_moves(self, partition_ids: Sequence[int] = ()) -> tuple[int, int]:

@@ -37,7 +37,10 @@ EFFECTS = {
         "partitions may have been given to other primaries",
         "koinon admin partitions",
     ),
-    "ChangeAccess": ("who may do what may have been changed", "koinon admin users"),
+    "ChangeAccess": (
+        "users, roles or tokens may have been changed",
+        "koinon admin users, roles or tokens",
+    ),
     "OpenLoad": ("the load may have been opened", "koinon admin loads"),
     "TouchLoad": ("the load may have been kept alive", "koinon admin loads"),
     "CommitLoad": ("the load may have been committed", "koinon admin loads"),
