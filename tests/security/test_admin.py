@@ -79,7 +79,7 @@ def is_let_in(client: koinon.Client) -> bool:
     return True
 
 
-def test_roles_of_a_user_and_grants_of_a_role_come_and_go() -> None:
+def test_roles_of_a_user_and_grants_of_a_role_come_and_go(servers: Servers) -> None:
     for name in ("one", "two"):
         admin("roles", "create", name)
     admin("users", "create", "u")
@@ -96,7 +96,9 @@ def test_roles_of_a_user_and_grants_of_a_role_come_and_go() -> None:
     assert len(role["grants"]) == 1  # type: ignore[arg-type]
     admin("users", "expire-certificates", "u")
     (user,) = (user for user in listed("users") if user["user"] == "u")
-    assert user["certificates_from_s"] != 0
+    later = servers.identities.file(Kind.USER, "u")
+    principal = BundleFile(later).current().principal
+    assert 0 < int(str(user["certificates_from_s"])) <= principal.issued_at_s
 
 
 def test_a_certificate_is_revoked_by_its_serial_number_and_restored(servers: Servers) -> None:

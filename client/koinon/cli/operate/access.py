@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from koinon.certs.authority import CLOCK_SKEW
 from koinon.cli.console import output
 from koinon.cli.console.help import Group
 from koinon.cli.console.session import Body, Session, command, default_command, duration_ms
@@ -134,8 +135,8 @@ def unblock(session: Session, name: Name) -> None:
 
 
 def expire_certificates(session: Session, name: Name) -> None:
-    """Refuse all certificates of a user that were issued before now: issue a new one first."""
-    now = int(time.time())
+    """Refuse all certificates of a user that were issued before now; then issue a new one."""
+    now = int(time.time()) - int(CLOCK_SKEW.total_seconds())  # from when one issued now holds
     _alter(
         session,
         name,
