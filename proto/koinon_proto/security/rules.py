@@ -97,7 +97,8 @@ RULES: dict[str, Rule] = {
             "PartitionSizes": Rule(servers=_NODES, actions=(Action.VIEW, Action.OPERATE)),
         },
         "koinon.v1.Admin": {
-            "GetStatus": Rule(actions=(Action.LOAD, Action.VIEW)),  # a load looks who leads
+            # By it loads and operators find who leads.
+            "GetStatus": Rule(actions=(Action.LOAD, Action.VIEW, Action.OPERATE, Action.ACCESS)),
             "GetMoves": _VIEW,
             "PlanMoves": _VIEW,
             "AddCoordinator": _OPERATE,
