@@ -1,4 +1,4 @@
-"""What benches of failures share: their options, and how their runs are told."""
+"""Options of the benches of failures, and how these tell of their runs."""
 
 from __future__ import annotations
 

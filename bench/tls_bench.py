@@ -1,4 +1,4 @@
-"""What TLS and knowing the caller cost: the same cluster plain and with TLS, measured in turns.
+"""Measures what TLS and knowing the caller cost: a plain cluster and one with TLS, in turns.
 
     python -m bench.tls_bench [--rounds 3] [--seconds 1.5] [--nodes 1] [--records 100000] [--json]
 

@@ -47,12 +47,12 @@ _RESERVED = ".koinon"
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _SERVERS = (Kind.COORDINATOR, Kind.NODE)
 Key = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
-"""What an authority may have: ours are of the first kind."""
+"""Keys that an authority may have: ours are of the first kind."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """Who a certificate is for. ``hosts`` are names and IP addresses by which a server is known
+    """The holder of a certificate. ``hosts`` are names and IP addresses by which a server is known
     besides, to programs that check it by its address.
     """
 
@@ -84,7 +84,7 @@ class Identity:
 
     @property
     def file_name(self) -> str:
-        """How its identity file is called where nobody says otherwise."""
+        """The name of its identity file, by default."""
         return f"{self.kind}-{self.name}.pem" if self.name else f"{self.kind}.pem"
 
 

@@ -33,7 +33,7 @@ _KEPT_MODE = 0o640
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """What a PEM file holds. ``authorities`` are the self-signed certificates that the holder
+    """The contents of a PEM file. ``authorities`` are the self-signed certificates that the holder
     trusts; two while an authority is replaced. In a file of authorities only, there is no key and
     no ``certificate``.
     """

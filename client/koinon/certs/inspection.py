@@ -23,7 +23,7 @@ _INTERMEDIATES_MAX = 8
 
 
 class Fault(StrEnum):
-    """What can be wrong with a file."""
+    """Faults that a file can have."""
 
     DAMAGED = "damaged"
     EXPIRED = "expired"
@@ -49,7 +49,7 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class CertificateView:
-    """What one certificate says. ``who`` is '' for nobody of a Koinon cluster."""
+    """The contents of a certificate. ``who`` is '' for nobody of a Koinon cluster."""
 
     who: str
     subject: str
@@ -64,7 +64,7 @@ class CertificateView:
 
 @dataclass(frozen=True, kw_only=True)
 class FileView:
-    """What a file says. ``own`` is None in a file of authorities only."""
+    """The contents of a file. ``own`` is None in a file of authorities only."""
 
     path: Path
     has_key: bool
@@ -74,7 +74,7 @@ class FileView:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What ``check`` found about one file. ``view`` is None where it could not be read."""
+    """The findings of ``check`` about one file. ``view`` is None where it could not be read."""
 
     path: Path
     view: FileView | None

@@ -16,7 +16,8 @@ from koinon.certs.inspection import CertificateView, FileView, Report
 from koinon.cli.console import output
 from koinon.cli.console.help import Group
 from koinon.cli.console.session import NOT_FOUND, Body, Session, command
-from koinon_proto.security.names import ROOT, Kind
+from koinon_proto.contract.access import ROOT
+from koinon_proto.security.names import Kind
 
 app = typer.Typer(
     cls=Group,

@@ -124,18 +124,10 @@ class Channel:
             connection.close()
 
     async def _connect(self) -> None:
-        host, _, port = self._address.rpartition(":")
         connection = _Connection(self._on_lost)
         try:
             async with asyncio.timeout(self._connect_s_max):
-                context = self._dialing.context("h2")
-                await self._loop.create_connection(
-                    lambda: connection,
-                    host.strip("[]"),
-                    int(port),
-                    ssl=context,
-                    server_hostname=ANY_SERVER if context else None,
-                )
+                await self._dialing.connect(lambda: connection, self._address, ANY_SERVER, "h2")
                 await connection.ready.wait()
         except (OSError, TimeoutError):
             connection.close()

@@ -13,7 +13,8 @@ from pathlib import Path
 from koinon.certs import files
 from koinon.certs.authority import CERTIFICATE_FILE, Authority, Identity
 from koinon.certs.errors import CertificateError
-from koinon_proto.security.names import ROOT, Kind
+from koinon_proto.contract.access import ROOT
+from koinon_proto.security.names import Kind
 
 DIRECTORY = "tls"
 HOSTS = ("127.0.0.1", "localhost")

@@ -40,7 +40,7 @@ from koinon_proto.v1 import admin_pb2, admin_pb2_grpc
 
 ATTEMPT_TIMEOUT_S = 2.0
 _NO_OTHER_ANSWERS = (WrongClusterError, UnauthenticatedError, PermissionDeniedError)
-"""What one coordinator says so, the others would too."""
+"""Refusals that each coordinator would repeat."""
 RETRY_PAUSE_S = 0.05
 STEADY = Pace(pause_s=RETRY_PAUSE_S)
 

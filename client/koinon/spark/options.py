@@ -109,7 +109,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterOptions:
-    """How to reach the cluster. Files are named, never what is in them: options stand in Spark's
+    """The way to the cluster. Files are named, never what is in them: options stand in Spark's
     plans, logs and user interface.
     """
 

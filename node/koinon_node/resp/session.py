@@ -46,7 +46,7 @@ class Session:
 
     @property
     def caller(self) -> Caller:
-        """Who this is, as the access state says now."""
+        """The caller, as the access state knows it now."""
         gate = self.gate
         if gate is None:
             return ANYBODY

@@ -10,22 +10,16 @@ import asyncio
 
 import numpy as np
 
-from koinon_node.config import Limits
 from koinon_node.core import records
 from koinon_node.core.commit_group import CommitGroup
 from koinon_node.core.membership.assignment import ServedPartitions
-from koinon_node.core.pending_writes import PendingWrites
-from koinon_node.primary.replicator import Replicator
 from koinon_node.serving.batches import (
     ScanAnswer,
     ScanPage,
 )
-from koinon_node.serving.read_budget import ReadBudget
-from koinon_node.serving.reclaimer import Reclaimer
-from koinon_node.serving.traffic import Traffic
-from koinon_node.state import Expired, NodeState, WallClock
-from koinon_node.storage.store import Store, scan_end
-from koinon_node.storage.writer import Writer
+from koinon_node.serving.reading import Reading
+from koinon_node.state import Expired
+from koinon_node.storage.store import scan_end
 from koinon_proto.contract.errors import (
     LeaseExpiredError,
 )
@@ -33,32 +27,8 @@ from koinon_proto.contract.errors import (
 _PARTITIONS_PER_STEP = 64
 
 
-class Scans:
+class Scans(Reading):
     """All methods belong to the event loop's thread."""
-
-    def __init__(
-        self,
-        state: NodeState,
-        store: Store,
-        writer: Writer,
-        pending: PendingWrites,
-        replicator: Replicator,
-        reclaimer: Reclaimer,
-        traffic: Traffic,
-        budget: ReadBudget,
-        limits: Limits,
-        clock: WallClock,
-    ) -> None:
-        self._state = state
-        self._store = store
-        self._writer = writer
-        self._pending = pending
-        self._replicator = replicator
-        self._reclaimer = reclaimer
-        self._traffic = traffic
-        self._budget = budget
-        self._limits = limits
-        self._clock = clock
 
     async def scan(self, page: ScanPage) -> ScanAnswer:
         """Return one page. It sees every write acknowledged before it began; rows that change

@@ -55,14 +55,14 @@ _HEADS_MIN = 1_024
 
 
 class Effect(IntEnum):
-    """What a grant does; numbers are those of the wire."""
+    """The effects of grants; numbers are those of the wire."""
 
     ALLOW = 1
     DENY = 2
 
 
 class Action(IntEnum):
-    """What may be allowed; numbers are those of the wire. ``FEED`` is reserved."""
+    """Actions that may be allowed; numbers are those of the wire. ``FEED`` is reserved."""
 
     READ = 1
     WRITE = 2
@@ -282,7 +282,7 @@ def _intervals(decisions: Mapping[bytes, bool]) -> tuple[list[bytes], list[bool]
 
 
 class Permissions:
-    """What one caller may do."""
+    """The actions that one caller may carry out."""
 
     ALL: ClassVar[Permissions]
     NONE: ClassVar[Permissions]

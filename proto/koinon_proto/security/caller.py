@@ -1,4 +1,4 @@
-"""Whose call is being handled, and what it may do."""
+"""The caller of the call that is being handled, and what it may do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from koinon_proto.security.names import Principal
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls. ``principal`` None: nobody had to say, on a plain connection."""
+    """A caller. ``principal`` None: nobody had to say, on a plain connection."""
 
     principal: Principal | None
     permissions: Permissions
@@ -47,4 +47,4 @@ ANYBODY = Caller(None, Permissions.ALL)
 """On a plain connection, which only a cluster takes that does not require TLS."""
 
 caller: ContextVar[Caller] = ContextVar("koinon_caller", default=ANYBODY)
-"""Whose call this task handles. Set by the guard."""
+"""The caller of the call that this task handles. Set by the guard."""

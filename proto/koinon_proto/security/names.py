@@ -17,12 +17,10 @@ ANY_SERVER = "server.koinon"
 """Each server's certificate has this name: for who knows an address and not who is there."""
 COORDINATOR = "coordinator.koinon"
 NODE = "node.koinon"
-ROOT = "root"
-"""The user who may do everything."""
 
 
 class Kind(StrEnum):
-    """What a certificate is for."""
+    """The kinds of holders that certificates have."""
 
     COORDINATOR = "coordinator"
     NODE = "node"

@@ -16,11 +16,13 @@ import contextlib
 import hashlib
 import socket
 import threading
+from typing import Any
 
 _PIECE_BYTES = 256 * 1024
 _FIRST_BYTE_S_MAX = 20.0
 _TLS_HANDSHAKE = 0x16
-_BACKLOG = 1_024
+BACKLOG = 1_024
+_CARRIED_MAX = 8_192
 
 
 def is_tls(beginning: bytes) -> bool:
@@ -70,6 +72,9 @@ class PlainOrTls:
                     sock, peer = await self._loop.sock_accept(self._listener)
                 except OSError:  # no descriptors left, or the peer has gone already
                     await asyncio.sleep(0.01)
+                    continue
+                if len(self._carried) >= _CARRIED_MAX:
+                    sock.close()
                     continue
                 task = self._loop.create_task(self._carry(sock, peer[0]))
                 self._carried.add(task)
@@ -135,21 +140,32 @@ def _stand_in(host: str) -> str:
     return f"127.{digest[0]}.{digest[1]}.{1 + digest[2] % 254}"
 
 
+def bound(family: int, kind: int, protocol: int, place: Any) -> socket.socket:
+    """Return a socket that listens at a place which ``getaddrinfo`` named, and does not block.
+
+    Raises:
+        OSError: it cannot be bound.
+    """
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind(place)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
 def _bound(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(
             host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        listener = socket.socket(family, kind, protocol)
+        return bound(family, kind, protocol, place)
     except OSError as error:
         raise RuntimeError(error.strerror or str(error)) from None
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(place)
-        listener.listen(_BACKLOG)
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        raise RuntimeError(error.strerror or str(error)) from None
-    return listener

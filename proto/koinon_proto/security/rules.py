@@ -1,4 +1,4 @@
-"""Which callers may call which method: one table, and what is not in it is refused.
+"""The table of who may call which method: what is not in it is refused.
 
 A server (a node, a coordinator) is let in by its kind, where it acts as itself. A user needs one of
 a rule's actions, on some key at least; which keys, the handlers check once they know them. docs/

@@ -10,12 +10,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 from koinon_proto.process.logs import LinesPerSecond
-from koinon_proto.security.plain_or_tls import first_byte, is_tls
+from koinon_proto.security.plain_or_tls import BACKLOG, bound, first_byte, is_tls
 from koinon_proto.security.transport import Listening
 
 log = logging.getLogger(__name__)
 
-_BACKLOG = 1_024
 _HANDSHAKE_S_MAX = 10.0
 _HANDSHAKES_MAX = 1_024
 _lines = LinesPerSecond(5)
@@ -24,7 +23,7 @@ Factory = Callable[[], asyncio.Protocol]
 
 
 class Server(Protocol):
-    """What listens; connections outlive it."""
+    """A port that listens; its connections outlive it."""
 
     def close(self) -> None: ...
 
@@ -38,30 +37,15 @@ async def serve(address: str, factory: Factory, listening: Listening) -> Server:
     loop = asyncio.get_running_loop()
     host, _, port = address.rpartition(":")
     if not listening.takes_tls:
-        return await loop.create_server(factory, host.strip("[]"), int(port), backlog=_BACKLOG)
+        return await loop.create_server(factory, host.strip("[]"), int(port), backlog=BACKLOG)
     found = await loop.getaddrinfo(
         host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
     return _TlsServer(
-        [_bound(family, kind, protocol, place) for family, kind, protocol, _, place in found],
+        [bound(family, kind, protocol, place) for family, kind, protocol, _, place in found],
         factory,
         listening,
     )
-
-
-def _bound(family: int, kind: int, protocol: int, place: tuple[object, ...]) -> socket.socket:
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        listener.bind(place)
-        listener.listen(_BACKLOG)
-        listener.setblocking(False)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
 
 
 class _TlsServer:

@@ -16,12 +16,13 @@ Each step is a rolling restart, and neighbours in this order understand one anot
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import ssl
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ _TOKEN_CHARS_MAX = 256
 
 
 class Mode(StrEnum):
-    """How a server uses TLS; see the module."""
+    """The ways in which a server uses TLS; see the module."""
 
     OFF = "off"
     ALLOW = "allow"
@@ -50,7 +51,7 @@ class Mode(StrEnum):
 
 
 class Dialing:
-    """How this process reaches others: plain without a bundle. Thread-safe."""
+    """The way from this process to others: plain without a bundle. Thread-safe."""
 
     def __init__(self, bundle: BundleFile | None = None, token: str = "") -> None:
         self._bundle = bundle
@@ -61,7 +62,7 @@ class Dialing:
         self.metadata: tuple[tuple[str, str], ...] = (
             (("authorization", f"Bearer {token}"),) if token else ()
         )
-        """What each call carries."""
+        """Metadata that each call carries."""
 
     @property
     def uses_tls(self) -> bool:
@@ -105,6 +106,25 @@ class Dialing:
                     context.set_alpn_protocols(protocols)
                 known = self._contexts[protocols] = self._bundle.version, context
             return known[1]
+
+    async def connect(
+        self, factory: Callable[[], asyncio.BaseProtocol], address: str, name: str, *protocols: str
+    ) -> None:
+        """Open a connection of the running event loop, for these protocols (ALPN).
+
+        Raises:
+            OSError: there is none; ssl.SSLError where the other side is not trusted.
+            ValueError: this is no address.
+        """
+        host, _, port = address.rpartition(":")
+        context = self.context(*protocols)
+        await asyncio.get_running_loop().create_connection(
+            factory,
+            host.strip("[]"),
+            int(port),
+            ssl=context,
+            server_hostname=name if context else None,
+        )
 
     def _channel_credentials(self) -> grpc.ChannelCredentials | None:
         if self._bundle is None:
@@ -153,7 +173,7 @@ def _token_in(path: str) -> str:
 
 
 class Listening:
-    """How this process is reached: plain without a bundle."""
+    """The way to this process: plain without a bundle."""
 
     def __init__(self, mode: Mode = Mode.OFF, bundle: BundleFile | None = None) -> None:
         self.mode = mode

@@ -89,18 +89,10 @@ class RespLink:
         connecting.add_done_callback(ended)
 
     async def _connect(self, write: bool) -> None:
-        host, _, port = self._listener.rpartition(":")
         connection = Connection(self.address, self._hello, self, self._operations)
         try:
             async with asyncio.timeout(CONNECT_S_MAX):
-                context = self._dialing.context()
-                await self._loop.create_connection(
-                    lambda: connection,
-                    host.strip("[]"),
-                    int(port),
-                    ssl=context,
-                    server_hostname=ANY_SERVER if context else None,
-                )
+                await self._dialing.connect(lambda: connection, self._listener, ANY_SERVER)
                 await connection.opened
         except (OSError, TimeoutError, ValueError):  # the last: what the table names is no address
             connection.close()

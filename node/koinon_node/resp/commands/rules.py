@@ -1,4 +1,4 @@
-"""What each command needs that a user may do: one table, and what is not in it is refused.
+"""The actions that a user needs for each command: what is not in this table is refused.
 
 The actions are needed on each key of the command, or, of one without keys, at all.
 """

@@ -1,0 +1,29 @@
+"""No module but those of security opens a port, or a channel to another process."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+OPENING = re.compile(
+    r"\b(insecure_channel|secure_channel|add_insecure_port|add_secure_port|create_connection"
+    r"|create_server|start_server|open_connection)\("
+)
+ELSEWHERE = {
+    "coordinator/koinon_coordinator/coordinator.py": "looks whether an address is listened at",
+    "client/koinon/driver/reachability.py": "looks why a server cannot be talked to",
+}
+"""Modules that connect and carry nothing, and why they do."""
+
+
+def test_ports_and_channels_are_opened_in_one_place() -> None:
+    found = {
+        str(path.relative_to(ROOT))
+        for package in ("proto", "coordinator", "node", "client")
+        for path in (ROOT / package).rglob("*.py")
+        if not path.name.endswith("_pb2_grpc.py") and OPENING.search(path.read_text("utf-8"))
+    }
+    assert {name for name in found if not name.startswith("proto/koinon_proto/security/")} == set(
+        ELSEWHERE
+    )
