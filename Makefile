@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 PROTOS := $(wildcard proto/koinon_proto/v1/*.proto)
 WORKERS ?= 2
+SPARKS ?= 4.0 4.1 4.3
 SEEDS ?= 5000
 SCHEDULES ?= 20
 MINUTES ?= 60
 
-.PHONY: help env demo test test-long soak nemesis fuzz check proto bench bench-peers docs compose-image compose-test compose-clean clean
+.PHONY: help env demo test test-long soak nemesis fuzz check test-spark-matrix proto bench bench-peers docs compose-image compose-test compose-clean clean
 
 help:           ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## ?/\t/'
@@ -30,14 +31,22 @@ test: env       ## the test suite
 test-long: env  ## what takes long: more seeds, everybody killed at every step, Spark killed
 	$(BIN)/python -m pytest -n $(WORKERS) -m long
 
+test-spark-matrix:  ## the tests of Spark and ingest with each PySpark (SPARKS="4.0 4.1 4.3"), each in an environment of its own
+	@set -e; for version in $(SPARKS); do \
+		home=build/pyspark-$$version; echo "PySpark $$version ($$home)"; \
+		test -x $$home/bin/python || $(PYTHON) -m venv $$home; \
+		$$home/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' "pyspark==$$version.*"; \
+		$$home/bin/python -m pytest -q -m "not long" $(ARGS) tests/spark tests/ingest; \
+	done
+
 soak: env       ## thousands of new seeds of the simulation (SEEDS=5000)
 	$(BIN)/python -m tests.simulation --count $(SEEDS) --workers $(WORKERS)
 
 nemesis: env    ## new schedules of faults on real processes (SCHEDULES=20, FAULTS=split,kill), as root
 	$(BIN)/python -m tests.nemesis --count $(SCHEDULES) $(if $(FAULTS),--faults $(FAULTS))
 
-fuzz: env       ## messages of every kind at every method of a cluster, for an hour (MINUTES=60)
-	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
+fuzz: env       ## messages of every kind at every method of a cluster, for an hour (MINUTES=60; STRANGERS=1: without a certificate)
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(STRANGERS),--unauthenticated)
 
 check: env      ## style, types, import rules, generated code
 	$(BIN)/ruff check .

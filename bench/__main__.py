@@ -13,6 +13,7 @@ import sys
 
 NAMES = (
     "partitioner_bench",
+    "router_bench",
     "planner_bench",
     "raft_bench",
     "node_bench",

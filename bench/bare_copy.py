@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 import lmdb
 
-from koinon_node.config import KEPT_BYTES
+from koinon_node.store_config import KEPT_BYTES
 from koinon_proto.process.memory import keep_freed
 from koinon_proto.server.rpc import COMMON_OPTIONS
 from koinon_proto.v1 import replication_pb2

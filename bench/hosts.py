@@ -189,6 +189,7 @@ class HostCluster:
                 stdout=log,
                 stderr=log,
                 env=environment(),
+                start_new_session=True,  # as containers: CPU is shared by session
             )
 
     def cut(self, name: str) -> None:

@@ -92,7 +92,7 @@ async def one_run(cluster: HostCluster, kind: str, index: int) -> Run:
         kind=kind,
         victims=victims,
         partitions=len(ids),
-        median_led_s=statistics.median(probes.longest_s[p] for p in led),
+        median_led_s=statistics.median([probes.longest_s[p] for p in led] or [0.0]),
         worst_s=max(probes.longest_s.values()),
         failed=probes.failed,
     )
@@ -118,6 +118,7 @@ def main() -> int:
         return 0
     runs: defaultdict[str, list[Run]] = defaultdict(list)
     with HostCluster() as cluster:
+        cluster.restore_primaries()
         for kind in options.only.split(","):
             for index in range(options.runs):
                 run = asyncio.run(one_run(cluster, kind, index))

@@ -21,11 +21,11 @@ from statistics import quantiles
 
 import numpy as np
 
-from koinon_node.config import StoreConfig
 from koinon_node.core import records
 from koinon_node.storage.environment import DATA_DB, PARTITIONS_DB
 from koinon_node.storage.store import Store
 from koinon_node.storage.writer import Writer
+from koinon_node.store_config import StoreConfig
 from tests.node.kit.groups import lone_writer
 
 PARTITIONS = 1024

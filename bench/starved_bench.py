@@ -2,7 +2,8 @@
 
     python -m bench.starved_bench [--seconds 60] [--busy 8] [--stall-ms 0]
 
-Three coordinators and the nodes share the machine with busy loops, which never wait. Some
+Three coordinators and the nodes share the machine with busy loops, which never wait. Linux may
+share CPU out by session, so each loop and each server has one of its own, like a container. Some
 schedulers prefer processes that wake up; then busy loops starve no process. So with ``--stall-ms``
 each process may also run only now and then. Nothing really fails in all that time: every change of
 leader, every fence and every lost lease is a mistake. Probes write and read a few keys meanwhile,
@@ -72,7 +73,10 @@ class Report:
 def busy_loops(count: int) -> Iterator[Callable[[], None]]:
     """Run ``count`` processes. They become busy once the yielded function is called."""
     command = [sys.executable, "-c", LOOP]
-    loops = [subprocess.Popen(command, stdin=subprocess.PIPE, text=True) for _ in range(count)]
+    loops = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
+        for _ in range(count)
+    ]
 
     def begin() -> None:
         for loop in loops:

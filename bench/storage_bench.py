@@ -21,9 +21,9 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from koinon_node.config import StoreConfig
 from koinon_node.storage.environment import DATA_DB, DATABASES
 from koinon_node.storage.store import Store
+from koinon_node.store_config import StoreConfig
 from tests.node.kit.groups import lone_writer
 
 ROWS, BATCHES = 1000, 8

@@ -10,9 +10,13 @@ from koinon.local.servers import is_importable, missing_for_servers
 def run() -> int:
     """Run the demo, or say what is missing."""
     missing = missing_for_servers()
-    missing += [name for name in ("rich", "redis", "pyarrow", "pyspark") if not is_importable(name)]
+    missing += [
+        name for name in ("rich", "redis", "pyarrow", "pyspark", "h3") if not is_importable(name)
+    ]
     if missing:
-        sys.exit(f"koinon: the demo needs {', '.join(missing)}: pip install 'koinon[server,spark]'")
+        sys.exit(
+            f"koinon: the demo needs {', '.join(missing)}: pip install 'koinon[geo,server,spark]'"
+        )
     from demo.programme import main
 
     return main()

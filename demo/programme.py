@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import demo
-from demo import acts, bulk, guests, replicas
+from demo import acts, bulk, guests, places, replicas
 from demo.cities import NoDataError, load_cities
 from demo.play import Play
 from demo.stage import MismatchError, Stage
@@ -34,6 +34,7 @@ PROGRAMME = (
     replicas.node_leaves,
     replicas.everything_is_there,
     bulk.orders_come_and_go_back,
+    places.drivers_meet_riders,
     replicas.show_state,
 )
 

@@ -19,9 +19,10 @@ import hypothesis
 import pytest
 
 from koinon.client import Client
-from koinon.local import LocalCluster
+from koinon.local import LocalCluster, processes
 from tests.kit.clusters import end_at_once
 from tests.kit.forked import Forked
+from tests.kit.warm import WarmServers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -74,6 +75,8 @@ class SharedCluster:
 
 
 SHARED = SharedCluster()
+SERVERS = WarmServers()
+processes.launch = SERVERS.launch
 
 
 @pytest.fixture
@@ -191,6 +194,7 @@ def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
 
 def pytest_sessionfinish() -> None:
     SHARED.close()
+    SERVERS.close()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -108,11 +108,11 @@ def start(servers: str, stack: ExitStack) -> Servers:
         cluster = LocalCluster(nodes=NODES, replication_factor=1, partitioner="crc16")
         cluster = stack.enter_context(cluster)
         host, _, port = cluster.redis_address(cluster.node_names[0]).rpartition(":")
-        return Servers([host, int(port)], partial(_node_pids, cluster))
+        return Servers([host, int(port)], partial(node_pids, cluster))
     if servers.startswith("koinon"):
         copies = int(servers.rpartition("-")[2])
         cluster = stack.enter_context(LocalCluster(nodes=NODES, replication_factor=copies))
-        return Servers([cluster.coordinators], partial(_node_pids, cluster))
+        return Servers([cluster.coordinators], partial(node_pids, cluster))
     if servers == "etcd":
         started = stack.enter_context(etcd.EtcdServers(NODES))
         return Servers([started.addresses], lambda: started.pids)
@@ -123,7 +123,8 @@ def start(servers: str, stack: ExitStack) -> Servers:
     return Servers(list(redis.addresses[0]), lambda: redis.pids)
 
 
-def _node_pids(cluster: LocalCluster) -> list[int]:
+def node_pids(cluster: LocalCluster) -> list[int]:
+    """Return the processes of the nodes that run."""
     return [pid for name in cluster.node_names if (pid := cluster.pid(name)) is not None]
 
 

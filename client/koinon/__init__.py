@@ -17,8 +17,8 @@ import koinon_proto  # noqa: F401 (first of all: it sets what gRPC reads when it
 
 if TYPE_CHECKING:
     from koinon import aio
-    from koinon.aio import AsyncClient
-    from koinon.client import Client, connect
+    from koinon.aio import AsyncClient, AsyncKeyspaceClient
+    from koinon.client import Client, KeyspaceClient, connect
     from koinon.driver.request_ids import request_id
     from koinon.local import LocalCluster
     from koinon.options import ClientOptions
@@ -32,14 +32,18 @@ __all__ = [
     "Client",
     "aio",
     "AsyncClient",
+    "KeyspaceClient",
+    "AsyncKeyspaceClient",
     "ClientOptions",
     "request_id",
     "Durability",
+    "BatchResult",
     "Entry",
     "Observation",
     "RowFailure",
     "WriteResult",
     "LocalCluster",
+    "CheckFailedError",
     "ClientClosedError",
     "ClusterNotReadyError",
     "ConditionFailedError",
@@ -55,6 +59,7 @@ __all__ = [
     "NotPrimaryError",
     "NumberOverflowError",
     "PartitionOfflineError",
+    "PartitionerMismatchError",
     "PermissionDeniedError",
     "ReplyTooLargeError",
     "ResourceExhaustedError",
@@ -64,6 +69,7 @@ __all__ = [
     "UnavailableError",
     "UnknownFateError",
     "UnknownHostError",
+    "UnknownKeyspaceError",
     "UnsupportedVersionError",
     "WrongClusterError",
     "WrongEventLoopError",
@@ -75,10 +81,13 @@ _ERRORS = "koinon_proto.contract.errors"
 _HOMES = {
     "connect": "koinon.client",
     "Client": "koinon.client",
+    "KeyspaceClient": "koinon.client",
     "AsyncClient": "koinon.aio",
+    "AsyncKeyspaceClient": "koinon.aio",
     "ClientOptions": "koinon.options",
     "request_id": "koinon.driver.request_ids",
     "Durability": "koinon.types",
+    "BatchResult": "koinon.types",
     "Entry": "koinon.types",
     "Observation": "koinon.types",
     "RowFailure": "koinon.types",

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Coroutine, Generator, Iterable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Unpack
 
 from koinon.core.batching import PendingOperation
 from koinon.core.row_chunks import Chunk
+from koinon.driver.batch import AsyncBatch
 from koinon.driver.engine import Engine
-from koinon.driver.face import Face, awaitable, described
-from koinon.driver.scans import Pages
+from koinon.driver.face import Face, InKeyspace, InOpenedKeyspace, awaitable, described
+from koinon.driver.sharded import AsyncSharded
 from koinon.driver.writes import Load
 from koinon.options import ClientOptions, Options, parse, with_options
 from koinon.types import BytesLike, Entry, WriteResult
+from koinon_proto.contract.errors import KoinonError
 
 if TYPE_CHECKING:
     from koinon_proto.contract.table import Table
@@ -65,32 +69,15 @@ async def _connect(addresses: Sequence[str], options: ClientOptions) -> AsyncCli
     return AsyncClient(engine, addresses)
 
 
-class AsyncClient:
-    """A client for one event loop; tasks share it freely. Made by :func:`koinon.aio.connect`. On
-    another loop every call raises ``WrongEventLoopError``, at once.
+class AsyncOperations(InKeyspace, ABC):
+    """The operations of an asyncio client, in one keyspace."""
 
-    Every call has a deadline (``timeout_ms``, or that of ``connect``). Inside it, refusals are
-    retried; when it passes, ``UnavailableError`` says that nothing was applied, and
-    ``UnknownFateError`` that a write may have been. A cancelled write that was sent may be applied.
-    """
+    @abstractmethod
+    async def _run_single(self, single: PendingOperation) -> Any:
+        """Submit an operation and wait for its result."""
 
-    def __init__(self, engine: Engine, addresses: Sequence[str]) -> None:
-        self._connected = engine
-        self._addresses = addresses
-        if engine.options.observer is not None:  # others pay nothing for it
-            self._run_single = self._run_observed  # type: ignore[method-assign]
-
-    def __repr__(self) -> str:
-        engine = self._connected
-        return described(
-            "AsyncClient", self._addresses, engine.router.routing, closed=engine.closed
-        )
-
-    @property
-    def _engine(self) -> Engine:
-        """The engine, for a call from its own loop."""
-        self._connected.check_loop()
-        return self._connected
+    async def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return await work
 
     get = awaitable(Face.get)
     get_entry = awaitable(Face.get_entry)
@@ -118,8 +105,7 @@ class AsyncClient:
         timeout_ms: int | None = None,
     ) -> AsyncIterator[Entry]:
         """Yield the records whose keys begin with ``prefix``; see :meth:`koinon.Client.scan`."""
-        pages = Pages(
-            self._engine,
+        pages = self._pages(
             prefix=prefix,
             start=start,
             limit=limit,
@@ -135,6 +121,61 @@ class AsyncClient:
         finally:
             pages.close()
 
+    def batch(self, routing_key: BytesLike) -> AsyncBatch:
+        """Return an atomic batch; see :meth:`koinon.Client.batch`. Its ``commit`` is awaited."""
+        return AsyncBatch(self, routing_key)
+
+    def sharded(self, key: BytesLike, shards: int) -> AsyncSharded:
+        """Return a counter, or a set, in so many shards; see :meth:`koinon.Client.sharded`."""
+        return AsyncSharded(self, key, shards)
+
+    async def _load(self, chunks: Iterable[Chunk], **options: Any) -> WriteResult:
+        load = Load(self._engine, self._target, **options)
+        with load.observed():
+            try:
+                for step in load.steps(chunks):
+                    await step
+            except BaseException as error:
+                with suppress(KoinonError):  # it must not hide what ended the load
+                    await load.abandon()
+                raise load.told(error) from error.__cause__
+            return load.result()
+
+
+class AsyncClient(AsyncOperations):
+    """A client for one event loop; tasks share it freely. Made by :func:`koinon.aio.connect`. On
+    another loop every call raises ``WrongEventLoopError``, at once.
+
+    Every call has a deadline (``timeout_ms``, or that of ``connect``). Inside it, refusals are
+    retried; when it passes, ``UnavailableError`` says that nothing was applied, and
+    ``UnknownFateError`` that a write may have been. A cancelled write that was sent may be applied.
+    """
+
+    def __init__(self, engine: Engine, addresses: Sequence[str]) -> None:
+        self._connected = engine
+        self._addresses = addresses
+        if engine.options.observer is not None:  # others pay nothing for it
+            self._run_single = self._run_observed  # type: ignore[method-assign]
+            engine.observing.watch(self)
+
+    def __repr__(self) -> str:
+        engine = self._connected
+        return described(
+            "AsyncClient", self._addresses, engine.router.routing, closed=engine.closed
+        )
+
+    @property
+    def _engine(self) -> Engine:  # type: ignore[override]
+        """The engine, for a call from its own loop."""
+        self._connected.check_loop()
+        return self._connected
+
+    async def keyspace(self, name: str) -> AsyncKeyspaceClient:
+        """Return the operations of this client in another keyspace; see
+        :meth:`koinon.Client.keyspace`.
+        """
+        return AsyncKeyspaceClient(self, await self._engine.open_keyspace(name))
+
     async def table(self) -> Table:
         """Return the partition table as this client holds it."""
         return self._engine.routing().table
@@ -149,35 +190,35 @@ class AsyncClient:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _load(self, chunks: Iterable[Chunk], **options: Any) -> WriteResult:
-        load = Load(self._engine, **options)
-        with load.observed():
-            try:
-                for step in load.steps(chunks):
-                    await step
-            except BaseException as error:
-                await load.abandon()
-                raise load.told(error) from error.__cause__
-            return load.result()
-
-    async def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return await work
-
     async def _run_observed(self, single: PendingOperation) -> Any:
         with self._engine.observing.operation(single.kind.value, 1):
             return await AsyncClient._run_single(self, single)
 
     async def _run_single(self, single: PendingOperation) -> Any:
         future = asyncio.get_running_loop().create_future()
-        self._engine.submit(single, lambda ended: _resolve(future, ended))
+        self._engine.singles.submit(single, lambda ended: _resolve(future, ended))
         try:
             return await future
         except asyncio.CancelledError:
-            self._engine.abandon(single)
+            self._engine.singles.abandon(single)
             raise
 
 
 AsyncClient.__module__ = "koinon"
+
+
+class AsyncKeyspaceClient(InOpenedKeyspace, AsyncOperations):
+    """A client's operations in one keyspace; see :class:`koinon.KeyspaceClient`. Made by
+    :meth:`koinon.AsyncClient.keyspace`.
+    """
+
+    _client: AsyncClient
+
+    async def _run_single(self, single: PendingOperation) -> Any:
+        return await self._client._run_single(single)
+
+
+AsyncKeyspaceClient.__module__ = "koinon"
 
 
 def _resolve(future: asyncio.Future[Any], ended: PendingOperation) -> None:

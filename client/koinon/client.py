@@ -11,6 +11,7 @@ import atexit
 import os
 import threading
 import weakref
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
@@ -20,9 +21,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 from koinon.core.batching import PendingOperation
 from koinon.core.closing import Closing
 from koinon.core.row_chunks import Chunk
+from koinon.driver.batch import Batch
 from koinon.driver.engine import Engine
-from koinon.driver.face import Face, described
+from koinon.driver.face import Face, InOpenedKeyspace, described
 from koinon.driver.scans import Pages
+from koinon.driver.sharded import Sharded
 from koinon.driver.writes import Load
 from koinon.options import ClientOptions, Options, parse, with_options
 from koinon.types import BytesLike, Entry, WriteResult
@@ -88,7 +91,98 @@ def connect(coordinators: str | Sequence[str] | None = None, **options: Unpack[O
     return Client(*parse(coordinators, options))
 
 
-class Client(Face, Closing):
+class Operations(Face):
+    """The operations of a blocking client, in one keyspace."""
+
+    @abstractmethod
+    def _wake(self, callback: Callable[..., object], *args: Any) -> None:
+        """Call back on the engine's loop."""
+
+    def scan(
+        self,
+        *,
+        prefix: BytesLike = b"",
+        start: BytesLike = b"",
+        limit: int | None = None,
+        reverse: bool = False,
+        page_rows: int = 1_000,
+        keys_only: bool = False,
+        timeout_ms: int | None = None,
+    ) -> Iterator[Entry]:
+        """Yield the records whose keys begin with ``prefix``, a page at a time.
+
+        Records come partition by partition, by key inside each; not in order over all. Where the
+        prefix holds what the keyspace's router takes of a key (``city/`` with ``until:2f``), one
+        partition is asked, and all come in order. Every record that is there throughout is yielded
+        once; what is written meanwhile may be missed.
+
+        Args:
+            start: only records with this key or a greater one; with ``reverse`` a lesser one.
+            limit: at most so many records, of the partitions that happen to come first.
+            reverse: inside each partition the keys descend.
+            page_rows: records that are fetched at a time.
+            keys_only: the values are empty.
+            timeout_ms: bounds each page.
+
+        Raises:
+            UnsupportedVersionError: a node is of a build that knows no ``start`` and ``reverse``.
+        """
+        pages = self._pages(
+            prefix=prefix,
+            start=start,
+            limit=limit,
+            reverse=reverse,
+            page_rows=page_rows,
+            keys_only=keys_only,
+            timeout_ms=timeout_ms,
+        )
+        return self._scan(pages)
+
+    def _scan(self, pages: Pages) -> Iterator[Entry]:
+        try:
+            while not pages.ended and (page := self._page(pages)) is not None:
+                yield from page
+        finally:
+            if not pages.ended:
+                with suppress(KoinonError):
+                    self._wake(pages.close)
+
+    def _page(self, pages: Pages) -> list[Entry] | None:
+        with self._engine.observing.call("scan"):
+            return self._run(pages.next())
+
+    def batch(self, routing_key: BytesLike) -> Batch:
+        """Return an atomic batch of operations on keys with the same routing bytes as this key:
+        ``client.batch(b"{u7}").put(b"{u7}/a", b"1").delete(b"{u7}/b").commit()``. Which bytes of a
+        key route it says the cluster's partitioner (:class:`koinon.driver.batch.BatchBuilder`).
+        """
+        return Batch(self, routing_key)
+
+    def sharded(self, key: BytesLike, shards: int) -> Sharded:
+        """Return a counter, or a set, in so many shards (1 to 256), which lie in different
+        partitions: ``client.sharded(b"visits", 8).increment()``, and ``total()`` to read. For what
+        is written too often for one partition, and only needs a sum or a union.
+
+        Raises:
+            InvalidArgumentError: too many shards, or the keyspace's router does not tell them
+                apart.
+        """
+        return Sharded(self, key, shards)
+
+    def _load(self, chunks: Iterable[Chunk], **options: Any) -> WriteResult:
+        load = Load(self._engine, self._target, **options)
+        with load.observed():
+            try:
+                for step in load.steps(chunks):
+                    self._run(step)
+            except BaseException as error:
+                with suppress(KoinonError):  # it must not hide what ended the load
+                    self._run(load.abandon())
+                raise load.told(error) from error.__cause__
+            return load.result()
+
+
+class Client(Operations, Closing):
     """A blocking client; threads share it freely. Made by :func:`koinon.connect`.
 
     Every call has a deadline (``timeout_ms``, or that of ``connect``). Inside it, refusals are
@@ -106,6 +200,8 @@ class Client(Face, Closing):
         if options.observer is not None:  # others pay nothing for it
             self._run_single = self._run_observed  # type: ignore[method-assign]
         self._connect()
+        if options.observer is not None:
+            self._engine.observing.watch(self)
         _open_clients.add(self)
 
     def _connect(self) -> None:
@@ -144,67 +240,14 @@ class Client(Face, Closing):
         routing = None if isinstance(engine, _NotConnected) else engine.router.routing
         return described("Client", self._addresses, routing, closed=engine.closed)
 
-    # --- operations ------------------------------------------------------------------------------
-
-    def scan(
-        self,
-        *,
-        prefix: BytesLike = b"",
-        start: BytesLike = b"",
-        limit: int | None = None,
-        reverse: bool = False,
-        page_rows: int = 1_000,
-        keys_only: bool = False,
-        timeout_ms: int | None = None,
-    ) -> Iterator[Entry]:
-        """Yield the records whose keys begin with ``prefix``, a page at a time.
-
-        Records come partition by partition, by key inside each; not in order over all. Every
-        record that is there throughout is yielded once; what is written meanwhile may be missed.
-
-        Args:
-            start: only records with this key or a greater one; with ``reverse`` a lesser one.
-            limit: at most so many records, of the partitions that happen to come first.
-            reverse: inside each partition the keys descend.
-            page_rows: records that are fetched at a time.
-            keys_only: the values are empty.
-            timeout_ms: bounds each page.
+    def keyspace(self, name: str) -> KeyspaceClient:
+        """Return the operations of this client in another keyspace. It shares the connections, and
+        ends with the client.
 
         Raises:
-            UnsupportedVersionError: a node is of a build that knows no ``start`` and ``reverse``.
+            UnknownKeyspaceError: there is none of this name.
         """
-        self._engine.routing()  # in a forked child the engine stands from here on
-        pages = Pages(
-            self._engine,
-            prefix=prefix,
-            start=start,
-            limit=limit,
-            reverse=reverse,
-            page_rows=page_rows,
-            keys_only=keys_only,
-            timeout_ms=timeout_ms,
-        )
-        return self._scan(pages)
-
-    def _scan(self, pages: Pages) -> Iterator[Entry]:
-        try:
-            while (page := self._run(pages.next())) is not None:
-                yield from page
-        finally:
-            with suppress(KoinonError):
-                self._wake(pages.close)
-
-    def _load(self, chunks: Iterable[Chunk], **options: Any) -> WriteResult:
-        load = Load(self._engine, **options)
-        with load.observed():
-            try:
-                for step in load.steps(chunks):
-                    self._run(step)
-            except BaseException as error:
-                with suppress(KoinonError):
-                    self._run(load.abandon())
-                raise load.told(error) from error.__cause__
-            return load.result()
+        return KeyspaceClient(self, self._run(self._engine.open_keyspace(name)))
 
     def table(self) -> Table:
         """Return the partition table as this client holds it."""
@@ -281,7 +324,7 @@ class Client(Face, Closing):
         routing = engine.router.routing
         assert routing is not None, "the engine has started"
         pools = engine.pools
-        if pools is None:
+        if pools is None or single.keyspace_id:
             return None
         pool = pools.by_address.get(routing.owner_of[single.partition_id])
         if pool is None:
@@ -307,7 +350,7 @@ class Client(Face, Closing):
         except BaseException:  # this thread was interrupted, maybe before the loop was told
             self._wake_to_submit()
             with suppress(KoinonError):
-                self._wake(self._engine.abandon, single)
+                self._wake(self._engine.singles.abandon, single)
             raise
 
     def _wake_to_submit(self) -> None:
@@ -323,7 +366,7 @@ class Client(Face, Closing):
         while submissions:
             waiter = submissions.popleft()
             try:
-                self._engine.submit(waiter.single, waiter.end, waiter.failure)
+                self._engine.singles.submit(waiter.single, waiter.end, waiter.failure)
             except KoinonError as error:
                 waiter.single.fail(error)
                 waiter.end(waiter.single)
@@ -335,6 +378,28 @@ class Client(Face, Closing):
 
 
 Client.__module__ = "koinon"
+
+
+class KeyspaceClient(InOpenedKeyspace, Operations):
+    """A client's operations in one keyspace. Made by :meth:`koinon.Client.keyspace`.
+
+    Once the keyspace has been dropped every call raises ``UnknownKeyspaceError``, also where one
+    has been created since under its name.
+    """
+
+    _client: Client
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._client._run(work)
+
+    def _run_single(self, single: PendingOperation) -> Any:
+        return self._client._run_single(single)
+
+    def _wake(self, callback: Callable[..., object], *args: Any) -> None:
+        self._client._wake(callback, *args)
+
+
+KeyspaceClient.__module__ = "koinon"
 
 
 class _NotConnected:

@@ -1,4 +1,4 @@
-"""What ``connect`` is told: the addresses, by themselves or in a URL, and the options."""
+"""The options of ``connect``, and its addresses, by themselves or in a URL."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict, TypeVar, get_args
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from koinon.types import Observer
 from koinon_proto.contract.addresses import check_address
@@ -44,6 +44,10 @@ class ClientOptions:
     or always over gRPC. All else goes over gRPC.
     """
 
+    keyspace: str = ""
+    """The keyspace of the client's operations; by default ``default``. In a URL its path:
+    ``koinon://host:port/vip``.
+    """
     tls_bundle: str = ""
     """The identity file by which to connect by TLS; by default the one that the environment names
     (``KOINON_TLS_BUNDLE``), and without that plain.
@@ -93,6 +97,7 @@ class Options(TypedDict, total=False):
     batches_in_flight: int
     singles_in_flight: int
     transport: Transport
+    keyspace: str
     tls_bundle: str
     token_file: str
     observer: Observer | None
@@ -143,18 +148,22 @@ def parse(
 
 
 def _parse_url(url: str) -> tuple[str, dict[str, Any]]:
-    """Return the addresses and the options of ``koinon://host:port,host:port?timeout_ms=500``."""
+    """Return the addresses and the options of a URL such as
+    ``koinon://host:port,host:port/keyspace?timeout_ms=500``.
+    """
     try:
         parts = urlsplit(url)
     except ValueError as error:  # of brackets that do not match, for one
         raise ConfigurationError(reason=f"URL {_shown(url)!r}: {error}") from None
     if parts.scheme != "koinon" or parts.username is not None or parts.fragment:
         raise ConfigurationError(
-            reason=f"URL {_shown(url)!r}: must be koinon://host:port,host:port?option=value"
+            reason=f"URL {_shown(url)!r}: must be koinon://host:port,host:port/keyspace?option=value"
         )
-    if parts.path.strip("/"):
-        raise ConfigurationError(reason=f"URL: no cluster has parts with names ({parts.path!r})")
-    options = {}
+    options: dict[str, Any] = {}
+    if keyspace := unquote(parts.path).strip("/"):
+        if "/" in keyspace:
+            raise ConfigurationError(reason=f"URL: {parts.path!r} is not the name of a keyspace")
+        options["keyspace"] = keyspace
     for name, text in parse_qsl(parts.query, keep_blank_values=True):
         if name == "observer":
             raise ConfigurationError(reason="URL: observer is a function: give it in Python")

@@ -40,7 +40,9 @@ class Observation(NamedTuple):
     seconds: float
     """From the call to its end, retries included."""
     rows: int
-    """Keys that were asked for, rows that were given, or entries of the page."""
+    """Keys that were asked for, rows that were given, or entries of the page; 0 of a call of many
+    rows that was refused before they were counted.
+    """
 
 
 Observer = Callable[[Observation], object]
@@ -48,6 +50,17 @@ Observer = Callable[[Observation], object]
 returns quickly, asks the client for nothing (on the client's thread that would never end), and may
 be called by several threads at once. What it raises is logged, once.
 """
+
+
+class BatchResult(NamedTuple):
+    """The result of an atomic batch."""
+
+    version: int
+    """Of each record that the batch wrote; 0 if it wrote nothing."""
+    results: list[int | bool | None]
+    """One entry an operation, in their order: the sum of an increment, whether a delete found a
+    record, None of checks and puts.
+    """
 
 
 class RowFailure(NamedTuple):
@@ -97,5 +110,5 @@ class WriteResult:
             raise self.refused[0].error
 
 
-for _shown in (Entry, Observation, RowFailure, WriteResult):
+for _shown in (BatchResult, Entry, Observation, RowFailure, WriteResult):
     _shown.__module__ = "koinon"

@@ -1,7 +1,7 @@
 #!/bin/sh
 # The certificates of the cluster in containers: `certificates COMMAND`. Each directory of /tls is a volume that one
-# service sees as /tls: `authority` is that of this program, `admin` holds the user root, `client` a client, all
-# others are named after their servers.
+# service sees as /tls: `authority` is that of this program, `admin` holds the user root, `client` and `spark` a client,
+# all others are named after their servers.
 #
 #   make     make what is missing        renew   new keys and certificates
 #   add, issue, drop                     replace the authority, step by step
@@ -22,7 +22,7 @@ make_missing() {
         fi
         case "$directory" in
             admin) koinon certs user root --ca "$ca" --out "$file" ;;
-            client) koinon certs client --ca "$ca" --out "$file" ;;
+            client | spark) koinon certs client --ca "$ca" --out "$file" ;;
             coordinator-*) koinon certs coordinator "$directory" --ca "$ca" --out "$file" ;;
             node-*) koinon certs node "$directory" --ca "$ca" --out "$file" ;;
         esac

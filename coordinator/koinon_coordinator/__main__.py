@@ -96,6 +96,13 @@ def parser() -> argparse.ArgumentParser:
         help="murmur2, md5 or crc16, which lets Redis Cluster clients in (%(default)s)",
     )
     boot.add_argument(
+        "--router",
+        default="",
+        metavar="ROUTER",
+        help="which bytes of a key are hashed: whole, until:XX[,N] (all before the N-th byte XX), "
+        "tag, first:N or h3:RES (whole; with crc16 tag)",
+    )
+    boot.add_argument(
         "--replication-factor",
         type=int,
         metavar="N",
@@ -181,6 +188,7 @@ def _config(flags: argparse.Namespace) -> CoordinatorConfig:
             replication_factor=flags.replication_factor,
             partition_count=flags.partitions,
             partitioner=flags.partitioner,
+            router=flags.router,
             max_value_bytes=flags.max_value_bytes,
         ),
         timing=TimingConfig(**{name: getattr(flags, name) for name in TimingConfig.__slots__}),

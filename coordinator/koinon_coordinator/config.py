@@ -13,10 +13,10 @@ from koinon_proto.contract.addresses import check_address, check_name
 from koinon_proto.contract.errors import ConfigurationError
 from koinon_proto.contract.table import (
     MAX_BATCH_BYTES,
-    PARTITIONER_NAMES,
     ClusterConfig,
     partition_count_fault,
 )
+from koinon_proto.partitioner import canonical_name, partitioner
 from koinon_proto.security.audit import NO_AUDIT, Audit
 from koinon_proto.security.transport import Listening
 from koinon_proto.server.admission import LaneLimits, Share
@@ -132,16 +132,20 @@ class BootstrapConfig:
     """What the first leader of a fresh group creates the cluster with; replicated afterwards.
 
     ``replication_factor`` None: as many copies as there are nodes at bootstrap, three at most.
+    ``partitioner`` may have its router in it, or ``router`` says it; once made, it has it.
     """
 
     bootstrap_nodes: int = 1
     replication_factor: int | None = None
     partition_count: int = 1024
     partitioner: str = "murmur2"
+    router: str = ""
     max_value_bytes: int = 1024 * 1024
 
     def __post_init__(self) -> None:
-        fault = partition_count_fault(self.partitioner, self.partition_count)
+        named = canonical_name(self.partitioner, self.router)
+        object.__setattr__(self, "partitioner", named)
+        fault = partition_count_fault(named, self.partition_count)
         _require(not fault, f"partitions {self.partition_count} {fault}")
         _require(self.bootstrap_nodes >= 1, f"bootstrap-nodes {self.bootstrap_nodes} must be >= 1")
         _require(
@@ -151,10 +155,6 @@ class BootstrapConfig:
         _require(
             self.copies <= self.bootstrap_nodes,
             f"replication-factor {self.copies} is above bootstrap-nodes {self.bootstrap_nodes}",
-        )
-        _require(
-            self.partitioner in PARTITIONER_NAMES,
-            f"partitioner {self.partitioner!r} is not one of {', '.join(PARTITIONER_NAMES)}",
         )
         _require(
             1 <= self.max_value_bytes <= MAX_BATCH_BYTES // 2,
@@ -178,6 +178,7 @@ class BootstrapConfig:
         return ClusterConfig(
             cluster_id=cluster_id,
             partitioner=self.partitioner,
+            partitioner_fingerprint=partitioner(self.partitioner, 1).fingerprint,
             partition_count=self.partition_count,
             replication_factor=self.copies,
             min_in_sync=(self.copies + 1) // 2,
@@ -196,6 +197,8 @@ class BootstrapConfig:
         """
         ours = self.cluster(replicated.cluster_id, timing)
         changeable = {"min_in_sync"}
+        if ours.partitioner != replicated.partitioner or not replicated.partitioner_fingerprint:
+            changeable.add("partitioner_fingerprint")  # the name says it, or it was not recorded
         if self.replication_factor is None:
             changeable.add("replication_factor")
         return {

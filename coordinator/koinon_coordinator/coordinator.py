@@ -45,12 +45,16 @@ T = TypeVar("T")
 
 
 class Coordinator:
-    """See the module's text. ``start`` after the transport is mounted on a server."""
+    """One member of the coordinators: Raft, the state machine, the leader's work, the services.
+
+    ``start`` after the transport is mounted on a server.
+    """
 
     def __init__(
         self, config: CoordinatorConfig, *, transport: RaftTransport | None = None
     ) -> None:
         self.config = config
+        self.open_addresses: tuple[str, ...] = ()  # where others come in without TLS
         self._replicated = ReplicatedState(self._on_config)
         self._timing = config.timing
         self._random = Random()

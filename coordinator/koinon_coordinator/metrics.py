@@ -23,7 +23,6 @@ from koinon_proto.contract.table import (
     PartitionRow,
     PartitionStatus,
     Table,
-    min_in_sync_of,
 )
 from koinon_proto.process.clock import boottime
 from koinon_proto.process.measures import Family, Kind, distribution, labelled, single
@@ -122,13 +121,13 @@ def count_rows(table: Table) -> RowCounts:
     replicas: Counter[NodeNumber] = Counter()
     live = {node.number for node in table.nodes.values() if node.status in LIVE_STATUSES}
     under = below = 0
-    for row in table.rows:
+    for row in table.used_rows:
         statuses[row.status] += 1
         primaries[row.primary] += 1
         replicas.update(row.replicas)
         in_sync = sum(number in live for number in row.in_sync)
         under += in_sync < _wanted(row)
-        below += in_sync < min_in_sync_of(table.cluster, row)
+        below += in_sync < table.keyspaces.min_in_sync(row)
     return RowCounts(
         statuses=statuses,
         under_replicated=under,

@@ -16,6 +16,7 @@ from koinon_proto.contract.errors import ConfigurationError, DataDirectoryError
 from koinon_proto.process import stopping
 from koinon_proto.security.exposure import warn_of_strangers
 from koinon_proto.security.gate import Gate
+from koinon_proto.security.trust import Trust
 from koinon_proto.server.aio_server import GuardedServer
 from koinon_proto.server.guard import Guard
 from koinon_proto.server.metrics_server import MetricsEndpoint
@@ -64,7 +65,11 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[Coordinator]:
     guard = Guard(
         DATA_LANE,
         CONTROL_LANE,
-        gate=Gate(lambda: coordinator.access, takes_tls=config.listening.takes_tls),
+        gate=Gate(
+            lambda: coordinator.access,
+            takes_tls=config.listening.takes_tls,
+            trust=Trust(config.listening.bundle),
+        ),
         audit=config.audit,
     )
     server = GuardedServer(guard, _OPTIONS)
@@ -82,7 +87,7 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[Coordinator]:
         await _start(coordinator, config)
         await server.start()
         endpoint.start(coordinator_metrics(coordinator, guard))
-        warn_of_strangers(
+        coordinator.open_addresses = warn_of_strangers(
             config.listening,
             {"--listen": config.listen, "--metrics-listen": config.metrics_listen},
         )

@@ -13,19 +13,16 @@ from pathlib import Path
 
 import uvloop
 
-from koinon_node.config import (
-    DEFAULT_MAP_SIZE_BYTES,
-    KEPT_BYTES,
-    NodeConfig,
-    StoreConfig,
-)
+from koinon_node.config import NodeConfig
 from koinon_node.node import Node
+from koinon_node.store_config import DEFAULT_MAP_SIZE_BYTES, KEPT_BYTES, StoreConfig
 from koinon_proto.contract.errors import (
     ConfigurationError,
     DataDirectoryError,
     DuplicateNodeError,
     InvalidArgumentError,
     KoinonError,
+    PartitionerMismatchError,
     UnsupportedVersionError,
     WrongClusterError,
 )
@@ -47,6 +44,7 @@ _CONFIGURATION = (
     DataDirectoryError,
     DuplicateNodeError,
     InvalidArgumentError,
+    PartitionerMismatchError,
     UnsupportedVersionError,
     WrongClusterError,
 )
@@ -67,6 +65,7 @@ def serve(flags: argparse.Namespace) -> None:
             advertise=advertise,
             coordinators=tuple(filter(None, coordinators)),
             rack=flags.rack,
+            pool=flags.pool,
             weight=flags.weight,
             metrics_listen=flags.metrics_listen,
             redis_listen=flags.redis_listen,
@@ -120,6 +119,7 @@ def parser() -> argparse.ArgumentParser:
     flag("--coordinators", required=True, metavar="HOST:PORT,...", help="all of them")
     flag("--advertise", default="", metavar="HOST:PORT", help="for clients, if not --listen")
     flag("--rack", default="", help="failure zone of this node")
+    flag("--pool", default="", help="hold the keyspaces of this pool only")
     flag(
         "--weight",
         type=int,

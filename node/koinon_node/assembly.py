@@ -18,10 +18,7 @@ from koinon_node.backup.follower import Follower
 from koinon_node.bulk_load.column_reader import ColumnReader
 from koinon_node.bulk_load.merger import Merger
 from koinon_node.bulk_load.stager import Stager
-from koinon_node.config import (
-    Limits,
-    NodeConfig,
-)
+from koinon_node.config import Limits, NodeConfig
 from koinon_node.core.membership.assignment import Adoption
 from koinon_node.core.membership.disk_health import DiskHealth
 from koinon_node.core.pending_writes import PendingWrites
@@ -46,6 +43,7 @@ from koinon_proto.contract.bounds import COUNT
 from koinon_proto.contract.errors import StorageFullError
 from koinon_proto.contract.table import NodeNumber, Table
 from koinon_proto.security.gate import Gate
+from koinon_proto.security.trust import Trust
 from koinon_proto.v1 import (
     membership_pb2,
 )
@@ -83,11 +81,17 @@ class Parts:
         self.store = store
         # What heartbeats tell of the node; the node's background work keeps both up to date.
         self.stats = membership_pb2.NodeStats()
+        self.tls_mode = str(config.listening.mode)
+        self.open_addresses: tuple[str, ...] = ()  # where others come in without TLS
         self.progress: Sequence[membership_pb2.ReplicaProgress] = ()
         self.sizes = SizeEstimates()
         dialing = config.listening.dialing()
         channels = Channels(dialing)
-        self.gate = Gate(lambda: state.access, takes_tls=config.listening.takes_tls)
+        self.gate = Gate(
+            lambda: state.access,
+            takes_tls=config.listening.takes_tls,
+            trust=Trust(config.listening.bundle),
+        )
         self.peers = GrpcPeers(dialing)
         self.graceful_drain = GracefulDrain()
         seen = {p: epochs.primary_epoch for p, epochs in store.seen_epochs.items()}
@@ -185,11 +189,16 @@ class _Host:
     def stats(self) -> membership_pb2.NodeStats:
         stats = membership_pb2.NodeStats()
         stats.CopyFrom(self._parts.stats)
+        stats.tls_mode = self._parts.tls_mode
+        stats.open_addresses.extend(self._parts.open_addresses)
         stats.commit_out_ms = min(round(self._parts.writer.disk.out_s * 1000), COUNT)
         return stats
 
     def progress(self) -> Sequence[membership_pb2.ReplicaProgress]:
         return self._parts.progress
+
+    def erased(self) -> Sequence[int]:
+        return self._parts.drops.erased
 
 
 async def _when_there_is_room(work: Callable[[], Coroutine[Any, Any, None]]) -> None:

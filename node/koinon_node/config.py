@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal
 
+from koinon_node.store_config import StoreConfig
 from koinon_proto.contract.addresses import check_address
 from koinon_proto.contract.errors import ConfigurationError
 from koinon_proto.contract.table import DEFAULT_WEIGHT
@@ -13,15 +12,7 @@ from koinon_proto.security.audit import NO_AUDIT, Audit
 from koinon_proto.security.transport import Listening
 from koinon_proto.server.admission import LaneLimits, Share
 
-Durability = Literal["commit", "interval"]
-
-MIN_MAP_SIZE_BYTES = 1024 * 1024
-DEFAULT_MAP_SIZE_BYTES = 64 * 1024**3
 MAX_WEIGHT = 10_000
-KEPT_BYTES = 64 * 1024 * 1024
-"""Of freed memory, by each process of a node: a few commit groups."""
-
-
 _MIB = 1024 * 1024
 # What is held for a request or an answer costs some 2.3 times its size: the message, its bytes, its
 # rows. Together these are below 1.1 GB, of the 2 GiB that a container of a node is given.
@@ -48,46 +39,11 @@ REPLY_BYTES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoreConfig:
-    """Where and how a node stores.
-
-    ``map_size_bytes`` is what puts may fill. The file is sparse and may grow an eighth (at least
-    32 MiB) beyond it: that room is kept for deletes and metadata. ``write_ahead_log``: writes are
-    made durable in a log in front of the store.
-    """
-
-    directory: Path
-    map_size_bytes: int = DEFAULT_MAP_SIZE_BYTES
-    durability: Durability = "commit"
-    sync_interval_ms: int = 100
-    write_ahead_log: bool = False
-
-    def __post_init__(self) -> None:
-        if self.map_size_bytes < MIN_MAP_SIZE_BYTES:
-            raise ConfigurationError(
-                reason=f"map-size-bytes {self.map_size_bytes}: "
-                f"must be at least {MIN_MAP_SIZE_BYTES}"
-            )
-        if self.durability not in ("commit", "interval"):
-            raise ConfigurationError(
-                reason=f"durability {self.durability!r}: must be commit or interval"
-            )
-        if not 1 <= self.sync_interval_ms <= 60_000:
-            raise ConfigurationError(
-                reason=f"sync-interval-ms {self.sync_interval_ms}: must be 1 to 60000"
-            )
-
-    @property
-    def mapped_bytes(self) -> int:
-        """The size of the memory map: what puts may fill, and the reserve."""
-        return self.map_size_bytes + max(self.map_size_bytes // 8, 32 * 1024 * 1024)
-
-
-@dataclass(frozen=True, kw_only=True)
 class NodeConfig:
     """One node process. Addresses are ``host:port``. ``weight`` is the node's share of partitions,
     relative to the others'. ``metrics_listen`` '': metrics are served nowhere; so with
-    ``redis_listen``, the Redis protocol, which others find at ``redis_advertise``.
+    ``redis_listen``, the Redis protocol, which others find at ``redis_advertise``. ``pool``: the
+    node takes replicas of the keyspaces of this pool.
     """
 
     node_id: str
@@ -96,6 +52,7 @@ class NodeConfig:
     coordinators: tuple[str, ...]
     store: StoreConfig
     rack: str = ""
+    pool: str = ""
     weight: int = DEFAULT_WEIGHT
     metrics_listen: str = ""
     redis_listen: str = ""

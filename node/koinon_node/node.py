@@ -11,14 +11,7 @@ from typing import Any
 
 from koinon_node.assembly import Parts
 from koinon_node.bulk_load.service import BulkService
-from koinon_node.config import (
-    CONTROL_LANE,
-    DATA_LANE,
-    KEPT_BYTES,
-    REPLY_BYTES,
-    Limits,
-    NodeConfig,
-)
+from koinon_node.config import CONTROL_LANE, DATA_LANE, REPLY_BYTES, Limits, NodeConfig
 from koinon_node.core.membership.lease import NO_LEASE
 from koinon_node.core.membership.leaving import is_waited_for
 from koinon_node.metrics import node_metrics
@@ -28,6 +21,7 @@ from koinon_node.serving.traffic_service import TrafficService
 from koinon_node.state import NodeState
 from koinon_node.storage.sizes import SizeScan
 from koinon_node.storage.store import Store
+from koinon_node.store_config import KEPT_BYTES
 from koinon_proto.contract.errors import ConfigurationError, InternalError
 from koinon_proto.security.exposure import warn_of_strangers
 from koinon_proto.server import rpc
@@ -91,6 +85,7 @@ class Node:
             guard = Guard(
                 DATA_LANE, CONTROL_LANE, REPLY_BYTES, KEPT_BYTES, parts.gate, self._config.audit
             )
+            guard.on_callers_changed.append(parts.redis.look_at_callers)
             server, health = await self._serve(parts, guard)
             if self._config.redis_listen:
                 await parts.redis.start(self._config.redis_listen)
@@ -110,7 +105,7 @@ class Node:
             ]
             parts.agent.start(loop)
             endpoint.start(node_metrics(parts, guard))
-            warn_of_strangers(
+            parts.open_addresses = warn_of_strangers(
                 self._config.listening,
                 {
                     "--listen": self._config.listen,

@@ -426,7 +426,7 @@ class ReplicationService:
     async def ReadPage(  # noqa: N802
         self, request: replication_pb2.ReadPageRequest, context: Any
     ) -> replication_pb2.RecordPage:
-        self._state.table().cluster.check_id(request.cluster_id)
+        self._check_reader(request)
         return await self._pages.read_page(request)
 
     @typed_errors
@@ -434,7 +434,7 @@ class ReplicationService:
     async def ReadKeys(  # noqa: N802
         self, request: replication_pb2.ReadKeysRequest, context: Any
     ) -> replication_pb2.RecordPage:
-        self._state.table().cluster.check_id(request.cluster_id)
+        self._check_reader(request)
         return await self._pages.read_keys(request)
 
     @typed_errors
@@ -442,10 +442,10 @@ class ReplicationService:
     async def Checksums(  # noqa: N802
         self, request: replication_pb2.ChecksumsRequest, context: Any
     ) -> replication_pb2.ChecksumsResponse:
-        cluster = self._state.table().cluster
-        cluster.check_id(request.cluster_id)
+        table = self._state.table()
+        table.cluster.check_id(request.cluster_id)
         wanted = list(dict.fromkeys(request.partition_ids))
-        cluster.check_partitions(wanted)
+        table.check_partitions(wanted)
         if request.positions_only:
             return replication_pb2.ChecksumsResponse(copies=await self._checksums.positions(wanted))
         return replication_pb2.ChecksumsResponse(copies=await self._checksums.of(wanted))
@@ -463,6 +463,20 @@ class ReplicationService:
         return replication_pb2.PartitionSizesResponse(
             partition_ids=partition_ids, records=records, bytes=sizes, stale=stale | ~led
         )
+
+    def _check_reader(self, request: Any) -> None:
+        """Raise PermissionDeniedError where a node asks for records of a partition of which it is
+        to have no copy. A stream is not opened to it either.
+        """
+        table, p = self._state.table(), request.partition_id
+        table.cluster.check_id(request.cluster_id)
+        principal = caller.get().principal
+        if principal is None or p >= len(table.rows):
+            return
+        if not any(table.nodes[n].node_id == principal.name for n in table.rows[p].replicas):
+            raise PermissionDeniedError(
+                principal=str(principal), action="read", what=f"partition {p}: it has no copy of it"
+            )
 
     def _check_hello(self, hello: replication_pb2.FollowHello) -> None:
         check_node_protocol(hello.protocol_version, "replication protocol")

@@ -26,6 +26,7 @@ from koinon_proto.contract.errors import (
     PartitionOfflineError,
     TableBehindError,
 )
+from koinon_proto.contract.keyspaces import Keyspace
 from koinon_proto.contract.table import NO_NODE, OfflineReason, Table
 from koinon_proto.partitioner import Partitioner, partitioner
 from koinon_proto.process.clock import boottime
@@ -72,7 +73,9 @@ class WallClock:
         return int(self._time.now_ms)
 
     def keep_told(self) -> None:
-        """What has expired by now has been told as expired and may still be there: it stays so."""
+        """Keep the clock from going back before now: records that are still there were reported as
+        expired.
+        """
         self._time.told_ms = self._time.now_ms
 
 
@@ -97,10 +100,14 @@ class Expired(list[bytes]):
         self._clock.telling -= bool(self)
 
 
-@lru_cache(maxsize=4)
-def partitioner_of(name: str, partition_count: int) -> Partitioner:
-    """Return the cluster's partitioner."""
-    return partitioner(name, partition_count)
+def partitioner_of(keyspace: Keyspace) -> Partitioner:
+    """Return the keyspace's partitioner. The agent has made sure that it answers as everywhere."""
+    return _partitioner(keyspace.partitioner, keyspace.partition_count, keyspace.base)
+
+
+@lru_cache(maxsize=2_048)
+def _partitioner(name: str, partition_count: int, base: int) -> Partitioner:
+    return partitioner(name, partition_count, base)
 
 
 class NodeState:
@@ -186,7 +193,7 @@ class NodeState:
     def led_as(self, view: ServedPartitions, partition_ids: U32Array) -> BoolArray:
         """Return which of the partitions are led in the epochs of ``view``."""
         now = self.served
-        if len(now.epochs) != len(view.epochs):
+        if len(now.epochs) < len(view.epochs):  # coordinators were made anew
             return np.zeros(len(partition_ids), np.bool_)
         led: BoolArray = now.epochs[partition_ids] == view.epochs[partition_ids]
         return led
@@ -194,7 +201,7 @@ class NodeState:
     def served_as(self, view: ServedPartitions, partition_ids: U32Array) -> BoolArray:
         """Return which of the partitions are served now, in the epochs of ``view``."""
         now = self.served
-        if not self.serving() or len(now.epochs) != len(view.epochs):
+        if not self.serving() or len(now.epochs) < len(view.epochs):
             return np.zeros(len(partition_ids), np.bool_)
         epochs = view.epochs[partition_ids]
         same: BoolArray = (now.epochs[partition_ids] == epochs) & (epochs != 0)

@@ -9,7 +9,7 @@ them. crc16 goes likewise, two bytes a step by a table.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from hashlib import md5
 from itertools import pairwise
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from koinon_proto.contract.errors import InvalidArgumentError
 from koinon_proto.contract.table import SLOT_COUNT
+from koinon_proto.router_columns import hash_tags
 
 _SEED: Final = 0x9747B28C
 _M: Final = np.uint32(0x5BD1E995)
@@ -29,6 +30,7 @@ _CRC_POLYNOMIAL: Final = 0x1021
 
 _EQUAL_BLOCK_ROWS: Final = 8_192
 _MIXED_BLOCK_ROWS: Final = 32_768
+_ROUTED_BLOCK_ROWS: Final = 16_384
 _LIST_BLOCK_ROWS: Final = 65_536
 
 
@@ -61,28 +63,12 @@ def slots_of_buffers(
     for a in range(0, rows, _MIXED_BLOCK_ROWS):
         b = min(rows, a + _MIXED_BLOCK_ROWS)
         bounds = offsets[a : b + 1].astype(np.int64, copy=False)
-        out[a:b] = _crc16(data, *_hash_tags(data, bounds[:-1], bounds[1:]))
+        out[a:b] = crc16_of_spans(data, *hash_tags(data, bounds[:-1], bounds[1:]))
     out &= _SLOT_MASK
     return out
 
 
-def _hash_tags(
-    data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return where each key's hash tag starts and ends; where it has none, the whole key."""
-    first, last = int(starts[0]), int(ends[-1])
-    opens, closes = (
-        np.append(np.flatnonzero(data[first:last] == brace) + first, last) for brace in b"{}"
-    )
-    if len(opens) == 1 or len(closes) == 1:  # nothing but the sentinel
-        return starts, ends
-    tag_starts = opens[np.searchsorted(opens, starts)] + 1
-    tag_ends = closes[np.minimum(np.searchsorted(closes, tag_starts), len(closes) - 1)]
-    tagged = (tag_ends < ends) & (tag_ends > tag_starts)
-    return np.where(tagged, tag_starts, starts), np.where(tagged, tag_ends, ends)
-
-
-def _crc16(
+def crc16_of_spans(
     data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> NDArray[np.uint16]:
     """Return CRC16/XMODEM of ``data[starts[i]:ends[i]]`` for every i, longest first."""
@@ -143,7 +129,7 @@ def murmur2_of_buffers(
     if int(lengths.min()) == length == int(lengths.max()):
         for a in range(0, rows, _EQUAL_BLOCK_ROWS):
             b = min(rows, a + _EQUAL_BLOCK_ROWS)
-            out[a:b] = _hash_equal(data, int(starts[a]), b - a, length)
+            out[a:b] = _hash_equal(data, int(starts[a]), b - a, length, length)
         return out
     for a in range(0, rows, _MIXED_BLOCK_ROWS):
         b = min(rows, a + _MIXED_BLOCK_ROWS)
@@ -151,16 +137,35 @@ def murmur2_of_buffers(
     return out
 
 
-def _hash_equal(data: NDArray[np.uint8], start: int, rows: int, length: int) -> NDArray[np.uint32]:
-    """Hash ``rows`` keys of one length that lie end to end from ``start``."""
+def murmur2_of_spans(
+    data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
+) -> NDArray[np.uint32]:
+    """Return murmur2 of ``data[starts[i]:ends[i]]`` for every i, of a block of at least one."""
+    lengths = ends - starts
+    length = int(lengths[0])
+    if int(lengths.min()) == length == int(lengths.max()):
+        rows, begin = len(starts), int(starts[0])
+        stride = int(starts[1]) - begin if rows > 1 else length
+        steady = rows < 3 or bool((np.diff(starts) == stride).all())
+        if steady and stride >= length:
+            return _hash_equal(data, begin, rows, length, stride)
+    return _hash_mixed(data, starts, lengths)
+
+
+def _hash_equal(
+    data: NDArray[np.uint8], start: int, rows: int, length: int, stride: int
+) -> NDArray[np.uint32]:
+    """Hash ``rows`` keys of one length; the first lies at ``start``, each other ``stride`` bytes
+    behind the one before.
+    """
     words, tail_bytes = length >> 2, length & 3
     h = np.full(rows, _SEED ^ length, np.uint32)
     if words:
-        columns = np.ndarray((rows, words), "<u4", data, start, (length, 4))
+        columns = np.ndarray((rows, words), "<u4", data, start, (stride, 4))
         for j in range(words):
             _mix_word(h, columns[:, j].astype(np.uint32))
     if tail_bytes:
-        keys = data[start : start + rows * length].reshape(rows, length)
+        keys = np.ndarray((rows, length), np.uint8, data, start, (stride, 1))
         tail = np.zeros(rows, np.uint32)
         for j in range(tail_bytes):
             tail |= keys[:, 4 * words + j].astype(np.uint32) << np.uint32(8 * j)
@@ -244,9 +249,19 @@ def md5_of_buffers(data: NDArray[np.uint8], offsets: NDArray[np.integer[Any]]) -
         InvalidArgumentError: the offsets descend, or reach outside ``data``.
     """
     check_buffers(data, offsets)
+    return _digests(data, pairwise(offsets.tolist()))
+
+
+def md5_of_spans(
+    data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
+) -> bytes:
+    """Return the digests of ``data[starts[i]:ends[i]]``, 16 bytes each, end to end."""
+    return _digests(data, zip(starts.tolist(), ends.tolist(), strict=True))
+
+
+def _digests(data: NDArray[np.uint8], spans: Iterable[tuple[int, int]]) -> bytes:
     view = np.ascontiguousarray(data).data
-    ends = offsets.tolist()
-    return b"".join([md5(view[a:b], usedforsecurity=False).digest() for a, b in pairwise(ends)])
+    return b"".join([md5(view[a:b], usedforsecurity=False).digest() for a, b in spans])
 
 
 def reduce_digests(digests: bytes, count: int) -> NDArray[np.uint32]:
@@ -279,6 +294,15 @@ def check_buffers(data: NDArray[np.uint8], offsets: NDArray[np.integer[Any]]) ->
             limit=data.size,
             actual=max(last, 0),
         )
+
+
+def blocks(
+    offsets: NDArray[np.integer[Any]],
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Yield where keys start and end, a bounded block of keys at a time."""
+    for a in range(0, len(offsets) - 1, _ROUTED_BLOCK_ROWS):
+        bounds = offsets[a : a + _ROUTED_BLOCK_ROWS + 1].astype(np.int64, copy=False)
+        yield bounds[:-1], bounds[1:]
 
 
 def joined_blocks(

@@ -154,6 +154,7 @@ class FakeOperator(admin_pb2_grpc.AdminServicer):
         self.steps_a_poll = 0
         self.drops_queued_at_poll = False
         self.access = AccessState()
+        self.nodes_behind: list[str] = []  # as changes of access answer
         self.access_changed_meanwhile = 0  # before so many changes are made
 
     def _serve(self, *services: tuple[Any, Any]) -> tuple[Any, str]:
@@ -348,9 +349,11 @@ class FakeOperator(admin_pb2_grpc.AdminServicer):
             self.access_changed_meanwhile -= 1
             self.access = replace(self.access, version=self.access.version + 1)
         command = _access_change(request)
-        check_change(self.access, command)
+        check_change(self.access, command, self.table.keyspaces)
         self.access = changed(self.access, command)
-        return admin_pb2.ChangeAccessResponse(access_version=self.access.version)
+        return admin_pb2.ChangeAccessResponse(
+            access_version=self.access.version, nodes_behind=self.nodes_behind
+        )
 
     @rpc.typed_errors
     async def RestorePrimaries(self, request: Any, context: Any) -> Any:  # noqa: N802

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from koinon.cli.console.session import USAGE
 from koinon.operate.admin import Admin
 from koinon.operate.fates import ChangeFateError
 from koinon_proto.contract.access import Access, Action, Effect, Grant, Role, parse_token
+from koinon_proto.contract.keyspaces import Keyspace, KeyspaceId, KeyspaceList
 from koinon_proto.v1 import admin_pb2
 from tests.cli.fake_operator import FakeOperator
 
@@ -32,13 +34,16 @@ def operator() -> Iterator[FakeOperator]:
 
 @pytest.fixture
 def koinon(operator: FakeOperator, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs ``koinon admin ARGS``; returns what it prints, read as JSON with ``--json``."""
+    """Runs ``koinon admin ARGS``; returns what it prints, read as JSON with ``--json``. ``code``
+    None: it is to fail.
+    """
     monkeypatch.setenv("COLUMNS", "200")
 
-    def run(line: str, *more: str, code: int = 0) -> Any:
+    def run(line: str, *more: str, code: int | None = 0) -> Any:
         arguments = ["admin", *line.split(), *more, "--coordinators", operator.address]
         result = CliRunner().invoke(make_app(), arguments)
-        assert result.exit_code == code, (line, result.output, result.stderr)
+        is_as_said = result.exit_code == code or (code is None and result.exit_code)
+        assert is_as_said, (line, result.output, result.stderr)
         return json.loads(result.stdout) if "--json" in arguments else result
 
     return run
@@ -59,6 +64,8 @@ def test_roles_are_made_changed_shown_and_dropped(koinon: Run, operator: FakeOpe
         "effect": "deny",
         "actions": ["write"],
         "prefix": "orders/closed/",
+        "keyspace": None,
+        "keyspace_id": None,
     }
     shown = koinon("roles").stdout
     assert "read, scan" in shown
@@ -67,6 +74,53 @@ def test_roles_are_made_changed_shown_and_dropped(koinon: Run, operator: FakeOpe
     assert len(operator.access.roles[0].grants) == 2
     assert koinon("roles drop orders --yes --json") == {"dropped": "orders"}
     assert operator.access.roles == ()
+
+
+def with_keyspaces(operator: FakeOperator, *keyspaces: Keyspace) -> None:
+    listed = KeyspaceList(changed_at=1, keyspaces=keyspaces)
+    operator.table = replace(operator.table, keyspace_list=listed)
+
+
+def test_grants_in_a_keyspace_are_made_shown_and_revoked_by_its_name(
+    koinon: Run, operator: FakeOperator
+) -> None:
+    default = operator.table.keyspaces.default
+    vip = replace(default, keyspace_id=KeyspaceId(7), name="vip", base=default.partition_count)
+    with_keyspaces(operator, vip)
+    koinon("roles create app --allow read --prefix app: --keyspace vip")
+    koinon("roles grant app --deny read --keyspace default")
+    answer = koinon("roles grant app --allow view --json")
+    assert [grant.keyspace_id for grant in operator.access.roles[0].grants] == [7, 0, None]
+    told = [(grant["keyspace"], grant["keyspace_id"]) for grant in answer["grants"]]
+    assert told == [("vip", 7), ("default", 0), (None, None)]
+    lines = koinon("roles").stdout.splitlines()
+    assert "vip" in next(line for line in lines if "app:" in line)
+    koinon("roles revoke app --allow read --prefix app:", code=USAGE)  # it is not in every keyspace
+    koinon("roles revoke app --deny read --keyspace default")
+    assert [grant.keyspace_id for grant in operator.access.roles[0].grants] == [7, None]
+    before = operator.access
+    refused = koinon("roles grant app --allow operate --keyspace vip", code=USAGE)
+    assert "operate concerns no keyspace" in " ".join(refused.stderr.replace("│", " ").split())
+    unknown = koinon("roles grant app --allow read --keyspace vap", code=None)
+    assert "keyspace 'vap' has been dropped, or was never created" in unknown.stderr
+    assert operator.access == before
+
+
+def test_grant_in_a_keyspace_that_was_dropped_is_shown_and_revoked_by_its_id(
+    koinon: Run, operator: FakeOperator
+) -> None:
+    default = operator.table.keyspaces.default
+    vip = replace(default, keyspace_id=KeyspaceId(7), name="vip", base=default.partition_count)
+    with_keyspaces(operator, vip)
+    koinon("roles create app --allow read --keyspace vip")
+    with_keyspaces(operator, replace(vip, keyspace_id=KeyspaceId(8)))  # another one of this name
+    assert "id:7 (dropped)" in koinon("roles").stdout
+    (grant,) = koinon("roles --json")["roles"][0]["grants"]
+    assert (grant["keyspace"], grant["keyspace_id"]) == (None, 7)
+    koinon("roles grant app --allow write --keyspace id:7", code=None)
+    koinon("roles revoke app --allow read --keyspace vip", code=USAGE)
+    koinon("roles revoke app --allow read --keyspace id:7")
+    assert operator.access.roles[0].grants == ()
 
 
 @pytest.mark.parametrize(
@@ -182,3 +236,13 @@ def test_change_without_an_answer_is_not_made_twice(operator: FakeOperator) -> N
             admin.access.drop_role("orders")
     changes = [r for r in operator.requests if isinstance(r, admin_pb2.ChangeAccessRequest)]
     assert [change.WhichOneof("change") for change in changes] == ["put_role", "drop_role"]
+
+
+def test_nodes_that_have_not_confirmed_a_change_are_named(
+    koinon: Run, operator: FakeOperator
+) -> None:
+    assert koinon("certificates revoke a1f").stderr == ""
+    operator.nodes_behind = ["n3"]
+    told = koinon("certificates revoke a2f").stderr
+    assert "not confirmed by n3: until then it serves nobody" in told
+    assert koinon("certificates revoke a3f --json")["nodes_behind"] == ["n3"]

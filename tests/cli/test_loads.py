@@ -40,6 +40,7 @@ MERGED_HALF = load_of(
     MERGING,
     mode=loads_pb2.LOAD_MODE_OVERWRITE,
     prefix=b"o/\xff",
+    keyspace="carts",
     stream_batch=loads_pb2.StreamBatch(query_id="q7", batch_id=0),
     partitions=1_024,
     partitions_merged=512,
@@ -76,9 +77,8 @@ def test_loads_are_listed_with_how_far_they_are(koinon: Run) -> None:
     ended = koinon()
     assert ended.exit_code == 0, ended.output
     header, *lines = ended.stdout.splitlines()
-    assert header.split() == (
-        ["LOAD", "STATE", "MODE", "PREFIX", "ROWS", "BYTES", "MERGED", "IDLE", "WHAT", "WHY"]
-    )
+    titles = "LOAD STATE MODE PREFIX ROWS BYTES MERGED IDLE WHAT KEYSPACE WHY"
+    assert " ".join(header.split()) == titles
     assert lines[0].split()[:3] == ["40", "aborted", "append"]
     assert lines[0].endswith("nobody touched it")
     assert "1,200" in lines[1]
@@ -87,6 +87,7 @@ def test_loads_are_listed_with_how_far_they_are(koinon: Run) -> None:
     assert "new [orders]" in lines[1]
     assert "o/\\xff" in lines[2]
     assert "512 of 1,024" in lines[2]
+    assert lines[2].endswith("carts")
     assert "job-42 (batch 0 of q7)" in lines[2]
     assert lines[3] == "3 loads: 1 aborted, 1 open, 1 merging"
 
@@ -116,6 +117,7 @@ def test_loads_json_has_every_field(koinon: Run) -> None:
         "state": "merging",
         "mode": "overwrite",
         "prefix": {"base64": "by//"},
+        "keyspace": "carts",
         "stream_batch": {"query_id": "q7", "batch_id": 0},
         "description": "",
         "rows": 7,
@@ -127,6 +129,7 @@ def test_loads_json_has_every_field(koinon: Run) -> None:
         "reason": None,
     }
     assert (answer[1]["idle_ms"], answer[1]["prefix"]) == (2_500, "")
+    assert answer[1]["keyspace"] is None
     assert (answer[0]["reason"], answer[0]["stream_batch"]) == ("nobody touched it", None)
 
 

@@ -15,14 +15,15 @@ from koinon_proto.contract.table import (
     PartitionStatus,
     first_sequence,
 )
-from koinon_proto.partitioner import partitioner
+from koinon_proto.partitioner import murmur2, partitioner
 from tests.cli.conftest import Run, three
 from tests.cli.fake_operator import PARTITIONS, FakeOperator
 
 
 def where(operator: FakeOperator, *arguments: str) -> Any:
     at = ["--coordinators", operator.address]
-    return CliRunner().invoke(make_app(), ["where", *arguments, *at])
+    runner = CliRunner(env={"COLUMNS": "200"})  # workers of the test suite have 80
+    return runner.invoke(make_app(), ["where", *arguments, *at])
 
 
 def test_where_names_partition_and_nodes_of_each_key(operator: FakeOperator) -> None:
@@ -31,13 +32,14 @@ def test_where_names_partition_and_nodes_of_each_key(operator: FakeOperator) -> 
     ended = where(operator, "a", "b")
     assert ended.exit_code == 0, ended.output
     lines = [line.split() for line in ended.stdout.splitlines()]
-    assert [line[:4] for line in lines[1:]] == [
-        [key, str(p), "online", f"n{three(p)[0]}"]
+    assert [line[:6] for line in lines[1:]] == [
+        [key, key, str(murmur2(key.encode())), str(p), "online", f"n{three(p)[0]}"]
         for key, p in (("a", hashed(b"a")), ("b", hashed(b"b")))
     ]
     for answer in (where(operator, "--hex", "62", "--json"), where(operator, "b", "--json")):
         row = json.loads(answer.stdout)
         assert (row["key"], row["partition_id"]) == ("b", hashed(b"b"))
+        assert (row["routing_bytes"], row["hash"]) == ("b", str(murmur2(b"b")))
         assert row["in_sync"] == [f"n{number}" for number in three(hashed(b"b"))[:2]]
 
 

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 from koinon.cli.console.terminal import Console
-from koinon.cli.operate.hot import key_text
+from koinon.cli.operate.remedies import key_text
 from koinon.cli.operate.top import picture
 from koinon.client import Client
 from koinon.local import LocalCluster

@@ -29,11 +29,41 @@ class AsyncFace:
 
         return call
 
+    def batch(self, routing_key: bytes) -> Any:
+        async def begin() -> Any:
+            return self.wrapped.batch(routing_key)
+
+        return AsyncBatchFace(self._thread, self._thread.run(begin(), timeout_s=30))
+
     def scan(self, **kwargs: Any) -> Iterator[koinon.Entry]:
         async def collect() -> list[koinon.Entry]:
             return [entry async for entry in self.wrapped.scan(**kwargs)]
 
         return iter(self._thread.run(collect(), timeout_s=30))
+
+
+class AsyncBatchFace:
+    """An atomic batch of the asyncio client, committed from the test's thread."""
+
+    def __init__(self, thread: LoopThread, batch: Any) -> None:
+        self._thread = thread
+        self._batch = batch
+
+    def __len__(self) -> int:
+        return len(self._batch)
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            getattr(self._batch, name)(*args, **kwargs)
+            return self
+
+        return call
+
+    def commit(self, **kwargs: Any) -> Any:
+        async def run() -> Any:
+            return await self._batch.commit(**kwargs)
+
+        return self._thread.run(run(), timeout_s=30)
 
 
 Connect = Callable[..., Any]

@@ -18,6 +18,7 @@ import grpc
 
 from koinon_proto.contract import convert
 from koinon_proto.contract.errors import (
+    CheckFailedError,
     ClusterNotReadyError,
     ConditionFailedError,
     KoinonError,
@@ -251,6 +252,38 @@ class FakeNode(
                 new = update.get_or_put
                 result.version = self.cluster.write(key, new.value, new.ttl_ms)
         await self._leave("BatchUpdate", request, context)
+        return reply
+
+    @rpc.typed_errors
+    async def CommitBatch(  # noqa: N802
+        self, request: kv_pb2.CommitBatchRequest, context: Any
+    ) -> Any:
+        await self._enter("CommitBatch", request, len(request.operations), context)
+        for error in self._refusals([request.partition_id]).values():
+            raise error
+        store = self.cluster.store
+        for operation in request.operations:
+            found = store.get(operation.key, (b"", 0, 0))[1]
+            if operation.HasField("check") and found != operation.check.version:
+                raise CheckFailedError(
+                    key=operation.key,
+                    expected_version=operation.check.version,
+                    current_version=found,
+                )
+        reply = kv_pb2.CommitBatchResponse()
+        for operation in request.operations:
+            result, key = reply.results.add(), operation.key
+            value, version, expires = store.get(key, (b"", 0, 0))
+            if operation.HasField("put"):
+                put = operation.put
+                reply.version = self.cluster.write(key, put.value, put.ttl_ms)
+            elif operation.HasField("delete"):
+                result.found = store.pop(key, None) is not None
+            elif operation.HasField("increment"):
+                result.number = int(value or b"0") + operation.increment.by
+                ttl_ms = expires if version else operation.increment.ttl_ms
+                reply.version = self.cluster.write(key, b"%d" % result.number, ttl_ms)
+        await self._leave("CommitBatch", request, context)
         return reply
 
     @rpc.typed_errors

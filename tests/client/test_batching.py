@@ -8,7 +8,7 @@ import pytest
 
 from koinon.core.batching import Deferred, Kind, NodeQueue, PendingOperation, settle_singles
 from koinon.core.operations import ReadReply, WriteReply
-from koinon.core.retry import RetryPolicy
+from koinon.core.retry import AT_ONCE, RetryPolicy
 from koinon.core.routing import Router
 from koinon_proto.contract import errors
 from koinon_proto.contract.errors import KoinonError, NotSentError, ReplyTooLargeError
@@ -204,3 +204,35 @@ def test_expire_after_the_end_changes_nothing() -> None:
     operation.succeed(b"a")
     operation.expire()
     assert operation.error is None
+
+
+def denied(*rows: int) -> errors.PermissionDeniedError:
+    return errors.PermissionDeniedError(
+        principal="user a", action="write", what="key b'key'", rows=rows
+    )
+
+
+def test_settle_a_refusal_by_rows_refuses_these_and_sends_the_others_again_at_once() -> None:
+    batch = [single(Kind.PUT) for _ in range(4)]
+    again = settle(batch, denied(1, 3))
+    assert again is not None
+    assert again.singles == [batch[0], batch[2]]
+    assert again.again == AT_ONCE
+    assert not any(operation.sent or operation.maybe_applied for operation in again.singles)
+    for operation in (batch[1], batch[3]):
+        assert isinstance(operation.error, errors.PermissionDeniedError)
+        assert (operation.error.what, operation.error.rows) == ("key b'key'", ())
+
+
+def test_settle_those_that_shared_a_refused_request_expires_without_anothers_refusal() -> None:
+    batch = [single(Kind.PUT), single(Kind.PUT)]
+    settle(batch, denied(0))
+    batch[1].expire()
+    assert isinstance(batch[1].error, errors.UnavailableError)
+    assert "may not" not in str(batch[1].error)
+
+
+def test_settle_a_refusal_without_rows_refuses_all() -> None:
+    batch = [single(Kind.PUT), single(Kind.PUT)]
+    assert settle(batch, denied()) is None
+    assert {type(operation.error) for operation in batch} == {errors.PermissionDeniedError}

@@ -107,7 +107,7 @@ def test_async_client_closed_while_a_node_is_connected_to_cancels_nobody(
 
 def test_operation_handed_over_just_before_the_loop_closes_ends(cluster: FakeCluster) -> None:
     client = koinon.connect(cluster.seeds, timeout_ms=20_000)
-    single = client._engine.make_single(Kind.GET, b"k", timeout_ms=None)
+    single = client._single(Kind.GET, b"k", timeout_ms=None)
     close_loop = client._loop.close
     with ThreadPoolExecutor(1) as pool:
         late: list[Future[object]] = []
@@ -127,7 +127,7 @@ def test_operation_that_relied_on_a_wake_up_which_failed_ends(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = koinon.connect(cluster.seeds, timeout_ms=20_000)
-    first, second = (client._engine.make_single(Kind.GET, b"k", timeout_ms=None) for _ in range(2))
+    first, second = (client._single(Kind.GET, b"k", timeout_ms=None) for _ in range(2))
     client.close()
     client._wake_due = True  # the second has it on its way
     with ThreadPoolExecutor(1) as pool:
@@ -155,7 +155,7 @@ def test_thread_interrupted_before_the_loop_was_told_holds_up_no_other(
             client.get(b"k")
         with ThreadPoolExecutor(1) as pool:
             assert pool.submit(client.get, b"k").result(5) is None
-        wait_until(lambda: not client._engine._live, "nothing is left of it")
+        wait_until(lambda: not client._engine.singles._live, "nothing is left of it")
 
 
 def test_scan_that_is_broken_off_says_nothing(

@@ -100,6 +100,20 @@ def test_healthy_cluster_has_no_problem_and_no_note() -> None:
     )
 
 
+def test_servers_that_let_everybody_in_are_noted_whoever_asks() -> None:
+    """Also while the one who asks comes by TLS."""
+    status = status_of()
+    open_one = replace(
+        status.sessions[0], tls_mode="prefer", open_addresses=("10.0.0.1:7500", "10.0.0.1:6500")
+    )
+    status = replace(status, sessions=(open_one, *status.sessions[1:]))
+    (note,) = notes(status)
+    assert "n1 at 10.0.0.1:7500, 10.0.0.1:6500 (--tls prefer)" in note
+    (note,) = notes(replace(status_of(), tls_mode="off", open_addresses=("10.0.0.9:7400",)))
+    assert "c1 at 10.0.0.9:7400 (--tls off)" in note
+    assert not problems(status)
+
+
 def test_plain_connections_are_noted_where_others_could_reach_the_cluster() -> None:
     reachable = status_of(plain=True)  # host1:1, …
     assert ["there is no security" in note for note in notes(reachable)] == [True]

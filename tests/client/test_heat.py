@@ -17,10 +17,12 @@ from koinon.operate.hotspots import (
     SampledKey,
     behind,
     blame,
+    group_of,
     hottest,
     rates,
     skew_of,
 )
+from koinon_proto.partitioner import partitioner
 
 PARTITIONS = 8
 
@@ -131,3 +133,15 @@ def test_blame_of_few_rows_is_nothing() -> None:
     assert blame(hottest(heat, RankBy.ALL, 9), rows=40) == []
     chance = rates_of(4, *[1] * 200, rows=2_000)  # some 40 rows: may be chance
     assert blame(hottest(chance, RankBy.ALL, 1), rows=2_000) == []
+
+
+def test_group_is_blamed_where_several_keys_of_one_router_make_the_heat() -> None:
+    sample = [key(0, b"shop7/%d" % n, 10) for n in range(20)] + [key(0, b"other/1", 30)]
+    sample += [key(1, b"other/%d" % n, 500) for n in range(9)]
+    until = partitioner("murmur2(until:2f)", PARTITIONS).routing_bytes
+    found = group_of(0, sample, until)
+    assert found is not None
+    assert (found.routing_bytes, round(found.share, 2)) == (b"shop7", 0.87)
+    assert group_of(0, sample, lambda whole: whole) is None, "no key alone has so much"
+    assert group_of(0, [key(0, b"shop7/1", 10)], until) is None, "it is one key"
+    assert group_of(2, sample, until) is None

@@ -8,6 +8,9 @@ from typing import Any
 
 import grpc
 import pytest
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import DataReceived, RequestReceived
 
 import koinon
 from koinon.driver import forks, http2
@@ -157,3 +160,101 @@ def test_error_carries_what_rpc_reads_of_it(cluster: FakeCluster) -> None:
         await channel.close()
 
     asyncio.run(run())
+
+
+class LeavingServer(asyncio.Protocol):
+    """Takes no call after the first of its first connection, says so when the second comes, and
+    answers the first only then. Later connections answer every call. Made once a connection.
+    """
+
+    connections = 0
+
+    def __init__(self) -> None:
+        type(self).connections += 1
+        self._leaves = type(self).connections == 1
+        self._http = H2Connection(config=H2Configuration(client_side=False))
+        self._streams: list[int] = []
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        self._http.initiate_connection()
+        transport.write(self._http.data_to_send())
+
+    def data_received(self, data: bytes) -> None:
+        for event in self._http.receive_data(data):
+            if isinstance(event, DataReceived):
+                self._http.acknowledge_received_data(
+                    event.flow_controlled_length or 0, event.stream_id or 0
+                )
+            if isinstance(event, RequestReceived):
+                self._streams.append(event.stream_id or 0)
+        self._transport.write(self._http.data_to_send())
+        if not self._leaves:
+            while self._streams:
+                self._answer(self._streams.pop())
+        elif len(self._streams) == 2:
+            first = self._streams[0]
+            self._transport.write(
+                bytes((0, 0, 8, 7, 0, 0, 0, 0, 0)) + first.to_bytes(4, "big") + bytes(4)
+            )
+            self._answer(first)
+
+    def _answer(self, stream: int) -> None:
+        status = [(":status", "200"), ("content-type", "application/grpc")]
+        self._http.send_headers(stream, status)
+        self._http.send_data(stream, bytes(5))  # an empty message
+        self._http.send_headers(stream, [("grpc-status", "0")], end_stream=True)
+        self._transport.write(self._http.data_to_send())
+
+
+def test_goaway_ends_no_call_that_the_server_has_taken_and_lets_the_others_be_sent_again() -> None:
+    class Server(LeavingServer):
+        pass
+
+    async def run() -> None:
+        server = await asyncio.get_running_loop().create_server(Server, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        channel = http2.Channel(f"127.0.0.1:{port}", connect_s_max=10)
+        await until_ready(channel)
+        stub: Any = kv_pb2_grpc.KeyValueStub(channel)
+
+        def call() -> Any:
+            return stub.BatchWrite(kv_pb2.BatchWriteRequest(), timeout=20)
+
+        answers: Any = await asyncio.gather(call(), call(), return_exceptions=True)
+        taken, refused = answers
+        assert isinstance(taken, kv_pb2.BatchWriteResponse), taken
+        assert isinstance(refused, grpc.aio.UsageError), "never sent, so it may be sent again"
+        await until_ready(channel)
+        assert isinstance(await call(), kv_pb2.BatchWriteResponse)
+        assert Server.connections == 2
+        await channel.close()
+        server.close()
+
+    asyncio.run(run())
+
+
+def test_client_without_the_core_goes_on_where_servers_close_connections_now_and_then(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forks, "core_is_lost", lambda: True)
+    closed = 0
+    leave = http2._Connection._leave
+
+    def counted(connection: http2._Connection, last_stream_id: int) -> None:
+        nonlocal closed
+        closed += 1
+        leave(connection, last_stream_id)
+
+    monkeypatch.setattr(http2._Connection, "_leave", counted)
+    aging = (*rpc.SERVER_OPTIONS, ("grpc.max_connection_age_ms", 200))
+    monkeypatch.setattr(rpc, "SERVER_OPTIONS", aging)
+    for node in cluster.nodes:
+        cluster.kill(node)
+        cluster.revive(node)
+    with koinon.connect(cluster.seeds, timeout_ms=20_000) as client:
+        number = 0
+        while closed < 6:
+            number += 1
+            assert client.put(b"k%d" % number, b"v")
+        assert client.get(b"k%d" % number) == b"v"

@@ -85,6 +85,39 @@ def test_observer_is_told_how_an_operation_failed(
     assert (told.operation, told.outcome, told.rows) == (operation, outcome, rows)
 
 
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize(
+    ("work", "operation", "rows"),
+    [
+        (lambda c: c.put(b"", b"v"), "put", 1),
+        (lambda c: c.get(b"k", timeout_ms=0), "get", 1),
+        (lambda c: c.get_many([b""]), "get_many", 0),
+        (lambda c: c.put_many([(b"k", b"v")], ttl_ms=0), "put_many", 0),
+        (lambda c: c.delete_many([b""]), "delete_many", 0),
+        (lambda c: list(c.scan(page_rows=0)), "scan", 0),
+        (lambda c: list(c.scan(page_rows=1 << 70)), "scan", 0),
+    ],
+)
+def test_observer_is_told_of_calls_that_were_refused_before_anything_was_sent(
+    cluster: FakeCluster,
+    connect: Connect,
+    work: Callable[[Any], object],
+    operation: str,
+    rows: int,
+    closed: bool,
+) -> None:
+    told: list[koinon.Observation] = []
+    client = connect(cluster.seeds, observer=told.append)
+    if closed:
+        client.close()
+    expected = koinon.ClientClosedError if closed else koinon.InvalidArgumentError
+    with pytest.raises(expected):
+        work(client)
+    (one,) = told
+    outcome = "client_closed" if closed else "invalid_argument"
+    assert (one.operation, one.outcome, one.rows) == (operation, outcome, rows)
+
+
 def test_observer_that_raises_is_logged_once_and_fails_nothing(
     cluster: FakeCluster, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -45,14 +45,15 @@ def test_url_gives_addresses_and_options() -> None:
     assert addresses == ("a:1", "[::1]:2")
     assert options == koinon.ClientOptions(timeout_ms=700, retry_unknown=True, transport="grpc")
     assert parse(url, {"timeout_ms": 9})[1].timeout_ms == 9
+    assert parse("koinon://a:1/orders", {})[1].keyspace == "orders"
 
 
 @pytest.mark.parametrize(
     ("url", "text"),
     [
-        ("redis://a:1", "'redis://a:1': must be koinon://host:port,host:port?option=value"),
+        ("redis://a:1", "'redis://a:1': must be koinon://host:port,host:port/keyspace?option"),
         ("koinon://me:secret@a:1", "'koinon://a:1': must be koinon://"),
-        ("koinon://a:1/orders", "no cluster has parts with names ('/orders')"),
+        ("koinon://a:1/orders/old", "'/orders/old' is not the name of a keyspace"),
         ("koinon://a:1?timeout=5", "no option 'timeout': did you mean 'timeout_ms'?"),
         ("koinon://a:1?timeout_ms=5s", "timeout_ms=5s: must be a whole number"),
         ("koinon://a:1?retry_unknown=maybe", "retry_unknown=maybe: must be true or false"),

@@ -123,7 +123,7 @@ def test_more_threads_than_sockets_are_all_served(
         reading = [pool.submit(blocking.get, key) for _ in range(threads)]
         assert blocking._engine.pools is not None
         pools = blocking._engine.pools
-        wait_until(lambda: pools.in_use + len(blocking._engine._live) == threads)
+        wait_until(lambda: pools.in_use + len(blocking._engine.singles._live) == threads)
         assert pools.in_use == resp_pool.SOCKETS_MAX
         gate.open()
         assert [one.result(BOUND_S) for one in reading] == [b"before"] * threads

@@ -8,7 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koinon.core.routing import RefreshSchedule, Router
-from koinon_proto.contract.errors import ConfigurationError, WrongClusterError
+from koinon_proto.contract.errors import (
+    ConfigurationError,
+    PartitionerMismatchError,
+    WrongClusterError,
+)
 from tests.client.tables import PARTITIONS, not_primary, update
 
 
@@ -57,6 +61,17 @@ def test_on_update_unknown_partitioner_is_refused() -> None:
     strange = replace(strange, cluster=replace(strange.cluster, partitioner="crc"))
     with pytest.raises(ConfigurationError, match="crc"):
         Router().on_update(strange)
+
+
+def test_on_update_partitioner_that_answers_otherwise_is_refused() -> None:
+    from dataclasses import replace
+
+    strange = update()
+    cluster = replace(strange.cluster, partitioner_fingerprint=b"\x01" * 32)
+    router = Router()
+    with pytest.raises(PartitionerMismatchError, match="01" * 32):
+        router.on_update(replace(strange, cluster=cluster))
+    assert router.routing is None
 
 
 def test_on_update_without_rows_is_no_news() -> None:
@@ -127,7 +142,7 @@ def test_offline_partition_has_no_owner_and_says_why() -> None:
     router.on_update(update({4: 0}, version=2))
     assert router.routing is not None
     assert router.routing.owner_of[4] == ""
-    assert router.routing.offline(4).partition_id == 4
+    assert str(router.routing.offline(4)).startswith("partition 4 ")
 
 
 def test_refresh_schedule_without_news_waits_longer_up_to_its_bound() -> None:

@@ -27,7 +27,10 @@ LEASE = LeaseExpiredError(node_id="n1")
 def setup() -> tuple[Router, ScanProgress]:
     router = Router()
     router.on_update(update())
-    return router, ScanProgress(PARTITIONS, keys_only=False, policy=RetryPolicy(), random=Random(1))
+    progress = ScanProgress(
+        range(PARTITIONS), keys_only=False, policy=RetryPolicy(), random=Random(1)
+    )
+    return router, progress
 
 
 def page(call: ScanCall, limit: int, refused: dict[int, KoinonError]) -> ScanReply:

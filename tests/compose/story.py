@@ -332,6 +332,9 @@ class Story:
         stage.act("A bulk load by Spark (profile spark)")
         images.build_spark()
         stage.say(f"built the image with Spark ({images.size_mb(images.NAME + '-spark'):,.0f} MB)")
+        if self._project.secured:
+            self._project.compose("run", "--rm", "--no-deps", "-T", "spark-user")
+            stage.say("made the user by whose token Spark loads")
         with self._counted("the bulk load"):
             began = time.monotonic()
             self._project.compose("run", "--rm", "--no-deps", "spark", timeout_s=SPARK_S)

@@ -89,6 +89,16 @@ def test_each_server_sees_its_own_identity_only() -> None:
     assert "tls-authority" not in str(services)
 
 
+def test_spark_comes_in_by_a_users_token() -> None:
+    services = yaml.safe_load(text("compose.tls.yaml"))["services"]
+    spark, maker = services["spark"], services["spark-user"]
+    assert spark["volumes"] == ["tls-spark:/tls:ro"]
+    assert spark["environment"]["KOINON_TOKEN_FILE"] == "/tls/token"
+    assert "tls-spark:/spark" in maker["volumes"]
+    assert "--file /spark/token" in maker["entrypoint"][-1]
+    assert "tls-spark:/tls/spark" in services["certificates"]["volumes"]
+
+
 def test_stand_ins_bear_the_names_that_the_files_use() -> None:
     assert f"ARG BASE={BASE}\n" in text("Dockerfile")
     assert f"image: {PROMETHEUS}\n" in text("compose.yaml")

@@ -25,15 +25,14 @@ from koinon_coordinator.core.cluster.image import StateImage
 from koinon_coordinator.core.cluster.members import NodeRecord
 from koinon_coordinator.core.cluster.state import ClusterState
 from koinon_proto.contract.bulk_loads import LoadState
+from koinon_proto.contract.keyspaces import Keyspaces
 from koinon_proto.contract.table import (
     NO_NODE,
-    ClusterConfig,
     NodeNumber,
     NodeStatus,
     OfflineReason,
     PartitionRow,
     PartitionStatus,
-    min_in_sync_of,
 )
 
 Store = tuple[str, str]
@@ -247,12 +246,13 @@ def check_step(before: StateImage, command: Command, result: object, after: Stat
     for was, row in zip(before.rows, after.rows, strict=False):
         if row != was:
             assert before.config is not None
-            _check_change(before.config, was, row, command)
+            keyspaces = Keyspaces(before.config, before.keyspaces)
+            _check_change(keyspaces, was, row, command)
             assert row.changed_at == after.table_version
 
 
 def _check_change(
-    config: ClusterConfig, was: PartitionRow, row: PartitionRow, command: Command
+    keyspaces: Keyspaces, was: PartitionRow, row: PartitionRow, command: Command
 ) -> None:
     assert row.partition_epoch == was.partition_epoch + 1
     assert row.primary_epoch - was.primary_epoch in (0, 1)
@@ -260,7 +260,7 @@ def _check_change(
         assert row.primary_epoch == was.primary_epoch + 1
     lost = set(was.in_sync) - set(row.in_sync)
     if lost and not isinstance(command, RegisterNode | ForcePrimary):
-        assert len(row.in_sync) >= min(min_in_sync_of(config, was), min_in_sync_of(config, row))
+        assert len(row.in_sync) >= min(keyspaces.min_in_sync(was), keyspaces.min_in_sync(row))
     if set(row.in_sync) - set(was.in_sync):
         assert isinstance(command, AlterPartitions | RegisterNode | ForcePrimary)
 

@@ -171,7 +171,7 @@ def next_step(state: ClusterState, partition_id: int = 0) -> Command | None:
         return PartitionsHosted(node_number=row.primary, node_epoch=epoch, hosted=hosted_of([row]))
     if move is not None and not move.running:
         return StartMoves(partition_ids=(row.partition_id,))
-    if move is not None and can_finish(config, row, move):
+    if move is not None and can_finish(state.keyspaces.default, row, move):
         return FinishMoves(partition_ids=(row.partition_id,))
     change = None
     missing = [n for n in row.replicas if n not in row.in_sync and record_of(state, n).live]

@@ -18,6 +18,7 @@ from koinon_coordinator.state_machine import ReplicatedState
 from koinon_coordinator.wire.convert import command_to_bytes
 from koinon_proto.contract.errors import ConfigurationError
 from koinon_proto.contract.table import ClusterConfig
+from koinon_proto.partitioner import partitioner
 
 from .support import cluster_config, register
 
@@ -67,6 +68,9 @@ def test_timing_that_contradicts_itself_is_refused_with_both_values(
         ({"partitioner": "crc"}, "'crc'.*crc16.*md5.*murmur2"),
         ({"partitioner": "crc16", "partition_count": 1000}, "partitions 1000 .* two up to 16384"),
         ({"partitioner": "crc16", "partition_count": 32768}, "partitions 32768 .* up to 16384"),
+        ({"partitioner": "crc16(until:2f)", "partition_count": 1000}, "partitions 1000 .* two"),
+        ({"router": "until:/"}, "'until:/' .* hexadecimal"),
+        ({"router": "tag", "partitioner": "murmur2(until:2f)"}, r"until:2f.* tag"),
         ({"max_value_bytes": 0}, "max-value-bytes 0"),
         ({"max_value_bytes": 1 << 30}, "max-value-bytes 1073741824 .* 8388608"),
     ],
@@ -148,6 +152,20 @@ def test_bootstrap_differences_name_what_differs_from_the_replicated() -> None:
         "bootstrap_nodes": (2, 1),
         "lease_ms": (1000, 900),
     }
+
+
+def test_bootstrap_router_stands_in_the_partitioners_name_with_its_fingerprint() -> None:
+    boot = BootstrapConfig(router="until:2F,1")
+    cluster = boot.cluster("id", TimingConfig())
+    assert cluster.partitioner == "murmur2(until:2f)"
+    assert cluster.partitioner_fingerprint == partitioner("murmur2(until:2f)", 8).fingerprint
+    same = BootstrapConfig(partitioner="murmur2(until:2f)")
+    assert same.differences(TimingConfig(), cluster) == {}
+    assert BootstrapConfig().differences(TimingConfig(), cluster) == {
+        "partitioner": ("murmur2", "murmur2(until:2f)")
+    }
+    before_fingerprints = replace(cluster, partitioner_fingerprint=b"")
+    assert same.differences(TimingConfig(), before_fingerprints) == {}
 
 
 def test_bootstrap_differences_leave_out_a_replication_factor_that_nobody_asked_for() -> None:

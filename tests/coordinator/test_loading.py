@@ -243,6 +243,19 @@ def test_merged_partitions_decide_a_command_only_if_they_are_news() -> None:
         decide_merged(log.state, load_id, [PARTITIONS])
 
 
+def test_node_reports_as_merged_only_what_it_leads() -> None:
+    log = Log()
+    load_id = log.in_state(MERGING)
+    row = log.state.row(2)
+    assert row is not None
+    leads = {node.info.node_id: node.info.number == row.primary for node in log.state.nodes}
+    (reporter,) = (node for node, does in leads.items() if does)
+    command = decide_merged(log.state, load_id, [2, 1], reporter)
+    assert command == PartitionsMerged(load_id=load_id, partition_ids=partitions(2))
+    for other in ("unheard-of", *(node for node, does in leads.items() if not does)):
+        assert decide_merged(log.state, load_id, [2], other) == outcome(load_id, MERGING)
+
+
 def test_load_that_is_not_known_is_closed_and_says_so() -> None:
     state = Log().state
     for decide in (

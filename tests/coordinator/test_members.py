@@ -13,14 +13,15 @@ from koinon_proto.contract.errors import MembershipChangeError
 
 
 @pytest.mark.parametrize(
-    ("address", "why"), [("127.0.0.1:9", "connection refused"), ("a..b:7400", "label empty")]
+    ("address", "why", "timeout_s"),
+    [("127.0.0.1:9", "connection refused", 0.5), ("a..b:7400", "label empty", 60.0)],  # at once
 )
 def test_address_where_nothing_can_listen_is_refused_with_the_reason(
-    address: str, why: str
+    address: str, why: str, timeout_s: float
 ) -> None:
     said = rf"nothing listens at {re.escape(address)} \(.*{why}.*start c9 there with --join"
     with pytest.raises(MembershipChangeError, match=said):
-        asyncio.run(check_listens("c9", address, 0.05))
+        asyncio.run(check_listens("c9", address, timeout_s))
 
 
 def test_address_where_something_listens_is_taken() -> None:

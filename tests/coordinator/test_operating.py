@@ -22,7 +22,7 @@ from koinon_coordinator.core.decide.layouts import (
     layout_of,
     plan,
     repair,
-    repair_layout,
+    repair_layouts,
     repair_task,
 )
 from koinon_coordinator.core.decide.operations import (
@@ -33,7 +33,7 @@ from koinon_coordinator.core.decide.operations import (
     decide_status,
     refusal,
 )
-from koinon_coordinator.core.planning.planner import Plan, PlannedMove
+from koinon_coordinator.core.planning.planner import Layout, Plan, PlannedMove
 from koinon_coordinator.raft import RaftConfig
 from koinon_coordinator.wire.convert import command_to_bytes
 from koinon_proto.contract.errors import (
@@ -191,12 +191,17 @@ def test_refused_command_becomes_a_typed_error(reason: Reason, error: type[Koino
 # --- planning ----------------------------------------------------------------------------------
 
 
+def whole(state: ClusterState) -> Layout:
+    """The only keyspace, as the planner sees it."""
+    return layout_of(state, state.keyspaces.default).layout
+
+
 def test_layout_counts_moves_as_done_and_leaves_them_alone() -> None:
     state = bootstrapped([(1, 2), (2, 1)], nodes=5)
     queue(state, (1, 3))
     fence(state, 5)
     state.apply(decide_status(state, "n4", NodeStatus.DRAINING))
-    layout = layout_of(state)
+    layout = whole(state)
     assert layout.replicas == ((1, 3), (2, 1))
     assert layout.fixed == {P0}
     assert layout.replication_factor == 2
@@ -208,14 +213,14 @@ def test_layout_counts_moves_as_done_and_leaves_them_alone() -> None:
         (5, False, False),  # down: it keeps what it has
     ]
     state.apply(decide_status(state, "n4", NodeStatus.LEFT))
-    assert [n.number for n in layout_of(state).nodes] == [1, 2, 3, 5]
+    assert [n.number for n in whole(state).nodes] == [1, 2, 3, 5]
 
 
 def test_layout_of_a_draining_node_that_is_down_still_gives() -> None:
     state = bootstrapped([(1, 2)])
     state.apply(decide_status(state, "n2", NodeStatus.DRAINING))
     fence(state, 2)
-    node = next(n for n in layout_of(state).nodes if n.number == N2)
+    node = next(n for n in whole(state).nodes if n.number == N2)
     assert (node.takes, node.gives) == (False, True)
 
 
@@ -307,7 +312,7 @@ def test_repair_replaces_lost_nodes_where_somebody_leads_and_nothing_moves_yet()
     task = repair_task(state, [N3])
     assert task is not None
     assert task.partition_ids == {1, 3}  # 0 has nothing there, 2 is offline
-    moves = repair(repair_layout(state, task), task).moves
+    moves = repair(repair_layouts(state, task), task).moves
     assert [m.partition_id for m in moves] == [1, 3]
     assert all(len(set(m.target)) == 2 and N3 not in m.target for m in moves)
     assert repair_task(state, [NodeNumber(4)]) is None
@@ -321,11 +326,11 @@ def test_repair_task_changes_when_a_node_comes_that_can_help() -> None:
     fence(state, 2)
     task = repair_task(state, [N2])
     assert task is not None
-    plan_now = repair(repair_layout(state, task), task)
+    plan_now = repair(repair_layouts(state, task), task)
     assert (len(plan_now.moves), len(plan_now.refusals) > 0) == (0, True)
     assert repair_task(state, [N2]) == task
     state.apply(register("n3"))
     later = repair_task(state, [N2])
     assert later is not None
     assert later != task
-    assert [move.target for move in repair(repair_layout(state, later), later).moves] == [(1, 3)]
+    assert [move.target for move in repair(repair_layouts(state, later), later).moves] == [(1, 3)]

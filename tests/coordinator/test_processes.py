@@ -48,6 +48,7 @@ class Processes:
                     *flags,
                 ],
                 stderr=log,
+                start_new_session=True,  # Linux shares CPU out by session
             )
 
     def signal(self, member_id: str, number: int) -> None:

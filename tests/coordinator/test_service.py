@@ -18,9 +18,11 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from koinon_coordinator.config import BootstrapConfig, CoordinatorConfig, TimingConfig
 from koinon_coordinator.coordinator import Coordinator
 from koinon_coordinator.core.cluster.commands import AccessCommand, Result, RevokeCertificate
+from koinon_coordinator.core.decide.sessions import SessionTimes
 from koinon_coordinator.leader.access import AccessChanges
+from koinon_coordinator.leader.in_force import InForce
 from koinon_coordinator.server import running
-from koinon_coordinator.services.cluster_services import SERVICES
+from koinon_coordinator.services.cluster_services import SERVICES, _bound_exposure
 from koinon_coordinator.wire.updates import UpdateCache
 from koinon_proto.contract import convert
 from koinon_proto.contract.access import AccessState, make_token
@@ -540,35 +542,87 @@ def test_access_is_changed_and_shown_without_hashes(tmp_path: Path) -> None:
     with_coordinator(tmp_path, test)
 
 
-def test_change_of_access_is_answered_once_no_leader_before_acknowledges_heartbeats() -> None:
+class Term:
+    """A term that began a moment ago, over a cluster with two live nodes."""
+
+    began_at = 99.9
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.state = bootstrapped([(1, 2)], nodes=2)
+
+    def clock(self) -> float:
+        self.now += 0.1
+        return self.now
+
+    def check_cluster(self, _: str) -> None: ...
+
+    async def committed(self, command: AccessCommand) -> Result:
+        return self.state.apply(command)
+
+
+N1, N2 = NodeId("n1"), NodeId("n2")
+TIMES = SessionTimes(
+    heartbeat_interval_s=0.2, session_timeout_s=1.5, lease_s=1.0, check_quorum_s=0.4, pause_s=1.0
+)
+
+
+def test_change_of_access_is_answered_when_no_node_goes_by_what_was_before() -> None:
+    async def changed(behind: list[list[NodeId]], wait_s: float = 60.0) -> tuple[InForce, float]:
+        term = Term()
+        asked = iter(behind)
+        changes = AccessChanges(term, TIMES, lambda _: next(asked))  # type: ignore[arg-type]
+        made = await changes.change(RevokeCertificate(serial="1f"), wait_s)
+        return made, term.now
+
     async def test() -> None:
-        now = [100.0]
-        state = bootstrapped([(1,)], nodes=1)
-
-        class Term:
-            """A term that began a moment ago."""
-
-            began_at = 99.9
-
-            def __init__(self) -> None:
-                self.state = state
-
-            def clock(self) -> float:
-                return now[0]
-
-            def check_cluster(self, _: str) -> None: ...
-
-            async def committed(self, command: AccessCommand) -> Result:
-                return state.apply(command)
-
-        changes = AccessChanges(Term(), check_quorum_s=0.4)  # type: ignore[arg-type]
-        began = time.monotonic()
-        assert await changes.change(RevokeCertificate(serial="1f")) == 1
-        assert time.monotonic() - began >= 0.29
-        now[0] = 101.0
-        assert await changes.change(RevokeCertificate(serial="2f")) == 2
+        made, at = await changed([[N1, N2], [N2], []])
+        assert made == InForce(version=1)
+        assert at < 101.0
+        made, at = await changed([[N2]] * 100)
+        assert made == InForce(version=1, behind=(N2,))
+        assert at >= 99.9 + 0.4 + 1.0  # a leader before this one gave leases until then
+        made, at = await changed([[N2]] * 100, 0.5)
+        assert made.behind == (N2,)
+        assert 0.0 < made.serves_s < 0.9
 
     asyncio.run(test())
+
+
+def test_change_of_access_that_is_no_news_waits_as_the_first_one_does() -> None:
+    async def test() -> None:
+        changes = AccessChanges(Term(), TIMES, lambda _: [N1])  # type: ignore[arg-type]
+        for _ in range(2):
+            made = await changes.change(RevokeCertificate(serial="1f"))
+            assert made == InForce(version=1, behind=(N1,))
+
+    asyncio.run(test())
+
+
+def test_change_of_access_waits_for_nodes_to_say_so(tmp_path: Path) -> None:
+    async def test(_: Coordinator, caller: Caller) -> None:
+        node = FakeNode("n1", [caller.address])
+        try:
+            await node.register()
+            await node.heartbeat()
+            request = admin_pb2.ChangeAccessRequest(put_role=access_pb2.Role(name="reader"))
+            change = asyncio.create_task(caller.call(caller.admin.ChangeAccess, request))
+            while node.access is None:
+                await node.heartbeat()
+                await asyncio.sleep(0.01)
+            assert not change.done()
+            node.access_version = node.access.access_version
+            await node.heartbeat()
+            reply = await change
+            assert (reply.access_version, list(reply.nodes_behind)) == (1, [])
+            node.access_version = 0
+            request = admin_pb2.ChangeAccessRequest(put_role=access_pb2.Role(name="writer"))
+            reply = await caller.call(caller.admin.ChangeAccess, request)
+            assert list(reply.nodes_behind) == ["n1"]
+        finally:
+            await node.close()
+
+    with_coordinator(tmp_path, test)
 
 
 def test_node_is_sent_access_when_it_has_an_older_one(tmp_path: Path) -> None:
@@ -591,3 +645,15 @@ def test_node_is_sent_access_when_it_has_an_older_one(tmp_path: Path) -> None:
             await node.close()
 
     with_coordinator(tmp_path, test)
+
+
+def test_what_a_node_says_of_its_ports_is_bounded() -> None:
+    stats = membership_pb2.NodeStats(
+        tls_mode="x" * 100, open_addresses=["a" * 1_000 for _ in range(100)]
+    )
+    _bound_exposure(stats)
+    assert len(stats.tls_mode) == 16
+    assert [len(address) for address in stats.open_addresses] == [300] * 8
+    empty = membership_pb2.HeartbeatRequest()
+    _bound_exposure(empty.stats)
+    assert not empty.HasField("stats")

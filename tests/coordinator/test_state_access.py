@@ -31,7 +31,7 @@ from koinon_coordinator.wire.convert import (
     image_from_bytes,
     image_to_bytes,
 )
-from koinon_proto.contract import access
+from koinon_proto.contract import access, convert
 from koinon_proto.contract.access import (
     AccessState,
     Action,
@@ -46,9 +46,13 @@ from koinon_proto.contract.errors import (
     ConditionFailedError,
     InvalidArgumentError,
     UnavailableError,
+    UnknownKeyspaceError,
 )
+from koinon_proto.contract.keyspaces import DEFAULT_ID, KeyspaceId
+from koinon_proto.v1 import access_pb2
 
 from .support import bootstrapped
+from .test_keyspaces import created, dropped, forgotten, wanted
 
 READER = Role(
     name="reader", grants=(Grant(effect=Effect.ALLOW, actions=(Action.READ,), prefix=b"a"),)
@@ -67,7 +71,7 @@ def some_state() -> ClusterState:
 def refused(state: ClusterState, command: AccessCommand) -> InvalidArgumentError:
     """The leader refuses the command by name, and every member refuses it too."""
     with pytest.raises(InvalidArgumentError) as error:
-        check_change(state.access.state, command)
+        check_change(state.access.state, command, state.keyspaces)
     before = state.image()
     assert state.apply(command) == Rejected(reason=Reason.BAD_ACCESS)
     assert state.image() == before
@@ -77,6 +81,15 @@ def refused(state: ClusterState, command: AccessCommand) -> InvalidArgumentError
 def role_of(name: str, *prefixes: bytes) -> Role:
     grants = (Grant(effect=Effect.ALLOW, actions=(Action.READ,), prefix=p) for p in prefixes)
     return Role(name=name, grants=tuple(grants))
+
+
+def in_keyspace(keyspace_id: KeyspaceId | None, *actions: Action) -> Grant:
+    return Grant(effect=Effect.ALLOW, actions=actions or (Action.READ,), keyspace_id=keyspace_id)
+
+
+def with_vip(state: ClusterState) -> KeyspaceId:
+    """Create a keyspace of this name; return its id."""
+    return created(state, wanted("vip", replication_factor=1)).keyspace_id
 
 
 def test_changes_rise_the_version_and_nothing_new_does_not() -> None:
@@ -96,12 +109,12 @@ def test_changes_rise_the_version_and_nothing_new_does_not() -> None:
 def test_access_is_what_the_commands_say() -> None:
     state = some_state()
     assert state.access.user_of_token(TEXT, 150) == "app"
-    assert state.access.permissions_of("app").allows(Action.READ, b"a1")
+    assert state.access.permissions_of("app").in_keyspace(DEFAULT_ID).allows(Action.READ, b"a1")
     state.apply(PutUser(user=replace(APP, blocked=True)))
     assert state.access.user_of_token(TEXT, 150) is None
     state.apply(PutUser(user=APP))
     state.apply(PutRole(role=role_of("reader", b"b")))
-    assert not state.access.permissions_of("app").allows(Action.READ, b"a1")
+    assert not state.access.permissions_of("app").in_keyspace(DEFAULT_ID).allows(Action.READ, b"a1")
     state.apply(DropToken(token_id=TOKEN.id))
     assert state.access.user_of_token(TEXT, 150) is None
 
@@ -149,6 +162,11 @@ def test_role_that_users_have_is_not_dropped() -> None:
             "view concerns no keys",
         ),
         (PutRole(role=role_of("r", b"x" * 501)), "prefix", "longer than any key"),
+        (
+            PutRole(role=Role(name="r", grants=(in_keyspace(DEFAULT_ID, Action.VIEW),))),
+            "keyspace_id",
+            "view concerns no keyspace",
+        ),
         (DropRole(name="readr"), "role", "no role 'readr'; there are reader"),
         (PutUser(user=User(name="root")), "name", "by its certificate"),
         (PutUser(user=User(name="a b")), "name", "letters"),
@@ -179,18 +197,88 @@ def test_change_at_another_version_is_refused_as_such() -> None:
     state = some_state()
     stale = PutRole(role=role_of("r"), expected_version=2)
     with pytest.raises(ConditionFailedError, match=r"expected version 2.* 3"):
-        check_change(state.access.state, stale)
+        check_change(state.access.state, stale, state.keyspaces)
     assert state.apply(stale) == Rejected(reason=Reason.ACCESS_CHANGED)
     assert state.apply(replace(stale, expected_version=3)) == AccessChanged(version=4)
     assert isinstance(
-        refusal(state.access.state, stale, Reason.ACCESS_CHANGED), ConditionFailedError
+        refusal(state.access.state, stale, state.keyspaces, Reason.ACCESS_CHANGED),
+        ConditionFailedError,
     )
     fits = replace(stale, expected_version=4)
-    assert isinstance(refusal(state.access.state, fits, Reason.BAD_ACCESS), UnavailableError)
+    assert isinstance(
+        refusal(state.access.state, fits, state.keyspaces, Reason.BAD_ACCESS), UnavailableError
+    )
 
 
 def test_change_before_there_is_a_cluster_is_refused() -> None:
     assert ClusterState().apply(PutRole(role=READER)) == Rejected(reason=Reason.NO_CLUSTER)
+
+
+# --- keyspaces ------------------------------------------------------------------------------------
+
+
+def reads_in(state: ClusterState, keyspace_id: KeyspaceId) -> bool:
+    return state.access.permissions_of("app").in_keyspace(keyspace_id).allows(Action.READ, b"z")
+
+
+def test_grant_in_a_keyspace_ends_with_it_and_is_not_anothers_of_the_same_name() -> None:
+    state = some_state()
+    first = with_vip(state)
+    role = Role(name="reader", grants=(*READER.grants, in_keyspace(first)))
+    assert isinstance(state.apply(PutRole(role=role)), AccessChanged)
+    assert (reads_in(state, first), reads_in(state, DEFAULT_ID)) == (True, False)
+    forgotten(state, dropped(state, "vip"))
+    second = with_vip(state)
+    assert second != first
+    assert not reads_in(state, second)
+    more = Role(name="reader", grants=(*role.grants, in_keyspace(second)))  # the first one stays
+    assert isinstance(state.apply(PutRole(role=more)), AccessChanged)
+    assert reads_in(state, second)
+    assert isinstance(state.apply(PutRole(role=READER)), AccessChanged)
+    assert not reads_in(state, second)
+
+
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_grant_in_a_keyspace_that_is_not_there_is_refused(is_dropped: bool) -> None:
+    state, keyspace_id = some_state(), KeyspaceId(1)
+    if is_dropped:
+        keyspace_id = with_vip(state)
+        dropped(state, "vip")
+    command = PutRole(role=Role(name="reader", grants=(in_keyspace(keyspace_id),)))
+    with pytest.raises(UnknownKeyspaceError):
+        check_change(state.access.state, command, state.keyspaces)
+    before = state.image()
+    assert state.apply(command) == Rejected(reason=Reason.KEYSPACE_UNKNOWN)
+    assert state.image() == before
+
+
+def test_grants_of_keyspaces_are_kept_by_snapshots_and_commands() -> None:
+    state = some_state()
+    keyspace_ids = (DEFAULT_ID, with_vip(state), None)
+    role = Role(name="reader", grants=tuple(map(in_keyspace, keyspace_ids)))
+    command = PutRole(role=role)
+    assert command_from_bytes(command_to_bytes(command)) == command
+    state.apply(command)
+    image = state.image()
+    assert image_from_bytes(image_to_bytes(image)) == image
+    assert [g.keyspace_id for g in image.access.roles[0].grants] == list(keyspace_ids)
+
+
+def test_grant_that_an_earlier_build_wrote_holds_in_every_keyspace() -> None:
+    # An effect, an action and a prefix: all that there was.
+    written = bytes.fromhex("0801" + "120101" + "1a0161")
+    assert access_pb2.Grant.FromString(written) == access_pb2.Grant(
+        effect=access_pb2.GRANT_EFFECT_ALLOW, actions=[access_pb2.ACTION_READ], prefix=b"a"
+    )
+    (grant,) = convert.ROLE.decode(
+        access_pb2.Role(name="r", grants=[access_pb2.Grant.FromString(written)])
+    ).grants
+    assert grant == READER.grants[0]
+    assert convert.ROLE.encode(READER).grants[0].SerializeToString() == written
+    state = some_state()
+    for keyspace_id in (DEFAULT_ID, with_vip(state)):
+        held = state.access.permissions_of("app").in_keyspace(keyspace_id)
+        assert held.allows(Action.READ, b"a1")
 
 
 # --- bounds ---------------------------------------------------------------------------------------
@@ -239,7 +327,10 @@ def test_revocations_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_greatest_state_has_its_bytes_counted() -> None:
     state = AccessState(
         version=1,
-        roles=tuple(role_of(f"r{i}", *[b"%05d" % n for n in range(50)]) for i in range(20)),
+        roles=(
+            Role(name="k", grants=(in_keyspace(KeyspaceId((1 << 32) - 1)),) * 500),
+            *(role_of(f"r{i}", *[b"%05d" % n for n in range(50)]) for i in range(20)),
+        ),
         users=(User(name="é" * 10, roles=("r1", "r2")),),
         tokens=tuple(replace(TOKEN, description="é" * 200) for _ in range(10)),
         revoked_serials=("f" * 40,) * 10,

@@ -26,7 +26,6 @@ from koinon_proto.contract.table import (
     OfflineReason,
     PartitionId,
     PartitionStatus,
-    min_in_sync_of,
 )
 
 from .copies import Copies
@@ -306,7 +305,7 @@ def test_start_towards_more_replicas_keeps_the_partition_writable() -> None:
     state.apply(SetReplicationFactor(replication_factor=3))
     moving(state, (1, 2, 3))
     assert state.config is not None
-    assert min_in_sync_of(state.config, row_of(state)) == 1
+    assert state.keyspaces.min_in_sync(row_of(state)) == 1
     alter(state, 1, 2)
     fence(state, 2)
     assert row_of(state).in_sync == (N1,)
@@ -315,7 +314,7 @@ def test_start_towards_more_replicas_keeps_the_partition_writable() -> None:
     applied(alter(state, 1))
     applied(alter(state, 1, 2, 3))
     applied(finish(state))
-    assert min_in_sync_of(state.config, row_of(state)) == 2
+    assert state.keyspaces.min_in_sync(row_of(state)) == 2
     fence(state, 2)
     fence(state, 3)
     assert row_of(state).in_sync == (N1, N3)
@@ -403,7 +402,7 @@ def test_cancel_on_the_way_to_more_replicas_keeps_the_partition_writable() -> No
     moving(state, (1, 2, 3))
     cancel(state)
     assert state.config is not None
-    assert min_in_sync_of(state.config, row_of(state)) == 1
+    assert state.keyspaces.min_in_sync(row_of(state)) == 1
 
 
 def test_election_in_a_move_prefers_those_that_stay() -> None:

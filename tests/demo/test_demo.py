@@ -24,17 +24,21 @@ def test_demo_with_no_number_of_rows_is_wrong_usage(
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 def test_demo_with_few_rows_shows_every_act_and_ends_well() -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "demo", "--rows", "5000"],
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=580,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert re.search(r"5,000 rows, \d+ checks, all of them hold", ended.stdout)
     assert "kill -9" in ended.stdout
     assert "5,000 are, column by column, those of the file, 0 are not" in ended.stdout
+    assert re.search(r"all 41,162 cells .* coefficient of variation 4\.1%", ended.stdout)
+    assert "6,300 events and riders of 6 cells" in ended.stdout
+    assert "300 riders with the driver next to them" in ended.stdout
     assert "\x1b" not in ended.stdout
     assert "Traceback" not in ended.stderr

@@ -62,8 +62,8 @@ class Beside:
         self._client.close()
 
 
-class Campaign:
-    """Sends what it is given to all servers of a cluster of its own."""
+class Watch:
+    """Knows a cluster's processes as they were, and says when they are not what they should be."""
 
     def __init__(self, cluster: LocalCluster) -> None:
         self._cluster = cluster
@@ -71,6 +71,45 @@ class Campaign:
         self._table = self._nodes()
         self._memory = {name: self._resident_mib(name) for name in cluster.names}
         self._logs = dict.fromkeys(cluster.names, 0)
+        self._is_first = True
+
+    def check(self) -> None:
+        """Raise AssertionError unless nobody has stopped, was fenced, or has logged a traceback.
+        What was logged before the first call does not count.
+        """
+        for name, state in self._cluster.states.items():
+            assert state is ProcessState.RUNNING, (name, state, self._log(name)[-3_000:])
+            assert self._cluster.pid(name) == self._pids[name], name
+            log = self._log(name)
+            fresh, self._logs[name] = log[self._logs[name] :], len(log)
+            assert "Traceback" not in fresh or self._is_first, (name, fresh[-3_000:])
+        self._is_first = False
+        assert self._nodes() == self._table
+
+    def check_memory(self) -> None:
+        """Raise AssertionError if a process has grown by much."""
+        for name, before in self._memory.items():
+            assert self._resident_mib(name) < before + GROWTH_MIB_MAX, name
+
+    def _nodes(self) -> dict[str, tuple[int, NodeStatus]]:
+        table = self._cluster.status().table
+        assert table is not None
+        return {n.node_id: (n.node_epoch, n.status) for n in table.nodes.values()}
+
+    def _log(self, name: str) -> str:
+        return self._cluster.log_path(name).read_text(errors="replace")
+
+    def _resident_mib(self, name: str) -> int:
+        lines = Path(f"/proc/{self._cluster.pid(name)}/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) // 1024
+
+
+class Campaign:
+    """Sends what it is given to all servers of a cluster of its own."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self._cluster = cluster
+        self._watch = Watch(cluster)
         self._channels = {
             name: grpc.insecure_channel(cluster.address(name)) for name in cluster.names
         }
@@ -103,19 +142,12 @@ class Campaign:
         """Raise AssertionError unless nobody has stopped, was fenced, or has logged a traceback,
         and the client beside has seen what it wrote.
         """
-        for name, state in self._cluster.states.items():
-            assert state is ProcessState.RUNNING, (name, state, self._log_end(name))
-            assert self._cluster.pid(name) == self._pids[name], name
-            log = self._log(name)
-            fresh, self._logs[name] = log[self._logs[name] :], len(log)
-            assert "Traceback" not in fresh or not self.sent, (name, fresh[-3_000:])
-        assert self._nodes() == self._table
+        self._watch.check()
         assert not self.beside.failures, self.beside.failures[:5]
 
     def check_memory(self) -> None:
         """Raise AssertionError if a process has grown by much."""
-        for name, before in self._memory.items():
-            assert self._resident_mib(name) < before + GROWTH_MIB_MAX, name
+        self._watch.check_memory()
 
     def close(self) -> None:
         self.beside.close()
@@ -136,21 +168,6 @@ class Campaign:
             code, typed = failure.code(), error_of(failure)
             if isinstance(typed, InternalError) or (typed is None and code in _UNTYPED):
                 raise AssertionError(f"{method.path} {raws}: {failure}") from None
-
-    def _nodes(self) -> dict[str, tuple[int, NodeStatus]]:
-        table = self._cluster.status().table
-        assert table is not None
-        return {n.node_id: (n.node_epoch, n.status) for n in table.nodes.values()}
-
-    def _log(self, name: str) -> str:
-        return self._cluster.log_path(name).read_text(errors="replace")
-
-    def _log_end(self, name: str) -> str:
-        return self._log(name)[-3_000:]
-
-    def _resident_mib(self, name: str) -> int:
-        lines = Path(f"/proc/{self._cluster.pid(name)}/status").read_text().splitlines()
-        return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) // 1024
 
 
 class _Cancelling:

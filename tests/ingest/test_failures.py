@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from koinon.ingest.failures import JobFailedError, JobRefusedError, explained
-from koinon_proto.contract.errors import ConfigurationError, UnavailableError
+from koinon.ingest.failures import JobFailedError, JobRefusedError, explained, of_commit
+from koinon_proto.contract.errors import (
+    ConfigurationError,
+    UnavailableError,
+    UnknownKeyspaceError,
+)
 
 IN_A_TASK = """An error occurred while calling o98.save.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 2.0 failed
@@ -31,6 +35,14 @@ def test_options_have_the_names_of_the_command_line() -> None:
     )
     told = explained(ConfigurationError(reason="option keyColumn: there is no column 'x'"))
     assert str(told) == "--key: there is no column 'x'"
+
+
+def test_keyspace_that_is_gone_is_named_by_its_own_error() -> None:
+    error = UnknownKeyspaceError(keyspace="carts")
+    text = IN_A_TASK.format(error=f"UnknownKeyspaceError: {error}")
+    for told in (explained(RuntimeError(text)), of_commit(error)):
+        assert isinstance(told, UnknownKeyspaceError)
+        assert str(told) == str(error)
 
 
 def test_error_that_is_nobodys_input_is_a_failed_job() -> None:

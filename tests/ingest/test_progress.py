@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from koinon.ingest.progress import LoadTracker, Phase
@@ -9,7 +11,13 @@ from koinon.operate.bulk_loads import LoadMode, LoadState, LoadView
 
 
 def view(state: LoadState, **fields: int) -> LoadView:
-    known = {"partitions": 0, "partitions_merged": 0, "rows": 0, "bytes": 0, **fields}
+    known: dict[str, Any] = {
+        "partitions": 0,
+        "partitions_merged": 0,
+        "rows": 0,
+        "bytes": 0,
+        **fields,
+    }
     return LoadView(
         load_id=7,
         job_id="job",
@@ -21,7 +29,8 @@ def view(state: LoadState, **fields: int) -> LoadView:
         idle_ms=0,
         timeout_ms=1000,
         reason="",
-        **known,
+        owner="",
+        **{**known, **fields},
     )
 
 

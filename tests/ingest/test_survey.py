@@ -67,5 +67,16 @@ def test_nodes_get_what_their_partitions_hold() -> None:
     assert [(s.primary_bytes, s.bytes) for s in two_copies] == [(300, 300), (300, 600), (0, 300)]
 
 
+def test_figures_of_a_keyspace_are_of_its_own_partitions() -> None:
+    """It begins with partition 2: what node 1 leads is another keyspace's."""
+    found = replace(survey([10, 30], [100, 300]), base=2)
+    shares = per_node(found, table({0: 1, 1: 1, 2: 2, 3: 3}))
+    assert [(s.node_id, s.partitions, s.rows, s.bytes) for s in shares] == [
+        ("n2", 1, 10, 100),
+        ("n3", 1, 30, 300),
+    ]
+    assert found.skew.heaviest_partition == 3
+
+
 def test_rows_total_counts_bad_rows_too() -> None:
     assert survey([1] * PARTITIONS, [1] * PARTITIONS).rows_total == PARTITIONS + 3

@@ -157,7 +157,11 @@ class HostCluster:
         command += [self.module(name), *self.arguments(name, self._directory / name)]
         with (self._directory / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Linux shares CPU out by session
             )
 
     def module(self, name: str) -> str:

@@ -126,7 +126,11 @@ def test_cluster_that_allows_tls_takes_plain_callers_too(make_cluster: ClusterFa
     for bundle in (cluster.tls_bundle, None):
         how = PLAIN if bundle is None else dialing(bundle)
         with Admin(cluster.coordinators, dialing=how) as admin:
-            assert admin.status().ready
+            status = admin.status()
+            assert status.ready
+            assert status.tls_mode == "allow"
+            assert {session.tls_mode for session in status.sessions} == {"allow"}
+            assert not status.open_addresses  # but to this machine
         with koinon.connect(cluster.coordinators, tls_bundle=bundle or "") as client:
             client.put(b"k", b"v")
             assert client.get(b"k") == b"v"

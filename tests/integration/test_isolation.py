@@ -135,7 +135,7 @@ def test_client_whose_packets_do_not_reach_a_node_is_told_so_and_uses_the_others
     links = Links(hosts.hosts)
     table = table_of(hosts.status())
     n1 = number_of(table, "n1")
-    partition_of = partitioner_of(table.cluster.partitioner, len(table.rows)).partition_of
+    partition_of = partitioner_of(table.keyspaces.default).partition_of
     keys = [b"link/%d" % number for number in range(100)]
     there = [key for key in keys if table.rows[partition_of(key)].primary == n1]
     elsewhere = [key for key in keys if key not in there]

@@ -233,12 +233,17 @@ def test_cluster_of_another_partitioner_says_how_to_make_one_that_fits(
         node.execute_command("CLUSTER SLOTS")
 
 
-def cli(*arguments: str) -> str:
+def cli(*arguments: str, typed: str | None = None) -> str:
     found = shutil.which(arguments[0])
     if found is None:
         pytest.skip(f"{arguments[0]} is not installed")
     run = subprocess.run(
-        [found, *arguments[1:]], capture_output=True, text=True, timeout=TIMEOUT_S, check=True
+        [found, *arguments[1:]],
+        input=typed,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=True,
     )
     return run.stdout
 

@@ -1,41 +1,41 @@
-"""Runs ``koinon`` in processes that have imported it already: it takes a second to import.
+"""Runs a program in processes that have imported it already: ``koinon`` takes a second to import.
 
-    python -m tests.kit.forked REQUESTS ANSWERS     (two file descriptors)
+    python -m tests.kit.forked PROGRAM REQUESTS ANSWERS     (two file descriptors)
 
-imports the command line, then forks for each request, and waits for the end. The forked process
-has the request's arguments, environment and files for its standard streams, runs the command as
-``python -m koinon.cli`` does, and ends as Python does.
+imports the program, then forks for each request, and waits for the end. The forked process has the
+request's arguments, environment and files for its standard streams, runs the program as
+``python -m PROGRAM`` does, and ends as Python does.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import select
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from typer.testing import CliRunner
 
 ROOT = Path(__file__).parents[2]
 STREAMS = (("stdin", os.O_RDONLY), ("stdout", os.O_WRONLY), ("stderr", os.O_WRONLY))
 
 
 class Forked:
-    """The process that forks. Commands run one at a time."""
+    """The process that forks, in our environment and this. Commands run one at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, program: str = "koinon.cli", **environment: str) -> None:
         requests, self._requests = os.pipe()
         self._answers, answers = os.pipe()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.kit.forked", str(requests), str(answers)],
+            [sys.executable, "-m", "tests.kit.forked", program, str(requests), str(answers)],
             stdin=subprocess.DEVNULL,
             pass_fds=(requests, answers),
             cwd=ROOT,
+            env=os.environ | environment,
         )
         os.close(requests)
         os.close(answers)
@@ -48,7 +48,7 @@ class Forked:
         input_bytes: bytes = b"",
         timeout_s: float = 60.0,
     ) -> subprocess.CompletedProcess[bytes]:
-        """Run ``koinon ARGUMENTS`` to its end."""
+        """Run the program to its end."""
         with tempfile.TemporaryDirectory() as scratch:
             paths = {name: Path(scratch, name) for name, _ in STREAMS}
             for path in paths.values():
@@ -83,20 +83,39 @@ class Forked:
         self._process.wait()
 
 
-def main() -> None:
-    """Fork for each request until nobody can send one."""
-    requests, answers = map(int, sys.argv[1:])
+def _koinon() -> Callable[[], object]:
+    from typer.testing import CliRunner
+
     from koinon.cli import main as koinon
     from koinon.cli.app import make_app
 
     CliRunner().invoke(make_app(), ["get", "--hex", "1"])  # imports what reading arguments imports
+    for module in ("koinon.client", "koinon.operate.admin"):  # and these what commands do
+        importlib.import_module(module)
+    return koinon
+
+
+def _simulation() -> Callable[[], object]:
+    from tests.simulation.__main__ import main as simulate
+
+    return lambda: sys.exit(simulate())
+
+
+PROGRAMS = {"koinon.cli": _koinon, "tests.simulation": _simulation}
+"""What imports each, and returns what runs it."""
+
+
+def main() -> None:
+    """Fork for each request until nobody can send one."""
+    program = PROGRAMS[sys.argv[1]]()
+    requests, answers = map(int, sys.argv[2:])
     with os.fdopen(requests) as lines:
         while line := lines.readline():
             pid = os.fork()
             if pid == 0:
                 os.close(answers)
                 _become(json.loads(line))
-                koinon()
+                program()
                 return
             _, status = os.waitpid(pid, 0)
             os.write(answers, b"%d" % os.waitstatus_to_exitcode(status))

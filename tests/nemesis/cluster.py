@@ -5,13 +5,16 @@ in a network namespace of its own; members on disks of their own.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -154,7 +157,13 @@ class NemesisCluster(HostCluster):
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
         with (self.directory / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
-                command, stdin=stdin, stdout=log, stderr=log, env=environment, cwd=ROOT
+                command,
+                stdin=stdin,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                cwd=ROOT,
+                start_new_session=True,  # Linux shares CPU out by session
             )
 
     def stop_clients(self) -> list[Path]:
@@ -201,6 +210,22 @@ class NemesisCluster(HostCluster):
         if pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
+
+    def take_descriptors(self, name: str) -> Callable[[], None]:
+        """Leave the process no free file descriptor; return what gives them back."""
+        process = self._process(name)
+        if process is None or process.poll() is not None:
+            return lambda: None
+        limits = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        taken = {int(path.name) for path in Path(f"/proc/{process.pid}/fd").iterdir()}
+        lowest_free = next(number for number in itertools.count() if number not in taken)
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (lowest_free, limits[1]))
+
+        def give_back() -> None:
+            if process.poll() is None:
+                resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limits)
+
+        return give_back
 
     def terminate(self, name: str) -> subprocess.Popen[bytes] | None:
         """Send SIGTERM to the process that runs now, if any; return it."""
@@ -288,7 +313,7 @@ class NemesisCluster(HostCluster):
         table = self.table()
         which = target.partition("/")[2]
         keys = range(KEYS) if not which else [int(which)]
-        hashed = partitioner_of(table.cluster.partitioner, len(table.rows))
+        hashed = partitioner_of(table.keyspaces.default)
         rows = [
             table.rows[hashed.partition_of(key_name(self.schedule_directory.name, key).encode())]
             for key in keys

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from koinon.operate.moves import PlanKind, PlanRequest
-from koinon_proto.contract.errors import KoinonError
+from koinon_proto.contract.errors import KoinonError, PlanStaleError
 from koinon_proto.contract.table import NodeStatus
 from tests.nemesis.cluster import CLIENTS, NemesisCluster
 from tests.nemesis.journal import Journal
@@ -19,6 +19,7 @@ from tests.nemesis.schedules import KINDS, Schedule, Step
 SETTLE_S = 25.0  # for what must find all well
 HEAL_S = 90.0
 STOP_S = 30.0
+PLAN_TRIES = 5
 REFUSE_S = 30.0  # until a process has read that its directory is another's, and ended
 SLOW_RATE = 0.2  # of a lease's clock, far beyond what the cluster allows for
 DEAF, UNHEARD, DEAF_TO_COORDINATORS = 0, 1, 2  # one-way; else unheard by the coordinators
@@ -139,6 +140,11 @@ class Nemesis:
             self._cluster.offset_clocks(name, int(step.amount))
         return self._kill(step, targets)
 
+    def _descriptors(self, step: Step, targets: tuple[str, ...]) -> Callable[[], None]:
+        """The process opens no file and takes no connection more; what it has open stays."""
+        (name,) = targets
+        return self._cluster.take_descriptors(name)
+
     # --- the network -----------------------------------------------------------------------------
 
     def _block(self, *pairs: tuple[list[str], list[str]]) -> Callable[[], None]:
@@ -211,10 +217,12 @@ class Nemesis:
         (name,) = targets
         self._down.add(name)  # it ends by itself at its next write
         self._cluster.disks[name].shut_down()
+        began_at = time.monotonic()  # a schedule may be late, and the fault then short
 
         def repair() -> None:
             if self._cluster.running(name):
-                self.notes.append(f"{name} went on for {step.lasts_s:g} s on a dead disk")
+                lasted_s = time.monotonic() - began_at
+                self.notes.append(f"{name} went on for {lasted_s:.1f} s on a dead disk")
             self._stop(name)
             self._cluster.disks[name].repair()
             self._run(name)
@@ -282,6 +290,10 @@ class Nemesis:
     def _wall_clock(self, step: Step, targets: tuple[str, ...]) -> Callable[[], None]:
         return self._clocks(targets, wall_s=step.amount)
 
+    def _machine_clock(self, step: Step, targets: tuple[str, ...]) -> Callable[[], None]:
+        """Unix time jumps for every server by as much, as on one machine."""
+        return self._wall_clock(step, targets)
+
     def _drift(self, step: Step, targets: tuple[str, ...]) -> Callable[[], None]:
         return self._clocks(targets, lease_rate=step.amount)
 
@@ -319,9 +331,16 @@ class Nemesis:
         with self._cluster.admin() as admin:
             if request.node_id:
                 admin.set_node_status(request.node_id, NodeStatus.DRAINING)
-            plan = admin.plan(request)
-            if plan.moves:
-                admin.execute(request, plan.plan_id)
+            for tries_left in reversed(range(PLAN_TRIES)):
+                plan = admin.plan(request)
+                try:
+                    if plan.moves:
+                        admin.execute(request, plan.plan_id)
+                except PlanStaleError:  # the cluster has changed since it was shown
+                    if not tries_left:
+                        raise
+                else:
+                    return
 
     def _activate(self) -> None:
         if not self._drained:

@@ -15,6 +15,7 @@ The process is the member's own: signals and exit codes are its own too.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import runpy
@@ -24,10 +25,14 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+
+import koinon_proto  # noqa: F401  settings of gRPC, which counts from its first import on
 
 CLOCKS, STOP_IN_READ = "clocks", "stop-in-read"
 _POLL_S = 0.1
+_WITH_DEADLINES = ("grpc._channel", "grpc._common", "grpc._utilities", "grpc.aio._utils")
 
 
 class Clocks:
@@ -44,6 +49,7 @@ class Clocks:
     def install(self) -> None:
         now = self._clock_gettime(time.CLOCK_BOOTTIME)
         self._anchor = (now, now)
+        leave_deadlines_alone()
         time.time_ns = self._wall_time_ns
         time.time = lambda: self._wall_time_ns() / 1e9
         time.clock_gettime = self._gettime
@@ -68,6 +74,8 @@ class Clocks:
                 text = self._path.read_text()
             except FileNotFoundError:
                 text = ""
+            except OSError:  # its descriptors were taken
+                text = seen
             if text != seen:
                 seen = text
                 wanted = json.loads(text) if text else {}
@@ -78,6 +86,16 @@ class Clocks:
                 self._rate = wanted.get("lease_rate", 1.0)
                 self._wall_ns = int(wanted.get("wall_s", 0.0) * 1e9)
             time.sleep(_POLL_S)
+
+
+def leave_deadlines_alone() -> None:
+    """Let gRPC's Python part keep the kernel's clock. It makes deadlines in Unix time of time-outs,
+    and its core, which knows of no offset, would take them for long over, or far away.
+    """
+    unpatched = ModuleType("time")
+    vars(unpatched).update(vars(time))
+    for name in _WITH_DEADLINES:
+        vars(importlib.import_module(name))["time"] = unpatched
 
 
 def stop_in_reads(flag: Path) -> None:

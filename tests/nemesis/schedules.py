@@ -77,6 +77,10 @@ def _one_of(*targets: str) -> Draw:
     return lambda choice: ((choice.choice(targets),), 0.0)
 
 
+def _all_of(*targets: str) -> Draw:
+    return lambda _choice: (targets, 0.0)
+
+
 def _some_of(*targets: str, most: int) -> Draw:
     return lambda choice: (tuple(choice.sample(targets, choice.randint(1, most))), 0.0)
 
@@ -140,6 +144,7 @@ KINDS: dict[str, Kind] = {
     "restart": Kind(draw=_some_of("primary", "leader", *NODES, most=2), lasts_s=(1.0, 3.0)),
     "transfer": Kind(draw=_one_of("leader"), lasts_s=(0.5, 1.0), weight=1),
     "moves": Kind(draw=_one_of("primary", *NODES), lasts_s=(4.0, 7.0)),
+    "descriptors": Kind(draw=_MEMBER, lasts_s=(2.0, 6.0), weight=1),
     "full-disk": Kind(draw=_MEMBER, lasts_s=(2.0, 6.0), needs=(means.MOUNTS,)),
     "frozen-disk": Kind(draw=_MEMBER, lasts_s=(1.0, 6.0), needs=(means.FREEZE,)),
     "eio": Kind(draw=_MEMBER, lasts_s=(3.0, 5.0), needs=(means.SHUTDOWN,), alone=True),
@@ -149,6 +154,11 @@ KINDS: dict[str, Kind] = {
             *(-YEAR_S, -HOUR_S, -2.0, 2.0, HOUR_S, YEAR_S),
         ),
         lasts_s=(2.0, 6.0),
+    ),
+    "machine-clock": Kind(
+        draw=_with_amount(_all_of(*NODES, *COORDINATORS), -YEAR_S, -HOUR_S, HOUR_S, YEAR_S),
+        lasts_s=(2.0, 6.0),
+        weight=1,
     ),
     "drift": Kind(
         draw=_with_amount(_some_of("primary", *NODES, *COORDINATORS, most=4), 0.97, 1.03),

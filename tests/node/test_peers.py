@@ -13,7 +13,6 @@ import grpc
 import numpy as np
 import pytest
 
-from koinon_node.config import StoreConfig
 from koinon_node.core.membership.assignment import ServedPartitions
 from koinon_node.core.write_decisions import Primaries
 from koinon_node.ports import FollowerEnd, PeerLostError, PrimaryEnd
@@ -22,6 +21,7 @@ from koinon_node.state import NodeState
 from koinon_node.storage.checksums import Checksums
 from koinon_node.storage.sizes import SizeEstimates
 from koinon_node.storage.store import Store
+from koinon_node.store_config import StoreConfig
 from koinon_proto.contract.errors import (
     InternalError,
     InvalidArgumentError,

@@ -60,6 +60,7 @@ spark = stack.enter_context(koinon.ingest.session.spark_session())
 orders = spark.read.parquet("orders.parquet")
 """,
     "with koinon.LocalCluster": "import koinon\n",
+    "with koinon.connect": "import koinon\n",
 }
 """What a snippet that begins so takes for granted: a session of Spark and its data, an import."""
 

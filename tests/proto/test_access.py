@@ -16,9 +16,11 @@ from koinon_proto.contract.access import (
     Action,
     Effect,
     Grant,
+    KeyPermissions,
     Permissions,
     Role,
     User,
+    grants_counted,
     is_serial,
     is_token_id,
     make_token,
@@ -27,17 +29,21 @@ from koinon_proto.contract.access import (
     secret_hash,
     serial_text,
 )
+from koinon_proto.contract.keyspaces import DEFAULT_ID, KeyspaceId
 
 ALLOW, DENY = Effect.ALLOW, Effect.DENY
 READ, WRITE, SCAN = Action.READ, Action.WRITE, Action.SCAN
 
 
-def allow(*actions: Action, prefix: bytes = b"") -> Grant:
-    return Grant(effect=ALLOW, actions=actions, prefix=prefix)
+VIP = KeyspaceId(1)
 
 
-def deny(*actions: Action, prefix: bytes = b"") -> Grant:
-    return Grant(effect=DENY, actions=actions, prefix=prefix)
+def allow(*actions: Action, prefix: bytes = b"", keyspace_id: KeyspaceId | None = None) -> Grant:
+    return Grant(effect=ALLOW, actions=actions, prefix=prefix, keyspace_id=keyspace_id)
+
+
+def deny(*actions: Action, prefix: bytes = b"", keyspace_id: KeyspaceId | None = None) -> Grant:
+    return Grant(effect=DENY, actions=actions, prefix=prefix, keyspace_id=keyspace_id)
 
 
 # --- the rule, read plainly -----------------------------------------------------------------------
@@ -76,7 +82,7 @@ def test_permissions_say_what_a_plain_reading_of_the_rule_says(
     roles: list[list[Grant]], asked: list[bytes]
 ) -> None:
     grants = [grant for role in roles for grant in role]
-    permissions = Permissions(grants)
+    permissions = KeyPermissions(grants)
     for action in (READ, WRITE, SCAN, Action.LOAD):
         refused = [key for key in asked if not plainly(grants, action, key)]
         for _ in range(2):  # what was asked before is remembered
@@ -90,7 +96,7 @@ def test_permissions_say_what_a_plain_reading_of_the_rule_says(
 def test_prefix_that_is_allowed_has_no_key_that_is_not(
     grants: list[Grant], below: list[bytes], prefix: bytes
 ) -> None:
-    permissions = Permissions(grants)
+    permissions = KeyPermissions(grants)
     if permissions.allows_prefix(READ, prefix):
         assert permissions.first_refused(READ, [prefix + key for key in below]) is None
     if permissions.allows_all(READ):
@@ -104,7 +110,7 @@ def test_prefix_that_is_allowed_has_no_key_that_is_not(
 def test_range_that_is_allowed_has_no_key_that_is_not(
     grants: list[Grant], below: list[bytes]
 ) -> None:
-    permissions = Permissions(grants)
+    permissions = KeyPermissions(grants)
     first, last = min(below), max(below)
     if permissions.allows_range(READ, first, last):
         assert permissions.first_refused(READ, below) is None
@@ -120,17 +126,63 @@ def test_end_of_a_prefix_is_the_least_key_above_it(prefix: bytes, key: bytes) ->
 
 def test_all_and_none() -> None:
     for action in Action:
-        assert Permissions.ALL.allows_all(action)
-        assert Permissions.ALL.allows_prefix(action, b"")
-        assert Permissions.ALL.first_refused(action, [b"a"]) is None
+        assert Permissions.ALL.allows_some(action)
+        assert Permissions.ALL.allows_on_cluster(action)
         assert not Permissions.NONE.allows_some(action)
-        assert not Permissions.NONE.allows_prefix(action, b"a")
-        assert Permissions.NONE.first_refused(action, [b"a"]) == b"a"
-        assert Permissions.NONE.first_refused(action, []) is None
+        assert not Permissions.NONE.allows_on_cluster(action)
+        for keyspace_id in (0, 7):
+            everything = Permissions.ALL.in_keyspace(keyspace_id)
+            assert everything.allows_all(action)
+            assert everything.allows_prefix(action, b"")
+            assert everything.first_refused(action, [b"a"]) is None
+            nothing = Permissions.NONE.in_keyspace(keyspace_id)
+            assert not nothing.allows_prefix(action, b"a")
+            assert nothing.first_refused(action, [b"a"]) == b"a"
+            assert nothing.first_refused(action, []) is None
+
+
+some_grants_of_keyspaces = st.lists(
+    st.builds(
+        Grant,
+        effect=st.sampled_from(Effect),
+        actions=st.lists(st.sampled_from([READ, WRITE]), max_size=2, unique=True).map(tuple),
+        prefix=keys,
+        keyspace_id=st.sampled_from([None, DEFAULT_ID, VIP, KeyspaceId(2)]),
+    ),
+    max_size=12,
+)
+
+
+@given(grants=some_grants_of_keyspaces, asked=st.lists(keys, max_size=20))
+@example(grants=[allow(READ), deny(READ, keyspace_id=VIP)], asked=[b"a"])
+@example(grants=[deny(READ), allow(READ, keyspace_id=VIP)], asked=[b"a"])
+@example(grants=[allow(READ, keyspace_id=DEFAULT_ID)], asked=[b"a"])
+def test_in_a_keyspace_only_its_grants_and_those_of_every_keyspace_hold(
+    grants: list[Grant], asked: list[bytes]
+) -> None:
+    permissions = Permissions(grants)
+    some: set[Action] = set()
+    for keyspace_id in (0, 1, 2, 3):
+        holding = [g for g in grants if g.keyspace_id in (None, keyspace_id)]
+        held = permissions.in_keyspace(keyspace_id)
+        for action in (READ, WRITE):
+            refused = [key for key in asked if not plainly(holding, action, key)]
+            assert held.first_refused(action, asked) == next(iter(refused), None)
+            some |= {action} if held.allows_some(action) else set()
+    for action in (READ, WRITE):
+        assert permissions.allows_some(action) == (action in some)
+
+
+def test_grant_that_names_no_keyspace_counts_once_for_each_that_others_name() -> None:
+    everywhere = [allow(READ, prefix=b"%d" % n) for n in range(3)]
+    assert grants_counted(everywhere) == 3
+    vip = [allow(READ, keyspace_id=VIP), deny(READ, prefix=b"a", keyspace_id=VIP)]
+    assert grants_counted([*everywhere, *vip]) == 3 + 2 + 3
+    assert grants_counted([*everywhere, *vip, allow(READ, keyspace_id=DEFAULT_ID)]) == 3 + 3 + 6
 
 
 def test_actions_with_grants_of_their_own_are_kept_apart() -> None:
-    permissions = Permissions([allow(READ, SCAN), allow(WRITE, prefix=b"w"), deny(SCAN)])
+    permissions = KeyPermissions([allow(READ, SCAN), allow(WRITE, prefix=b"w"), deny(SCAN)])
     assert permissions.allows_all(READ)
     assert not permissions.allows_some(SCAN)
     assert permissions.allows_some(WRITE)
@@ -138,11 +190,21 @@ def test_actions_with_grants_of_their_own_are_kept_apart() -> None:
 
 
 def test_heads_that_are_remembered_are_bounded() -> None:
-    permissions = Permissions([allow(READ), deny(READ, prefix=b"12345678")])
+    permissions = KeyPermissions([allow(READ), deny(READ, prefix=b"12345678")])
     for i in range(10_000):
         assert permissions.first_refused(READ, [b"%08d" % (i + 20_000_000)]) is None
     assert len(permissions._reaches[READ]._heads) <= 1_024
     assert permissions.first_refused(READ, [b"123456789"]) == b"123456789"
+
+
+@given(groups=st.lists(st.lists(keys, max_size=6), max_size=30), grants=some_grants)
+def test_groups_of_keys_are_decided_as_each_key_whatever_was_asked_before(
+    groups: list[list[bytes]], grants: list[Grant]
+) -> None:
+    permissions = KeyPermissions(grants)
+    for group in groups:
+        refused = [key for key in group if not plainly(grants, READ, key)]
+        assert permissions.first_refused(READ, group) == next(iter(refused), None)
 
 
 # --- tokens ---------------------------------------------------------------------------------------
@@ -210,10 +272,10 @@ def test_token_never_names_root() -> None:
 def test_user_has_what_its_roles_give() -> None:
     access = Access(state_of()[0])
     reader = access.permissions_of("app")
-    assert reader.first_refused(READ, [b"a/1"]) is None
-    assert reader.first_refused(READ, [b"a/1", b"b"]) == b"b"
+    assert reader.in_keyspace(0).first_refused(READ, [b"a/1"]) is None
+    assert reader.in_keyspace(0).first_refused(READ, [b"a/1", b"b"]) == b"b"
     assert access.permissions_of("app") is reader
-    assert access.permissions_of("nobody").first_refused(READ, [b"a/1"]) == b"a/1"
+    assert access.permissions_of("nobody").in_keyspace(0).first_refused(READ, [b"a/1"]) == b"a/1"
 
 
 def test_user_that_is_not_let_in_has_nothing_and_is_told_why() -> None:
@@ -261,7 +323,7 @@ def test_permissions_of_roles_that_have_not_changed_are_taken_over() -> None:
     made = first.permissions_of("app")
     assert Access(replace(state, version=8), first).permissions_of("app") is made
     other = replace(state, roles=(Role(name="reader", grants=(allow(WRITE),)),))
-    assert Access(other, first).permissions_of("app").allows_all(WRITE)
+    assert Access(other, first).permissions_of("app").in_keyspace(0).allows_all(WRITE)
     assert not Access(other, first).permissions_of("app").allows_some(READ)
     gone = Access(replace(state, roles=()), first)
     assert not gone.permissions_of("app").allows_some(READ)

@@ -13,6 +13,7 @@ from koinon_proto.contract import convert
 from koinon_proto.contract.access import AccessState, Role, Token, User
 from koinon_proto.contract.bulk_loads import LoadMode, StreamBatch
 from koinon_proto.contract.codec import Codec, Value, codec
+from koinon_proto.contract.keyspaces import Keyspace, KeyspaceList
 from koinon_proto.contract.table import (
     ClusterConfig,
     MoveSettings,
@@ -29,6 +30,8 @@ CODECS: dict[str, tuple[type[Any], Codec[Any, Any]]] = {
     "CONFIG": (ClusterConfig, convert.CONFIG),
     "NODE": (NodeInfo, convert.NODE),
     "MOVE_SETTINGS": (MoveSettings, convert.MOVE_SETTINGS),
+    "KEYSPACE": (Keyspace, convert.KEYSPACE),
+    "KEYSPACES": (KeyspaceList, convert.KEYSPACES),
     "ROLE": (Role, convert.ROLE),
     "USER": (User, convert.USER),
     "TOKEN": (Token, convert.TOKEN),
@@ -82,6 +85,7 @@ OPENING = codec(
     names={"job": "job_id", "batch": "stream_batch"},
     zero_is_default=["timeout_ms"],
     filled=["description"],
+    unused=["owner", "keyspace_id"],
 )
 
 
@@ -126,15 +130,21 @@ def test_given_field_is_left_out_of_the_message_and_asked_for() -> None:
     assert batch.decode(loads_pb2.StreamBatch(batch_id=2), query_id="q") == StreamBatch("q", 2)
 
 
+LEFT = ["description", "owner", "keyspace_id"]
+
+
 @pytest.mark.parametrize(
     ("exceptions", "named"),
     [
-        ({}, r"\['description'\]"),
-        ({"filled": ["description", "prefix_"]}, r"\['prefix_'\]"),
-        ({"unused": ["description"], "given": ["prefix"]}, r"\['prefix'\]"),
-        ({"unused": ["description"], "given": ["prefix"], "filled": ["prefix"]}, None),
-        ({"unused": ["description"], "values": {"suffix": Value(int, int)}}, r"\['suffix'\]"),
-        ({"unused": ["description"], "zero_is_default": ["wait_ms"]}, r"\['wait_ms'\]"),
+        ({"unused": ["owner", "keyspace_id"]}, r"\['description'\]"),
+        ({"filled": ["description", "prefix_", "owner", "keyspace_id"]}, r"\['prefix_'\]"),
+        ({"unused": LEFT, "given": ["prefix"]}, r"\['prefix'\]"),
+        ({"unused": LEFT, "given": ["prefix"], "filled": ["prefix"]}, None),
+        (
+            {"unused": LEFT, "values": {"suffix": Value(int, int)}},
+            r"\['suffix'\]",
+        ),
+        ({"unused": LEFT, "zero_is_default": ["wait_ms"]}, r"\['wait_ms'\]"),
     ],
 )
 def test_pair_with_a_field_that_is_not_covered_is_refused(

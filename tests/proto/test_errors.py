@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from typing import Any, cast
 
@@ -23,14 +24,20 @@ LOCAL_ONLY = {
     errors.ForkedError,
     errors.NobodyListensError,
     errors.NotSentError,
+    errors.PartitionerMismatchError,
     errors.UnknownHostError,
     errors.WrongEventLoopError,
 }
 
 
 def sample(cls: type[KoinonError]) -> KoinonError:
-    values = {f.name: 7 if f.type == "int" else f"the {f.name}" for f in fields(cast(Any, cls))}
-    return cls(**values)
+    samples: dict[Any, Callable[[str], Any]] = {
+        "int": lambda _: 7,
+        "str": lambda name: f"the {name}",
+        "bytes": lambda name: b"the \xff " + name.encode(),
+        "tuple[int, ...]": lambda _: (3, 5),
+    }
+    return cls(**{f.name: samples[f.type](f.name) for f in fields(cast(Any, cls))})
 
 
 def same(left: KoinonError, right: KoinonError) -> bool:

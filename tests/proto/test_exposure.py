@@ -35,7 +35,8 @@ def test_open_ports_are_warned_of_while_anybody_is_let_in(
     mode: Mode, warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     addresses = {"--listen": "10.0.0.1:7500", "--redis-listen": "", "--metrics-listen": "[::1]:1"}
-    warn_of_strangers(Listening(mode), addresses)
+    found = warn_of_strangers(Listening(mode), addresses)
+    assert found == (("10.0.0.1:7500",) if warned else ())
     texts = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert bool(texts) is warned
     assert all("flag=--listen address=10.0.0.1:7500" in text for text in texts)

@@ -4,11 +4,13 @@ import contextvars
 import json
 import logging
 import sys
+from collections.abc import Iterator
 
 import pytest
 
 from koinon_proto.contract import request_ids
 from koinon_proto.contract.errors import ConfigurationError
+from koinon_proto.process import logs
 from koinon_proto.process.logs import (
     JsonFormatter,
     TextFormatter,
@@ -118,16 +120,31 @@ def test_configure_logging_unknown_setting_is_refused(log_format: str, level: st
         configure_logging(log_format, level)
 
 
-def test_metadata_that_is_no_text_is_logged_rarely_and_without_a_traceback(
-    capsys: pytest.CaptureFixture[str],
+@pytest.fixture
+def logging_as_before() -> Iterator[None]:
+    """Gives the process its logging back: it runs other tests, too."""
+    root, encodings = logging.getLogger(), logging.getLogger("grpc._cython.cygrpc")
+    handlers, level, filters = root.handlers[:], root.level, encodings.filters[:]
+    yield
+    root.handlers[:], encodings.filters[:] = handlers, filters
+    root.setLevel(level)
+
+
+@pytest.mark.parametrize(
+    "text", ["Invalid encoding on x", "ExecuteBatchError raised in core by servicer method [m]"]
+)
+@pytest.mark.usefixtures("logging_as_before")
+def test_what_callers_cause_in_grpc_is_logged_rarely_and_without_a_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
+    monkeypatch.setattr(logs, "_lines_of_callers", logs.LinesPerSecond(1))
     configure_logging("text", "INFO")
     log = logging.getLogger("grpc._cython.cygrpc")
     for _ in range(5):
         try:
             b"\xff".decode()
         except UnicodeDecodeError:
-            log.exception("Invalid encoding on %s", b"\xff")
+            log.exception(text)
     log.error("another thing")
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from koinon_proto.contract.errors import ConfigurationError, InvalidArgumentError
-from koinon_proto.contract.table import PARTITIONER_NAMES
 from koinon_proto.key_columns import murmur2_of_buffers, slots_of_buffers
 from koinon_proto.partitioner import PARTITIONERS, Partitioner, murmur2, partitioner, slot_of
 
@@ -75,10 +74,6 @@ def buffers_of(keys: list[bytes], dtype: type = np.int64) -> tuple[np.ndarray, n
 
 def hashes_of(keys: list[bytes]) -> np.ndarray:
     return murmur2_of_buffers(*buffers_of(keys))
-
-
-def test_names_that_a_coordinator_knows_are_those_that_there_are() -> None:
-    assert list(PARTITIONER_NAMES) == NAMES
 
 
 @pytest.mark.parametrize(("key", "expected"), GOLDEN.items())

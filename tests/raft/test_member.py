@@ -194,6 +194,37 @@ def test_member_failed_save_stops_it() -> None:
     run(test)
 
 
+@pytest.mark.parametrize("leads", [True, False])
+def test_member_whose_disk_dies_while_nothing_is_proposed_stops(leads: bool) -> None:
+    async def test() -> None:
+        async with group_of(quiet_ms_max=300) as group:
+            leader = await group.leader()
+            followers = [m for m in group.members.values() if m is not leader]
+            member = leader if leads else followers[0]
+
+            def broken(**_: object) -> None:
+                raise StorageFailedError(path="data.mdb", reason="input/output error")
+
+            group.disks[member.member_id].save = broken  # type: ignore[method-assign]
+            with pytest.raises(StorageFailedError):
+                await member.stopped()
+            await group.leader(among="".join(m for m in group.members if m != member.member_id))
+
+    run(test)
+
+
+def test_member_that_leads_while_nothing_is_proposed_serves_its_term_once() -> None:
+    async def test() -> None:
+        async with group_of("a", quiet_ms_max=30) as group:
+            leader = await group.leader()
+            before = leader.status().commit_index
+            await until(lambda: leader.status().commit_index > before + 2, "entries are appended")
+            assert group.calls == [("a", "leader", leader.status().term)]
+            assert not group.states["a"].applied
+
+    run(test)
+
+
 def test_member_leader_whose_disk_hangs_is_replaced() -> None:
     async def test() -> None:
         async with group_of(save_timeout_ms=300) as group:

@@ -288,6 +288,30 @@ def test_leader_whose_disk_hangs_leaves_the_lead_to_the_others() -> None:
     assert group.role(leader_id) is Role.LEADER
 
 
+def test_leader_whose_disk_hangs_while_nothing_is_proposed_leaves_the_lead_to_the_others() -> None:
+    group = Group("abc")
+    leader = group.elect("a")
+    group.hold_saves("a")
+    let_time_pass(group, 3.0)
+    assert group.role("a") is Role.LEADER
+    let_time_pass(group, 2.0)
+    assert group.role("a") is Role.FOLLOWER
+    assert leader.saving_s(group.now) > 1.5
+    assert any(group.role(member) is Role.LEADER for member in "bc")
+
+
+@pytest.mark.parametrize("hanging", ["abc", "ab"])
+def test_disks_that_hang_while_nothing_is_proposed_elect_nobody(hanging: str) -> None:
+    group = Group("abc")
+    leader = group.elect("a")
+    term = leader.term
+    for member in hanging:
+        group.hold_saves(member)
+    let_time_pass(group, 10.0)
+    assert (group.role("a"), leader.term) == (Role.LEADER, term)
+    assert leader.log.last_index - leader.log.commit_index == 1, "one entry is enough"
+
+
 def test_leader_whose_disk_is_slow_leads_on() -> None:
     group = Group("abc")
     leader = group.elect("a")

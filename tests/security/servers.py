@@ -9,13 +9,21 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
+
 from koinon.certs.authority import Authority, Identity
+from koinon.operate.admin import Admin
 from koinon_coordinator.config import BootstrapConfig, CoordinatorConfig
 from koinon_coordinator.coordinator import Coordinator
+from koinon_coordinator.core.decide.bulk_loads import LoadWish
 from koinon_coordinator.server import running
-from koinon_node.config import NodeConfig, StoreConfig
+from koinon_node.config import NodeConfig
 from koinon_node.node import Node
+from koinon_node.store_config import StoreConfig
 from koinon_proto.contract.access import Access
+from koinon_proto.contract.bulk_loads import LoadMode
+from koinon_proto.contract.keyspaces import Keyspace, KeyspaceId
+from koinon_proto.security.audit import NO_AUDIT, Audit
 from koinon_proto.security.bundle import BundleFile
 from koinon_proto.security.names import Kind
 from koinon_proto.security.transport import Dialing, Listening, Mode, listening
@@ -49,7 +57,7 @@ class Identities:
 class Servers:
     """c1 and n1, one loop for both. Addresses: ``coordinator``, ``node``, ``redis``."""
 
-    def __init__(self, directory: Path, identities: Identities) -> None:
+    def __init__(self, directory: Path, identities: Identities, audit: Audit = NO_AUDIT) -> None:
         self.identities = identities
         self.coordinator, self.node, self.redis = free_addresses(3)
         self._configs = (
@@ -71,6 +79,7 @@ class Servers:
                 redis_listen=self.redis,
                 redis_advertise=self.redis,
                 listening=identities.listening(Kind.NODE, "n1"),
+                audit=audit,
             ),
         )
         self.process_of_node: Node | None = None
@@ -92,6 +101,36 @@ class Servers:
             return node is not None and node.state.serving() and any(node.state.served.led)
 
         wait_until(serves, "the node to serve")
+
+    def create_keyspace(self, name: str, partition_count: int) -> Keyspace:
+        """Create a keyspace as root; return once the node serves all of it."""
+        root = self.identities.dialing(Kind.USER, "root")
+        with Admin(self.coordinator, dialing=root, timeout_ms=30_000) as admin:
+            made = admin.keyspaces.create(name, partition_count=partition_count).keyspace
+        node = self.process_of_node
+        assert node is not None
+        wait_until(
+            lambda: {*made.partition_ids} <= {*np.flatnonzero(node.state.served.epochs).tolist()},
+            "the node to serve the keyspace",
+        )
+        return made
+
+    def open_load(self, job_id: str, keyspace_id: KeyspaceId) -> int:
+        """Open a load that is nobody's, as without users; return once the node knows it."""
+        node, coordinator = self.process_of_node, self.process_of_coordinator
+        assert node is not None
+        assert coordinator is not None
+        wish = LoadWish(job_id=job_id, mode=LoadMode.APPEND, keyspace_id=keyspace_id)
+
+        async def opened() -> int:
+            return (await coordinator.serving.loading.open(wish, "")).load_id
+
+        load_id = asyncio.run_coroutine_threadsafe(opened(), self._loop).result(timeout=30)
+        wait_until(
+            lambda: any(load.load_id == load_id for load in node.state.table().loads),
+            "the node to know the load",
+        )
+        return load_id
 
     def stop(self) -> None:
         if self._stop is not None:
@@ -126,9 +165,9 @@ class Servers:
 
 
 @contextmanager
-def serving(directory: Path) -> Iterator[Servers]:
-    """Run the servers inside the block."""
-    servers = Servers(directory, Identities(directory / "identities"))
+def serving(directory: Path, audit: Audit = NO_AUDIT) -> Iterator[Servers]:
+    """Run the servers inside the block; ``audit`` is the node's."""
+    servers = Servers(directory, Identities(directory / "identities"), audit)
     try:
         servers.start()
         yield servers

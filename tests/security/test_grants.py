@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,42 @@ def test_what_is_revoked_ends_at_once_on_open_connections(servers: Servers) -> N
         finally:
             servers.set_access(access(3))
         assert app.get(b"app:2") == b"x"
+
+
+@pytest.mark.parametrize("allowed", [0, 1, 300])
+def test_operations_that_share_a_request_are_refused_one_by_one(
+    servers: Servers, allowed: int
+) -> None:
+    """Nobody's operation fails since another's key may not be touched."""
+    keys = [b"app:%d" % n for n in range(allowed)] + [b"app:secret:%d" % n for n in range(1_200)]
+
+    async def test() -> None:
+        bundle = str(servers.identities.file(Kind.USER, "app"))
+        async with koinon.aio.connect(
+            servers.coordinator, tls_bundle=bundle, transport="grpc", timeout_ms=60_000
+        ) as app:
+            works: tuple[Callable[[bytes], Any], ...] = (
+                lambda key: app.put(key, b"7"),
+                app.get,
+                app.increment,
+            )
+            for work in works:
+                results = await asyncio.gather(*map(work, keys), return_exceptions=True)
+                assert [r for r in results[:allowed] if isinstance(r, Exception)] == []
+                for key, error in zip(keys[allowed:], results[allowed:], strict=True):
+                    assert isinstance(error, PermissionDeniedError)
+                    assert error.what == f"key {key!r}"
+
+    asyncio.run(test())
+
+
+def test_refused_rows_are_named_by_their_place_in_the_operation(servers: Servers) -> None:
+    keys = [b"app:%d" % n for n in range(50)]
+    keys[10] = keys[40] = b"app:secret:1"
+    with client(servers, Kind.USER, "app") as app:
+        with pytest.raises(PermissionDeniedError) as raised:
+            app.get_many(keys)
+        assert raised.value.rows == (10, 40)
 
 
 class Resp:

@@ -27,3 +27,20 @@ def test_ports_and_channels_are_opened_in_one_place() -> None:
     assert {name for name in found if not name.startswith("proto/koinon_proto/security/")} == set(
         ELSEWHERE
     )
+
+
+ASKING = re.compile(r"\bpermissions\.(allows|first_refused|in_keyspace)|\bin_keyspace\(")
+
+
+def test_permissions_are_asked_in_one_place() -> None:
+    """There each check is given the keyspace that the keys lie in."""
+    found = {
+        str(path.relative_to(ROOT))
+        for package in ("proto", "coordinator", "node")
+        for path in (ROOT / package).rglob("*.py")
+        if ASKING.search(path.read_text("utf-8"))
+    }
+    assert found == {
+        "proto/koinon_proto/security/caller.py",
+        "proto/koinon_proto/contract/access.py",  # which defines it
+    }

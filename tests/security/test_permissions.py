@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import hiredis
 import pytest
 
-from koinon_node.state import partitioner_of
 from koinon_proto.contract.access import (
     Access,
     AccessState,
@@ -25,6 +25,7 @@ from koinon_proto.contract.errors import (
     PermissionDeniedError,
     TableBehindError,
 )
+from koinon_proto.partitioner import partitioner
 from koinon_proto.security.names import ANY_SERVER, Kind
 from koinon_proto.server.rpc import error_of
 from koinon_proto.v1 import kv_pb2, kv_pb2_grpc, loads_pb2, loads_pb2_grpc
@@ -115,7 +116,7 @@ def records(users: dict[str, UserOf]) -> None:
 
 
 def partitions(keys: list[bytes]) -> list[int]:
-    ids: list[int] = partitioner_of("murmur2", PARTITIONS).partitions_of(keys).tolist()
+    ids: list[int] = partitioner("murmur2", PARTITIONS).partitions_of(keys).tolist()
     return ids
 
 
@@ -249,9 +250,8 @@ def test_bulk_load_is_refused_by_key_and_by_prefix(users: dict[str, UserOf]) -> 
 def test_names_of_keys_that_are_there_twice_are_told_to_who_may_load_them(
     users: dict[str, UserOf],
 ) -> None:
-    """Whoever prepares a load is told of equal keys in it, whoever staged them."""
-    loads = {name: users[name].loads for name in ("root", "app")}
-    opened = loads["root"].OpenLoad(
+    """Whoever prepares a load is told of equal keys in it, whoever staged them: an operator too."""
+    opened = users["app"].loads.OpenLoad(
         loads_pb2.OpenLoadRequest(
             job_id="twice", mode=loads_pb2.LOAD_MODE_APPEND, timeout_ms=60_000
         )
@@ -300,6 +300,37 @@ def test_commands_are_refused_by_key(users: dict[str, UserOf]) -> None:
     assert app.redis("SET", "a/1", "3", "GET") == b"2"
     assert app.redis("INCR", "a/1") == 4
     assert app.redis("get", "a/1") == b"4"
+
+
+def test_transaction_is_refused_by_key_and_leave_that_was_taken_since_counts(
+    users: dict[str, UserOf], servers: Servers
+) -> None:
+    app, writer = users["app"], users["writer"]
+    assert noperm(app.redis("WATCH", "b/1"))
+    assert noperm(writer.redis("WATCH", "a/1")), "EXEC would tell whether it has changed"
+    app.redis("MULTI")
+    assert app.redis("SET", "a/1", "2") == b"QUEUED"
+    assert noperm(app.redis("SET", "b/1", "2"))
+    assert str(app.redis("EXEC")).startswith("EXECABORT")
+    assert there(users, b"a/1") == b"1"
+    app.redis("MULTI")
+    assert app.redis("SET", "a/1", "2") == b"QUEUED"
+    assert app.redis("GET", "a/1") == b"QUEUED"
+    before = servers.access
+    try:
+        servers.set_access(Access(without_writing(before.state)))
+        wrote, read = app.redis("EXEC")
+    finally:
+        servers.set_access(before)
+    assert noperm(wrote)
+    assert read == b"1"
+
+
+def without_writing(state: AccessState) -> AccessState:
+    """Return the state with reading as all that its roles allow."""
+    grant = Grant(effect=Effect.ALLOW, actions=(Action.READ,))
+    roles = tuple(replace(role, grants=(grant,)) for role in state.roles)
+    return replace(state, version=state.version + 1, roles=roles)
 
 
 def test_commands_on_many_keys_need_leave_to_scan(users: dict[str, UserOf]) -> None:

@@ -23,8 +23,10 @@ from koinon_proto.security import sockets
 from koinon_proto.security.bundle import BundleFile
 from koinon_proto.security.names import ANY_SERVER, Kind, node_name
 from koinon_proto.security.transport import PLAIN, Dialing, Listening, Mode, dialing, listening
+from koinon_proto.server import metrics_server
 from tests.kit.addresses import free_address
 from tests.kit.waiting import run, until
+from tests.scraping import scrape
 from tests.security.servers import Identities
 
 CALL_S = 5.0
@@ -260,6 +262,36 @@ def test_noise_on_a_port_of_tls_ends_nothing(identities: Identities) -> None:
             context = identities.dialing(Kind.USER, "app").context()
             assert await said(address, context) == b"word"
         server.close()
+
+    run(test)
+
+
+def test_strangers_that_begin_and_say_nothing_keep_nobody_out(
+    identities: Identities, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sockets, "_HANDSHAKES_MAX", 8)
+    monkeypatch.setattr(metrics_server, "_BEGINNING_MAX", 8)
+    context = identities.dialing(Kind.USER, "app").context()
+    assert context is not None
+
+    async def test() -> None:
+        way = identities.listening(Kind.NODE, "n1")
+        address, metrics = free_address(), free_address()
+        server = await sockets.serve(address, Echo, way)
+        endpoint = metrics_server.MetricsEndpoint(metrics, way)
+        endpoint.start(metrics_server.Metrics("node"))
+        with contextlib.ExitStack() as strangers:
+            for target in (address, metrics):
+                host, _, port = target.rpartition(":")
+                for _ in range(20):
+                    sock = socket.create_connection((host, int(port)))
+                    strangers.enter_context(sock).sendall(b"\x16\x03\x01")
+            assert await said(address, context) == b"word"
+            context.check_hostname = False
+            found = await asyncio.to_thread(scrape, metrics, 10.0, context)
+            assert found.text
+        server.close()
+        await asyncio.to_thread(endpoint.close)
 
     run(test)
 

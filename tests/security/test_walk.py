@@ -7,7 +7,9 @@ know all of them.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +17,60 @@ import grpc
 import pytest
 
 from koinon_proto.contract.access import Access, AccessState, Action, Effect, Grant, Role, User
+from koinon_proto.contract.keyspaces import DEFAULT_ID, Keyspace, KeyspaceId
+from koinon_proto.partitioner import partitioner
 from koinon_proto.security import rules
 from koinon_proto.security.names import ANY_SERVER, Kind
 from koinon_proto.server.aio_server import GuardedServer
-from koinon_proto.v1 import membership_pb2, raft_pb2
+from koinon_proto.v1 import kv_pb2, loads_pb2, membership_pb2, raft_pb2
+from tests.node.kit.staged_chunks import chunk_of
 from tests.security.servers import Servers, serving
 
 Code = grpc.StatusCode
 REFUSALS = (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
 CALL_S = 10.0
 ACTIONS = tuple(Action)
+KEYS = (Action.READ, Action.WRITE, Action.SCAN, Action.LOAD)
+_jobs = itertools.count()
+HELD_IN = {
+    "mine": {"default", "vip"},
+    "mine-in-default": {"default"},
+    "mine-in-vip": {"vip"},
+    "mine-but-in-vip": {"default"},
+}
+"""The keyspaces in which each of these users may do all with the keys of ``mine:``."""
+
+
+def grants_of(user: str, vip: KeyspaceId) -> tuple[Grant, ...]:
+    everywhere = Grant(effect=Effect.ALLOW, actions=KEYS, prefix=b"mine:")
+    return {
+        "mine": (everywhere,),
+        "mine-in-default": (replace(everywhere, keyspace_id=DEFAULT_ID),),
+        "mine-in-vip": (replace(everywhere, keyspace_id=vip),),
+        "mine-but-in-vip": (
+            everywhere,
+            replace(everywhere, keyspace_id=vip, effect=Effect.DENY),
+        ),
+    }[user]
+
+
 DOCUMENT = Path(__file__).parents[2] / "docs/security.md"
 
 
 class Walk:
-    """The servers, and what they serve: (address, path, whether it answers with a stream)."""
+    """The servers, and what they serve: (address, path, whether it answers with a stream).
+    ``keyspaces``: each with an open load in it that is nobody's.
+    """
 
-    def __init__(self, servers: Servers, methods: list[tuple[str, bool]]) -> None:
+    def __init__(
+        self,
+        servers: Servers,
+        methods: list[tuple[str, bool]],
+        keyspaces: dict[str, tuple[Keyspace, int]],
+    ) -> None:
         self.servers = servers
         self.methods = dict(methods)
+        self.keyspaces = keyspaces
 
     def addresses(self, path: str) -> list[str]:
         on_both = path.startswith(("/koinon.v1.TableService/GetTable", "/grpc."))
@@ -77,23 +114,37 @@ def walk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(GuardedServer, "add_registered_method_handlers", noting)
         with serving(directory) as servers:
+            vip = servers.create_keyspace("vip", 4)
+            assert servers.process_of_node is not None
+            default = servers.process_of_node.state.table().keyspaces.default
+            keyspaces = {
+                one.name: (one, servers.open_load(one.name, one.keyspace_id))
+                for one in (default, vip)
+            }
             users = [
                 User(name=f"may-{action.name.lower()}", roles=(action.name.lower(),))
                 for action in ACTIONS
             ]
             state = AccessState(
                 version=1,
-                roles=tuple(
-                    Role(
-                        name=action.name.lower(),
-                        grants=(Grant(effect=Effect.ALLOW, actions=(action,)),),
-                    )
-                    for action in ACTIONS
+                roles=(
+                    *(Role(name=u, grants=grants_of(u, vip.keyspace_id)) for u in HELD_IN),
+                    *(
+                        Role(
+                            name=action.name.lower(),
+                            grants=(Grant(effect=Effect.ALLOW, actions=(action,)),),
+                        )
+                        for action in ACTIONS
+                    ),
                 ),
-                users=(*users, User(name="nothing")),
+                users=(
+                    *users,
+                    User(name="nothing"),
+                    *(User(name=name, roles=(name,)) for name in HELD_IN),
+                ),
             )
             servers.set_access(Access(state))
-            yield Walk(servers, found)
+            yield Walk(servers, found, keyspaces)
 
 
 def may(rule: rules.Rule, action: Action) -> bool:
@@ -154,6 +205,114 @@ def test_a_server_speaks_for_itself_alone(walk: Walk, path: str) -> None:
     kind = next(iter(rules.RULES[path].servers))
     own = {Kind.NODE: "n1", Kind.COORDINATOR: "c1"}[kind]
     assert walk.answer(path, kind, own, _request(path, "other")) is Code.PERMISSION_DENIED
+
+
+def _of_key(path: str, key: bytes, keyspace: Keyspace, load_id: int) -> bytes | None:
+    """Return a request about this key of the keyspace, or all that begin so, or the load in it;
+    None: the method has no keys.
+    """
+    first = keyspace.base
+    hashed = partitioner(keyspace.partitioner, keyspace.partition_count).partitions_of([key])
+    ids = [first + int(p) for p in hashed]
+    named: dict[str, Any] = {"keyspace": keyspace.name}
+    known: dict[str, Any] = {"keyspace_id": keyspace.keyspace_id}
+    operation = kv_pb2.Operation(key=key, delete=kv_pb2.DeleteRecord())
+    increment = kv_pb2.Update(increment=kv_pb2.Increment(by=1))
+    made: dict[str, Any] = {
+        "KeyValue/Get": kv_pb2.GetRequest(key=key, **named),
+        "KeyValue/BatchGet": kv_pb2.BatchGetRequest(keys=[key], partition_ids=ids, **known),
+        "KeyValue/Put": kv_pb2.PutRequest(key=key, **named),
+        "KeyValue/Delete": kv_pb2.DeleteRequest(key=key, **named),
+        "KeyValue/BatchWrite": kv_pb2.BatchWriteRequest(
+            keys=[key], values=[b""], partition_ids=ids, **known
+        ),
+        "KeyValue/BatchUpdate": kv_pb2.BatchUpdateRequest(
+            keys=[key], partition_ids=ids, updates=[increment], **known
+        ),
+        "KeyValue/CommitBatch": kv_pb2.CommitBatchRequest(
+            partition_id=ids[0], operations=[operation], **known
+        ),
+        "KeyValue/Scan": kv_pb2.ScanRequest(partition_ids=[first], prefix=key, **known),
+        "Bulk/ReadColumns": loads_pb2.ReadColumnsRequest(
+            partition_ids=[first], prefix=key, **known
+        ),
+        "Bulk/Stage": loads_pb2.StageRequest(
+            load_id=load_id,
+            attempt=1,
+            partition_ids=ids,
+            numbers=[0],
+            chunks=[chunk_of([(key, b"")])],
+        ),
+        "Loads/OpenLoad": loads_pb2.OpenLoadRequest(
+            job_id=f"job {next(_jobs)}",
+            mode=loads_pb2.LOAD_MODE_OVERWRITE,
+            prefix=key,
+            timeout_ms=60_000,
+            **known,
+        ),
+    }
+    request = made.get(path.rpartition(".")[2])
+    return None if request is None else bytes(request.SerializeToString())
+
+
+def _of_load(path: str, load_id: int) -> bytes:
+    """Return a request about the load that changes nothing of it."""
+    made: dict[str, Any] = {
+        "Bulk/Prepare": loads_pb2.PrepareRequest(load_id=load_id, attempts=[1]),
+        "Loads/TouchLoad": loads_pb2.TouchLoadRequest(load_id=load_id),
+        "Loads/CommitLoad": loads_pb2.CommitLoadRequest(load_id=load_id),  # refused: no attempt
+    }
+    return bytes(made[path].SerializeToString())
+
+
+WITHOUT_KEYS = {"Bulk/Prepare", *(f"Loads/{name}Load" for name in ("Touch", "Commit", "Abort"))}
+WITHOUT_KEYS |= {"Loads/GetLoads", "Admin/GetStatus"}
+ABOUT_KEYS = sorted(p for p, r in rules.RULES.items() if {*r.actions} & {*KEYS})
+
+
+@pytest.mark.parametrize("path", ABOUT_KEYS)
+def test_each_method_about_keys_is_refused_for_keys_of_others_and_in_other_keyspaces(
+    walk: Walk, path: str
+) -> None:
+    for place, (keyspace, load_id) in walk.keyspaces.items():
+        for user, held_in in HELD_IN.items():
+            mine = _of_key(path, b"mine:1", keyspace, load_id)
+            theirs = _of_key(path, b"theirs:1", keyspace, load_id)
+            if mine is None or theirs is None:
+                assert path.rpartition(".")[2] in WITHOUT_KEYS
+                return
+            answer = walk.answer(path, Kind.USER, user, mine)
+            assert (answer not in REFUSALS) is (place in held_in), (user, place, answer)
+            assert walk.answer(path, Kind.USER, user, theirs) is Code.PERMISSION_DENIED
+
+
+@pytest.mark.parametrize("path", ["Bulk/Prepare", "Loads/TouchLoad", "Loads/CommitLoad"])
+def test_load_is_refused_to_who_may_load_nothing_into_its_keyspace(walk: Walk, path: str) -> None:
+    for place, (_, load_id) in walk.keyspaces.items():
+        request = _of_load(path, load_id)
+        for user, held_in in HELD_IN.items():
+            answer = walk.answer(f"/koinon.v1.{path}", Kind.USER, user, request)
+            assert (answer not in REFUSALS) is (place in held_in), (user, place, answer)
+
+
+@pytest.mark.parametrize("place", ["default", "vip"])
+def test_load_that_appends_is_opened_only_in_a_keyspace_that_is_granted(
+    walk: Walk, place: str
+) -> None:
+    keyspace, _ = walk.keyspaces[place]
+    coordinator = walk.servers.process_of_coordinator
+    assert coordinator is not None
+    for user, held_in in HELD_IN.items():
+        job_id = f"{user} appends in {place}"
+        request = loads_pb2.OpenLoadRequest(
+            job_id=job_id,
+            mode=loads_pb2.LOAD_MODE_APPEND,
+            keyspace_id=keyspace.keyspace_id,
+        ).SerializeToString()
+        answer = walk.answer("/koinon.v1.Loads/OpenLoad", Kind.USER, user, request)
+        assert (answer not in REFUSALS) is (place in held_in), (user, answer)
+        is_open = any(load.job_id == job_id for load in coordinator.state.loads)
+        assert is_open is (place in held_in), "what is refused has changed nothing"
 
 
 def test_a_method_without_a_rule_is_refused(walk: Walk, monkeypatch: pytest.MonkeyPatch) -> None:

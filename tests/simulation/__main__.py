@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from tests.simulation import disks
 from tests.simulation.cluster import SeedFailedError, run_seed
-from tests.simulation.mutants import MUTANTS, Mutant
+from tests.simulation.mutants import MUTANTS, Mutant, likely_first
 
 SEED_MAX = 1_000_000_000
 RUNS_PER_WORKER_MAX = 200  # then another process takes its place, with fresh memory
@@ -157,8 +157,10 @@ class _Runs:
         return 130 if interrupted else 1 if self._failed else 0
 
     def _results(self, stack: ExitStack) -> Iterator[Done]:
+        mutant = self._options.mutant
+        seeds = self._seeds if mutant is None else likely_first(mutant.name, self._seeds)
         if self._options.workers <= 1:
-            return map(run_quietly, self._seeds)
+            return map(run_quietly, seeds)
         context = multiprocessing.get_context("fork")  # a planted defect is planted there too
         pool = context.Pool(
             self._options.workers,
@@ -166,7 +168,7 @@ class _Runs:
             maxtasksperchild=RUNS_PER_WORKER_MAX,
         )
         stack.enter_context(pool)  # which ends its processes, whatever they do, when it is left
-        return pool.imap_unordered(run_quietly, self._seeds)
+        return pool.imap_unordered(run_quietly, seeds)
 
     def _take(self, done: Done) -> None:
         self._done += 1

@@ -1,8 +1,8 @@
 """A node's agent in virtual time: agent.py's order of events, as tasks of a thread of its own.
 
-The table in a reply is applied before the lease is extended, which counts from when the heartbeat
-was sent. Only the agent changes the table: what others bring are events, which it takes in the
-order in which they came, while it does not wait for an answer itself.
+The access state and the table in a reply are applied before the lease is extended, which counts
+from when the heartbeat was sent. Only the agent changes the table: what others bring are events,
+which it takes in the order in which they came, while it does not wait for an answer itself.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from koinon_node.ports import PeerLostError, RowChange
 from koinon_node.state import NodeState
 from koinon_node.storage.opened_store import CLUSTER_ID, NODE_EPOCH, REGISTRATION_ID
 from koinon_node.storage.store import Store
+from koinon_proto.contract.access import Access, AccessState
 from koinon_proto.contract.errors import (
     KoinonError,
     NodeFencedError,
@@ -229,7 +230,11 @@ class SimulatedAgent:
                 return
 
     async def _on_registered(
-        self, registered: Registered, cluster: ClusterConfig, update: TableUpdate | None
+        self,
+        registered: Registered,
+        cluster: ClusterConfig,
+        update: TableUpdate | None,
+        access: AccessState | None,
     ) -> None:
         node_epoch = registered.node_epoch
         await self._persist(
@@ -239,6 +244,8 @@ class SimulatedAgent:
         self._cluster_id = cluster.cluster_id
         self._node_epoch = self._last_node_epoch = node_epoch
         self._assignment.on_registered(node_epoch)
+        if access is not None:
+            self._apply_access(access)
         if update is not None:
             self._apply(update)
         else:
@@ -303,13 +310,17 @@ class SimulatedAgent:
                 "node_epoch": node_epoch,
                 "hosted": hosted,
                 "stats": self._host.stats(),
+                "access_version": self._state.access.version,
             }
 
         timeout_s = heartbeat_timeout_s(self._lease_s, HEARTBEAT_S)
-        commands, update, lease_ms = await self._ask("heartbeat", request, timeout_s=timeout_s)
+        answer = await self._ask("heartbeat", request, timeout_s=timeout_s)
+        commands, update, access, lease_ms = answer
         if self._left:
             return
         self._assignment.on_acknowledged(acknowledgements)
+        if access is not None:
+            self._apply_access(access)
         if update is not None:
             self._apply(update)
         self._assignment.on_commands(
@@ -320,6 +331,10 @@ class SimulatedAgent:
         self._state.lease = self._state.lease.renewed(node_epoch, sent_at, self._lease_s)
         if not confirmed:
             self._tell()
+
+    def _apply_access(self, state: AccessState) -> None:
+        if state.version > self._state.access.version:
+            self._state.access = Access(state, self._state.access)
 
     # --- the table ---------------------------------------------------------------------------
 
@@ -376,10 +391,10 @@ class SimulatedAgent:
                 host.on_table, served.table, served.node_number, served.node_epoch
             )
 
-    # --- a primary's proposals (seams.CoordinatorCalls) --------------------------------------
+    # --- a primary's proposals (ports.CoordinatorCalls) --------------------------------------
 
     async def alter_partitions(self, changes: Sequence[RowChange]) -> frozenset[int]:
-        """See seams.CoordinatorCalls; as coordinators.LeaderCalls."""
+        """See ports.CoordinatorCalls; as coordinators.LeaderCalls."""
         if not self._state.served.node_epoch:
             await asyncio.sleep(0.05)
             raise UnavailableError(reason="the node is not registered")

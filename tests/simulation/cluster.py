@@ -24,6 +24,7 @@ committed):
   that it is one no longer; proposals of unknown fate that the next leader commits;
 - operators meanwhile: rebalance, drain, replace, replication factor 1, 2 and 3 and changes of it,
   moves cancelled, paused, slowed down, wanted primaries, nodes that stay away and are replaced;
+- users, roles and tokens that are changed (``access``);
 - bulk loads that commit, abort, or are left alone, whose tasks fail and are doubled, with merges
   of many small steps;
 - small journals and pages, and tombstones that are soon purged, so that snapshots, passes cut
@@ -64,7 +65,9 @@ from koinon_proto.contract.errors import KoinonError
 from koinon_proto.contract.table import NodeStatus, PartitionStatus, Table
 from tests.checkers.history import History
 from tests.checkers.linearizability import check
-from tests.simulation import disks
+from tests.simulation import batchers, disks
+from tests.simulation.access import AccessOperator
+from tests.simulation.batchers import Batcher
 from tests.simulation.checkers import ClusterChecker, ViolationError
 from tests.simulation.clients import Client
 from tests.simulation.coordinators import RaftGroup
@@ -86,6 +89,10 @@ LOADS_PAUSE_S = 0.2
 # A node imports it on a thread with its first load: once a process, so whatever ran before a seed
 # in this one would be part of what happens in it.
 stager._modules[merge_steps.__name__] = merge_steps
+
+
+SEEDS_WITH_BATCHES = (4, 9)
+"""The last digits of the seeds that have atomic batches; the others go as they always did."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +121,11 @@ class Scenario:
     def page_bytes(self) -> int:
         """Small where the rows do not bound a page, and the journal seldom has what is missing."""
         return 120 if self.page_rows == 1_000 and self.journal_rows < 1_000 else 2 << 20
+
+    @property
+    def router(self) -> str:
+        """In a share of the seeds keys lie together in groups: ``key 1`` with ``key 10``."""
+        return "first:5" if self.keys == 40 and self.clients == 4 else ""
 
     @classmethod
     def draw(cls, rng: random.Random) -> Scenario:
@@ -170,6 +182,7 @@ class Simulation:
                 bootstrap_nodes=self.scenario.nodes,
                 replication_factor=self.scenario.replicas,
                 partition_count=self.scenario.partitions,
+                router=self.scenario.router,
             ),
             TimingConfig(rereplicate_after_ms=self.scenario.rereplicate_after_ms),
             self.stats,
@@ -180,8 +193,10 @@ class Simulation:
         self.group.on_committed = self._on_committed
         self.clients: list[Client] = []
         self.loaders: list[Loader] = []
+        self.batchers: list[Batcher] = []
         self.faults = Faults(self)
         self.half_deaths = HalfDeaths(self)
+        self.access = AccessOperator(self)
         for _ in range(self.scenario.nodes):
             self.add_node()
         self.loop.after_event = self._after_event
@@ -207,10 +222,12 @@ class Simulation:
     def _on_committed(self, command: Command) -> None:
         self.checker.on_committed(command)
         self.faults.on_committed(command)
+        self.access.on_committed(command)
 
     def _after_event(self, process: Process | None) -> None:
         if process is not None and process.name in self.nodes:
             self.checker.after_event(process.name)
+            self.access.checker.after_event(process.name)
         if self.loop.failures:
             raise ViolationError(_describe(self.loop.failures[0]))
 
@@ -240,10 +257,12 @@ class Simulation:
         await self._until(self._is_started, START_S_MAX, "the cluster did not start")
         self.trace(f"started {self.scenario}")
         self._start_clients()
+        self.access.start()
         self.network.weather = self.scenario.weather
         half_deaths = asyncio.ensure_future(self.half_deaths.run(FAULTS_S))
         await self.faults.run(FAULTS_S)
         half_deaths.cancel()
+        self.access.stop()
         self.trace("healed")
         await self._until(self._has_converged, HEALED_S_MAX, "no convergence")
         await self.half_deaths.last()
@@ -307,8 +326,27 @@ class Simulation:
             self.clients.append(client)
             process.spawn(client.run(self.scenario.client_pause_s))
         self.keys = keys
+        if self.seed % 10 in SEEDS_WITH_BATCHES:
+            for number in range(2):
+                self._start_batcher(f"batcher{number + 1}")
         for number in range(self.scenario.loaders):
             self._start_loader(f"loader{number + 1}")
+
+    def _start_batcher(self, name: str) -> None:
+        machine = self.network.add(name)
+        process = machine.process = Process(self.loop, name)
+        batcher = Batcher(
+            name,
+            process,
+            self.network,
+            [member.name for member in self.group.members],
+            self.history,
+            self.rng,
+            self.stats,
+            self._violated,
+        )
+        self.batchers.append(batcher)
+        process.spawn(batcher.run(self.scenario.client_pause_s))
 
     def _start_loader(self, name: str) -> None:
         machine = self.network.add(name)
@@ -336,6 +374,11 @@ class Simulation:
             client.stopping = True
         for loader in self.loaders:
             loader.stopping = True
+        for batcher in self.batchers:
+            batcher.stopping = True
+        await self._until(
+            lambda: "batchers" if any(b.busy for b in self.batchers) else "", 10.0, "batches go on"
+        )
         await self._until(
             lambda: "clients" if any(c.busy for c in self.clients) else "", 10.0, "clients go on"
         )
@@ -370,6 +413,13 @@ class Simulation:
                 await asyncio.sleep(POLL_S)
             else:
                 raise ViolationError(f"key {key!r} cannot be read")
+        for batcher in self.batchers[:1]:
+            for _ in range(LAST_READS_MAX):
+                if await batcher.read_all():
+                    break
+                await asyncio.sleep(POLL_S)
+            else:
+                raise ViolationError("what batches wrote cannot be read")
 
     # --- at the end --------------------------------------------------------------------------
 
@@ -406,7 +456,8 @@ class Simulation:
         expected = {key: value for o in self.loaders for key, value in o.model.items()}
         for _, rows in sorted((one for o in self.loaders for one in o.common), key=itemgetter(0)):
             expected.update(rows)
-        own = {key: value for key, value in held.items() if key not in self.keys}
+        others = {key: v for key, v in held.items() if not key.startswith(batchers.PREFIX)}
+        own = {key: value for key, value in others.items() if key not in self.keys}
         if own != expected:
             wrong = sorted(k for k in own | expected if own.get(k) != expected.get(k))
             some = {key: (own.get(key), expected.get(key)) for key in wrong[:5]}

@@ -17,10 +17,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from koinon_coordinator.config import BootstrapConfig, TimingConfig
-from koinon_coordinator.core.cluster.commands import Command
+from koinon_coordinator.core.cluster.commands import AccessCommand, Command
+from koinon_coordinator.leader.in_force import InForce
 from koinon_coordinator.leader.leadership import Leadership
 from koinon_coordinator.state_machine import ReplicatedState
 from koinon_coordinator.wire.convert import command_from_bytes
+from koinon_proto.contract.access import AccessState
 from koinon_proto.contract.errors import NotLeaderError, UnknownFateError
 from koinon_proto.contract.table import Table, TableUpdate
 from tests.simulation.loop import Process, VirtualLoop
@@ -57,6 +59,8 @@ class Member:
             "watch": self._watch_table,
             "admin": self._admin,
             "loads": self._loads,
+            "access": self._change_access,
+            "access_state": self._access_state,
         }
         self.offset_s = group.rng.uniform(0, 1000)
         self.process: Process
@@ -183,17 +187,22 @@ class Member:
             return None
         return table.since(version)
 
+    def newer_access(self, version: int) -> AccessState | None:
+        state = self.replicated.state.access.state
+        return state if state.version > version else None
+
     async def _register(self, request: Any, cluster_id: str) -> Any:
         leadership = self.led()
         registered = await leadership.members.register(request, cluster_id)
         table = self.table()
         assert table is not None
-        return registered, table.cluster, self.newer(0)
+        return registered, table.cluster, self.newer(0), self.newer_access(0)
 
     async def _heartbeat(self, version: int, **request: Any) -> Any:
         leadership = self.led()
         commands = await leadership.members.heartbeat(received_at=self.clock(), **request)
-        return commands, self.newer(version), leadership.timing.lease_ms
+        access = self.newer_access(request["access_version"])
+        return commands, self.newer(version), access, leadership.timing.lease_ms
 
     async def _leave(self, **request: Any) -> None:
         await self.led().members.leave(**request)
@@ -220,6 +229,12 @@ class Member:
     async def _loads(self, method: str, *arguments: Any) -> Any:
         staged = {"attempt": 0, "rows": 0, "size_bytes": 0} if method == "touch" else {}
         return await getattr(self.led().loading, method)(*arguments, **staged)
+
+    async def _change_access(self, command: AccessCommand) -> InForce:
+        return await self.led().access.change(command)
+
+    async def _access_state(self) -> AccessState:
+        return self.led().access.state()
 
     async def _admin(self, work: Callable[[Leadership], Any]) -> Any:
         return await work(self.led())

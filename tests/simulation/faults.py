@@ -184,6 +184,14 @@ class Faults:
         others = [n for n in names if n != node.name and not n.startswith("client")]
         self._cut({(node.name, o) for o in others} | {(o, node.name) for o in others})
 
+    def cut_off_coordinators(self, node: SimulatedNode) -> None:
+        """Cut a node off the coordinators, beside what is cut already."""
+        if self._over:
+            return
+        members = [member.name for member in self._simulation.group.members]
+        cut = {(node.name, m) for m in members} | {(m, node.name) for m in members}
+        self._cut(cut | set(self._simulation.network.cut))
+
     def _cut(self, cut: set[tuple[str, str]]) -> None:
         self._note("isolate " + " ".join(f"{a}>{b}" for a, b in sorted(cut)))
         self._simulation.network.set_cut(cut)

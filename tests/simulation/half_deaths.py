@@ -12,13 +12,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from koinon_node.core.commit_group import GroupState
 from koinon_node.core.membership.loop_watchdog import PATIENCE_LEASES
-from koinon_proto.contract.table import NodeNumber, PartitionRow, Table, min_in_sync_of
+from koinon_proto.contract.table import NodeNumber, PartitionRow, Table
 from tests.simulation.checkers import ViolationError
 
 if TYPE_CHECKING:
@@ -32,23 +33,39 @@ HARM_S = SESSION_S + 2.0
 ONE_WAY_S = 9.0  # a stream that stalls is noticed after up to 4 s, its follower put out 1 s later
 
 
+class Act(Enum):
+    """One that lasts."""
+
+    HANG_ONE = auto()
+    HANG_ALL = auto()
+    SLOW_ALL = auto()
+    CUT_ONE_WAY = auto()
+    HANG_A_LOOP = auto()
+
+
+def draw(seed: int) -> tuple[random.Random, bool, Act | None]:
+    """Return the seed's numbers, whether half-deaths come among its other faults, and which
+    lasts.
+    """
+    rng = random.Random(f"half-deaths of {seed}")
+    among_others = rng.random() < 0.3
+    return rng, among_others, rng.choice(list(Act)) if rng.random() < 0.4 else None
+
+
 class HalfDeaths:
     """One seed's."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
-        self._rng = random.Random(f"half-deaths of {simulation.seed}")
-        self._among_others = self._rng.random() < 0.3
-        acts = [
-            self._hang_one,
-            self._hang_all,
-            self._slow_all,
-            self._cut_one_way,
-            self._hang_a_loop,
-        ]
-        self._act: Callable[[], Awaitable[None]] | None = None
-        if self._rng.random() < 0.4:
-            self._act = self._rng.choice(acts)
+        self._rng, self._among_others, act = draw(simulation.seed)
+        acts: dict[Act, Callable[[], Awaitable[None]]] = {
+            Act.HANG_ONE: self._hang_one,
+            Act.HANG_ALL: self._hang_all,
+            Act.SLOW_ALL: self._slow_all,
+            Act.CUT_ONE_WAY: self._cut_one_way,
+            Act.HANG_A_LOOP: self._hang_a_loop,
+        }
+        self._act = None if act is None else acts[act]
 
     def _note(self, what: str) -> None:
         self._simulation.trace(what)
@@ -184,9 +201,9 @@ class HalfDeaths:
                 for place in np.flatnonzero(missing.any(axis=0) | is_out).tolist():
                     row = table.rows[int(group.touched[place])]
                     led = leading.epochs[row.partition_id] == row.primary_epoch
-                    if led and len(row.in_sync) > min_in_sync_of(table.cluster, row):
+                    if led and len(row.in_sync) > table.keyspaces.min_in_sync(row):
                         raise ViolationError(f"a write waits at {node.name}: {row} {group}")
 
 
 def _spares(table: Table, row: PartitionRow, number: NodeNumber) -> bool:
-    return number in row.in_sync and len(row.in_sync) > min_in_sync_of(table.cluster, row)
+    return number in row.in_sync and len(row.in_sync) > table.keyspaces.min_in_sync(row)

@@ -14,6 +14,7 @@ from koinon_node.backup.follower import Follower
 from koinon_node.bulk_load.merger import Merger
 from koinon_node.bulk_load.stager import Prepared, Stager
 from koinon_node.core import records
+from koinon_node.core.atomic_batch import Check
 from koinon_node.core.membership.assignment import Adoption
 from koinon_node.core.membership.disk_health import DiskHealth
 from koinon_node.core.pending_writes import PendingWrites
@@ -23,7 +24,14 @@ from koinon_node.core.write_decisions import Primaries
 from koinon_node.ports import FollowerEnd, PeerLostError
 from koinon_node.primary.completion import Completion
 from koinon_node.primary.replicator import Replicator
-from koinon_node.serving.batches import Durability, ReadAnswer, WriteAnswer, WriteBatch
+from koinon_node.serving.batches import (
+    AtomicAnswer,
+    AtomicBatch,
+    Durability,
+    ReadAnswer,
+    WriteAnswer,
+    WriteBatch,
+)
 from koinon_node.serving.engine import Engine
 from koinon_node.state import NodeState, WallClock
 from koinon_node.storage.channel import WriterChannel
@@ -31,8 +39,15 @@ from koinon_node.storage.environment import DATA_DB
 from koinon_node.storage.index_sweeper import in_steps
 from koinon_node.storage.sizes import SizeEstimates
 from koinon_node.storage.writer import Writer
-from koinon_proto.contract.errors import KoinonError
+from koinon_proto.contract.access import Action
+from koinon_proto.contract.errors import (
+    KoinonError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+)
+from koinon_proto.contract.keyspaces import DEFAULT_ID
 from koinon_proto.contract.table import NodeInfo, NodeNumber, Table
+from koinon_proto.security.gate import Gate
 from koinon_proto.v1 import membership_pb2, replication_pb2
 from tests.simulation.agent import SimulatedAgent, while_no_room
 from tests.simulation.disks import Disk, SimulatedChannel, SimulatedLogDisk, logged
@@ -59,7 +74,7 @@ class VirtualWallClock(WallClock):
 
 
 class SimulatedPeers:
-    """seams.Peers over the simulated network."""
+    """ports.Peers over the simulated network."""
 
     def __init__(
         self, network: Network, process: Process, on_page: Callable[[str, str], None]
@@ -98,6 +113,7 @@ class Life:
         self.process = Process(loop, node.name)
         self.store = node.disk.open()
         self.state = NodeState(node.name, now=lambda: loop.now + node.offset_s)
+        self._gate = Gate(lambda: self.state.access, takes_tls=True)
         commit_s = simulation.scenario.commit_s
         self._stored = SimulatedChannel(loop, rng, self.process, self.store, node.disk, commit_s)
         self._logged: SimulatedLogDisk | None = None
@@ -150,7 +166,9 @@ class Life:
         self.drops = CopyDropper(state, store, self.follower.applier, copies)
         node.machine.services = {
             "read": self._read,
+            "may_read": self._may_read,
             "write": self._write,
+            "commit": self._commit,
             "stage": self.stager.stage,
             "prepare": self._prepare,
             "read_page": self.replicator.pages.read_page,
@@ -173,6 +191,16 @@ class Life:
         raise AssertionError(reason)
 
     # --- services ----------------------------------------------------------------------------
+
+    async def _may_read(self, token: str, key: bytes) -> tuple[int, bool]:
+        """Answer a caller that shows this token: by which access state, and whether it may."""
+        self.state.check_lease()
+        version = self.state.access.version
+        try:
+            self._gate.who(None, lambda: token).check_keys(Action.READ, DEFAULT_ID, [key])
+        except (PermissionDeniedError, UnauthenticatedError):
+            return version, False
+        return version, True
 
     async def _read(
         self, keys: list[bytes], partition_ids: U32Array, table_version: int
@@ -199,6 +227,16 @@ class Life:
                     if r not in answer.row_errors
                 ]
             )
+        return answer
+
+    async def _commit(self, batch: AtomicBatch) -> AtomicAnswer:
+        answer = await self.engine.commit(batch)
+        written = [
+            (batch.partition_id, key, answer.version)
+            for key, step, result in zip(batch.keys, batch.steps, answer.results, strict=True)
+            if answer.version and result is not False and not isinstance(step, Check)
+        ]
+        self.node.simulation.checker.on_acknowledged(written)
         return answer
 
     async def _prepare(

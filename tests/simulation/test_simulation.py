@@ -6,17 +6,16 @@ import json
 import os
 import re
 import subprocess
-import sys
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.kit.forked import Forked
 from tests.simulation.mutants import MUTANTS, SHOWN_BY
 
-pytestmark = pytest.mark.timeout(900)  # not of one seed: of ten, on a machine that does much else
+TIMEOUT_S = 900  # not of one seed: of ten, on a machine that does much else
+pytestmark = pytest.mark.timeout(TIMEOUT_S)
 
-ROOT = Path(__file__).parents[2]
 SEEDS = 240
 SHORT_SEEDS = 15  # the others are long tests
 CHUNK = 5
@@ -24,16 +23,23 @@ VIRTUAL_S_MIN = 15  # of one seed
 SEEDS_PER_MUTANT_MAX = 60  # of those that pass without the defect
 
 
-def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run in a process of its own: the order of sets is part of what happens in a seed."""
-    return subprocess.run(
-        [sys.executable, "-m", "tests.simulation", *arguments],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONHASHSEED": "0"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+Simulate = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def simulate() -> Iterator[Simulate]:
+    """Runs each in a process of its own: the order of sets is part of what happens in a seed."""
+    ordered = {"PYTHONHASHSEED": "0"}
+    forked = Forked("tests.simulation", **ordered)
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = os.environ | ordered
+        ended = forked.run(arguments, environment=environment, timeout_s=TIMEOUT_S)
+        said = ended.stdout.decode(), ended.stderr.decode()
+        return subprocess.CompletedProcess(ended.args, ended.returncode, *said)
+
+    yield run
+    forked.close()
 
 
 @pytest.mark.parametrize(
@@ -44,7 +50,7 @@ def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_clusters_survive_faults(
-    first: int, record_property: Callable[[str, object], None]
+    first: int, simulate: Simulate, record_property: Callable[[str, object], None]
 ) -> None:
     done = simulate(f"{first}-{first + CHUNK}", "--json")
     assert done.returncode == 0, done.stderr[-8_000:]
@@ -59,20 +65,20 @@ def test_seeds_are_more_than_an_hour() -> None:
     assert SEEDS_PER_MUTANT_MAX <= SEEDS
 
 
-def test_seed_is_repeatable() -> None:
+def test_seed_is_repeatable(simulate: Simulate) -> None:
     runs = [simulate("3").stdout for _ in range(2)]
     assert runs[0] == runs[1]
     assert "operations" in runs[0]
 
 
-def test_seed_is_the_same_whatever_ran_before_it() -> None:
+def test_seed_is_the_same_whatever_ran_before_it(simulate: Simulate) -> None:
     """Both load in bulk, which is when a process imports what it merges with."""
     both, *each = (json.loads(simulate(r, "--json").stdout) for r in ("4-6", "4-5", "5-6"))
     assert both == {name: sum(one.get(name, 0) for one in each) for name in both}
 
 
 @pytest.mark.parametrize("name", [mutant.name for mutant in MUTANTS])
-def test_planted_defect_is_caught(name: str) -> None:
+def test_planted_defect_is_caught(name: str, simulate: Simulate) -> None:
     likely = SHOWN_BY.get(name)
     tries = [range(SEEDS_PER_MUTANT_MAX)]
     if likely is not None:
@@ -86,7 +92,7 @@ def test_planted_defect_is_caught(name: str) -> None:
     assert "Violation" in done.stderr or "last events" in done.stderr, done.stderr[-2_000:]
 
 
-def test_seed_that_fails_says_how_to_run_it_again() -> None:
+def test_seed_that_fails_says_how_to_run_it_again(simulate: Simulate) -> None:
     name = "acknowledges-without-its-followers"
     done = simulate("0-20", "--mutant", name, "--failures-max", "1")
     assert done.returncode == 1

@@ -7,13 +7,14 @@ import subprocess
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgpack
 import pytest
 
-from koinon.spark import datasource, register
+from koinon.spark import count, datasource, register
 from koinon.spark.datasource import PUSHDOWN, KoinonReader
 from koinon.spark.encoding.keys import key_bytes
 from koinon.spark.options import read_options
@@ -209,6 +210,31 @@ def test_read_counts_are_of_each_partition(spark: SparkSession, filled: LoadsClu
         spark.read.format("koinon").options(coordinators=filled.seeds, counts="true").schema(
             "key binary"
         ).load().collect()
+
+
+def test_count_is_of_a_prefix_or_of_all(spark: SparkSession, filled: LoadsCluster) -> None:
+    assert count(spark, coordinators=filled.seeds) == 300
+    assert count(spark, coordinators=filled.seeds, prefix="key-00", timeout="5s") == 10
+    assert count(spark, coordinators=filled.seeds, prefix="none") == 0
+    with pytest.raises(Exception, match="option tineout: unknown; did you mean timeout"):
+        count(spark, coordinators=filled.seeds, tineout="5s")
+
+
+def test_read_of_typed_columns_gives_back_the_rows_that_were_written(
+    spark: SparkSession, filled: LoadsCluster
+) -> None:
+    orders = spark.createDataFrame(
+        [(n, f"o{n}", Decimal(n), [n, 1]) for n in range(50)],
+        "id long, name string, price decimal(12,2), items array<long>",
+    )
+    for encoding in ("json", "msgpack"):
+        given = {"coordinators": filled.seeds, "valueEncoding": encoding}
+        written = orders.write.format("koinon").options(**given, keyColumn="id")
+        written.mode("overwrite").save()
+        reader = spark.read.format("koinon").options(**given).schema(orders.schema)
+        assert sorted(reader.load().collect()) == orders.collect()
+        few = reader.load().filter("price >= 48").select("name")
+        assert sorted(row.name for row in few.collect()) == ["o48", "o49"]
 
 
 def test_read_metadata_columns(spark: SparkSession, filled: LoadsCluster) -> None:

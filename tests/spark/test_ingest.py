@@ -19,10 +19,17 @@ from typer.testing import CliRunner
 
 from koinon.cli.app import make_app
 from koinon.client import Client
+from koinon.ingest import parts, row_groups
+from koinon.ingest.failures import explained
 from koinon.local import LocalCluster
 from koinon.operate.admin import Admin
 from koinon.operate.bulk_loads import LoadState
+from koinon.spark.cluster import opened
+from koinon.spark.options import write_options
+from koinon_proto.contract.errors import UnknownKeyspaceError
+from koinon_proto.contract.table import Table
 from tests.cli.test_ingest import USERS, run
+from tests.kit.waiting import wait_until
 
 pytest.importorskip("pyspark", reason="the spark extra is not installed")
 
@@ -86,7 +93,7 @@ def test_bad_rows_are_kept_apart_and_the_others_loaded(
     path.write_text("id,name\ningest/b/007,Bond\n,nobody\ningest/b/8,\ntoo,many,cells\n")
     code, told, messages = ingest(path, "--key", "id", "--value", "name")
     assert code == 2
-    assert "malformed: too,many,cells" in messages
+    assert f"malformed: {path} line 5: too,many,cells" in messages
     assert stored(client, b"ingest/b/") == {}
     arguments = ("--key", "id", "--value", "name", "--bad-records", str(bad))
     code, told, messages = ingest(path, *arguments)
@@ -194,3 +201,85 @@ def wait_for_load(admin: Admin, what: str, state: LoadState) -> None:
             return
         assert time.monotonic() < deadline, found
         time.sleep(0.05)
+
+
+def test_ingest_goes_into_the_keyspace_and_its_dry_run_is_by_its_router(
+    ingest: Ingest, cluster: LocalCluster, client: Client, tmp_path: Path
+) -> None:
+    path = tmp_path / "k.csv"
+    path.write_text("id,v\n" + "".join(f"ingest/k/{n},{n}\n" for n in range(40)))
+    whole = parquet(tmp_path / "k.parquet", id=["ingest/k/x"], v=["new"])
+    arguments = ("--key", "id", "--value", "v", "--keyspace", "filed")
+    code, told, messages = ingest(path, *arguments)
+    assert code == 1
+    assert "keyspace 'filed' has been dropped, or was never created" in messages
+    with Admin(cluster.coordinators, timeout_ms=30_000) as admin:
+        made = admin.keyspaces.create(
+            "filed", partition_count=6, partitioner="md5(until:2f)", max_value_bytes=8
+        ).keyspace
+        try:
+            filed = client.keyspace("filed")
+            code, told, messages = ingest(path, *arguments, "--dry-run")
+            assert code == 0, messages
+            spread = told["partitions"]
+            assert (spread["count"], spread["first"]) == (6, made.base)
+            assert (spread["most"], spread["least"]) == (40, 0)  # all begin alike: until a slash
+            assert spread["heaviest"] in made.partition_ids
+            assert sum(node["rows"] for node in told["nodes"]) == 40
+            assert sum(node["bytes"] for node in told["nodes"]) == told["bytes"] * 3
+            assert list(filed.scan()) == []
+            code, told, messages = ingest(path, *arguments)
+            assert code == 0, messages
+            found = {entry.key: entry.value for entry in filed.scan()}
+            assert found == {b"ingest/k/%d" % n: b"%d" % n for n in range(40)}
+            code, _, messages = ingest(whole, *arguments, "--mode", "overwrite")
+            assert code == 0, messages
+            assert [(e.key, e.value) for e in filed.scan()] == [(b"ingest/k/x", b"new")]
+            assert stored(client, b"ingest/k/") == {}
+            assert [load.keyspace for load in admin.loads()][-2:] == ["filed", "filed"]
+            path.write_text("id,v\ningest/k/1,more than 8 bytes\n")
+            code, told, messages = ingest(path, *arguments, "--dry-run")
+            assert told["rows_bad"] == 1
+        finally:
+            admin.keyspaces.drop("filed")
+            wait_until(lambda: not table_of(admin).keyspaces.dropping)
+
+
+def test_keyspace_replaced_during_an_ingest_fails_it_by_its_name(
+    spark: SparkSession, cluster: LocalCluster, client: Client, tmp_path: Path
+) -> None:
+    """The tasks' rows come after the keyspace has been replaced."""
+    whole = parquet(tmp_path / "r.parquet", key=["ingest/r/1"], value=["new"])
+    with Admin(cluster.coordinators, timeout_ms=30_000) as admin:
+        admin.keyspaces.create("filed", partition_count=4)
+        try:
+            given = {"coordinators": cluster.coordinators, "keyspace": "filed"}
+            options = opened(write_options(given, overwrite=True))
+            admin.keyspaces.drop("filed")
+            admin.keyspaces.create("filed", partition_count=4)
+            client.keyspace("filed").put(b"ingest/r/0", b"kept")
+            fields = [("key", "string"), ("value", "string")]
+            part = row_groups.parts_of(
+                [str(whole)],
+                dict(fields),
+                kind="parquet",
+                master="local[2]",
+                conf={},
+                tasks=2,
+            )
+            assert part
+            with pytest.raises(Exception, match="UnknownKeyspaceError") as caught:
+                parts.save(spark.sparkContext, part, fields, options, overwrite=True)
+            told = explained(caught.value)
+            assert isinstance(told, UnknownKeyspaceError)
+            assert told.keyspace == "filed"
+            assert [e.value for e in client.keyspace("filed").scan()] == [b"kept"]
+        finally:
+            admin.keyspaces.drop("filed")
+            wait_until(lambda: not table_of(admin).keyspaces.dropping)
+
+
+def table_of(admin: Admin) -> Table:
+    table = admin.status().table
+    assert table is not None
+    return table

@@ -28,10 +28,21 @@ def test_values_of_keys_are_asked_for_once_each_in_bounded_calls(
         return [None if key == b"none" else b"v" + key for key in keys]
 
     given = [b"a", None, b"b", b"a", b"none", b"", b"x" * 501]
-    found = lookups.values_of(pa.array(given, pa.binary()), get_many)
+    (found,) = lookups.values_of(pa.array(given, pa.binary()), get_many)
     assert found.to_pylist() == [b"va", None, b"vb", b"va", None, None, None]
     assert calls == [[b"a", b"b"], [b"none"]]
-    assert lookups.values_of(pa.array([], pa.binary()), get_many).to_pylist() == []
+    assert list(lookups.values_of(pa.array([], pa.binary()), get_many)) == []
+
+
+def test_values_beyond_what_an_array_of_bytes_holds_come_in_pieces() -> None:
+    large = bytes(64 * 1024 * 1024)  # 40 times: 2.5 GB
+    keys = pa.array([b"k", None, *([b"k"] * 39)], pa.binary())
+    rows, size = 0, 0
+    for values in lookups.values_of(keys, lambda wanted: [large] * len(wanted)):
+        assert values.nbytes < 2 * lookups.PIECE_BYTES
+        rows, size = rows + len(values), size + values.nbytes
+    assert rows == 41
+    assert size > 1 << 31
 
 
 def test_lookup_adds_values_without_a_scan(spark: SparkSession, fake: LoadsCluster) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from koinon.core.quantities import parse_duration_ms, parse_size
 from koinon.spark.options import (
+    cluster_options,
     read_options,
     write_options,
 )
@@ -80,6 +81,9 @@ def test_write_options_defaults_are_documented_ones() -> None:
     [
         ({}, "option coordinators: is required"),
         ({"coordinators": "nohost"}, "option coordinators: "),
+        ({"coordinators": "koinon://a:1/b?timeout_ms=5"}, "option coordinators: give settings as"),
+        ({"coordinators": "http://a:1"}, "must be koinon://host:port"),
+        ({**AT, "keyspaces": "id"}, "option keyspaces: unknown; did you mean keyspace?"),
         ({**AT, "keyColum": "id"}, "option keycolum: unknown; did you mean keyColumn?"),
         ({**AT, "zzz": "1"}, "known are coordinators, "),
         ({**AT, "path": "/x"}, "option path: Koinon has no paths"),
@@ -100,6 +104,20 @@ def test_write_options_defaults_are_documented_ones() -> None:
 )
 def test_write_options_wrong_are_refused_by_name(given: dict[str, str], named: str) -> None:
     assert named in refusal(given)
+
+
+def test_options_name_the_keyspace_by_itself_or_in_a_url() -> None:
+    for given, expected in (
+        (AT, ("host:7400", "")),
+        ({**AT, "keySpace": "carts"}, ("host:7400", "carts")),
+        ({"coordinators": "koinon://a:1,b:2/carts"}, ("a:1,b:2", "carts")),
+        ({"coordinators": "koinon://a:1/carts", "keyspace": "vip"}, ("a:1", "vip")),
+        ({"coordinators": "koinon://a:1"}, ("a:1", "")),
+    ):
+        for options in (write_options(given, overwrite=False), read_options(given)):
+            assert (options.coordinators, options.keyspace) == expected
+        found = cluster_options(given)
+        assert (found.coordinators, found.keyspace) == expected
 
 
 def test_read_options_of_tables_are_refused_with_what_serves_instead() -> None:

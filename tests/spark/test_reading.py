@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from koinon.spark.datasource import KoinonReader
+from koinon.spark.datasource import KoinonReader, Partitions
 from koinon.spark.options import read_options
 from koinon.spark.reading import read_keys, read_partitions
 from koinon_proto.contract.errors import (
@@ -18,6 +19,7 @@ from koinon_proto.contract.errors import (
     NotPrimaryError,
     UnavailableError,
 )
+from koinon_proto.partitioner import partitioner
 from tests.spark.fake_loads import LoadsCluster, refuse_once
 from tests.spark.helpers import pairs
 
@@ -34,6 +36,32 @@ def filled(fake: LoadsCluster) -> LoadsCluster:
 
 def options(fake: LoadsCluster, **given: str) -> Any:
     return read_options({"coordinators": fake.seeds, "timeout": "5s", **given})
+
+
+def test_read_of_a_prefix_with_the_routing_bytes_asks_one_partition(fake: LoadsCluster) -> None:
+    known = partitioner("crc16", fake.partitioner.partition_count)
+    fake.partitioner = known
+    config = replace(
+        fake.table.cluster,
+        partitioner=known.name,
+        partitioner_fingerprint=known.fingerprint,
+    )
+    fake.table = fake.served_table = replace(fake.table, cluster=config)
+    for n in range(90):
+        fake.write(b"{u%d}.%02d" % (n % 3, n), b"v", 0)
+    reader = KoinonReader(options(fake, prefix="{u1}."), ("key",))
+    (only,) = reader.partitions()
+    assert isinstance(only, Partitions)
+    assert only.partition_ids == (known.partition_of(b"{u1}."),)
+    found = [key for (key,) in rows(reader.read(only))]
+    assert found == [b"{u1}.%02d" % n for n in range(1, 90, 3)]
+    asked = [
+        partition_id
+        for part in KoinonReader(options(fake, prefix="{u"), ("key",)).partitions()
+        if isinstance(part, Partitions)
+        for partition_id in part.partition_ids
+    ]
+    assert sorted(asked) == list(range(known.partition_count))
 
 
 def rows(batches: Iterator[Any]) -> list[tuple[Any, ...]]:

@@ -16,6 +16,7 @@ from koinon_proto.process.printable import protect_streams, tell
 
 MODULES = {
     "koinon.cli.data.key_value": ("put", "get", "delete", "scan"),
+    "koinon.cli.data.batch": ("batch",),
     "koinon.cli.operate.partitions": ("where",),
     "koinon.cli.data.load": ("load",),
     "koinon.cli.data.ingest": ("ingest",),
@@ -49,6 +50,8 @@ def _print_version(wanted: bool) -> None:
 def root(
     context: typer.Context,
     coordinators: session.Coordinators = "",
+    tls_bundle: session.TlsBundle = "",
+    token_file: session.TokenFile = "",
     timeout: session.Timeout = "",
     json: session.Json = False,
     debug: session.Debug = False,
@@ -59,7 +62,15 @@ def root(
         ),
     ] = False,
 ) -> None:
-    session.root_options(context, coordinators, timeout, json, debug)
+    session.root_options(
+        context,
+        coordinators=coordinators,
+        tls_bundle=tls_bundle,
+        token_file=token_file,
+        timeout=timeout,
+        json=json,
+        debug=debug,
+    )
 
 
 def _comes_first(context: typer.Context) -> None:

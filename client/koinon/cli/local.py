@@ -75,8 +75,17 @@ def up(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="How a new cluster routes keys: murmur2 (default), md5, or crc16, which clients "
+            help="How a new cluster hashes keys: murmur2 (default), md5, or crc16, which clients "
             "of Redis Cluster need.",
+        ),
+    ] = None,
+    router: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ROUTER",
+            help="What of a key is hashed: whole, until:XX[,N] (all before the N-th byte XX: "
+            "until:2f is 'before the first slash'), tag, first:N or h3:RES. Keys that have it in "
+            "common lie together (default: the whole key).",
         ),
     ] = None,
     data: DataDir = None,
@@ -96,6 +105,7 @@ def up(
         coordinators=coordinators,
         replication_factor=replication_factor,
         partitioner=partitioner,
+        router=router,
         detached=detach,
         coordinator_port=FIRST_COORDINATOR_PORT,
         node_port=FIRST_NODE_PORT,

@@ -1,16 +1,16 @@
-"""Coalescing: concurrent single operations to one node ride together.
+"""Joins concurrent single operations to one node into one request.
 
-A lane holds the single reads, writes or updates bound for one node. While fewer than
-``window`` batches are in flight the next is sent at once; meanwhile operations queue up and form
-it. There is no timer: an operation alone on its lane never waits. The driver bounds the operations
-under way in total (``max_pending``).
+A ``NodeQueue`` holds the single reads, writes or updates bound for one node. While fewer than
+``singles_in_flight`` batches are in flight the next is sent at once; meanwhile operations queue up
+and form it. There is no timer: an operation alone in its queue never waits. The driver bounds the
+operations under way in total (``max_pending``).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from enum import Enum
 from random import Random
 from typing import Any
@@ -28,6 +28,7 @@ from koinon.types import Durability, Entry
 from koinon_proto.contract.errors import (
     KoinonError,
     NotSentError,
+    PermissionDeniedError,
     ReplyTooLargeError,
     UnknownFateError,
 )
@@ -61,6 +62,7 @@ class PendingOperation:
     key: bytes
     partition_id: int
     _: KW_ONLY
+    keyspace_id: int = 0
     deadline: float  # by the driver's clock
     timeout_ms: int  # what the deadline was made of, for messages
     value: bytes = b""
@@ -139,8 +141,8 @@ class PendingOperation:
 
 
 class NodeQueue:
-    """The single reads for one node, or its single writes or updates of one durability: a batch has
-    one.
+    """The single reads for one node in one keyspace, or its single writes or updates of one
+    durability: a batch has one.
     """
 
     def __init__(
@@ -240,6 +242,8 @@ def settle_singles(
             else:
                 results = _write_results(batch, outcome)
     failed: Failed = []
+    if isinstance(whole, PermissionDeniedError) and whole.rows:
+        by_row, whole = _denied_alone(batch, whole), None
     for row, single in enumerate(batch):
         error = whole or (refused.get(single.partition_id) if refused else None)
         if by_row and error is None:
@@ -249,6 +253,26 @@ def settle_singles(
         elif not single.done:
             single.succeed(results[row])
     return _retry_all(failed, len(batch), revision, policy, random)
+
+
+def _denied_alone(
+    batch: Sequence[PendingOperation], error: PermissionDeniedError
+) -> dict[int, KoinonError]:
+    """Return each operation's own error, by row: a request with a key that its caller may not touch
+    is refused whole, and operations share one by chance.
+    """
+    denied = set(error.rows)
+    return {
+        row: replace(error, what=f"key {single.key!r}", rows=()) if row in denied else _AlongError()
+        for row, single in enumerate(batch)
+    }
+
+
+class _AlongError(NotSentError):
+    """An operation was refused for what shared its request. It goes again at once."""
+
+    def __init__(self) -> None:
+        super().__init__(reason="shared a request with keys that are refused")
 
 
 def settle_failed(
@@ -290,6 +314,8 @@ def _retry(
     single.last_error = error
     if isinstance(error, UnknownFateError):
         single.maybe_applied = single.write
+    if isinstance(error, _AlongError):
+        return AT_ONCE
     if not single.write and batch_rows > 1 and isinstance(error, ReplyTooLargeError):
         return AT_ONCE
     again = decide(

@@ -14,6 +14,7 @@ from koinon_proto.contract.table import MAX_KEY_BYTES, MAX_TTL_MS
 DURABILITIES = ("all_in_sync", "primary")
 
 _ONLY_BYTES = frozenset((bytes,))
+_PAGE_ROWS_MAX = (1 << 32) - 1
 
 
 def check_key(key: object) -> bytes:
@@ -87,6 +88,12 @@ def check_positive(name: str, number: object) -> None:
         raise TypeError(f"{name} must be an int, not {type(number).__name__}")
     if number <= 0:
         raise InvalidArgumentError(field=name, reason=f"must be above 0, not {number}")
+
+
+def check_page_rows(page_rows: object) -> None:
+    """Raise unless ``page_rows`` is a number of rows that a request can name."""
+    check_positive("page_rows", page_rows)
+    _check_most("page_rows", page_rows, _PAGE_ROWS_MAX)
 
 
 def check_ttl(ttl_ms: object) -> None:

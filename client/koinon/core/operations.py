@@ -18,7 +18,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from koinon.core.retry import AT_ONCE, RetryAfter, RetryPolicy, decide, final_error
 from koinon.core.routing import Router, Routing
 from koinon.types import Durability, Entry
-from koinon_proto.contract.errors import KoinonError, ReplyTooLargeError, UnknownFateError
+from koinon_proto.contract.errors import (
+    KoinonError,
+    PermissionDeniedError,
+    ReplyTooLargeError,
+    UnknownFateError,
+)
 
 if TYPE_CHECKING:
     from koinon.core.routing import PartitionIds, Rows
@@ -102,9 +107,11 @@ class RowsOperation(ABC, Generic[Reply]):
         *,
         policy: RetryPolicy,
         random: Random,
+        keyspace_id: int = 0,
     ) -> None:
         self.keys = keys
         self.partition_ids = partition_ids
+        self.keyspace_id = keyspace_id
         self.rows_max = len(keys)  # of a call; less after a reply that was too large
         self._policy = policy
         self._random = random
@@ -155,6 +162,8 @@ class RowsOperation(ABC, Generic[Reply]):
             return self._leftover(call, call.rows, AT_ONCE, outcome)
         else:
             failed = [(call.rows, outcome)]
+            if isinstance(outcome, PermissionDeniedError):  # it counts the request's rows
+                outcome.rows = tuple(call.rows[list(outcome.rows)].tolist())
         if not failed:
             return None
         router.learn(error for _, error in failed)
@@ -227,8 +236,9 @@ class ReadRows(RowsOperation[ReadReply]):
         want_entries: bool = False,
         policy: RetryPolicy,
         random: Random,
+        keyspace_id: int = 0,
     ) -> None:
-        super().__init__(keys, partition_ids, policy=policy, random=random)
+        super().__init__(keys, partition_ids, policy=policy, random=random, keyspace_id=keyspace_id)
         self.want_entries = want_entries
         self.error: KoinonError | None = None
         self.results: list[Any] = []
@@ -274,8 +284,9 @@ class WriteRows(RowsOperation[WriteReply]):
         durability: Durability = "all_in_sync",
         policy: RetryPolicy,
         random: Random,
+        keyspace_id: int = 0,
     ) -> None:
-        super().__init__(keys, partition_ids, policy=policy, random=random)
+        super().__init__(keys, partition_ids, policy=policy, random=random, keyspace_id=keyspace_id)
         self.values = values
         self.ttl_ms = ttl_ms
         self.idempotent = retry_unknown

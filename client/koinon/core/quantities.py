@@ -23,6 +23,12 @@ def parse_duration_ms(text: str) -> int:
     return int(float(match[1]) * _UNIT_MS[match[2]])
 
 
+def duration_of(ms: int) -> str:
+    """Return the duration as ``parse_duration_ms`` reads it, in the greatest unit that is exact."""
+    unit = next(unit for unit in reversed(_UNIT_MS) if ms % _UNIT_MS[unit] == 0)
+    return f"{ms // _UNIT_MS[unit]}{unit}"
+
+
 def parse_size(text: str) -> int:
     """Return the bytes of ``50MB``, ``1GiB``, ``800k`` or ``1048576``.
 

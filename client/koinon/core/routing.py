@@ -15,9 +15,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from koinon_proto.contract.errors import KoinonError, NotPrimaryError, PartitionOfflineError
+from koinon_proto.contract.errors import (
+    KoinonError,
+    NotPrimaryError,
+    PartitionOfflineError,
+    UnknownKeyspaceError,
+)
 from koinon_proto.contract.table import NodeStatus, Table, TableUpdate, apply_update
-from koinon_proto.partitioner import Partitioner, partitioner
+from koinon_proto.partitioner import Partitioner, partitioner_of
 
 if TYPE_CHECKING:  # NumPy is for operations of many rows, which import it
     import numpy as np
@@ -36,6 +41,7 @@ class Routing:
 
     table: Table
     partitioner: Partitioner
+    """Of the keyspace ``default``."""
     revision: int
     owner_of: list[str]
     """The address that serves each partition; '' where there is none."""
@@ -93,9 +99,11 @@ class Routing:
         known = [node for node in self.table.nodes.values() if node.address == address]
         return not known or any(node.status in _LIVE for node in known)
 
-    def offline(self, partition_id: int) -> PartitionOfflineError:
+    def offline(self, partition_id: int) -> PartitionOfflineError | UnknownKeyspaceError:
         """Return why the partition has no owner."""
         row = self.table.rows[partition_id]
+        if row.unused:
+            return UnknownKeyspaceError()
         reason = row.offline_reason.name.lower().replace("_", " ")
         return PartitionOfflineError(
             partition_id=partition_id, reason=reason if row.offline_reason else "no primary yet"
@@ -124,6 +132,7 @@ class Router:
         Raises:
             WrongClusterError: it belongs to another cluster.
             ConfigurationError: it names a partitioner that this build does not know.
+            PartitionerMismatchError: that partitioner answers otherwise here.
         """
         old = self.routing
         table = apply_update(old.table if old else None, update)
@@ -131,11 +140,11 @@ class Router:
             return False
         chosen = old.partitioner if old else None
         if chosen is None:
-            chosen = partitioner(table.cluster.partitioner, table.cluster.partition_count)
+            chosen = partitioner_of(table.keyspaces.default)
         learned = {
             p: error
             for p, error in (old.learned if old else {}).items()
-            if error.primary_epoch > table.rows[p].primary_epoch
+            if p < len(table.rows) and error.primary_epoch > table.rows[p].primary_epoch
         }
         self.routing = _build(table, chosen, old, learned)
         return True
@@ -194,10 +203,11 @@ def _redis_addresses(table: Table) -> dict[str, str]:
 def _changed(old: Routing | None, table: Table, owner_of: list[str], revision: int) -> list[int]:
     if old is None:
         return [revision] * len(owner_of)
-    changed = old.changed.copy()
+    kept = min(len(old.changed), len(owner_of))
+    changed = old.changed[:kept] + [revision] * (len(owner_of) - kept)  # new keyspaces' rows
     before, after = (
-        zip(old.owner_of, old.table.rows, strict=True),
-        zip(owner_of, table.rows, strict=True),
+        zip(old.owner_of[:kept], old.table.rows[:kept], strict=True),
+        zip(owner_of[:kept], table.rows[:kept], strict=True),
     )
     for p, ((old_owner, old_row), (owner, row)) in enumerate(zip(before, after, strict=True)):
         if owner != old_owner or not (

@@ -1,4 +1,5 @@
-"""A scan of all partitions, a page at a time, through refusals and moves.
+"""A scan of all partitions, or of the one that a prefix leads to: a page at a time, through
+refusals and moves.
 
 Progress is kept per partition: not begun, begun up to a key, or done. A page that was asked for
 twice gives the same records from the same key on, and a partition that moves is resumed at its
@@ -21,6 +22,7 @@ from koinon.core.retry import RetryAfter, RetryPolicy, decide, final_error
 from koinon.core.routing import Router, Routing
 from koinon.types import Entry
 from koinon_proto.contract.errors import InternalError, KoinonError
+from koinon_proto.partitioner import Partitioner
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,13 +117,26 @@ class PartitionProgress:
         return (len(self._todo), self._todo.get(asked[0])) != before
 
 
+def partitions_with(prefix: bytes, known: Partitioner) -> Sequence[int]:
+    """Return the partitions of a keyspace that may have keys with this prefix: one, where it holds
+    what the keyspace's router takes of a key; else all.
+    """
+    partition_id = known.partition_of_prefix(prefix)
+    return known.partition_ids if partition_id is None else (partition_id,)
+
+
 class ScanProgress:
     """A scan's pages, their refusals and retries."""
 
     def __init__(
-        self, partition_count: int, *, keys_only: bool, policy: RetryPolicy, random: Random
+        self,
+        partition_ids: Iterable[int],
+        *,
+        keys_only: bool,
+        policy: RetryPolicy,
+        random: Random,
     ) -> None:
-        self._partitions = PartitionProgress(range(partition_count))
+        self._partitions = PartitionProgress(partition_ids)
         self._keys_only = keys_only
         self._policy = policy
         self._random = random
@@ -130,6 +145,10 @@ class ScanProgress:
         """The number of pages that brought the scan forward."""
         self.last_error: KoinonError | None = None
         """The error of the last page that was refused."""
+
+    @property
+    def done(self) -> bool:
+        return self._partitions.done
 
     def next_call(self, routing: Routing) -> ScanCall | None:
         """Return the page to ask for next; None: the scan is done."""

@@ -45,7 +45,7 @@ class Connection:
         self._channel = open_channel(address, dialing)
         kv = cast(Any, kv_pb2_grpc.KeyValueStub)(self._channel)
         self.batch_get, self.batch_write, self.scan = kv.BatchGet, kv.BatchWrite, kv.Scan
-        self.batch_update = kv.BatchUpdate
+        self.batch_update, self.commit_batch = kv.BatchUpdate, kv.CommitBatch
         self.get_table = cast(Any, table_pb2_grpc.TableServiceStub)(self._channel).GetTable
         self.get_status = cast(Any, admin_pb2_grpc.AdminStub)(self._channel).GetStatus
         self._attend = kv.Attend

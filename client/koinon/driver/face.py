@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from koinon.core.batching import Kind, PendingOperation
 from koinon.core.row_chunks import Chunk
+from koinon.core.target import Target
 from koinon.driver.engine import Engine
+from koinon.driver.scans import Pages
 from koinon.types import BytesLike, Durability, Entry, WriteResult
 
 if TYPE_CHECKING:
@@ -25,10 +27,49 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
-class Face(ABC):
-    """A client's operations, typed as the blocking client has them."""
+class InKeyspace:
+    """An engine, and the keyspace of the operations that go over it. Both faces have these."""
 
     _engine: Engine
+
+    @property
+    def _target(self) -> Target:
+        """The keyspace of the operations."""
+        return self._engine.target
+
+    def _single(self, kind: Kind, key: BytesLike, **options: Any) -> PendingOperation:
+        """Return an operation, ready to be run; ``options`` are those of the engine's."""
+        return self._engine.singles.make(self._target, kind, key, **options)
+
+    def _pages(self, **options: Any) -> Pages:
+        """Return the pages of a scan; ``options`` are those of ``Pages``."""
+        with self._engine.observing.call("scan"):
+            self._engine.routing()  # in a forked child the engine stands from here on
+            return Pages(self._engine, self._target, **options)
+
+
+class InOpenedKeyspace(InKeyspace):
+    """The same over a client's engine, in a keyspace of its own choice."""
+
+    def __init__(self, client: Any, target: Target) -> None:
+        self._client = client
+        self._opened = target
+
+    def __repr__(self) -> str:
+        return f"<keyspace {self._opened.name!r} of {self._client!r}>"
+
+    @property
+    def _engine(self) -> Engine:  # type: ignore[override]
+        engine: Engine = self._client._engine
+        return engine
+
+    @property
+    def _target(self) -> Target:
+        return self._opened
+
+
+class Face(InKeyspace, ABC):
+    """A client's operations, typed as the blocking client has them."""
 
     @abstractmethod
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -46,15 +87,13 @@ class Face(ABC):
 
     def get(self, key: BytesLike, *, timeout_ms: int | None = None) -> bytes | None:
         """Return the value, or None."""
-        value: bytes | None = self._run_single(
-            self._engine.make_single(Kind.GET, key, timeout_ms=timeout_ms)
-        )
+        value: bytes | None = self._run_single(self._single(Kind.GET, key, timeout_ms=timeout_ms))
         return value
 
     def get_entry(self, key: BytesLike, *, timeout_ms: int | None = None) -> Entry | None:
         """Return the record with its version and expiry, or None."""
         entry: Entry | None = self._run_single(
-            self._engine.make_single(Kind.GET_ENTRY, key, timeout_ms=timeout_ms)
+            self._single(Kind.GET_ENTRY, key, timeout_ms=timeout_ms)
         )
         return entry
 
@@ -72,7 +111,8 @@ class Face(ABC):
         """Write a record and return its version.
 
         Args:
-            ttl_ms: the record expires so many milliseconds after the write.
+            ttl_ms: the record expires so many milliseconds after the write. None: after those
+                that the keyspace has as its default, or never.
             if_version: write only if the record has this version; 0: only if there is none.
             retry_unknown: repeat an attempt of unknown fate instead of raising (default: as given
                 at ``connect``). The record may then be written twice, and the second may overwrite
@@ -83,12 +123,13 @@ class Face(ABC):
                 OUTSIDE the promise that no acknowledged write is lost: a failover may lose it.
 
         Raises:
+            InvalidArgumentError: the value or ``ttl_ms`` is beyond the keyspace's limit.
             ConditionFailedError: the record has another version; nothing was written.
             UnknownFateError: the write was sent, and no answer came.
             UnavailableError: the deadline passed; nothing was written.
         """
         version: int = self._run_single(
-            self._engine.make_single(
+            self._single(
                 Kind.PUT,
                 key,
                 value=value,
@@ -116,7 +157,7 @@ class Face(ABC):
         the answer is that of the last attempt, which may have found the first one's work done.
         """
         found: bool = self._run_single(
-            self._engine.make_single(
+            self._single(
                 Kind.DELETE,
                 key,
                 if_version=if_version,
@@ -129,9 +170,7 @@ class Face(ABC):
 
     def exists(self, key: BytesLike, *, timeout_ms: int | None = None) -> bool:
         """Return whether there is a record."""
-        found: bool = self._run_single(
-            self._engine.make_single(Kind.EXISTS, key, timeout_ms=timeout_ms)
-        )
+        found: bool = self._run_single(self._single(Kind.EXISTS, key, timeout_ms=timeout_ms))
         return found
 
     # --- updates: the primary reads, decides and writes, with nothing in between ----------------
@@ -151,8 +190,8 @@ class Face(ABC):
         An increment of unknown fate is never repeated, whatever ``retry_unknown`` says.
 
         Args:
-            ttl_ms: a record that this makes expires so many milliseconds later. One that is there
-                keeps its expiry.
+            ttl_ms: a record that this makes expires so many milliseconds later (None: as with
+                :meth:`put`). One that is there keeps its expiry.
 
         Raises:
             NotANumberError, NumberOverflowError: nothing was written.
@@ -161,7 +200,7 @@ class Face(ABC):
             UnsupportedVersionError: the node is of a build that knows no updates.
         """
         total: int = self._run_single(
-            self._engine.make_single(
+            self._single(
                 Kind.INCREMENT,
                 key,
                 by=by,
@@ -181,10 +220,11 @@ class Face(ABC):
         timeout_ms: int | None = None,
     ) -> bool:
         """Have the record expire ``ttl_ms`` from now (None: never); return whether there is one.
-        Errors are those of :meth:`increment`.
+        Errors are those of :meth:`increment`, and InvalidArgumentError where that is longer than
+        the records of the keyspace may live.
         """
         found: bool = self._run_single(
-            self._engine.make_single(
+            self._single(
                 Kind.TOUCH, key, ttl_ms=ttl_ms, durability=durability, timeout_ms=timeout_ms
             )
         )
@@ -203,7 +243,7 @@ class Face(ABC):
         of the record that this makes. Errors are those of :meth:`increment`.
         """
         found: bytes = self._run_single(
-            self._engine.make_single(
+            self._single(
                 Kind.GET_OR_PUT,
                 key,
                 value=value,
@@ -223,7 +263,9 @@ class Face(ABC):
         batches, side by side; ``timeout_ms`` bounds each, not the whole.
         """
         return self._run(
-            self._engine.read_many(_as_columns(keys), want_entries=False, timeout_ms=timeout_ms)
+            self._engine.rows.read(
+                self._target, _as_columns(keys), want_entries=False, timeout_ms=timeout_ms
+            )
         )
 
     def get_entries(
@@ -231,7 +273,9 @@ class Face(ABC):
     ) -> list[Entry | None]:
         """Return the records, as :meth:`get_many` does the values."""
         return self._run(
-            self._engine.read_many(_as_columns(keys), want_entries=True, timeout_ms=timeout_ms)
+            self._engine.rows.read(
+                self._target, _as_columns(keys), want_entries=True, timeout_ms=timeout_ms
+            )
         )
 
     def put_many(
@@ -254,7 +298,7 @@ class Face(ABC):
                 the input has a length; of an iterator, rows before it may have been written.
         """
         return self._load(
-            self._engine.put_chunks(items),
+            self._engine.rows.put_chunks(self._target, items),
             operation="put_many",
             ttl_ms=ttl_ms,
             timeout_ms=timeout_ms,
@@ -272,7 +316,7 @@ class Face(ABC):
     ) -> WriteResult:
         """Delete any number of records; as :meth:`put_many`. ``absent`` counts those not found."""
         return self._load(
-            self._engine.delete_chunks(keys),
+            self._engine.rows.delete_chunks(keys),
             operation="delete_many",
             timeout_ms=timeout_ms,
             retry_unknown=retry_unknown,

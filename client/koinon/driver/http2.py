@@ -61,6 +61,8 @@ class Channel:
         self._changed = asyncio.Event()  # replaced with each change of the state
         self._connecting: asyncio.Task[None] | None = None
         self._connection: _Connection | None = None
+        # Those answer the calls that they have, and take no more.
+        self._leaving: set[_Connection] = set()
         self._again_at = 0.0  # no attempt before
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
@@ -120,11 +122,12 @@ class Channel:
         if self._connecting is not None:
             self._connecting.cancel()
         connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+        for one in (connection, *self._leaving):
+            if one is not None:
+                one.close()
 
     async def _connect(self) -> None:
-        connection = _Connection(self._on_lost)
+        connection = _Connection(self._on_leaving, self._on_lost)
         try:
             async with asyncio.timeout(self._connect_s_max):
                 await self._dialing.connect(lambda: connection, self._address, ANY_SERVER, "h2")
@@ -136,7 +139,7 @@ class Channel:
             connection.close()
             raise
         else:
-            if connection.lost:
+            if connection.lost or connection.leaving:
                 self._fail()
             else:
                 self._connection = connection
@@ -146,7 +149,15 @@ class Channel:
         self._again_at = self._loop.time() + _AGAIN_S
         self._enter(State.TRANSIENT_FAILURE)
 
+    def _on_leaving(self, connection: _Connection) -> None:
+        self._leaving.add(connection)
+        self._let_go(connection)
+
     def _on_lost(self, connection: _Connection) -> None:
+        self._leaving.discard(connection)
+        self._let_go(connection)
+
+    def _let_go(self, connection: _Connection) -> None:
         if connection is self._connection:
             self._connection = None
             self._enter(State.IDLE)
@@ -272,14 +283,32 @@ class _Answers:
             await self._begun.result().ended.wait()
 
 
+class _Http(H2Connection):
+    """HTTP/2 as its standard has it after a GOAWAY: calls that the other side has taken go on. h2
+    takes it for the end of the connection.
+    """
+
+    def _receive_goaway_frame(self, frame: Any) -> Any:
+        state, unsent = self.state_machine.state, self.data_to_send()
+        frames, events = super()._receive_goaway_frame(frame)
+        self.state_machine.state = state
+        self._data_to_send += unsent
+        return frames, events
+
+
 class _Connection(asyncio.Protocol):
     """One HTTP/2 connection."""
 
-    def __init__(self, on_lost: Callable[[_Connection], None]) -> None:
+    def __init__(
+        self, on_leaving: Callable[[_Connection], None], on_lost: Callable[[_Connection], None]
+    ) -> None:
         self.ready = asyncio.Event()  # the other side has said what it takes, or is gone
         self.lost = False
+        self.leaving = False  # the other side takes no more calls
+        self._on_leaving = on_leaving
         self._on_lost = on_lost
-        self._http = H2Connection(config=H2Configuration(client_side=True, header_encoding="utf-8"))
+        self._http = _Http(config=H2Configuration(client_side=True, header_encoding="utf-8"))
+        self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._calls: dict[int, _Call] = {}  # under way, by stream
         self._room = asyncio.Semaphore(_CALLS_MAX)
@@ -292,7 +321,7 @@ class _Connection(asyncio.Protocol):
             grpc.aio.UsageError: nothing was sent.
         """
         await self._room.acquire()
-        if self.lost:
+        if self.lost or self.leaving:
             self._room.release()
             raise _not_sent()
         stream_id = self._http.get_next_available_stream_id()
@@ -338,6 +367,8 @@ class _Connection(asyncio.Protocol):
         call = self._calls.pop(stream_id, None)
         if call is not None:
             self._room.release()
+            if self.leaving and not self._calls and not self.lost:
+                self._loop.call_soon(self._lose, "all calls are answered")
         return call
 
     def _flush(self) -> None:
@@ -388,8 +419,8 @@ class _Connection(asyncio.Protocol):
                 self._on_window()
             case WindowUpdated():
                 self._on_window()
-            case ConnectionTerminated():
-                self._lose("GOAWAY received")
+            case ConnectionTerminated(last_stream_id=last):
+                self._leave(last or 0)
             case DataReceived(data=data, flow_controlled_length=length, stream_id=stream):
                 assert data is not None
                 assert length is not None
@@ -410,6 +441,19 @@ class _Connection(asyncio.Protocol):
                     call.end(_failure(Code.UNAVAILABLE, f"the call was cut off: {code}"))
             case _:
                 pass
+
+    def _leave(self, last_stream_id: int) -> None:
+        """Send no more calls. Those after this stream were not looked at: as if never sent."""
+        self.leaving = True
+        self.ready.set()
+        for stream_id, call in list(self._calls.items()):
+            if stream_id > last_stream_id:
+                self._forget(stream_id)
+                call.end(_not_sent())
+        self._on_window()
+        self._on_leaving(self)
+        if not self._calls:
+            self._lose("the other side closes it")
 
     def _on_window(self) -> None:
         self._window.set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from koinon.core.atomic import CommitOperation, Operation
 from koinon.core.batching import Kind, PendingOperation
 from koinon.core.operations import Call, WriteRows
 from koinon.core.routing import Routing
@@ -18,12 +19,13 @@ _DURABILITIES: dict[Durability, Any] = {
 
 
 def single_reads(batch: Sequence[PendingOperation], routing: Routing) -> kv_pb2.BatchGetRequest:
-    """Return the message of these reads."""
+    """Return the message of these reads, which are in one keyspace."""
     return kv_pb2.BatchGetRequest(
         cluster_id=routing.table.cluster.cluster_id,
         table_version=routing.table.table_version,
         keys=[single.key for single in batch],
         partition_ids=[single.partition_id for single in batch],
+        keyspace_id=batch[0].keyspace_id,
         want_versions=any(single.kind is Kind.GET_ENTRY for single in batch),
         keys_only=all(single.kind is Kind.EXISTS for single in batch),
     )
@@ -32,12 +34,13 @@ def single_reads(batch: Sequence[PendingOperation], routing: Routing) -> kv_pb2.
 def single_updates(
     batch: Sequence[PendingOperation], routing: Routing
 ) -> kv_pb2.BatchUpdateRequest:
-    """Return the message of these updates, which have one durability."""
+    """Return the message of these updates, of one durability and in one keyspace."""
     return kv_pb2.BatchUpdateRequest(
         cluster_id=routing.table.cluster.cluster_id,
         table_version=routing.table.table_version,
         keys=[single.key for single in batch],
         partition_ids=[single.partition_id for single in batch],
+        keyspace_id=batch[0].keyspace_id,
         updates=[_update_of(single) for single in batch],
         durability=_DURABILITIES[batch[0].durability],
     )
@@ -53,7 +56,7 @@ def _update_of(single: PendingOperation) -> kv_pb2.Update:
 
 
 def single_writes(batch: Sequence[PendingOperation], routing: Routing) -> kv_pb2.BatchWriteRequest:
-    """Return the message of these puts and deletes, which have one durability."""
+    """Return the message of these puts and deletes, of one durability and in one keyspace."""
     ttls = [single.ttl_ms or 0 for single in batch]
     return kv_pb2.BatchWriteRequest(
         cluster_id=routing.table.cluster.cluster_id,
@@ -61,6 +64,7 @@ def single_writes(batch: Sequence[PendingOperation], routing: Routing) -> kv_pb2
         keys=[single.key for single in batch],
         values=[single.value for single in batch],
         partition_ids=[single.partition_id for single in batch],
+        keyspace_id=batch[0].keyspace_id,
         deletes=[row for row, single in enumerate(batch) if single.kind is Kind.DELETE],
         ttl_ms=ttls if any(ttls) else (),
         conditions=[
@@ -73,6 +77,34 @@ def single_writes(batch: Sequence[PendingOperation], routing: Routing) -> kv_pb2
     )
 
 
+def commit_request(
+    operation: CommitOperation, call: Call, cluster_id: str
+) -> kv_pb2.CommitBatchRequest:
+    """Return the message of an atomic batch."""
+    return kv_pb2.CommitBatchRequest(
+        cluster_id=cluster_id,
+        table_version=call.table_version,
+        partition_id=int(call.partition_ids[0]),
+        keyspace_id=operation.keyspace_id,
+        operations=list(map(_operation_of, operation.operations)),
+        durability=_DURABILITIES[operation.durability],
+    )
+
+
+def _operation_of(operation: Operation) -> kv_pb2.Operation:
+    key, ttl_ms = operation.key, operation.ttl_ms
+    if operation.name == "check":
+        check = kv_pb2.CheckVersion(version=operation.version)
+        return kv_pb2.Operation(key=key, check=check)
+    if operation.name == "put":
+        put = kv_pb2.PutValue(value=operation.value, ttl_ms=ttl_ms)
+        return kv_pb2.Operation(key=key, put=put)
+    if operation.name == "delete":
+        return kv_pb2.Operation(key=key, delete=kv_pb2.DeleteRecord())
+    increment = kv_pb2.Increment(by=operation.by, ttl_ms=ttl_ms)
+    return kv_pb2.Operation(key=key, increment=increment)
+
+
 def write_request(operation: WriteRows, call: Call, cluster_id: str) -> kv_pb2.BatchWriteRequest:
     """Return the message of one call of a batch."""
     rows = len(call.keys)
@@ -82,6 +114,7 @@ def write_request(operation: WriteRows, call: Call, cluster_id: str) -> kv_pb2.B
         keys=call.keys,
         values=[b""] * rows if call.values is None else call.values,
         partition_ids=call.partition_ids.tolist(),
+        keyspace_id=operation.keyspace_id,
         deletes=range(rows) if operation.deletes else (),
         ttl_ms=() if operation.ttl_ms is None else (operation.ttl_ms,),
         durability=_DURABILITIES[operation.durability],

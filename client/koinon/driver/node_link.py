@@ -1,7 +1,7 @@
-"""The way to one node, and what an attempt on it came to.
+"""The way to one node by gRPC, and the outcomes of attempts on it.
 
 gRPC says UNAVAILABLE for requests that never left as for those cut off after they arrived. So a
-request is handed to gRPC only while the connection may be sent calls (connections.py); whatever
+request is handed to gRPC only while the connection may be sent calls (connection.py); whatever
 then ends without a typed answer counts as sent.
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 
+from koinon.core.atomic import CommitReply
 from koinon.core.operations import ReadReply, UpdateReply, WriteReply
 from koinon.core.scanning import ScanReply
 from koinon.driver import request_ids
@@ -29,7 +30,7 @@ from koinon_proto.server import rpc
 from koinon_proto.v1 import kv_pb2, table_pb2
 
 _SOON_S = 0.25
-_LACKS = {"batch_update": "the update of records"}
+_LACKS = {"batch_update": "the update of records", "commit_batch": "atomic batches"}
 """What a server lacks that does not know a method; of the others each server knows all."""
 
 
@@ -148,6 +149,15 @@ class Link:
             row_errors=_row_errors(reply),
         )
 
+    async def commit(
+        self, request: kv_pb2.CommitBatchRequest, timeout_s: float
+    ) -> CommitReply | KoinonError:
+        reply = await self._send("commit_batch", request, timeout_s, write=True)
+        if isinstance(reply, KoinonError):
+            return reply
+        results = list(map(_operation_result, request.operations, reply.results))
+        return CommitReply(version=reply.version, results=results)
+
     async def scan(self, request: kv_pb2.ScanRequest, timeout_s: float) -> ScanReply | KoinonError:
         reply = await self._send("scan", request, timeout_s)
         if isinstance(reply, KoinonError):
@@ -251,6 +261,15 @@ def refused(reply: Any) -> dict[int, KoinonError]:
 
 def _row_errors(reply: Any) -> dict[int, KoinonError]:
     return {e.row: convert.error_from_proto(e.error) for e in reply.row_errors}
+
+
+def _operation_result(
+    operation: kv_pb2.Operation, result: kv_pb2.OperationResult
+) -> int | bool | None:
+    kind = operation.WhichOneof("kind")
+    if kind == "increment":
+        return result.number
+    return result.found if kind == "delete" else None
 
 
 def _update_result(update: kv_pb2.Update, result: kv_pb2.UpdateResult) -> int | bool | bytes:

@@ -1,13 +1,18 @@
-"""Tells a client's observer of operations that have ended."""
+"""Tells a client's observer of operations that have ended, and of calls that ended before there was
+one: bad arguments, a client that is closed.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import logging
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from koinon.types import Observation, Observer
 from koinon_proto.contract.errors import KoinonError
@@ -15,6 +20,13 @@ from koinon_proto.contract.errors import KoinonError
 log = logging.getLogger(__name__)
 
 OK = "ok"
+_TOLD = "_koinon_told"  # a mark on errors of which the observer has heard
+_CALLS = {
+    **dict.fromkeys(("get", "get_entry", "put", "delete", "exists"), 1),
+    **dict.fromkeys(("increment", "touch", "get_or_put"), 1),
+    **dict.fromkeys(("get_many", "get_entries", "put_many", "delete_many"), 0),
+}
+"""A client's methods, and the rows that are told of a call which ended before they were counted."""
 
 
 class Observing:
@@ -36,10 +48,44 @@ class Observing:
             yield ending
         except BaseException as error:
             ending.outcome = outcome_of(error)
+            setattr(error, _TOLD, True)
             raise
         finally:
             seconds = time.perf_counter() - began
             self._tell(Observation(name, ending.outcome, seconds, ending.rows))
+
+    @contextmanager
+    def call(self, name: str, rows: int = 0) -> Iterator[None]:
+        """Observe a call as far as no operation inside has told of its end."""
+        if self._observer is None:
+            yield
+            return
+        began = time.perf_counter()
+        try:
+            yield
+        except BaseException as error:
+            if not hasattr(error, _TOLD):
+                seconds = time.perf_counter() - began
+                self._tell(Observation(name, outcome_of(error), seconds, rows))
+            raise
+
+    def watch(self, client: object) -> None:
+        """Let the observer hear of every call of the client's methods that fails."""
+        for name, rows in _CALLS.items():
+            setattr(client, name, self._watched(getattr(client, name), name, rows))
+
+    def _watched(self, method: Callable[..., Any], name: str, rows: int) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self.call(name, rows):
+                return method(*args, **kwargs)
+
+        @functools.wraps(method)
+        async def call_async(*args: Any, **kwargs: Any) -> Any:
+            with self.call(name, rows):
+                return await method(*args, **kwargs)
+
+        return call_async if inspect.iscoroutinefunction(method) else call
 
     def _tell(self, observation: Observation) -> None:
         assert self._observer is not None

@@ -7,7 +7,8 @@ import asyncio
 from koinon.core import limits
 from koinon.core.operations import attempt_timeout_s
 from koinon.core.retry import final_error
-from koinon.core.scanning import ScanCall, ScanProgress, ScanReply
+from koinon.core.scanning import ScanCall, ScanProgress, ScanReply, partitions_with
+from koinon.core.target import Target
 from koinon.driver import request_ids
 from koinon.driver.engine import Engine
 from koinon.types import BytesLike, Entry
@@ -21,6 +22,7 @@ class Pages:
     def __init__(
         self,
         engine: Engine,
+        target: Target,
         *,
         prefix: BytesLike,
         start: BytesLike,
@@ -30,9 +32,10 @@ class Pages:
         keys_only: bool,
         timeout_ms: int | None,
     ) -> None:
+        self._keyspace_id = target.settings(engine.routing()).keyspace_id
         self._prefix = limits.check_key_part("prefix", prefix)
         self._start = limits.check_key_part("start", start)
-        limits.check_positive("page_rows", page_rows)
+        limits.check_page_rows(page_rows)
         if limit is not None:
             limits.check_positive("limit", limit)
         self._engine = engine
@@ -42,26 +45,26 @@ class Pages:
         self._keys_only = keys_only
         self._timeout_ms = engine.timeout_ms(timeout_ms)
         self._progress = ScanProgress(
-            engine.routing().table.cluster.partition_count,
+            partitions_with(self._prefix, target.partitioner),
             keys_only=keys_only,
             policy=engine.policy,
             random=engine.random,
         )
         self._fetching: asyncio.Task[list[Entry] | None] | None = None
-        self._ended = False
+        self.ended = False  # true once there is no further page to be had; read by any thread
         self._request = request_ids.given() or request_ids.RequestId()
 
     async def next(self) -> list[Entry] | None:
         """Return the next page that has records; None at the end."""
-        if self._ended:
+        if self.ended:
             return None
         page = await (self._fetching or self._fetch())
         self._fetching = None
         if page is not None and self._left is not None:
             page = page[: self._left]
             self._left -= len(page)
-        if page is None or self._left == 0:
-            self._ended = True
+        if page is None or self._left == 0 or self._progress.done:
+            self.ended = True
         else:
             self._fetching = asyncio.create_task(self._fetch())
             self._fetching.add_done_callback(_forget)
@@ -69,7 +72,7 @@ class Pages:
 
     def close(self) -> None:
         """Drop the page being fetched."""
-        self._ended = True
+        self.ended = True
         if self._fetching is not None:
             self._fetching.cancel()
             self._fetching = None
@@ -116,6 +119,7 @@ class Pages:
             cluster_id=engine.cluster_id,
             table_version=call.table_version,
             partition_ids=call.partition_ids,
+            keyspace_id=self._keyspace_id,
             prefix=self._prefix,
             start=self._start,
             reverse=self._reverse,

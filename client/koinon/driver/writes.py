@@ -10,6 +10,7 @@ from typing import Any
 from koinon.core import limits
 from koinon.core.operations import WriteRows
 from koinon.core.row_chunks import Chunk, LoadProgress
+from koinon.core.target import Target
 from koinon.driver import request_ids
 from koinon.driver.engine import Engine
 from koinon.driver.observing import outcome_of
@@ -27,6 +28,7 @@ class Load:
     def __init__(
         self,
         engine: Engine,
+        target: Target,
         *,
         operation: str,
         ttl_ms: int | None = None,
@@ -39,6 +41,7 @@ class Load:
         self.progress = LoadProgress(in_flight_max=engine.options.batches_in_flight)
         self._operation = operation  # the name of the client's method
         self._engine = engine
+        self._target = target
         self._ttl_ms = ttl_ms
         self._timeout_ms = engine.timeout_ms(timeout_ms)
         self._retry_unknown = (
@@ -127,14 +130,15 @@ class Load:
             operation = WriteRows(
                 chunk.keys,
                 chunk.values,
-                engine.routing().partitioner.partitions_of(chunk.keys),
+                self._target.partitioner.partitions_of(chunk.keys),
                 ttl_ms=self._ttl_ms,
                 retry_unknown=self._retry_unknown,
                 durability=self._durability,
                 policy=engine.policy,
                 random=engine.random,
+                keyspace_id=self._target.keyspace_id,
             )
-            await engine.run_rows(operation, self._timeout_ms)
+            await engine.rows.run(operation, self._timeout_ms)
             failures, absent = operation.failures, operation.absent
             for error in failures.values():
                 self._request.name(error)

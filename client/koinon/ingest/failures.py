@@ -8,13 +8,19 @@ import importlib
 import re
 from dataclasses import dataclass
 
-from koinon_proto.contract.errors import ConfigurationError, InvalidArgumentError, KoinonError
+from koinon_proto.contract.errors import (
+    ConfigurationError,
+    InvalidArgumentError,
+    KoinonError,
+    UnknownKeyspaceError,
+)
 
 _OURS = re.compile(r"^(?:.*?: )?((?:koinon|koinon_proto)(?:\.\w+)*)\.(\w+Error): (.+)$", re.M)
 _MALFORMED = (
     re.compile(r"\[MALFORMED_CSV_RECORD\] Malformed CSV record: (.*?)(?: SQLSTATE.*)?$", re.M),
     re.compile(r"\[MALFORMED_RECORD_IN_PARSING[.\w]*\] [\w ]+: (.*?)\.?$", re.M),
 )
+_KEYSPACE = re.compile(r"keyspace '([^']*)'")
 _CONDITION = re.compile(r"^(?:.*?: )?(\[[A-Z_]+(?:\.[A-Z_]+)*\] .+)$", re.M)
 FLAGS = {
     "keyColumn": "--key",
@@ -36,6 +42,18 @@ class JobRefusedError(ConfigurationError):
 
 
 @dataclass(kw_only=True, eq=False)
+class MalformedRowError(JobRefusedError):
+    """A row of a file is malformed; ``row`` is the row, or how it begins."""
+
+    row: str
+
+    @staticmethod
+    def told(what: str) -> str:
+        """Return the reason, with the way out."""
+        return f"a row is malformed: {what}\n  --bad-records DIR keeps such rows apart."
+
+
+@dataclass(kw_only=True, eq=False)
 class JobFailedError(KoinonError):
     """The Spark job failed; ``reason`` says why."""
 
@@ -50,10 +68,8 @@ def explained(error: BaseException) -> KoinonError:
         return error
     text = str(error)
     if malformed := next(filter(None, (form.search(text) for form in _MALFORMED)), None):
-        return JobRefusedError(
-            reason=f"a row is malformed: {malformed[1][:ROW_CHARS_MAX]}"
-            "\n  --bad-records DIR keeps such rows apart."
-        )
+        row = malformed[1][:ROW_CHARS_MAX]
+        return MalformedRowError(reason=MalformedRowError.told(row), row=row)
     if ours := list(_OURS.finditer(text)):
         module, name, said = ours[0].groups()
         return _told(_class_of(module, name), said)
@@ -68,6 +84,8 @@ def of_commit(error: KoinonError) -> KoinonError:
 
 
 def _told(kind: type[KoinonError] | None, said: str) -> KoinonError:
+    if kind is UnknownKeyspaceError and (name := _KEYSPACE.search(said)):
+        return UnknownKeyspaceError(keyspace=name[1])
     if kind is not None and issubclass(kind, InvalidArgumentError | ConfigurationError):
         return JobRefusedError(reason=_as_flags(said)[:REASON_CHARS_MAX])
     return JobFailedError(reason=f"the job failed: {said[:REASON_CHARS_MAX]}")

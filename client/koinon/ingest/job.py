@@ -58,6 +58,8 @@ class Job:
     rows_total: int | None = None
     what: str = "a DataFrame"
     parts: Sequence[Part] | None = None
+    explain: Callable[[BaseException], KoinonError] = explained
+    """What to tell of an exception."""
     _token: str = field(default_factory=lambda: f"[{uuid.uuid4().hex[:12]}]")
     _called_off: bool = False
 
@@ -94,7 +96,7 @@ class Job:
             bytes=tracker.bytes if view is None else view.bytes,
             seconds=tracker.seconds(now),
             interrupted=stopped,
-            error=explained(error) if error is not None and not stopped else None,
+            error=self.explain(error) if error is not None and not stopped else None,
         )
 
     def _save(self) -> None:
@@ -106,9 +108,10 @@ class Job:
             overwrite = self.settings.mode == "overwrite"
             parsed = write_options({**options, "description": description}, overwrite=overwrite)
             fields = list(fields_of(self.frame.schema).items())
-            from koinon.ingest.parts import save  # needs the spark extra
+            from koinon.ingest.parts import save  # these need the spark extra
+            from koinon.spark.cluster import opened
 
-            save(context, self.parts, fields, parsed, overwrite=overwrite)
+            save(context, self.parts, fields, opened(parsed), overwrite=overwrite)
             return
         writer = self.frame.write.format("koinon").options(**options, description=description)
         writer.mode(self.settings.mode).save()

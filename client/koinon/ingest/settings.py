@@ -18,6 +18,7 @@ class Settings:
 
     coordinators: str
     key: str
+    keyspace: str = ""
     key_encoding: str = "text"
     value: str | None = None
     encoding: str | None = None
@@ -50,6 +51,7 @@ class Settings:
         rate = max(1, self.bytes_per_second // tasks) if self.bytes_per_second else None
         named = {
             "coordinators": self.coordinators,
+            "keyspace": self.keyspace or None,
             "keyColumn": self.key,
             "keyEncoding": self.key_encoding,
             "valueColumn": self.value,

@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from koinon.ingest.settings import Settings
-from koinon_proto.contract.table import ClusterConfig, Table
-from koinon_proto.partitioner import Partitioner, partitioner
+from koinon_proto.contract.keyspaces import Keyspace
+from koinon_proto.contract.table import Table
+from koinon_proto.partitioner import Partitioner, partitioner_of
 
 if TYPE_CHECKING:
     from koinon.spark.encoding.faults import Limits
@@ -46,14 +47,14 @@ class Skew:
         return self.most / self.mean if self.mean else 0.0
 
 
-def skew_of(counts: I64Array) -> Skew:
-    """Return the skew of one number per partition."""
+def skew_of(counts: I64Array, base: int = 0) -> Skew:
+    """Return the skew of one number per partition, from partition ``base`` on."""
     mean = float(counts.mean())
     return Skew(
         mean=mean,
         most=int(counts.max()),
         least=int(counts.min()),
-        heaviest_partition=int(counts.argmax()),
+        heaviest_partition=base + int(counts.argmax()),
         variation=float(counts.std()) / mean if mean else 0.0,
     )
 
@@ -82,8 +83,9 @@ class HeavyKey:
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """The result. ``rows`` and ``bytes`` are one number per partition; ``bad_rows`` could not
-    be stored; ``duplicate_rows`` are those beyond the first of their key.
+    """The result. ``rows`` and ``bytes`` are one number per partition of the keyspace, which begin
+    with partition ``base``; ``bad_rows`` could not be stored; ``duplicate_rows`` are those beyond
+    the first of their key.
     """
 
     rows: I64Array
@@ -92,6 +94,7 @@ class Survey:
     duplicate_rows: int
     repeated: Sequence[HeavyKey]
     heaviest: Sequence[HeavyKey]
+    base: int = 0
 
     @property
     def rows_total(self) -> int:
@@ -100,15 +103,16 @@ class Survey:
 
     @property
     def skew(self) -> Skew:
-        return skew_of(self.rows)
+        return skew_of(self.rows, self.base)
 
 
 def per_node(survey: Survey, table: Table) -> list[NodeShare]:
     """Return what each node of the table would receive, by node id."""
     shares = []
+    ours = table.rows[survey.base : survey.base + len(survey.rows)]  # the keyspace's
     for number, node in sorted(table.nodes.items(), key=lambda item: item[1].node_id):
-        led = [row.partition_id for row in table.rows if row.primary == number]
-        held = [row.partition_id for row in table.rows if number in row.replicas]
+        led = [at for at, row in enumerate(ours) if row.primary == number]
+        held = [at for at, row in enumerate(ours) if number in row.replicas]
         shares.append(
             NodeShare(
                 node_id=str(node.node_id),
@@ -126,17 +130,19 @@ def take(frame: Any, settings: Settings, table: Table) -> Survey:
 
     Raises:
         ConfigurationError: an option names no column, or one of a wrong type.
+        UnknownKeyspaceError: the table has no keyspace of the settings' name.
     """
     from pyspark.sql import functions as f
 
-    count = table.cluster.partition_count
-    sized = frame.mapInArrow(_sizing(settings, frame.schema, table.cluster), SIZED).persist()
+    keyspace = table.keyspaces.named(settings.keyspace)
+    base, count = keyspace.base, keyspace.partition_count
+    sized = frame.mapInArrow(_sizing(settings, frame.schema, keyspace), SIZED).persist()
     try:
         good = sized.filter(~sized.bad)
         rows, sizes = np.zeros(count, np.int64), np.zeros(count, np.int64)
         totals = good.groupBy("partition_id").agg(f.count("*"), f.sum("bytes"))
         for partition_id, number, size in totals.collect():
-            rows[partition_id], sizes[partition_id] = number, size
+            rows[partition_id - base], sizes[partition_id - base] = number, size
         keys = good.groupBy("key").agg(f.count("*").alias("rows"), f.sum("bytes").alias("bytes"))
         repeated = keys.filter(keys.rows > 1)
         beyond = repeated.agg(f.sum(repeated.rows - 1)).first()[0] or 0
@@ -147,22 +153,23 @@ def take(frame: Any, settings: Settings, table: Table) -> Survey:
             duplicate_rows=int(beyond),
             repeated=_heavy(repeated.orderBy(f.desc("rows"), "key")) if beyond else (),
             heaviest=_heavy(keys.orderBy(f.desc("bytes"), "key")),
+            base=base,
         )
     finally:
         sized.unpersist()
 
 
 def _sizing(
-    settings: Settings, schema: Any, cluster: ClusterConfig
+    settings: Settings, schema: Any, keyspace: Keyspace
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """Return what makes batches as ``SIZED`` says of batches of rows, for ``mapInArrow``."""
     from koinon.spark.writing.rows import limits_of
 
     plan, options = settings.plan(schema), settings.write_options()
-    limits = limits_of(plan, options, cluster.max_value_bytes)
+    limits = limits_of(plan, options, keyspace.max_value_bytes)
 
     def sized(batches: Iterator[Any]) -> Iterator[Any]:
-        known = partitioner(cluster.partitioner, cluster.partition_count)
+        known = partitioner_of(keyspace)
         for batch in batches:
             yield _sized(batch, plan, options, limits, known)
 

@@ -66,17 +66,18 @@ class LocalCluster:
     named ``c1, c2, …`` (coordinators) and ``n1, n2, …`` (nodes). ``nodes`` and ``coordinators``
     default to 3, or to what the directory remembers; more nodes than it remembers are added.
     ``replication_factor`` is how many copies of each partition a new cluster begins with (None: as
-    the coordinators choose, three where there are three nodes); ``partitioner`` is how it routes
-    keys for ever (None: murmur2, or as remembered; clients of Redis Cluster need crc16); ``racks``
-    are given to the first nodes in turn. Ports are free, or count up from the two that are given
-    where those are free. ``metrics`` True has every member's process serve metrics at an address
-    of its own (``metrics_address``), 2000 above its port where that is free, False none, from
-    their next start on; None: as the directory remembers, in a new one none. ``tls`` True has the
-    cluster make certificates and take only who shows one, False lets everybody in who reaches its
-    addresses; None: as the directory remembers, in a new one False. ``tls_bundle`` is the identity
-    file of the user who may do everything. Nodes speak the Redis protocol at addresses of their own
-    (``redis_address``), 1000 below. The flags are further arguments of ``koinon coordinator`` and
-    ``koinon node``.
+    the coordinators choose, three where there are three nodes); ``partitioner`` is how it hashes
+    keys for ever (None: murmur2, or as remembered; clients of Redis Cluster need crc16), ``router``
+    what of a key is hashed (as ``koinon_proto.routers`` says: ``until:2f``; None: the whole key, or
+    as remembered); ``racks`` are given to the first nodes in turn. Ports are free, or count up from
+    the two that are given where those are free. ``metrics`` True has every member's process serve
+    metrics at an address of its own (``metrics_address``), 2000 above its port where that is free,
+    False none, from their next start on; None: as the directory remembers, in a new one none.
+    ``tls`` True has the cluster make certificates and take only who shows one, False lets everybody
+    in who reaches its addresses; None: as the directory remembers, in a new one False.
+    ``tls_bundle`` is the identity file of the user who may do everything. Nodes speak the Redis
+    protocol at addresses of their own (``redis_address``), 1000 below. The flags are further
+    arguments of ``koinon coordinator`` and ``koinon node``.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class LocalCluster:
         coordinators: int | None = None,
         replication_factor: int | None = None,
         partitioner: str | None = None,
+        router: str | None = None,
         racks: Sequence[str] = (),
         detached: bool = False,
         coordinator_port: int = 0,
@@ -126,12 +128,21 @@ class LocalCluster:
                     ),
                     bootstrap_nodes=3 if nodes is None else nodes,
                     replication_factor=replication_factor,
-                    coordinator_flags=[*coordinator_flags, *_partitioner_flags(partitioner)],
+                    coordinator_flags=[
+                        *coordinator_flags,
+                        *_partitioner_flags(partitioner, router),
+                    ],
                     node_flags=list(node_flags),
                 )
             self._file = remembered
             members.check_asked(
-                remembered, self.data_dir, nodes, coordinators, replication_factor, partitioner
+                remembered,
+                self.data_dir,
+                nodes,
+                coordinators,
+                replication_factor,
+                partitioner,
+                router,
             )
             self._processes = {name: self._process(name) for name in self._file.members}
             self._choose_security(tls)
@@ -617,8 +628,9 @@ def _describe(status: ClusterStatus) -> str:
     return "; ".join(problems(status)) or f"term {status.term}, led by {status.leader_id}"
 
 
-def _partitioner_flags(partitioner: str | None) -> list[str]:
-    return ["--partitioner", partitioner] if partitioner is not None else []
+def _partitioner_flags(partitioner: str | None, router: str | None) -> list[str]:
+    asked = members.partitioner_asked(partitioner, router)
+    return ["--partitioner", asked] if asked is not None else []
 
 
 LocalCluster.__module__ = "koinon"

@@ -14,6 +14,7 @@ from koinon.local.files import (
     choose_addresses,
 )
 from koinon.local.servers import MODULES
+from koinon_proto.partitioner import canonical_name
 
 
 def first_members(
@@ -57,6 +58,7 @@ def check_asked(
     coordinators: int | None,
     replication_factor: int | None,
     partitioner: str | None,
+    router: str | None,
 ) -> None:
     """Check what was asked for against what the directory remembers (None: not asked for).
 
@@ -69,7 +71,9 @@ def check_asked(
     have = len(file.names("node"))
     if nodes is not None and nodes < have:
         raise _refused(data_dir, "nodes", nodes, have)
-    if partitioner is not None and partitioner != file.partitioner:
+    own_hash = file.partitioner.partition("(")[0]
+    asked = partitioner_asked(own_hash if partitioner is None else partitioner, router)
+    if (partitioner, router) != (None, None) and asked != file.partitioner:
         raise LocalClusterError(
             reason=f"the cluster on {data_dir} routes keys by {file.partitioner}, for ever: "
             "choose another --data"
@@ -93,6 +97,17 @@ def _refused(data_dir: Path, what: str, asked: int, have: int) -> LocalClusterEr
         reason=f"the cluster on {data_dir} has {have} {what}, not {asked}: "
         f"leave --{what} out, or choose another --data"
     )
+
+
+def partitioner_asked(partitioner: str | None, router: str | None) -> str | None:
+    """Return the name of the partitioner with this router; None if neither was asked for.
+
+    Raises:
+        ConfigurationError: there is no such partitioner or router.
+    """
+    if partitioner is None and router is None:
+        return None
+    return canonical_name(partitioner or "murmur2", router or "")
 
 
 def coordinators_of(file: ClusterFile) -> str:

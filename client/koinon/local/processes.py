@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import BinaryIO, Protocol
 
 from koinon.local import guardian
 from koinon_proto.process import private_files
@@ -99,6 +100,28 @@ def send_signal(identity: ProcessIdentity, number: signal.Signals) -> bool:
     return True
 
 
+class Child(Protocol):
+    """A process that was started here, and is to be reaped."""
+
+    pid: int
+    returncode: int | None
+
+    def poll(self) -> int | None:
+        """Return its exit code, once it has ended."""
+
+
+def launch(argv: Sequence[str], log: BinaryIO, environment: Mapping[str, str]) -> Child:
+    """Start a process in a session of its own (a terminal's Ctrl-C does not reach it)."""
+    return subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env=dict(environment),
+        start_new_session=True,
+    )
+
+
 class ManagedProcess:
     """One process with a name, a command line and a log file; started by us or found running."""
 
@@ -114,7 +137,7 @@ class ManagedProcess:
         self.log_path = log_path
         self.identity = identity
         self.exit_code: int | None = None
-        self._popen: subprocess.Popen[bytes] | None = None  # if started here and not reaped
+        self._child: Child | None = None  # if started here and not reaped
         self._log_start = 0  # bytes of the log before this start
 
     @property
@@ -127,20 +150,13 @@ class ManagedProcess:
         return self.state is not ProcessState.STOPPED
 
     def start(self, environment: Mapping[str, str]) -> ProcessIdentity | None:
-        """Start it in a session of its own (a terminal's Ctrl-C does not reach it)."""
+        """Start it, as ``launch`` does."""
         self.exit_code = None
         private_files.make_directory(self.log_path.parent)
         with open(self.log_path, "ab", opener=private_files.opener) as log:
             self._log_start = log.tell()
-            self._popen = subprocess.Popen(
-                self.argv,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=dict(environment),
-                start_new_session=True,
-            )
-        self.identity = identify(self._popen.pid)
+            self._child = launch(self.argv, log, environment)
+        self.identity = identify(self._child.pid)
         return self.identity
 
     def signal(self, number: signal.Signals) -> bool:
@@ -161,14 +177,14 @@ class ManagedProcess:
 
     def release(self) -> None:
         """Let it live on when this object goes: it is no longer ours to reap."""
-        if self._popen is not None:
-            self._popen.returncode = self._popen.returncode or 0  # no ResourceWarning at collection
-            self._popen = None
+        if self._child is not None:
+            self._child.returncode = self._child.returncode or 0  # no ResourceWarning at collection
+            self._child = None
 
     def _reap(self) -> None:
-        if self._popen is not None and (code := self._popen.poll()) is not None:
+        if self._child is not None and (code := self._child.poll()) is not None:
             self.exit_code = code
-            self._popen = None
+            self._child = None
 
 
 def wait_stopped(processes: Iterable[ManagedProcess], timeout_s: float) -> list[ManagedProcess]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from koinon_proto.contract import convert
 from koinon_proto.contract.access import AccessState, Grant, Role, Token, User
 from koinon_proto.contract.errors import ConditionFailedError, InvalidArgumentError
+from koinon_proto.contract.leader_search import Repeat
 from koinon_proto.v1 import admin_pb2
 
 if TYPE_CHECKING:
@@ -17,13 +18,33 @@ if TYPE_CHECKING:
 _TRIES = 5
 
 
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """Live nodes that have not said that they go by a change: cut off, hanging, or of a build that
+    knows no users. For ``serve_ms`` they may serve by what was before; 0: they serve nobody until
+    they go by the change.
+    """
+
+    node_ids: tuple[str, ...] = ()
+    serve_ms: int = 0
+
+    def __str__(self) -> str:
+        """Return what operators are told; '' if every live node goes by the change."""
+        if not self.node_ids:
+            return ""
+        after_s = f", in {self.serve_ms / 1000:.1f} s at the latest" if self.serve_ms else ""
+        return f"not confirmed by {', '.join(self.node_ids)}: until then it serves nobody{after_s}"
+
+
 class AccessAdmin:
     """Reads and changes who may do what. Methods raise what the calls of ``Admin`` raise, and
-    InvalidArgumentError where a change contradicts what is there.
+    InvalidArgumentError where a change contradicts what is there. A change is in force when its
+    method returns; ``behind`` names what has not said so.
     """
 
     def __init__(self, admin: Admin) -> None:
         self._admin = admin
+        self.behind = Behind()  # at the last change
 
     def state(self) -> AccessState:
         """Return all of it. Hashes of tokens are left out."""
@@ -101,4 +122,6 @@ class AccessAdmin:
         return result
 
     def _change(self, **change: Any) -> None:
-        self._admin.ask("ChangeAccess", admin_pb2.ChangeAccessRequest(**change), changes=True)
+        request = admin_pb2.ChangeAccessRequest(**change)
+        reply = self._admin.ask("ChangeAccess", request, Repeat.NOTHING)
+        self.behind = Behind(tuple(reply.nodes_behind), reply.behind_serve_ms)

@@ -19,6 +19,7 @@ from koinon.driver.request_ids import operation
 from koinon.operate.access import AccessAdmin
 from koinon.operate.bulk_loads import LoadsClient, LoadView
 from koinon.operate.coordinators import ATTEMPT_TIMEOUT_S, RETRY_PAUSE_S, STEADY, Coordinators
+from koinon.operate.keyspaces import KeyspaceAdmin
 from koinon.operate.moves import MovesView, Plan, PlanRequest, moves_from_proto, plan_from_proto
 from koinon.operate.views import view
 from koinon_proto.contract import convert
@@ -64,6 +65,8 @@ class SessionView:
     commit_ms: int  # what a commit usually takes; 0: not known
     reads_per_second: float
     writes_per_second: float
+    tls_mode: str = ""  # "": of a build that does not say
+    open_addresses: tuple[str, ...] = ()  # where others than its machine come in without TLS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +101,8 @@ class ClusterStatus:
     session_timeout_ms: int
     elections: ElectionsView = ElectionsView()
     plain: bool = False  # it came by a connection without TLS
+    tls_mode: str = ""  # of the member that answers, as sessions have it of nodes
+    open_addresses: tuple[str, ...] = ()
 
     @property
     def ready(self) -> bool:
@@ -106,7 +111,7 @@ class ClusterStatus:
         return (
             table is not None
             and table.bootstrapped
-            and all(row.status is PartitionStatus.ONLINE for row in table.rows)
+            and all(row.status is PartitionStatus.ONLINE for row in table.used_rows)
         )
 
     def session_of(self, node_number: int) -> SessionView | None:
@@ -160,6 +165,7 @@ class Admin(Closing):
         self._coordinators = Coordinators(coordinators, cluster_id, dialing)
         self._loads = LoadsClient(self._coordinators, timeout_s=self._timeout_s)
         self.access = AccessAdmin(self)
+        self.keyspaces = KeyspaceAdmin(self)
         self.addresses = self._coordinators.addresses
 
     def close(self) -> None:
@@ -226,9 +232,8 @@ class Admin(Closing):
         reply = self._at_leader("GetMoves", message, Repeat.READ, IMPATIENT)
         return moves_from_proto(reply)
 
-    def ask(self, method: str, message: Any, *, changes: bool = False) -> Any:
-        """Ask the leader; what ``changes`` is not asked again once it may have been done."""
-        repeat = Repeat.NOTHING if changes else Repeat.READ
+    def ask(self, method: str, message: Any, repeat: Repeat = Repeat.READ) -> Any:
+        """Ask the leader; ``repeat`` says what is asked again where no answer has come."""
         return self._at_leader(method, message, repeat)
 
     def cancel_moves(self, partition_ids: Sequence[int] = ()) -> tuple[int, int]:
@@ -327,6 +332,6 @@ class Admin(Closing):
 def count_by_primary(table: Table) -> dict[int, int]:
     """Return of how many partitions each node is the primary, by node number."""
     counts: dict[int, int] = dict.fromkeys(table.nodes, 0)
-    for row in table.rows:
+    for row in table.used_rows:
         counts[row.primary] = counts.get(row.primary, 0) + 1
     return counts

@@ -17,6 +17,7 @@ from koinon.driver.request_ids import operation
 from koinon.operate.coordinators import ATTEMPT_TIMEOUT_S, RETRY_PAUSE_S, Coordinators
 from koinon.operate.views import view
 from koinon_proto.contract.bulk_loads import LoadMode, LoadState, StreamBatch
+from koinon_proto.contract.keyspaces import DEFAULT_ID
 from koinon_proto.contract.leader_search import Pace, Repeat, Route
 from koinon_proto.v1 import loads_pb2, loads_pb2_grpc
 
@@ -60,10 +61,15 @@ class LoadView:
     idle_ms: int
     timeout_ms: int
     reason: str
+    owner: str = ""
+    keyspace: str = ""
+    """The name of its keyspace; "" if that is gone, or the coordinators know no keyspaces."""
 
 
 class LoadsClient(Closing):
-    """See the module's text. Every method raises, beside what it names:
+    """Asks the coordinators about bulk loads, and opens, commits and aborts them.
+
+    Every method raises, beside what it names:
 
     UnavailableError: no member answered as the leader until the time was over.
     ChangeFateError: it was asked, and no answer came until the time was over; ask again.
@@ -100,6 +106,7 @@ class LoadsClient(Closing):
         job_id: str,
         mode: LoadMode,
         prefix: bytes = b"",
+        keyspace_id: int = DEFAULT_ID,
         stream_batch: StreamBatch | None = None,
         description: str = "",
         timeout_ms: int = 0,
@@ -108,14 +115,17 @@ class LoadsClient(Closing):
         whatever became of it. ``timeout_ms``: how long it may stay untouched; 0: 30 minutes.
 
         Raises:
-            InvalidArgumentError: a bad argument, or the job's load has another mode or prefix.
+            InvalidArgumentError: a bad argument, or the job's load has another mode, prefix or
+                keyspace.
             ClusterNotReadyError: there is no partition table yet.
             ResourceExhaustedError: too many loads are open or being merged.
+            UnknownKeyspaceError: the keyspace has been dropped.
         """
         request = loads_pb2.OpenLoadRequest(
             job_id=job_id,
             mode=cast(Any, int(mode)),
             prefix=prefix,
+            keyspace_id=keyspace_id,
             description=description,
             timeout_ms=timeout_ms,
         )

@@ -37,6 +37,9 @@ EFFECTS = {
         "partitions may have been given to other primaries",
         "koinon admin partitions",
     ),
+    "CreateKeyspace": ("the keyspace may have been created", "koinon admin keyspaces"),
+    "AlterKeyspace": ("the keyspace may have been altered", "koinon admin keyspaces"),
+    "DropKeyspace": ("the keyspace may have been dropped", "koinon admin keyspaces"),
     "ChangeAccess": (
         "users, roles or tokens may have been changed",
         "koinon admin users, roles or tokens",

@@ -21,7 +21,6 @@ from koinon_proto.contract.table import (
     PartitionRow,
     PartitionStatus,
     Table,
-    min_in_sync_of,
 )
 
 _NAMED_MAX = 5
@@ -61,7 +60,7 @@ def _headline(status: ClusterStatus) -> str:
     assert table is not None, "without one all is not well"
     live = sum(_is_live(table, number) for number in table.nodes)
     return (
-        f"{_count(len(table.rows), 'partition')} online on {_count(live, 'node')}; "
+        f"{_count(len(table.used_rows), 'partition')} online on {_count(live, 'node')}; "
         f"{_count(len(status.coordinators), 'coordinator')}, {status.leader_id} leads."
     )
 
@@ -148,6 +147,23 @@ def notes(status: ClusterStatus, loads: Iterable[LoadView] = ()) -> list[str]:
 def _of_security(status: ClusterStatus) -> list[str]:
     table = status.table
     assert table is not None, "the caller has looked"
+    names = {node.number: str(node.node_id) for node in table.nodes.values()}
+    found = [
+        (names[NodeNumber(one.node_number)], one.tls_mode, one.open_addresses)
+        for one in status.sessions
+        if one.node_number in names
+    ]
+    found.append((status.member_id, status.tls_mode, status.open_addresses))
+    if open_ones := [one for one in found if one[2]]:
+        some = "; ".join(
+            f"{name} at {', '.join(at)} (--tls {mode})" for name, mode, at in open_ones[:_NAMED_MAX]
+        )
+        more = len(open_ones) - _NAMED_MAX
+        return [
+            "servers let everybody in who reaches them without TLS: "
+            f"{some}{f' and {more} more' if more > 0 else ''} "
+            "(docs/security.md says how to turn TLS on while the cluster serves)"
+        ]
     addresses = [member.address for member in status.coordinators]
     addresses += [n.address for n in table.nodes.values() if n.status is not NodeStatus.LEFT]
     if not status.plain or all(map(_is_local, addresses)):
@@ -168,7 +184,7 @@ def _is_local(address: str) -> bool:
 
 def _moving(table: Table) -> list[str]:
     found = []
-    moving = sum(bool(row.adding or row.removing) for row in table.rows)
+    moving = sum(bool(row.adding or row.removing) for row in table.used_rows)
     if moving:
         paused = "; they are paused: 'koinon admin resume'" if table.moves.paused else ""
         found.append(
@@ -222,13 +238,13 @@ def _of_nodes(table: Table) -> list[str]:
 
 def _uneven(table: Table) -> list[str]:
     """Replicas by the nodes' weights, and primaries that are not where they are wanted."""
-    if any(row.adding or row.removing for row in table.rows):
+    if any(row.adding or row.removing for row in table.used_rows):
         return []
     found = []
     held = replicas_by_node(table)
     for rack in sorted({node.rack for node in table.nodes.values()}):
         found += _uneven_in(table, rack, held)
-    waiting = sum(_could_lead(table, row) for row in table.rows)
+    waiting = sum(_could_lead(table, row) for row in table.used_rows)
     if waiting:
         found.append(
             f"{_count(waiting, 'partition')} {_are(waiting)} led by another node than preferred: "
@@ -250,12 +266,12 @@ def _uneven_in(table: Table, rack: str, held: Counter[int]) -> list[str]:
     below = [
         node
         for node in nodes
-        if held[node.number] + 1 < min(shares[node.number], len(table.rows)) / UNEVEN
+        if held[node.number] + 1 < min(shares[node.number], len(table.used_rows)) / UNEVEN
     ]
     scant = [
         node
         for node in nodes
-        if held[node.number] + 1 < SCANT * min(shares[node.number], len(table.rows))
+        if held[node.number] + 1 < SCANT * min(shares[node.number], len(table.used_rows))
     ]
     if not scant and not (above and below):
         return []
@@ -346,7 +362,7 @@ def _disks_hang(status: ClusterStatus) -> list[str]:
     for node, session in _running(status):
         if session.commit_out_ms <= hangs_ms:
             continue
-        led = sum(row.primary == node.number for row in table.rows)
+        led = sum(row.primary == node.number for row in table.used_rows)
         rest = "; others lead what it led"
         if led:
             rest = f", and {_count(led, 'partition')} that nobody else can lead take no writes"
@@ -412,7 +428,7 @@ def _unserved(table: Table) -> list[str]:
     """Partitions without a primary, but for those that have lost their stores."""
     unserved = [
         row
-        for row in table.rows
+        for row in table.used_rows
         if row.status is not PartitionStatus.ONLINE
         and row.offline_reason is not OfflineReason.STORE_LOST
     ]
@@ -427,7 +443,7 @@ def _unserved(table: Table) -> list[str]:
         n
         for row in unserved
         if row.status is PartitionStatus.ASSIGNED
-        and _live_in_sync(table, row) < min_in_sync_of(table.cluster, row)
+        and _live_in_sync(table, row) < table.keyspaces.min_in_sync(row)
         for n in row.in_sync
         if not _is_live(table, n)
     }
@@ -439,11 +455,11 @@ def _unserved(table: Table) -> list[str]:
     if offline:
         down = sorted({n for row in offline for n in row.in_sync if not _is_live(table, n)})
         wait = f"start {_names(table, down[:_NAMED_MAX]) or 'its nodes'} again"
-    return [f"partitions: {', '.join(parts)} of {len(table.rows):,}: {wait}"]
+    return [f"partitions: {', '.join(parts)} of {len(table.used_rows):,}: {wait}"]
 
 
 def _lost(table: Table) -> list[str]:
-    lost = [row for row in table.rows if row.offline_reason is OfflineReason.STORE_LOST]
+    lost = [row for row in table.used_rows if row.offline_reason is OfflineReason.STORE_LOST]
     if not lost:
         return []
     ids = ranges([row.partition_id for row in lost])
@@ -462,9 +478,9 @@ def _lost(table: Table) -> list[str]:
 def _below_minimum(table: Table) -> list[str]:
     short = [
         row
-        for row in table.rows
+        for row in table.used_rows
         if row.status is PartitionStatus.ONLINE
-        and _live_in_sync(table, row) < min_in_sync_of(table.cluster, row)
+        and _live_in_sync(table, row) < table.keyspaces.min_in_sync(row)
     ]
     if not short:
         return []
@@ -502,7 +518,7 @@ def _down(table: Table) -> list[str]:
 
 
 def _under_replicated(table: Table) -> list[str]:
-    short = [row for row in table.rows if is_short(row)]
+    short = [row for row in table.used_rows if is_short(row)]
     if not short:
         return []
     return [
@@ -534,7 +550,7 @@ def is_short(row: PartitionRow) -> bool:
 
 def replicas_by_node(table: Table) -> Counter[int]:
     """Return how many replicas each node has, by node number."""
-    return Counter(number for row in table.rows for number in row.replicas)
+    return Counter(number for row in table.used_rows for number in row.replicas)
 
 
 def _live_in_sync(table: Table, row: PartitionRow) -> int:

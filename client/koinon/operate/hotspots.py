@@ -5,7 +5,7 @@ Pure: judges counters and samples that somebody has asked for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -272,6 +272,41 @@ def _hot_keys(
             share=min(1.0, rate(key) / whole) if whole else 0.0,
         )
         for key in ranked
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HotGroup:
+    """Keys that a router leads together, by the bytes that it takes of them, and their share of the
+    sampled rows of their partition.
+    """
+
+    routing_bytes: bytes
+    share: float
+
+
+def group_of(
+    partition_id: int, keys: Sequence[SampledKey], routing_bytes: Callable[[bytes], bytes]
+) -> HotGroup | None:
+    """Return the group of several keys that makes most of the partition's sampled rows, if it makes
+    so much of them that a single key would be blamed for it.
+    """
+    rows: dict[bytes, float] = {}
+    members: dict[bytes, int] = {}
+    for key in keys:
+        if key.partition_id == partition_id:
+            group = routing_bytes(key.key)
+            rows[group] = rows.get(group, 0.0) + key.reads_per_second + key.writes_per_second
+            members[group] = members.get(group, 0) + 1
+    whole = sum(rows.values())
+    if not whole:
+        return None
+    most = max(rows, key=rows.__getitem__)
+    share = rows[most] / whole
+    return (
+        HotGroup(routing_bytes=most, share=share)
+        if share >= KEY_SHARE and members[most] > 1
+        else None
     )
 
 

@@ -33,6 +33,7 @@ class PlanRequest:
     node_id: str = ""
     with_node_id: str = ""
     replication_factor: int = 0
+    keyspace: str = ""
 
     def to_proto(self) -> admin_pb2.PlanRequest:
         return admin_pb2.PlanRequest(
@@ -40,6 +41,7 @@ class PlanRequest:
             node_id=self.node_id,
             with_node_id=self.with_node_id,
             replication_factor=self.replication_factor,
+            keyspace=self.keyspace,
         )
 
 

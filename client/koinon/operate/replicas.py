@@ -132,7 +132,7 @@ class Replicas(Channels):
 def _averages(status: ClusterStatus, table: Table) -> dict[int, PartitionSize]:
     """Return what a copy holds on the average, by node that said its total; 0: anywhere."""
     held = dict.fromkeys(table.nodes, 0)
-    for row in table.rows:
+    for row in table.used_rows:
         for number in row.replicas:
             held[number] = held.get(number, 0) + 1
     found: dict[int, PartitionSize] = {}

@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from koinon.spark.counting import count as count
     from koinon.spark.datasource import KoinonDataSource as KoinonDataSource
     from koinon.spark.datasource import register as register
     from koinon.spark.encoding.keys import key_bytes as key_bytes
@@ -25,13 +26,14 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "KoinonDataSource": "koinon.spark.datasource",
+    "count": "koinon.spark.counting",
     "register": "koinon.spark.datasource",
     "key_bytes": "koinon.spark.encoding.keys",
     "lookup": "koinon.spark.lookups",
     "partition_id": "koinon.spark.udf",
 }
 
-__all__ = ["KoinonDataSource", "register", "key_bytes", "lookup", "partition_id"]
+__all__ = ["KoinonDataSource", "count", "register", "key_bytes", "lookup", "partition_id"]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,14 +10,18 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
+from koinon.client import Client, connect
 from koinon.core.retry import RetryAfter, RetryPolicy, decide, final_error
 from koinon.core.routing import Router, Routing
+from koinon.core.target import DEFAULT_OPENED, OpenedKeyspace, Target, target_of
 from koinon.driver.channels import Channels
 from koinon.driver.request_ids import operation
 from koinon.driver.table_source import TableSource
@@ -27,8 +31,11 @@ from koinon.options import parse_addresses
 from koinon.spark.options import ClusterOptions
 from koinon_proto.contract.errors import (
     KoinonError,
+    TableBehindError,
     UnavailableError,
+    UnknownKeyspaceError,
 )
+from koinon_proto.contract.keyspaces import DEFAULT
 from koinon_proto.security.transport import Dialing
 from koinon_proto.server import rpc
 from koinon_proto.v1 import loads_pb2_grpc, table_pb2_grpc
@@ -43,20 +50,28 @@ CALL_S = 30.0
 
 
 class Cluster(Channels):
-    """Knows who leads which partition, and calls nodes."""
+    """Knows who leads which partition, and calls nodes. It is for the work in one keyspace."""
 
     def __init__(
-        self, coordinators: str, *, timeout_s: float, dialing: Dialing | None = None
+        self,
+        coordinators: str,
+        *,
+        timeout_s: float,
+        dialing: Dialing | None = None,
+        keyspace: OpenedKeyspace = DEFAULT_OPENED,
     ) -> None:
-        """``timeout_s``: how long one step is retried while it is not served.
+        """``timeout_s``: how long one step is retried while it is not served. ``keyspace``: by
+        default ``default``.
 
         Raises:
             ConfigurationError: no address is given, or one is not host:port.
         """
         super().__init__(dialing)
         self.timeout_s = timeout_s
+        self.keyspace = keyspace
         self._coordinators = coordinators
         self._router = Router()
+        self._router.wanted_version = self.keyspace.table_version
         self._source = TableSource(parse_addresses(coordinators), self._router)
         self._lock = threading.Lock()  # of the router's changes
         self._refreshing = threading.Lock()  # held by the one thread that asks for the table
@@ -64,7 +79,8 @@ class Cluster(Channels):
     # --- the table ------------------------------------------------------------------------------
 
     def routing(self) -> Routing:
-        """Return who leads which partition, as far as is known; the first time, ask.
+        """Return who leads which partition, as far as is known; the first time, ask. The table is
+        not older than the keyspace.
 
         Raises:
             ClusterNotReadyError: the cluster still waits for its first nodes, until the time was
@@ -72,14 +88,32 @@ class Cluster(Channels):
             UnavailableError: no address answered until then; the text names the option.
         """
         routing = self._router.routing
-        if routing is None:
+        if routing is None or self._is_behind(routing):
             routing = self._first_routing()
         return routing
 
+    def target(self) -> Target:
+        """Return the keyspace that the work is in.
+
+        Raises:
+            UnknownKeyspaceError: it has been dropped.
+            ConfigurationError, PartitionerMismatchError: keys are placed otherwise here.
+            KoinonError: as ``routing``.
+        """
+        return target_of(self.keyspace, self.routing())
+
+    def _is_behind(self, routing: Routing) -> bool:
+        return routing.table.table_version < self.keyspace.table_version
+
     def _first_routing(self) -> Routing:
         retries, told_at = Retries(self), time.monotonic() + SILENT_S
-        while (routing := self._router.routing) is None:
-            error = self.refresh(0)
+        while (routing := self._router.routing) is None or self._is_behind(routing):
+            error = self.refresh(self._router.revision)
+            if error is None and self._router.table_version < self._router.wanted_version:
+                error = TableBehindError(
+                    table_version=self._router.table_version,
+                    required_version=self._router.wanted_version,
+                )
             if error is None:
                 continue
             try:
@@ -197,13 +231,72 @@ class Retries:
             random=self._random,
         )
         if again is None:
-            raise error
+            raise named(error, self._cluster.keyspace)
         return again
 
 
+def named(error: KoinonError, keyspace: OpenedKeyspace) -> KoinonError:
+    """Return the error; that a keyspace is unknown says which one, which servers cannot know."""
+    if isinstance(error, UnknownKeyspaceError) and not error.keyspace:
+        return UnknownKeyspaceError(keyspace=keyspace.name)
+    return error
+
+
 def cluster_of(options: ClusterOptions) -> Cluster:
-    """Return the cluster that the options name."""
-    return Cluster(options.coordinators, timeout_s=options.timeout_s, dialing=options.dialing())
+    """Return the cluster that the options name, for work in the keyspace that they opened."""
+    return Cluster(
+        options.coordinators,
+        timeout_s=options.timeout_s,
+        dialing=options.dialing(),
+        keyspace=options.opened,
+    )
+
+
+Given = TypeVar("Given", bound=ClusterOptions)
+
+
+def opened(options: Given) -> Given:
+    """Return the options with the keyspace that their name means now. This is done once, where a
+    job is planned: one that is dropped, and created anew meanwhile, is another.
+
+    Raises:
+        UnknownKeyspaceError: there is no keyspace of this name.
+        UnavailableError: no address answered.
+    """
+    if options.keyspace in ("", DEFAULT):
+        return options
+    with _connected(options) as client:
+        table = client.table()
+    found = table.keyspaces.named(options.keyspace)
+    known = OpenedKeyspace(found.keyspace_id, found.name, table.table_version)
+    return replace(options, opened=known)
+
+
+@contextmanager
+def client_of(options: ClusterOptions) -> Iterator[Client]:
+    """Yield a client whose operations are in the keyspace that the options opened.
+
+    Raises:
+        UnknownKeyspaceError: it has been dropped, whether or not there is another of its name.
+        UnavailableError: no address answered.
+    """
+    with _connected(options) as client:
+        # The client has opened the keyspace of this name that was there at that time: this one, or
+        # one from before, which is dropped and refuses every operation, as this one is there.
+        found = client.table().keyspaces.get(options.opened.name)
+        if found is None or found.keyspace_id != options.opened.keyspace_id:
+            raise UnknownKeyspaceError(keyspace=options.opened.name)
+        yield client
+
+
+def _connected(options: ClusterOptions) -> Client:
+    return connect(
+        options.coordinators,
+        timeout_ms=int(options.timeout_s * 1000),
+        keyspace=options.keyspace,
+        tls_bundle=options.tls_bundle,
+        token_file=options.token_file,
+    )
 
 
 def loads_of(options: ClusterOptions, timeout_s: float) -> LoadsClient:

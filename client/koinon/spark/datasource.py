@@ -29,8 +29,10 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from koinon.spark.cluster import cluster_of
-from koinon.spark.options import ReadOptions, WriteOptions, read_options, write_options
+from koinon.core.scanning import partitions_with
+from koinon.spark.cluster import cluster_of, opened
+from koinon.spark.encoding.typed import fields_of
+from koinon.spark.options import ReadOptions, read_options, write_options
 from koinon.spark.reading import (
     COUNTS,
     METADATA,
@@ -96,7 +98,9 @@ def register(spark: SparkSession) -> None:
 
 
 class KoinonDataSource(DataSource):
-    """Reads and writes a cluster's records; see ``koinon.spark.options``."""
+    """Reads and writes a cluster's records; see ``koinon.spark.options``. Where a read, a write or
+    a micro-batch is planned, the keyspace's name is looked up, and never again for that job.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -104,6 +108,11 @@ class KoinonDataSource(DataSource):
 
     def schema(self) -> str:
         options = read_options(self.options)
+        if options.value_encoding:
+            raise ConfigurationError(
+                reason="option valueEncoding: say which fields of the rows are read, and their "
+                "types: .schema(orders.schema), or .schema('o_orderkey long, …')"
+            )
         if options.counts:
             names = list(COUNTS)
         else:
@@ -114,17 +123,27 @@ class KoinonDataSource(DataSource):
     def reader(self, schema: StructType) -> KoinonReader:
         options = read_options(self.options)
         offered = COUNTS if options.counts else ("key", "value", *METADATA)
-        return KoinonReader(options, _read_columns(schema, offered))
+        names, fields = _read_columns(schema, offered, fields=bool(options.value_encoding))
+        return KoinonReader(opened(options), names, fields)
 
     def writer(self, schema: StructType, overwrite: bool) -> KoinonWriter:
-        job = _job(write_options(self.options, overwrite=overwrite), schema, overwrite)
+        job = self._job(schema, overwrite)
         with job.cluster() as cluster:
-            cluster.routing()  # complain now, not in a task
+            cluster.target()  # complain now, not in a task
         return KoinonWriter(job)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> KoinonStreamWriter:  # noqa: N802
+        return KoinonStreamWriter(self._job(schema, overwrite))
+
+    def _job(self, schema: StructType, overwrite: bool) -> Job:
+        fields: list[Field] = [(field.name, field.dataType.jsonValue()) for field in schema.fields]
         options = write_options(self.options, overwrite=overwrite)
-        return KoinonStreamWriter(_job(options, schema, overwrite))
+        return Job(
+            job_id=f"spark:{uuid.uuid4()}",
+            plan=plan_rows(options, fields),
+            options=opened(options),
+            overwrite=overwrite,
+        )
 
 
 @dataclass
@@ -183,8 +202,13 @@ class KoinonStreamWriter(*_StreamBases):  # type: ignore[misc]
             jobs.abort(self._job_of(reports[0]), reports, reason)
 
     def _job_of(self, report: TaskReport) -> Job:
-        """Spark commits with another instance, which knows the batch from the tasks only."""
-        return replace(self.job, job_id=report.job_id, stream_batch=report.stream_batch)
+        """Spark commits with another instance, which knows the batch from the tasks only, and may
+        have found another keyspace by its name.
+        """
+        options = replace(self.job.options, opened=report.opened)
+        return replace(
+            self.job, job_id=report.job_id, stream_batch=report.stream_batch, options=options
+        )
 
 
 # --- reading ------------------------------------------------------------------------------------
@@ -207,9 +231,11 @@ class Keys(InputPartition):
 class KoinonReader(DataSourceReader):
     """Reads records of all partitions, or those of the keys that options or a filter name."""
 
-    def __init__(self, options: ReadOptions, names: Sequence[str]) -> None:
+    def __init__(self, options: ReadOptions, names: Sequence[str], fields: Any = None) -> None:
+        """``fields``: those of the names that are fields of the values, an Arrow schema."""
         self.options = options
         self.names = tuple(names)
+        self.fields = fields
         self.keys: frozenset[bytes] | None = (
             None if options.keys is None else frozenset(options.keys)
         )
@@ -232,8 +258,12 @@ class KoinonReader(DataSourceReader):
             ]
         by_owner: dict[str, list[int]] = {}
         with cluster_of(self.options) as cluster:
-            for partition_id, owner in enumerate(cluster.routing().owner_of):
-                by_owner.setdefault(owner, []).append(partition_id)
+            routing, known = cluster.routing(), cluster.target().partitioner
+        asked: Sequence[int] = known.partition_ids  # counts tell of each, if it has none
+        if not self.options.counts:
+            asked = partitions_with(self.options.prefix, known)
+        for partition_id in asked:
+            by_owner.setdefault(routing.owner_of[partition_id], []).append(partition_id)
         cut = [
             np.array_split(mine, -(-len(mine) // self.options.partitions_per_task))
             for mine in by_owner.values()
@@ -243,11 +273,11 @@ class KoinonReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         if isinstance(partition, Keys):
-            return read_keys(self.options, self.names, partition.keys)
+            return read_keys(self.options, self.names, partition.keys, self.fields)
         if isinstance(partition, Partitions) and self.options.counts:
             return count_partitions(self.options, self.names, partition.partition_ids)
         if isinstance(partition, Partitions):
-            return read_partitions(self.options, self.names, partition.partition_ids)
+            return read_partitions(self.options, self.names, partition.partition_ids, self.fields)
         return iter(())  # what Spark makes of no partitions
 
 
@@ -289,13 +319,20 @@ def _keys_named(given: Any) -> frozenset[bytes] | None:
     return None
 
 
-def _read_columns(schema: StructType, offered: Sequence[str]) -> list[str]:
-    """Return the columns to be read.
+def _read_columns(
+    schema: StructType, offered: Sequence[str], *, fields: bool
+) -> tuple[list[str], Any]:
+    """Return the columns to be read, and which of them are fields of the values (an Arrow schema;
+    None: none). With ``fields``, all are that are not the record's own.
 
     Raises:
         ConfigurationError: a column that there is not, or of another type.
     """
+    in_values = []
     for field in schema.fields:
+        if field.name not in offered and fields:
+            in_values.append(field)
+            continue
         if field.name not in offered:
             raise ConfigurationError(
                 reason=f"schema: there is no column {field.name!r} among {', '.join(offered)}"
@@ -306,20 +343,14 @@ def _read_columns(schema: StructType, offered: Sequence[str]) -> list[str]:
                 reason=f"schema: column {field.name!r} has type {wanted}, "
                 f"not {field.dataType.simpleString()}; cast it after reading"
             )
-    return [field.name for field in schema.fields]
+    try:
+        typed = fields_of([(field.name, field.dataType.jsonValue()) for field in in_values])
+    except ConfigurationError as error:
+        raise ConfigurationError(reason=f"schema: {error.reason}") from error
+    return [field.name for field in schema.fields], typed if in_values else None
 
 
 # --- what both share ----------------------------------------------------------------------------
-
-
-def _job(options: WriteOptions, schema: StructType, overwrite: bool) -> Job:
-    fields: list[Field] = [(field.name, field.dataType.jsonValue()) for field in schema.fields]
-    return Job(
-        job_id=f"spark:{uuid.uuid4()}",
-        options=options,
-        plan=plan_rows(options, fields),
-        overwrite=overwrite,
-    )
 
 
 def _task_context() -> TaskContext:

@@ -7,18 +7,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from koinon.client import connect
-from koinon.core.quantities import parse_duration_ms
+from koinon.spark.cluster import client_of, opened
 from koinon.spark.encoding.keys import encode_keys
-from koinon.spark.options import KEY_ENCODINGS
+from koinon.spark.options import KEY_ENCODINGS, cluster_options
 from koinon_proto.contract.errors import ConfigurationError
 from koinon_proto.contract.table import MAX_KEY_BYTES
 
 KEYS_PER_CALL: Final = 10_000
+PIECE_BYTES: Final = 256 * 1024 * 1024
+"""Of values in one record batch of the result, unless one value alone is larger. An Arrow array of
+bytes ends at 2 GB.
+"""
 
 
 def lookup(
@@ -29,10 +33,12 @@ def lookup(
     key_encoding: str = "binary",
     value: str = "value",
     timeout: str = "2m",
+    keyspace: str = "",
 ) -> DataFrame:
     """Return the DataFrame with one more binary column: the value of the row's key, or null where
     there is no such record. Rows stay in their partitions. Equal keys of a batch are asked for
-    once. It is no snapshot: each value is read when its row is.
+    once, and their values are in the task's memory together. It is no snapshot: each value is read
+    when its row is.
 
     Args:
         on: the column, or columns, that make the key, as option ``keyColumn`` takes them.
@@ -40,9 +46,12 @@ def lookup(
         key_encoding: of integers, as option ``keyEncoding``.
         value: the name of the new column.
         timeout: how long a batch of keys is retried: ``30s``, ``2m``.
+        keyspace: the one that keys are looked up in; by default ``default``.
 
     Raises:
         ConfigurationError: no such column, a column named ``value`` that exists, or a bad argument.
+        UnknownKeyspaceError: there is no such keyspace. The query raises it too, once the keyspace
+            has been dropped.
         KoinonError: from the query: as ``Client.get_many``.
     """
     columns = (on,) if isinstance(on, str) else tuple(on)
@@ -53,24 +62,30 @@ def lookup(
         raise ConfigurationError(reason=f"value: there is a column {value!r} already")
     if key_encoding not in KEY_ENCODINGS:
         raise ConfigurationError(reason=f"key_encoding: is none of {', '.join(KEY_ENCODINGS)}")
-    timeout_ms = parse_duration_ms(timeout)
+    given = {"coordinators": coordinators, "keyspace": keyspace, "timeout": timeout}
+    options = opened(cluster_options(given))
 
     def look_up(batches: Iterator[Any]) -> Iterator[Any]:
-        with connect(coordinators, timeout_ms=timeout_ms) as client:
+        with client_of(options) as client:
             for batch in batches:
                 keys = encode_keys([batch.column(name) for name in columns], key_encoding)
-                found = values_of(keys, client.get_many)
-                yield pa.RecordBatch.from_arrays(
-                    [*batch.columns, found], names=[*batch.schema.names, value]
-                )
+                at = 0
+                for found in values_of(keys, client.get_many):
+                    rows = batch.slice(at, len(found))
+                    at += len(found)
+                    yield pa.RecordBatch.from_arrays(
+                        [*rows.columns, found], names=[*batch.schema.names, value]
+                    )
 
     schema = StructType([*df.schema.fields, StructField(value, BinaryType())])
     return df.mapInArrow(look_up, schema)
 
 
-def values_of(keys: Any, get_many: Callable[[Sequence[bytes]], Sequence[bytes | None]]) -> Any:
-    """Return the value of each key (a ``binary`` array); null for null, for what no key can be, and
-    where there is no record.
+def values_of(
+    keys: Any, get_many: Callable[[Sequence[bytes]], Sequence[bytes | None]]
+) -> Iterator[Any]:
+    """Yield the value of each key (a ``binary`` array), in arrays of about ``PIECE_BYTES`` at most;
+    null for null, for what no key can be, and where there is no record.
     """
     coded = keys.dictionary_encode()
     distinct = coded.dictionary.to_pylist()
@@ -79,5 +94,20 @@ def values_of(keys: Any, get_many: Callable[[Sequence[bytes]], Sequence[bytes | 
     for at in range(0, len(wanted), KEYS_PER_CALL):
         some = wanted[at : at + KEYS_PER_CALL]
         found.update(zip(some, get_many(some), strict=True))
-    values = pa.array([found.get(key) for key in distinct], pa.binary())
-    return values.take(coded.indices)
+    values = [found.get(key) for key in distinct]
+    places = coded.indices.fill_null(len(values)).to_numpy(zero_copy_only=False)
+    values.append(None)  # of null
+    sizes = np.fromiter((len(value or b"") for value in values), np.int64, len(values))[places]
+    for first, end in _pieces(sizes):
+        yield pa.array([values[place] for place in places[first:end]], pa.binary())
+
+
+def _pieces(sizes: np.ndarray[Any, np.dtype[np.int64]]) -> Iterator[tuple[int, int]]:
+    """Yield rows ``[first, end)`` that are small enough together; each has one row at least."""
+    ends, first = np.cumsum(sizes), 0
+    while first < len(sizes):
+        before = int(ends[first - 1]) if first else 0
+        end = int(np.searchsorted(ends, before + PIECE_BYTES, side="right"))
+        end = max(end, first + 1)
+        yield first, end
+        first = end

@@ -3,7 +3,9 @@
 Every option, with its default:
 
 ========================= =================================================================
-``coordinators``          required: ``host:port,host:port`` of coordinators (or nodes)
+``coordinators``          required: ``host:port,host:port`` of coordinators (or nodes), or a URL
+                          whose path is the keyspace: ``koinon://host:port/carts``
+``keyspace``              the keyspace that keys are in; ``default``, or that of the URL
 ``tlsBundle``             the identity file (PEM) to connect by TLS with, on every machine
                           (``KOINON_TLS_BUNDLE``, and plain without that)
 ``tokenFile``             the file with the user's token (``KOINON_TOKEN_FILE``)
@@ -35,6 +37,8 @@ writing
 reading
 ``prefix``, ``prefixHex`` only keys that begin so
 ``keys``, ``keysHex``     only these keys, without a scan: as text or in hex, separated by commas
+``valueEncoding``         ``json`` or ``msgpack``: the columns of ``schema(…)`` are fields of
+                          the rows that the values hold. See ``koinon.spark.encoding.typed``
 ``keysOnly``              ``false``; ``true``: only the column ``key``, no values are read
 ``counts``                ``false``; ``true``: the columns ``partition_id`` and ``rows``: how many
                           records each partition has; keys are read, and go no further
@@ -52,7 +56,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 from koinon.core.quantities import parse_duration_ms, parse_size
-from koinon.options import parse_addresses
+from koinon.core.target import DEFAULT_OPENED, OpenedKeyspace
+from koinon.options import parse
 from koinon_proto.contract.bulk_loads import (
     LOAD_TEXT_CHARS_MAX,
     LOAD_TIMEOUT_MS_MAX,
@@ -68,7 +73,7 @@ MEMORY_BYTES_MIN = 1 << 20
 MEMORY_BYTES_MAX = 1 << 30
 PAGE_BYTES_MIN = 1 << 10
 
-_COMMON = ("coordinators", "timeout", "tlsBundle", "tokenFile")
+_COMMON = ("coordinators", "keyspace", "timeout", "tlsBundle", "tokenFile")
 _PREFIX = ("prefix", "prefixHex")
 WRITE_OPTIONS = (
     *_COMMON,
@@ -91,6 +96,7 @@ READ_OPTIONS = (
     *_PREFIX,
     "keys",
     "keysHex",
+    "valueEncoding",
     "keysOnly",
     "counts",
     "metadata",
@@ -114,9 +120,14 @@ class ClusterOptions:
     """
 
     coordinators: str
+    """``host:port,host:port``"""
     timeout_s: float
+    keyspace: str = ""
+    """The name as given, "" for ``default``."""
     tls_bundle: str = ""
     token_file: str = ""
+    opened: OpenedKeyspace = DEFAULT_OPENED
+    """The keyspace of that name when the job was planned: what all of the job's processes use."""
 
     def dialing(self) -> Dialing:
         """Return how to connect from this machine.
@@ -152,11 +163,17 @@ class ReadOptions(ClusterOptions):
 
     prefix: bytes
     keys: tuple[bytes, ...] | None
+    value_encoding: str
     keys_only: bool
     counts: bool
     metadata: bool
     partitions_per_task: int
     page_bytes: int
+
+
+def cluster_options(given: Mapping[str, str]) -> ClusterOptions:
+    """Return the options that reads and writes share. Raises as ``write_options`` does."""
+    return ClusterOptions(**_Given(given, _COMMON).cluster())
 
 
 def write_options(given: Mapping[str, str], *, overwrite: bool) -> WriteOptions:
@@ -202,10 +219,14 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
     counts, keys = options.flag("counts"), options.keys()
     if counts and (keys is not None or options.flag("metadata")):
         options.refuse("counts", "is of whole partitions: leave keys and metadata out")
+    value_encoding = options.one_of("valueEncoding", VALUE_ENCODINGS, "")
+    if value_encoding and (counts or options.flag("keysOnly")):
+        options.refuse("valueEncoding", "is for values: leave counts and keysOnly out")
     return ReadOptions(
         **options.cluster(),
         prefix=options.prefix(),
         keys=keys,
+        value_encoding=value_encoding,
         keys_only=options.flag("keysOnly"),
         counts=counts,
         metadata=options.flag("metadata"),
@@ -247,25 +268,30 @@ class _Given:
 
     def cluster(self) -> dict[str, Any]:
         """Return the fields of ``ClusterOptions``."""
+        addresses, named = self.coordinators()
         return {
-            "coordinators": self.coordinators(),
+            "coordinators": addresses,
+            "keyspace": self.text("keyspace", named),
             "timeout_s": self.duration_ms("timeout", "2m") / 1000,
             "tls_bundle": self.text("tlsBundle"),
             "token_file": self.text("tokenFile"),
         }
 
-    def coordinators(self) -> str:
+    def coordinators(self) -> tuple[str, str]:
+        """Return the addresses, and the keyspace that a URL names ("": none)."""
         text = self.text("coordinators")
         if not text:
             hint = f" (for SQL: {_NO_TABLES})" if not self._given else ""
             self.refuse(
                 "coordinators", f"is required: host:port,host:port of the coordinators{hint}"
             )
+        if "://" in text and "?" in text:
+            self.refuse("coordinators", "give settings as options of their own, not in the URL")
         try:
-            parse_addresses(text)
+            addresses, named = parse(text, {})
         except ConfigurationError as error:
             self.refuse("coordinators", error.reason)
-        return text
+        return ",".join(addresses), named.keyspace
 
     def names(self, option: str) -> tuple[str, ...]:
         text = self.text(option)

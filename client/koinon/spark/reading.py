@@ -17,17 +17,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from koinon.client import connect
 from koinon.core.routing import Routing
 from koinon.core.scanning import PartitionProgress
 from koinon.driver.node_link import refused
-from koinon.spark.cluster import Cluster, Retries, cluster_of
+from koinon.spark.cluster import Cluster, Retries, client_of, cluster_of
 from koinon.spark.encoding import arrays
+from koinon.spark.encoding.typed import decode_rows
 from koinon.spark.options import ReadOptions
 from koinon.types import Entry
 from koinon_proto.contract import arrow, columns
 from koinon_proto.contract.errors import InternalError, KoinonError
-from koinon_proto.partitioner import Partitioner, partitioner
+from koinon_proto.partitioner import Partitioner, partitioner_of
 from koinon_proto.v1 import loads_pb2
 
 KEYS_PER_CALL: Final = 1_000
@@ -55,9 +55,10 @@ class Page:
 
 
 def read_partitions(
-    options: ReadOptions, names: Sequence[str], partition_ids: Sequence[int]
+    options: ReadOptions, names: Sequence[str], partition_ids: Sequence[int], fields: Any = None
 ) -> Iterator[Any]:
-    """Yield the records of partitions as record batches of the named columns.
+    """Yield the records of partitions as record batches of the named columns. ``fields``: which of
+    them are fields of the values, and their types.
 
     Raises:
         UnavailableError: a partition was not served in time.
@@ -67,11 +68,12 @@ def read_partitions(
         cluster_of(options) as cluster,
         ThreadPoolExecutor(1, thread_name_prefix="koinon-read") as ahead,
     ):
-        pages = _pages(cluster, options, names, partition_ids)
+        asked = names if fields is None else (*names, "value")
+        pages = _pages(cluster, options, asked, partition_ids)
         fetching = ahead.submit(next, pages, None)
         while (page := fetching.result()) is not None:
             fetching = ahead.submit(next, pages, None)
-            yield _batch(names, page)
+            yield batch_of(names, _columns_of(page, asked), fields, options.value_encoding)
 
 
 def count_partitions(
@@ -138,6 +140,7 @@ def _ask(
         cluster_id=routing.table.cluster.cluster_id,
         table_version=routing.table.table_version,
         partition_ids=partition_ids,
+        keyspace_id=options.opened.keyspace_id,
         prefix=options.prefix,
         bytes_max=options.page_bytes,
         keys_only="value" not in names,
@@ -173,8 +176,8 @@ def _key(rows: columns.Columns, at: int) -> bytes:
     return bytes(rows.keys[int(rows.key_offsets[at]) : int(rows.key_offsets[at + 1])])
 
 
-def _batch(names: Sequence[str], page: Page) -> Any:
-    """Return a page's records as a record batch; keys and values are views of the page."""
+def _columns_of(page: Page, names: Sequence[str]) -> dict[str, Any]:
+    """Return a page's records as columns; keys and values are views of the page."""
     rows = page.rows
     made: dict[str, Any] = {"key": arrays.from_offsets(rows.key_offsets, rows.keys)}
     if "value" in names:
@@ -188,7 +191,7 @@ def _batch(names: Sequence[str], page: Page) -> Any:
         made["version"] = _versions(_u64_array(page.versions))
     if "expires_at" in names:
         made["expires_at"] = _instants(_u64_array(page.expires_at_ms))
-    return batch_of(names, made)
+    return made
 
 
 def _u64_array(numbers: Sequence[int]) -> arrays.U64Array:
@@ -205,40 +208,46 @@ def _instants(unix_ms: arrays.U64Array) -> Any:
     return pc.if_else(arrow.truths(unix_ms != 0), micros, _NEVER)
 
 
-def batch_of(names: Sequence[str], made: dict[str, Any]) -> Any:
-    """Return the record batch of the named columns, in this order."""
-    schema = pa.schema([pa.field(name, COLUMN_TYPES[name]) for name in names])
+def batch_of(
+    names: Sequence[str], made: dict[str, Any], fields: Any = None, encoding: str = ""
+) -> Any:
+    """Return the record batch of the named columns, in this order; ``fields`` are decoded."""
+    types: dict[str, Any] = dict(COLUMN_TYPES)
+    if fields is not None:
+        types.update(zip(fields.names, fields.types, strict=True))
+        decoded = decode_rows(made["key"], made["value"], fields, encoding)
+        made = {**made, **dict(zip(fields.names, decoded, strict=True))}
+    schema = pa.schema([pa.field(name, types[name]) for name in names])
     return pa.RecordBatch.from_arrays([made[name] for name in names], schema=schema)
 
 
 # --- single keys --------------------------------------------------------------------------------
 
 
-def read_keys(options: ReadOptions, names: Sequence[str], keys: Sequence[bytes]) -> Iterator[Any]:
-    """Yield the records of keys, those that there are, as record batches of the named columns.
+def read_keys(
+    options: ReadOptions, names: Sequence[str], keys: Sequence[bytes], fields: Any = None
+) -> Iterator[Any]:
+    """Yield the records of keys, those that there are, as ``read_partitions`` does.
 
     Raises:
         UnavailableError: a partition was not served in time.
     """
-    with connect(
-        options.coordinators,
-        timeout_ms=int(options.timeout_s * 1000),
-        tls_bundle=options.tls_bundle,
-        token_file=options.token_file,
-    ) as client:
-        cluster = client.table().cluster
-        partitions = partitioner(cluster.partitioner, cluster.partition_count)
+    with client_of(options) as client:
+        partitions = partitioner_of(client.table().keyspaces.named(options.opened.name))
         for at in range(0, len(keys), KEYS_PER_CALL):
             found = [e for e in client.get_entries(keys[at : at + KEYS_PER_CALL]) if e is not None]
             if found:
-                yield _entries_batch(names, found, partitions)
+                made = _entry_columns(names, found, partitions)
+                yield batch_of(names, made, fields, options.value_encoding)
 
 
-def _entries_batch(names: Sequence[str], entries: Sequence[Entry], partitions: Partitioner) -> Any:
+def _entry_columns(
+    names: Sequence[str], entries: Sequence[Entry], partitions: Partitioner
+) -> dict[str, Any]:
     keys, values, versions, expiries = zip(*entries, strict=True)
     made = {"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())}
     if "partition_id" in names:
         made["partition_id"] = arrays.i32_array(partitions.partitions_of(keys).astype(np.int32))
     made["version"] = _versions(_u64_array(versions))
     made["expires_at"] = _instants(_u64_array([ms or 0 for ms in expiries]))
-    return batch_of(names, made)
+    return made

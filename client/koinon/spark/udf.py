@@ -1,4 +1,4 @@
-"""``partition_id``: a column's partition in the cluster, for a DataFrame that is to be partitioned
+"""``partition_id``: a column's partition in a keyspace, for a DataFrame that is to be partitioned
 like it. With ``murmur2`` and Kafka's number of partitions it is what Kafka's default partitioner
 gives to the same key.
 """
@@ -13,11 +13,15 @@ import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql import functions as spark_functions
 
-from koinon.spark.cluster import Cluster
+from koinon.spark.cluster import cluster_of, opened
 from koinon.spark.encoding.keys import encode_keys
-from koinon_proto.partitioner import partitioner as partitioner_of
+from koinon.spark.options import cluster_options
+from koinon_proto.contract.errors import ConfigurationError
+from koinon_proto.partitioner import Partitioner, sure_partitioner
+from koinon_proto.partitioner import partitioner as make_partitioner
 
-COORDINATORS_TIMEOUT_S = 20.0
+TIMEOUT = "20s"
+"""The time in which a coordinator has to answer ``partition_id``."""
 functions: Any = spark_functions
 
 
@@ -25,6 +29,7 @@ def partition_id(
     col: Column | str,
     *,
     coordinators: str | None = None,
+    keyspace: str = "",
     partition_count: int = 1024,
     partitioner: str = "murmur2",
     key_encoding: str = "binary",
@@ -34,23 +39,37 @@ def partition_id(
 
     Args:
         col: binary, a string or an integer, as option ``keyColumn`` takes them.
-        coordinators: ``host:port,…``: count and partitioner are the cluster's, asked for now.
+        coordinators: ``host:port,…``: partitions and partitioner are the cluster's, asked for now.
+        keyspace: with ``coordinators``: those of this keyspace; by default of ``default``.
         partition_count: 1 to 65,536; with ``crc16`` a power of two up to 16,384.
-        partitioner: ``murmur2``, ``md5`` or ``crc16``.
+        partitioner: ``murmur2``, ``md5`` or ``crc16``; with a router as in ``murmur2(until:2f)``.
         key_encoding: of integers, as option ``keyEncoding``.
 
     Raises:
-        ConfigurationError: no such partitioner, or a count out of range.
+        ConfigurationError: no such partitioner, a count out of range, or a keyspace of no cluster.
+        UnknownKeyspaceError: there is no such keyspace.
+        PartitionerMismatchError: the cluster's answers otherwise here. (Where it does so in a task,
+            the task fails by it.)
         UnavailableError: no coordinator answered.
     """
     if coordinators is not None:
-        with Cluster(coordinators, timeout_s=COORDINATORS_TIMEOUT_S) as cluster:
-            config = cluster.routing().table.cluster
-        partition_count, partitioner = config.partition_count, config.partitioner
-    partitioner_of(partitioner, partition_count)  # complain now, not in a task
+        given = {"coordinators": coordinators, "keyspace": keyspace, "timeout": TIMEOUT}
+        with cluster_of(opened(cluster_options(given))) as cluster:
+            known = cluster.target().partitioner
+    elif keyspace:
+        raise ConfigurationError(reason="keyspace: say by coordinators of which cluster")
+    else:
+        known = make_partitioner(partitioner, partition_count)  # complain now, not in a task
+    name, count, base, fingerprint = (
+        known.name,
+        known.partition_count,
+        known.base,
+        known.fingerprint,
+    )
 
     def of_arrow(keys: pa.Array) -> pa.Array:
-        return _partition_ids(keys, partitioner, partition_count, key_encoding)
+        chosen = sure_partitioner(name, count, fingerprint, base)
+        return _partition_ids(keys, chosen, key_encoding)
 
     made: Column
     if hasattr(functions, "arrow_udf"):
@@ -71,10 +90,10 @@ def _of_pandas(of_arrow: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return of_pandas
 
 
-def _partition_ids(keys: Any, name: str, count: int, encoding: str) -> Any:
+def _partition_ids(keys: Any, known: Partitioner, encoding: str) -> Any:
     encoded = encode_keys([keys], encoding)
     nulls = encoded.is_null().to_numpy(zero_copy_only=False) if encoded.null_count else None
     if nulls is not None:
         encoded = encoded.fill_null(b"")
-    found = partitioner_of(name, count).partitions_of_arrow(encoded)
+    found = known.partitions_of_arrow(encoded)
     return pa.array(found.astype(np.int32), mask=nulls)

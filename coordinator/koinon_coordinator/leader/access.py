@@ -1,14 +1,9 @@
 """Changes who may do what, while this coordinator leads: decides, proposes, and answers when it is
-applied.
-
-From the answer on, a node serves by the state before for a lease at most: each heartbeat that is
-acknowledged later brings the new one. A leader before this one may acknowledge heartbeats for
-check-quorum after it was deposed, and knows nothing of the change: a new leader answers only then.
+in force (``in_force``).
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 from koinon_coordinator.core.cluster.commands import (
@@ -26,38 +21,43 @@ from koinon_coordinator.core.cluster.commands import (
     RevokeCertificate,
 )
 from koinon_coordinator.core.decide.access import check_change, refusal
+from koinon_coordinator.core.decide.sessions import SessionTimes
 from koinon_coordinator.leader.context import LeaderContext
+from koinon_coordinator.leader.in_force import Behind, InForce, in_force
 from koinon_proto.contract.access import AccessState
 
 log = logging.getLogger(__name__)
 
 
 class AccessChanges:
-    """See the module's text. Every method raises NotLeaderError outside the term."""
+    """Changes users, roles and tokens, during one term.
 
-    def __init__(self, term: LeaderContext, check_quorum_s: float) -> None:
+    Every method raises NotLeaderError outside the term.
+    """
+
+    def __init__(self, term: LeaderContext, times: SessionTimes, behind: Behind) -> None:
         self._term = term
-        self._check_quorum_s = check_quorum_s
+        self._times = times
+        self._behind = behind
 
     def state(self) -> AccessState:
         """Return all of it, the hashes of secrets included: for nodes and coordinators only."""
         self._term.check_cluster("")
         return self._term.state.access.state
 
-    async def change(self, command: AccessCommand) -> int:
-        """Commit the change; return the version of the access state with it.
+    async def change(self, command: AccessCommand, wait_s: float = float("inf")) -> InForce:
+        """Commit the change, and wait until it is in force, for ``wait_s`` at most. So does one
+        that brings nothing new: it may be one again whose answer was lost.
 
         Raises:
-            InvalidArgumentError, ConditionFailedError: nothing was changed.
+            InvalidArgumentError, ConditionFailedError, UnknownKeyspaceError: nothing was changed.
             ResourceExhaustedError, UnavailableError: nothing was changed.
             UnknownFateError: it may have been changed, or may be later.
         """
         before = self.state()
-        check_change(before, command)
+        check_change(before, command, self._term.state.keyspaces)
         result = await self._term.committed(command)
         if isinstance(result, AccessChanged):
-            alone_at = self._term.began_at + self._check_quorum_s
-            await asyncio.sleep(max(0.0, alone_at - self._term.clock()))
             if result.version > before.version:
                 log.info(
                     "access changed change=%s name=%s access_version=%d",
@@ -65,9 +65,17 @@ class AccessChanges:
                     _named(command),
                     result.version,
                 )
-            return result.version
+            return await in_force(
+                self._term,
+                self._times,
+                self._behind,
+                version=result.version,
+                wait_s=wait_s,
+                what="access",
+            )
         reason = result.reason if isinstance(result, Rejected) else Reason.BAD_ACCESS
-        raise refusal(self._term.state.access.state, command, reason)
+        state = self._term.state
+        raise refusal(state.access.state, command, state.keyspaces, reason)
 
 
 def _named(command: AccessCommand) -> str:

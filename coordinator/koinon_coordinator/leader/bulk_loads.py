@@ -10,7 +10,7 @@ if it had been refused before.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from koinon_coordinator.core.cluster.bulk_loads import Load
@@ -40,6 +40,13 @@ from koinon_proto.contract.errors import UnknownFateError
 
 log = logging.getLogger(__name__)
 
+MayUse = Callable[[Load], None]
+"""Is called with a load; raises where the caller may not use it."""
+
+
+def anybody(_load: Load) -> None:
+    """As without users."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadView:
@@ -54,9 +61,11 @@ class LoadView:
 
 
 class Loading:
-    """See the module's text. Every method raises NotLeaderError outside the term, and
-    WrongClusterError for a caller of another cluster; those that propose also
-    ResourceExhaustedError, UnavailableError (nothing was changed), UnknownFateError.
+    """Opens, commits, ends and forgets bulk loads, during one term.
+
+    Every method raises NotLeaderError outside the term, and WrongClusterError for a caller
+    of another cluster; those that propose also ResourceExhaustedError, UnavailableError (nothing
+    was changed), UnknownFateError.
     """
 
     def __init__(self, term: LeaderContext, *, pause_s: float) -> None:
@@ -66,43 +75,58 @@ class Loading:
 
     # --- what jobs ask ------------------------------------------------------------------------
 
-    async def open(self, wish: LoadWish, cluster_id: str) -> LoadOutcome:
+    async def open(self, wish: LoadWish, cluster_id: str, may_use: MayUse = anybody) -> LoadOutcome:
         """Open a load, or return the one that there is.
 
         Raises:
             ClusterNotReadyError, InvalidArgumentError.
+            PermissionDeniedError: there is one, and ``may_use`` refuses it.
         """
         await self._caught_up(cluster_id)
         outcome = await self._done(decide_open(self._term.state, wish))
+        self._check_use(outcome.load_id, may_use)
         if outcome.state is LoadState.OPEN:
             self._activity.touch(outcome.load_id, self._term.clock())
         return outcome
 
     async def touch(
-        self, load_id: int, cluster_id: str, *, attempt: int, rows: int, size_bytes: int
+        self,
+        load_id: int,
+        cluster_id: str,
+        may_use: MayUse = anybody,
+        *,
+        attempt: int,
+        rows: int,
+        size_bytes: int,
     ) -> LoadState:
         """Note that a job is at work on an open load.
 
         Raises:
             LoadClosedError: it is not open.
+            PermissionDeniedError: as ``may_use`` says.
         """
         self._term.check_cluster(cluster_id)
         known = self._term.state.loads.get(load_id)
         if known is None or known.state is not LoadState.OPEN:
             await self._caught_up(cluster_id)
+        self._check_use(load_id, may_use)
         load = load_in(self._term.state, load_id, LoadState.OPEN)
         self._activity.touch(
             load_id, self._term.clock(), attempt=attempt, rows=rows, size_bytes=size_bytes
         )
         return load.state
 
-    async def commit(self, command: CommitLoad, cluster_id: str) -> LoadState:
+    async def commit(
+        self, command: CommitLoad, cluster_id: str, may_use: MayUse = anybody
+    ) -> LoadState:
         """Make a load final.
 
         Raises:
             ClusterNotReadyError, InvalidArgumentError, LoadClosedError, PartitionOfflineError.
+            PermissionDeniedError: as ``may_use`` says.
         """
         await self._caught_up(cluster_id)
+        self._check_use(command.load_id, may_use)
         decision = decide_commit(self._term.state, command)
         outcome = await self._done(decision)
         if decision is command:
@@ -116,13 +140,17 @@ class Loading:
             )
         return outcome.state
 
-    async def abort(self, load_id: int, reason: str, cluster_id: str) -> LoadState:
+    async def abort(
+        self, load_id: int, reason: str, cluster_id: str, may_use: MayUse = anybody
+    ) -> LoadState:
         """End a load without a trace.
 
         Raises:
             ClusterNotReadyError, LoadClosedError.
+            PermissionDeniedError: as ``may_use`` says.
         """
         await self._caught_up(cluster_id)
+        self._check_use(load_id, may_use)
         decision = decide_abort(self._term.state, load_id, reason)
         outcome = await self._done(decision)
         if isinstance(decision, AbortLoad):
@@ -162,16 +190,17 @@ class Loading:
         return load_in(self._term.state, load_id, LoadState.MERGING)
 
     async def merged(
-        self, load_id: int, partition_ids: Sequence[int], cluster_id: str
+        self, load_id: int, partition_ids: Sequence[int], cluster_id: str, reporter: str = ""
     ) -> LoadState:
-        """Note that the load is merged in these partitions; return its state (UNKNOWN: it ended
-        long ago, or never was).
+        """Note that the load is merged in these partitions, as far as the ``reporter`` leads them
+        ('': nobody had to say who it is); return its state (UNKNOWN: it ended long ago, or never
+        was).
 
         Raises:
             ClusterNotReadyError, InvalidArgumentError.
         """
         await self._caught_up(cluster_id)
-        decision = decide_merged(self._term.state, load_id, partition_ids)
+        decision = decide_merged(self._term.state, load_id, partition_ids, reporter)
         outcome = await self._done(decision)
         if isinstance(decision, PartitionsMerged) and outcome.state is LoadState.DONE:
             log.info("load merged load=%d", load_id)
@@ -208,6 +237,11 @@ class Loading:
             )
 
     # --- helpers ------------------------------------------------------------------------------
+
+    def _check_use(self, load_id: int, may_use: MayUse) -> None:
+        load = self._term.state.loads.get(load_id)
+        if load is not None:
+            may_use(load)
 
     async def _caught_up(self, cluster_id: str) -> None:
         self._term.check_cluster(cluster_id)

@@ -5,8 +5,8 @@ replicas have come), proposes, and answers when the commands have been applied. 
 term; nothing of it is kept, and the next leader begins by giving every node a full session.
 
 Its parts: ``members`` (registrations, heartbeats, fences, what primaries propose), ``mover`` (moves
-under way, re-replication), ``operations`` (what operators ask), ``access`` (users, roles, tokens)
-and ``loading`` (bulk loads).
+under way, re-replication), ``operations`` (what operators ask), ``access`` (users, roles, tokens),
+``keyspaces`` and ``loading`` (bulk loads).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from koinon_coordinator.core.cluster.commands import CreateCluster
 from koinon_coordinator.leader.access import AccessChanges
 from koinon_coordinator.leader.bulk_loads import Loading
 from koinon_coordinator.leader.context import NEVER_APPENDED, Group, LeaderContext
+from koinon_coordinator.leader.keyspaces import KeyspaceChanges
 from koinon_coordinator.leader.membership import Members
 from koinon_coordinator.leader.mover import Mover
 from koinon_coordinator.leader.operations import Operations
@@ -67,7 +68,11 @@ class Leadership:
         self.mover = Mover(self.term, pause_s=pause_s)
         self.members = Members(self.term, self.timing, self.mover)
         self.operations = Operations(self.term, self.mover)
-        self.access = AccessChanges(self.term, self.timing.session_times().check_quorum_s)
+        times = self.timing.session_times()
+        self.access = AccessChanges(self.term, times, self.members.behind_in_access)
+        self.keyspaces = KeyspaceChanges(
+            self.term, times, self.members.behind_in_table, self.members.has_erased
+        )
         self.loading = Loading(self.term, pause_s=pause_s)
 
     # --- the term -----------------------------------------------------------------------------
@@ -98,6 +103,7 @@ class Leadership:
         self.members.tick(now)
         self.mover.tick(now)
         self.loading.tick(now)
+        self.keyspaces.tick()
 
     async def _ensure_cluster(self) -> None:
         while self.term.state.config is None:

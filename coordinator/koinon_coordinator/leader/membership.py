@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from koinon_coordinator.config import TimingConfig
 from koinon_coordinator.core.cluster.commands import (
@@ -57,12 +58,25 @@ from koinon_proto.contract.errors import (
     UnknownFateError,
     UnknownNodeError,
 )
-from koinon_proto.contract.table import NO_NODE, NodeNumber, PartitionId
+from koinon_proto.contract.table import NO_NODE, NodeId, NodeNumber, PartitionId
 from koinon_proto.v1.membership_pb2 import NodeStats
 
 log = logging.getLogger(__name__)
 
 REGISTER_ATTEMPTS_MAX = 4
+
+
+@dataclass(kw_only=True, slots=True)
+class Said:
+    """What one epoch of a node has said in heartbeats, which may come out of order: the newest
+    versions that it goes by, and of which dropped keyspaces it holds nothing. Whoever holds nothing
+    of one gets nothing of it again.
+    """
+
+    node_epoch: int
+    access_version: int = 0
+    table_version: int = 0
+    erased: set[int] = field(default_factory=set)
 
 
 class Members:
@@ -85,6 +99,7 @@ class Members:
         self._assigning = False  # whether AssignPartitions is proposed
         # The epochs that were spoken for with the id of their registration: not without, any more.
         self._proven: dict[NodeNumber, int] = {}
+        self._said: dict[NodeNumber, Said] = {}  # by each node's process of the newest epoch
 
     def tick(self, now: float) -> None:
         """Fence who was silent for too long; assign the partitions once there are nodes enough."""
@@ -241,9 +256,13 @@ class Members:
         stats: NodeStats | None = None,
         progress: Sequence[Progress] = (),
         registration_id: str = "",
+        access_version: int = 0,
+        table_version: int = 0,
+        erased: Sequence[int] = (),
     ) -> list[HostedPartition]:
         """Acknowledge the heartbeat: the node's lease is extended from when it sent it. Return the
-        host commands that are due. ``progress`` is of replicas that are not in sync.
+        host commands that are due. ``progress`` is of replicas that are not in sync, ``erased``
+        names dropped keyspaces of which the node holds nothing.
 
         Raises:
             NotLeaderError: not the leader, or cut off from its quorum.
@@ -260,6 +279,7 @@ class Members:
             raise
         number = record.info.number
         self.sessions.heard(number, received_at)
+        self._take_said(record, access_version, table_version, erased)
         if not record.confirmed:
             await self._confirmed(record)
             record = decide_heartbeat(term.state, node_id, node_epoch)
@@ -278,6 +298,48 @@ class Members:
             self._take_hosted(record, hosted, now)
         self._mover.take_progress(number, progress)
         return self._hosting.due(number, term.state.assigned_to(number), now)
+
+    def _take_said(
+        self, record: NodeRecord, access_version: int, table_version: int, erased: Sequence[int]
+    ) -> None:
+        number, epoch = record.info.number, record.info.node_epoch
+        said = self._said.get(number)
+        if said is None or said.node_epoch != epoch:
+            said = self._said[number] = Said(node_epoch=epoch)
+        said.access_version = max(said.access_version, access_version)
+        said.table_version = max(said.table_version, table_version)
+        if erased:
+            dropping = {keyspace.keyspace_id for keyspace in self._term.state.keyspaces.dropping}
+            said.erased = (said.erased | set(erased)) & dropping
+
+    def _heard(self, number: NodeNumber) -> Said | None:
+        """What the node has said in its current epoch."""
+        record, said = self._term.state.node(number), self._said.get(number)
+        is_current = record and said and said.node_epoch == record.info.node_epoch
+        return said if is_current else None
+
+    def behind_in_access(self, version: int) -> list[NodeId]:
+        """Return the live nodes that have not said that they go by this version of access. Others
+        hold no lease: they have given it up, or were fenced after it had ended.
+        """
+        return [
+            record.info.node_id
+            for record in self._term.state.live_nodes
+            if (said := self._heard(record.info.number)) is None or said.access_version < version
+        ]
+
+    def behind_in_table(self, version: int) -> list[NodeId]:
+        """As ``behind_in_access``, of the table."""
+        return [
+            record.info.node_id
+            for record in self._term.state.live_nodes
+            if (said := self._heard(record.info.number)) is None or said.table_version < version
+        ]
+
+    def has_erased(self, number: NodeNumber, keyspace_id: int) -> bool:
+        """Return whether the node's process has said that it holds nothing of the keyspace."""
+        said = self._heard(number)
+        return said is not None and keyspace_id in said.erased
 
     async def leave(
         self, *, cluster_id: str, node_id: str, node_epoch: int, registration_id: str = ""
@@ -363,9 +425,9 @@ class Members:
             WrongClusterError, InvalidArgumentError: nothing was changed.
             UnknownFateError: it may have been changed, or may be later.
         """
-        config = self._term.check_cluster(cluster_id)
+        self._term.check_cluster(cluster_id)
         record = self._speaker(node_id, node_epoch, registration_id)
-        check_changes(changes, config.partition_count)
+        check_changes(changes, self._term.state.partition_ids_end)
         if not changes:
             return ()
         hanging = self._hanging()

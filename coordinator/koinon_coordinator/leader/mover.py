@@ -25,7 +25,7 @@ from koinon_coordinator.core.decide.layouts import (
     RepairTask,
     accepted,
     repair,
-    repair_layout,
+    repair_layouts,
     repair_plan_id,
     repair_task,
 )
@@ -53,7 +53,7 @@ FAILURE_PAUSE_S = 5.0
 
 
 class Mover:
-    """See the module's text. ``run`` in a task of the term."""
+    """Starts, finishes and turns back moves, during one term. ``run`` in a task of the term."""
 
     def __init__(self, term: LeaderContext, *, pause_s: float) -> None:
         self._term = term
@@ -162,8 +162,8 @@ class Mover:
         task = repair_task(self._term.state, lost)
         if task is None or task == self._tried:
             return
-        layout = repair_layout(self._term.state, task)
-        plan = await self._term.computed(partial(repair, layout, task))
+        layouts = repair_layouts(self._term.state, task)
+        plan = await self._term.computed(partial(repair, layouts, task))
         if repair_task(self._term.state, lost) != task:
             return  # what changed meanwhile lets the mover look again
         nodes = names(self._term.state, sorted(lost))

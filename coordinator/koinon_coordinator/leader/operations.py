@@ -62,8 +62,10 @@ class MoveView:
 
 
 class Operations:
-    """See the module's text. Every method raises NotLeaderError outside the term; those that
-    propose also ResourceExhaustedError, UnavailableError (nothing was changed), UnknownFateError.
+    """Plans and carries out what operators ask for, during one term.
+
+    Every method raises NotLeaderError outside the term; those that propose also
+    ResourceExhaustedError, UnavailableError (nothing was changed), UnknownFateError.
     """
 
     def __init__(self, term: LeaderContext, mover: Mover) -> None:

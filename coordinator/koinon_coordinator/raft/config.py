@@ -27,6 +27,7 @@ class RaftConfig:
     heartbeat_interval_ms: int = 75
     check_quorum_ms: int = 400
     save_timeout_ms: int = 1500  # a leader whose disk takes longer for one save steps down
+    quiet_ms_max: int = 3000  # without an entry: then a leader appends one, to try all disks
     tick_interval_ms: int = 15
     snapshot_every_entries: int = 20_000
     snapshot_every_bytes: int = 64 << 20

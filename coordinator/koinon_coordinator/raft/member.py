@@ -474,7 +474,8 @@ class RaftMember:
             self.commit_seconds.observe(self._clock() - proposed_at)
         core = self._core
         assert core is not None
-        if entry.kind is EntryKind.NOOP and core.role is Role.LEADER and entry.term == core.term:
+        opens_term = entry.kind is EntryKind.NOOP and entry.term != self._served_term
+        if opens_term and core.role is Role.LEADER and entry.term == core.term:
             self._served_term = entry.term
             log.info("leader serves member_id=%s term=%d", self.member_id, entry.term)
             if self._on_leader is not None:

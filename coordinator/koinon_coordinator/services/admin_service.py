@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
@@ -19,10 +20,12 @@ from koinon_coordinator.core.cluster.commands import (
     RestoreCertificate,
     RevokeCertificate,
 )
+from koinon_coordinator.core.decide.keyspaces import Alteration
 from koinon_coordinator.core.decide.layouts import PlanKind, PlanWish
 from koinon_coordinator.core.decide.move_scheduler import Progress, Stage
 from koinon_coordinator.core.decide.registrations import check_requested_address
 from koinon_coordinator.core.planning.planner import Plan, Refusal, RefusalCode
+from koinon_coordinator.leader.keyspaces import KeyspaceMade
 from koinon_coordinator.leader.operations import MoveView, Operations
 from koinon_coordinator.wire.updates import UpdateCache
 from koinon_proto.contract import convert
@@ -62,6 +65,7 @@ _REFUSAL = codec(
     admin_pb2.PlanRefusal,
     values={"code": Value(lambda code: code.value, RefusalCode)},
 )
+_ALTERATION = codec(Alteration, admin_pb2.AlterKeyspaceRequest, unused=["cluster_id", "name"])
 _PLAN = codec(Plan, admin_pb2.Plan, values={"refusals": _REFUSAL}, filled=["table_version"])
 
 
@@ -112,6 +116,8 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                 watched_ms=round(1000 * raft.elections.watched_s),
                 quiet_ms=round(1000 * raft.elections.quiet_s),
             ),
+            tls_mode=str(coordinator.config.listening.mode),
+            open_addresses=coordinator.open_addresses,
         )
 
     @typed_errors
@@ -236,6 +242,41 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             ]
         )
 
+    # --- keyspaces ----------------------------------------------------------------------------
+
+    @typed_errors
+    @bounded(CALLS_MAX)
+    async def CreateKeyspace(  # noqa: N802
+        self, request: admin_pb2.CreateKeyspaceRequest, context: Any
+    ) -> admin_pb2.KeyspaceResponse:
+        self._check_cluster(request)
+        wanted = convert.KEYSPACE.decode(request.keyspace)
+        creating = self._coordinator.serving.keyspaces.create(wanted, _timeout_s(context) / 2)
+        return _keyspace_response(await self._coordinator.led(creating))
+
+    @typed_errors
+    @bounded(CALLS_MAX)
+    async def AlterKeyspace(  # noqa: N802
+        self, request: admin_pb2.AlterKeyspaceRequest, context: Any
+    ) -> admin_pb2.KeyspaceResponse:
+        self._check_cluster(request)
+        change = _ALTERATION.decode(request)
+        altering = self._coordinator.serving.keyspaces.alter(
+            request.name, change, _timeout_s(context) / 2
+        )
+        return _keyspace_response(await self._coordinator.led(altering))
+
+    @typed_errors
+    @bounded(CALLS_MAX)
+    async def DropKeyspace(  # noqa: N802
+        self, request: admin_pb2.DropKeyspaceRequest, context: Any
+    ) -> admin_pb2.KeyspaceResponse:
+        self._check_cluster(request)
+        dropping = self._coordinator.serving.keyspaces.drop(
+            request.name, request.keyspace_id, _timeout_s(context) / 2
+        )
+        return _keyspace_response(await self._coordinator.led(dropping))
+
     # --- access -------------------------------------------------------------------------------
 
     @typed_errors
@@ -253,12 +294,17 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     @typed_errors
     @bounded(CALLS_MAX)
     async def ChangeAccess(  # noqa: N802
-        self, request: admin_pb2.ChangeAccessRequest, _context: Any
+        self, request: admin_pb2.ChangeAccessRequest, context: Any
     ) -> admin_pb2.ChangeAccessResponse:
         self._check_cluster(request)
         access = self._coordinator.serving.access
-        version = await self._coordinator.led(access.change(_access_change(request)))
-        return admin_pb2.ChangeAccessResponse(access_version=version)
+        change = access.change(_access_change(request), _timeout_s(context) / 2)
+        made = await self._coordinator.led(change)
+        return admin_pb2.ChangeAccessResponse(
+            access_version=made.version,
+            nodes_behind=made.behind,
+            behind_serve_ms=math.ceil(made.serves_s * 1000),
+        )
 
     # --- helpers ------------------------------------------------------------------------------
 
@@ -319,6 +365,7 @@ def _wish(request: admin_pb2.PlanRequest) -> PlanWish:
         node_id=request.node_id,
         with_node_id=request.with_node_id,
         replication_factor=request.replication_factor,
+        keyspace=request.keyspace,
     )
 
 
@@ -345,6 +392,14 @@ def _access_change(request: admin_pb2.ChangeAccessRequest) -> AccessCommand:
         return _CHANGES[kind](getattr(request, kind), expected)
     except ValueError as error:  # of an action or effect without a name here
         raise InvalidArgumentError(field=kind, reason=str(error)) from error
+
+
+def _keyspace_response(made: KeyspaceMade) -> admin_pb2.KeyspaceResponse:
+    return admin_pb2.KeyspaceResponse(
+        keyspace=convert.KEYSPACE.encode(made.keyspace),
+        nodes_behind=made.in_force.behind,
+        behind_serve_ms=math.ceil(made.in_force.serves_s * 1000),
+    )
 
 
 def _move_to_proto(view: MoveView) -> admin_pb2.MoveStatus:

@@ -57,6 +57,18 @@ _REGISTRATION = codec(
 )
 
 
+_OPEN_ADDRESSES_MAX, _OPEN_CHARS_MAX, _MODE_CHARS_MAX = 8, 300, 16
+
+
+def _bound_exposure(stats: membership_pb2.NodeStats) -> None:
+    """Keep of what a node says of its ports what operators can be shown."""
+    shown = [one[:_OPEN_CHARS_MAX] for one in stats.open_addresses[:_OPEN_ADDRESSES_MAX]]
+    if shown:
+        stats.open_addresses[:] = shown
+    if stats.tls_mode:
+        stats.tls_mode = stats.tls_mode[:_MODE_CHARS_MAX]
+
+
 class MembershipService(membership_pb2_grpc.MembershipServicer):
     """Nodes join and stay: the leader's side."""
 
@@ -92,6 +104,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
     ) -> membership_pb2.HeartbeatResponse:
         received_at = boottime()
         leadership = self._coordinator.serving
+        _bound_exposure(request.stats)
         commands = await self._coordinator.led(
             leadership.members.heartbeat(
                 cluster_id=request.cluster_id,
@@ -102,6 +115,9 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
                 received_at=received_at,
                 stats=request.stats if request.HasField("stats") else None,
                 progress=list(map(PROGRESS.decode, request.progress)),
+                access_version=request.access_version,
+                table_version=request.table_version,
+                erased=request.erased_keyspaces,
             )
         )
         admission.trust()

@@ -12,19 +12,23 @@ from koinon_coordinator.leader.bulk_loads import LoadView
 from koinon_coordinator.services.admin_service import CALLS_MAX
 from koinon_coordinator.wire.updates import UpdateCache
 from koinon_proto.contract.access import Action
-from koinon_proto.contract.bulk_loads import LoadMode
+from koinon_proto.contract.bulk_loads import LoadMode, owner_digest
 from koinon_proto.contract.codec import codec
+from koinon_proto.contract.keyspaces import Keyspaces
 from koinon_proto.security.caller import caller
 from koinon_proto.server.rpc import bounded, typed_errors
 from koinon_proto.v1 import loads_pb2, loads_pb2_grpc
 
-_WISH = codec(LoadWish, loads_pb2.OpenLoadRequest, filled=["cluster_id"])
+_WISH = codec(LoadWish, loads_pb2.OpenLoadRequest, given=["owner"], filled=["cluster_id"])
 _COMMIT = codec(CommitLoad, loads_pb2.CommitLoadRequest, filled=["cluster_id"])
 _INFO = codec(
     Load,
     loads_pb2.LoadInfo,
-    given=["attempts", "attempts_digest", "committed_at", "unmerged", "rows", "bytes"],
-    filled=["partitions_merged", "rows", "bytes", "idle_ms"],
+    given=[
+        *("attempts", "attempts_digest", "committed_at", "unmerged", "rows", "bytes"),
+        "keyspace_id",
+    ],
+    filled=["partitions_merged", "rows", "bytes", "idle_ms", "keyspace"],
 )
 
 
@@ -39,11 +43,13 @@ class LoadsService(loads_pb2_grpc.LoadsServicer):
     async def OpenLoad(  # noqa: N802 (the generated servicer's name)
         self, request: loads_pb2.OpenLoadRequest, _context: Any
     ) -> loads_pb2.OpenLoadResponse:
-        wish = _WISH.decode(request)
-        if wish.mode == LoadMode.OVERWRITE:  # rows are checked key by key, where they are staged
-            caller.get().check_prefix(Action.LOAD, request.prefix)
+        wish = _WISH.decode(request, owner=caller.get().user)
+        if wish.mode == LoadMode.OVERWRITE:
+            caller.get().check_prefix(Action.LOAD, wish.keyspace_id, request.prefix)
+        else:  # rows are checked key by key, where they are staged
+            caller.get().check_some(Action.LOAD, wish.keyspace_id)
         outcome = await self._coordinator.led(
-            self._coordinator.serving.loading.open(wish, request.cluster_id)
+            self._coordinator.serving.loading.open(wish, request.cluster_id, _may_use)
         )
         table = self._coordinator.table()
         assert table is not None  # there is a cluster: it has opened a load
@@ -62,6 +68,7 @@ class LoadsService(loads_pb2_grpc.LoadsServicer):
         touched = self._coordinator.serving.loading.touch(
             request.load_id,
             request.cluster_id,
+            _may_use,
             attempt=request.attempt,
             rows=request.rows,
             size_bytes=request.bytes,
@@ -75,7 +82,7 @@ class LoadsService(loads_pb2_grpc.LoadsServicer):
         self, request: loads_pb2.CommitLoadRequest, _context: Any
     ) -> loads_pb2.CommitLoadResponse:
         committed = self._coordinator.serving.loading.commit(
-            _COMMIT.decode(request), request.cluster_id
+            _COMMIT.decode(request), request.cluster_id, _may_use
         )
         state = await self._coordinator.led(committed)
         return loads_pb2.CommitLoadResponse(state=cast(Any, int(state)))
@@ -86,7 +93,7 @@ class LoadsService(loads_pb2_grpc.LoadsServicer):
         self, request: loads_pb2.AbortLoadRequest, _context: Any
     ) -> loads_pb2.AbortLoadResponse:
         aborted = self._coordinator.serving.loading.abort(
-            request.load_id, request.reason, request.cluster_id
+            request.load_id, request.reason, request.cluster_id, _may_use
         )
         state = await self._coordinator.led(aborted)
         return loads_pb2.AbortLoadResponse(state=cast(Any, int(state)))
@@ -98,7 +105,9 @@ class LoadsService(loads_pb2_grpc.LoadsServicer):
     ) -> loads_pb2.GetLoadsResponse:
         viewed = self._coordinator.serving.loading.views(request.load_id, request.cluster_id)
         views = await self._coordinator.led(viewed)
-        return loads_pb2.GetLoadsResponse(loads=[_info(view) for view in views])
+        table = self._coordinator.table()
+        keyspaces = table.keyspaces if table is not None else None
+        return loads_pb2.GetLoadsResponse(loads=[_info(view, keyspaces) for view in views])
 
     @typed_errors
     async def GetManifest(  # noqa: N802
@@ -112,22 +121,37 @@ class LoadsService(loads_pb2_grpc.LoadsServicer):
             prefix=load.prefix,
             attempts=load.attempts,
             partition_ids=load.unmerged,
+            keyspace_id=load.keyspace_id,
         )
 
     @typed_errors
     async def ReportMerged(  # noqa: N802
         self, request: loads_pb2.ReportMergedRequest, _context: Any
     ) -> loads_pb2.ReportMergedResponse:
+        principal = caller.get().principal
         merged = self._coordinator.serving.loading.merged(
-            request.load_id, request.partition_ids, request.cluster_id
+            request.load_id,
+            request.partition_ids,
+            request.cluster_id,
+            reporter=principal.name if principal is not None else "",
         )
         state = await self._coordinator.led(merged)
         return loads_pb2.ReportMergedResponse(state=cast(Any, int(state)))
 
 
-def _info(view: LoadView) -> loads_pb2.LoadInfo:
+def _may_use(load: Load) -> None:
+    """Raise PermissionDeniedError unless the load is the caller's or nobody's, and the caller may
+    load into its keyspace; or the caller operates the cluster.
+    """
+    digest = owner_digest(load.load_id, load.owner)
+    caller.get().check_load(load.load_id, digest, load.keyspace_id)
+
+
+def _info(view: LoadView, keyspaces: Keyspaces | None) -> loads_pb2.LoadInfo:
+    keyspace = keyspaces.by_id(view.load.keyspace_id) if keyspaces is not None else None
     return _INFO.encode(
         view.load,
+        keyspace=keyspace.name if keyspace is not None else "",
         partitions_merged=view.load.partitions_merged,
         rows=view.rows,
         bytes=view.bytes,

@@ -15,9 +15,11 @@ from google.protobuf.message import DecodeError
 from koinon_coordinator.core.cluster import commands
 from koinon_coordinator.core.cluster.bulk_loads import Load, LoadsImage
 from koinon_coordinator.core.cluster.commands import (
+    AlterKeyspace,
     AssignPartitions,
     Command,
     CreateCluster,
+    CreateKeyspace,
     HostedPartition,
     PartitionsHosted,
     RegisterNode,
@@ -30,6 +32,7 @@ from koinon_proto.contract.access import NO_ACCESS_STATE
 from koinon_proto.contract.bulk_loads import StreamBatch
 from koinon_proto.contract.codec import Codec, Value, codec
 from koinon_proto.contract.errors import DataDirectoryError, UnsupportedVersionError
+from koinon_proto.contract.keyspaces import NO_KEYSPACES
 from koinon_proto.contract.table import (
     MoveSettings,
     NodeNumber,
@@ -71,6 +74,7 @@ def _hosted_from_proto(body: state_pb2.PartitionsHostedCommand) -> PartitionsHos
 
 
 _Replicas = state_pb2.AssignPartitionsCommand.Replicas
+_REPLICAS = Value(lambda row: _Replicas(node_numbers=row), lambda m: tuple(m.node_numbers))
 _Wish = state_pb2.WantPrimariesCommand.Wish
 _SPECIAL: dict[type[Any], Codec[Any, Any]] = {
     CreateCluster: codec(
@@ -81,11 +85,16 @@ _SPECIAL: dict[type[Any], Codec[Any, Any]] = {
         AssignPartitions,
         state_pb2.AssignPartitionsCommand,
         names={"replicas": "rows"},
-        values={
-            "replicas": Value(
-                lambda row: _Replicas(node_numbers=row), lambda m: tuple(m.node_numbers)
-            )
-        },
+        values={"replicas": _REPLICAS},
+    ),
+    CreateKeyspace: codec(
+        CreateKeyspace,
+        state_pb2.CreateKeyspaceCommand,
+        names={"replicas": "rows"},
+        values={"keyspace": convert.KEYSPACE, "replicas": _REPLICAS},
+    ),
+    AlterKeyspace: codec(
+        AlterKeyspace, state_pb2.AlterKeyspaceCommand, values={"keyspace": convert.KEYSPACE}
     ),
     PartitionsHosted: Codec(_hosted_to_proto, _hosted_from_proto),
     WantPrimaries: codec(
@@ -185,8 +194,11 @@ _IMAGE = codec(
         "nodes": Value(_record_to_proto, _record_from_proto),
         "stranded": Value(_stranded_to_proto, _stranded_from_proto),
     },
-    given=["loads", "access"],
-    filled=["format_version", "loads", "ended_loads", "stream_batches", "load_id_base", "access"],
+    given=["loads", "access", "keyspaces"],
+    filled=[
+        *("format_version", "loads", "ended_loads", "stream_batches", "load_id_base", "access"),
+        "keyspaces",
+    ],
 )
 
 
@@ -201,6 +213,9 @@ def image_to_bytes(image: StateImage) -> bytes:
         stream_batches=map(_BATCH.encode, loads.batches),
         load_id_base=loads.id_base,
         access=convert.ACCESS.encode(image.access) if image.access != NO_ACCESS_STATE else None,
+        keyspaces=convert.KEYSPACES.encode(image.keyspaces)
+        if image.keyspaces != NO_KEYSPACES
+        else None,
     )
     return message.SerializeToString(deterministic=True)
 
@@ -221,7 +236,12 @@ def image_from_bytes(encoded: bytes) -> StateImage:
         batches=tuple(map(_BATCH.decode, message.stream_batches)),
         id_base=message.load_id_base,
     )
-    image = _IMAGE.decode(message, loads=loads, access=convert.ACCESS.decode(message.access))
+    image = _IMAGE.decode(
+        message,
+        loads=loads,
+        access=convert.ACCESS.decode(message.access),
+        keyspaces=convert.KEYSPACES.decode(message.keyspaces),
+    )
     if message.HasField("move_settings"):
         return image
     stranded = _stranded_of_one_replica(message.nodes, image.rows)

@@ -1,4 +1,4 @@
-"""What nodes and clients are sent again and again, in its wire form."""
+"""Keeps the wire form of the newest table update and access state, which everybody is sent."""
 
 from __future__ import annotations
 

@@ -22,12 +22,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from koinon_node.config import Limits
-from koinon_node.core import records
-from koinon_node.core.commit_group import CommitGroup, Writes
+from koinon_node.core import record_layout, records
+from koinon_node.core.commit_group import CommitGroup
+from koinon_node.core.frames import Writes
 from koinon_node.core.recent_writes import RecentWrites
 from koinon_node.core.records import PartitionEpochs, U32Array, U64Array
 from koinon_node.core.replication.copies import Copies, CopyState
-from koinon_node.core.replication.replica_sync import ROW_OVERHEAD_BYTES
+from koinon_node.core.replication.replica_sync import ROW_OVERHEAD_BYTES, Followed
 from koinon_node.storage.environment import DATA_DB, EXPIRY_DB, PARTITIONS_DB
 from koinon_node.storage.writer import Writer, columns
 from koinon_node.storage.writer_process import MERGES
@@ -74,6 +75,20 @@ def one(partition_id: int, complete_through: int) -> tuple[U32Array, U64Array]:
     return np.array([partition_id], np.uint32), np.array([complete_through], np.uint64)
 
 
+class Held:
+    """What copies have held of their passes (``Followed.hold``): stored with their position."""
+
+    def __init__(self) -> None:
+        self.rows: dict[bytes, bytes] = {}  # b"": removed
+        self.floors: dict[int, int] = {}  # purge floors that the removals raise, by partition
+
+    def take(self, followed: Followed) -> None:
+        """Take what the copy has held."""
+        self.rows.update(followed.held)
+        self.floors[followed.partition_id] = followed.held_floor
+        followed.drop_held()
+
+
 def change_of(
     ids: U32Array,
     through: U64Array,
@@ -81,18 +96,26 @@ def change_of(
     epochs: Mapping[int, PartitionEpochs] | None = None,
     state: CopyState = CopyState.USABLE,
     merges: Mapping[int, MergeStep] | None = None,
+    held: Held | None = None,
 ) -> Change:
     """Return the change. An empty record says that the primary removed the key, which raises the
-    purge floor; so does a merge step whose deletes leave no tombstones.
+    purge floor; so does a merge step whose deletes leave no tombstones. What was held lies below
+    the rows; its removals raise the floor no higher than it says.
     """
     merges = merges or {}
     removed = [key for key, record in rows.items() if not record]
     floors: U64Array | None = None
     purging = [p for p, step in merges.items() if not step.tombstone_at_ms]
     if removed or purging:
-        rows = {key: record for key, record in rows.items() if record}
         of = [records.partitions_of_data_keys(removed), np.array(purging, np.uint32)]
         floors = np.where(np.isin(ids, np.concatenate(of)), through, np.uint64(0))
+    if held is not None and held.rows:
+        rows = {**held.rows, **rows}
+        removed = [key for key, record in rows.items() if not record]
+        below = np.array([held.floors.get(p, 0) for p in ids.tolist()], np.uint64)
+        floors = below if floors is None else np.maximum(floors, below)
+    if removed:
+        rows = {key: record for key, record in rows.items() if record}
     return Change(
         partition_ids=ids,
         complete_through=through,
@@ -110,7 +133,7 @@ Done = Callable[[KoinonError | None], None]
 
 
 class Applier:
-    """All methods belong to the event loop's thread."""
+    """Queues at the writer what a primary has sent. For the event loop only."""
 
     def __init__(
         self, writer: Writer, copies: Copies, journal: RecentWrites, limits: Limits
@@ -269,7 +292,7 @@ class Applier:
             writes += ((EXPIRY_DB, *columns(change.dropped_entries, None)),)
         if change.keys:
             writes += ((DATA_DB, list(change.keys), list(change.records)),)
-            if entries := records.expiry_keys_of(change.keys, change.records):
+            if entries := record_layout.expiry_keys_of(change.keys, change.records):
                 writes += ((EXPIRY_DB, *columns(entries, b"")),)
         if change.merges:
             steps = [step.SerializeToString() for step in change.merges.values()]

@@ -24,7 +24,7 @@ class Receipt:
 
 
 class BatchReceipts:
-    """All methods belong to the event loop's thread."""
+    """Acknowledges a stream's batches, in order, once durable. For the event loop only."""
 
     def __init__(self, send: Callable[[replication_pb2.FollowRequest], None]) -> None:
         self._send = send

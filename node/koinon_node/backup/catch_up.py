@@ -8,7 +8,10 @@
 - A snapshot replaces one key range a page. It begins by making the copy unusable, durably, and only
   its end makes it usable again (rule 14).
 
-Two pages at most are held: one is being written while the next is asked for.
+Where a copy holds what it pulls (``Followed.holds``), repair and catch-up write nothing: the
+transaction that makes the copy complete does.
+
+Else two pages at most are held: one is being written while the next is asked for.
 """
 
 from __future__ import annotations
@@ -62,10 +65,10 @@ class Page(NamedTuple):
 
     keys: list[bytes]  # user keys
     records: list[bytes]
-    bound: int
-    last_key: bytes
-    end: bool
-    purge_floor: int
+    bound: int  # the pass makes the copy complete through this sequence
+    last_key: bytes  # of the page; the next page begins after it
+    end: bool  # the pass has no page more
+    purge_floor: int  # the primary's: no tombstone at or below it is needed any more
 
     @property
     def size(self) -> int:
@@ -219,11 +222,13 @@ class Source:
 
 
 class Fetcher:
-    """The work of one opening. ``guard`` raises once this node is not to follow the partition in
-    this epoch any more; it is asked right before anything is written. ``leave`` waits for leave to
-    ask for the next page, and counts and returns how large it may be; ``spend`` counts what came
-    beyond that (below 0: less). ``on_pulled`` is told the bytes of what was pulled. ``uncovered``:
-    the partitions of which the journal is to answer nothing.
+    """Repairs one copy's tail, catches it up or replaces it, from its primary, in one opening.
+
+    ``guard`` raises once this node is not to follow the partition in this epoch any more; it is
+    asked right before anything is written. ``leave`` waits for leave to ask for the next page, and
+    counts and returns how large it may be; ``spend`` counts what came beyond that (below 0: less).
+    ``on_pulled`` is told the bytes of what was pulled. ``uncovered``: the partitions of which the
+    journal is to answer nothing.
     """
 
     def __init__(
@@ -266,12 +271,13 @@ class Fetcher:
         clean = not sent.state & CopyState.DIRTY_TAIL
         if tail == [] and clean and step_after_repair(opened) is Step.JOIN:
             return  # nothing is written before the transaction that says where the copy is
-        known = self._copies.epochs_of(self._partition_id)
-        cut = PartitionEpochs(
-            primary_epoch=max(known.primary_epoch, self._epoch),
-            history=epoch_history.cut(known.history, base),
-        )
-        await self._write(base, CopyState.DIRTY_TAIL, epochs=cut)
+        if not self._followed.holds:
+            known = self._copies.epochs_of(self._partition_id)
+            cut = PartitionEpochs(
+                primary_epoch=max(known.primary_epoch, self._epoch),
+                history=epoch_history.cut(known.history, base),
+            )
+            await self._write(base, CopyState.DIRTY_TAIL, epochs=cut)
         if tail is not None:
             await self._replace(tail, base)
         else:
@@ -431,9 +437,11 @@ class Fetcher:
 
     def _leave_journal(self) -> None:
         """What is pulled is too much to be worth the journal's room: until the copy has a position
-        again, the journal answers nothing of this partition.
+        again, the journal answers nothing of this partition. (What is held changes nothing yet.)
         """
         self._guard()
+        if self._followed.holds:
+            return
         if self._partition_id not in self._uncovered:
             self._uncovered.add(self._partition_id)
             self._journal.reset(self._partition_id, NO_SEQUENCE)
@@ -454,7 +462,11 @@ class Fetcher:
         epochs: PartitionEpochs | None = None,
         metadata: Sequence[tuple[bytes, bytes | None]] = (),
     ) -> None:
-        """Queue a change, once those before it but one are durable and there is room."""
+        """Hold a change, or queue it once those before it but one are durable and there is room."""
+        if self._followed.holds:
+            self._guard()
+            self._followed.hold([*keys, *removed], [*rows, *[b""] * len(removed)], purge_floor)
+            return
         while len(self._writing) >= _PAGES_IN_FLIGHT:
             await self._writing.popleft()
         ids, column = one(self._partition_id, through)

@@ -5,6 +5,10 @@ from then on the copy is unusable, whatever is left of its data. Then the data g
 the marker last. Before each step the current row is looked at again, under a lease: if it names
 this node, the drop ends where it is, and the copy is taken whole from its primary. Steps are shared
 by all copies that are to go: a transaction has a price, however little it deletes.
+
+Of a keyspace that is dropped all copies go. Once none is left here, and nothing under way can make
+one, the node says so (``erased``): the keyspace's partitions are another's only after every node
+has.
 """
 
 from __future__ import annotations
@@ -41,6 +45,7 @@ class CopyDropper:
         self._applier = applier
         self._copies = copies
         self._due = asyncio.Event()
+        self.erased: tuple[int, ...] = ()  # ids of dropped keyspaces of which nothing is here
 
     def on_table(self, table: Table, number: NodeNumber, node_epoch: int) -> None:
         """Rows have changed: look again at what is to be dropped."""
@@ -53,6 +58,7 @@ class CopyDropper:
             left = False
             try:
                 await self._drop(self.candidates())
+                await self._look_for_erased()
             except (StorageFullError, UnavailableError) as error:
                 log.warning("copies are not deleted now error=%s", error)
                 left = True
@@ -60,6 +66,23 @@ class CopyDropper:
                 await asyncio.sleep(_RETRY_S)
             else:
                 await self._due.wait()
+
+    async def _look_for_erased(self) -> None:
+        """Say of which dropped keyspaces nothing is here. Of those no copy can come back: no row
+        of theirs will name a node again.
+        """
+        rows, _ = self._rows()
+        table = self._state.served.table
+        if table is None or not rows:
+            return
+        erased = []
+        for keyspace in table.keyspaces.dropping:
+            ids = list(keyspace.partition_ids)
+            await self._applier.idle(ids)
+            await self._applier.led(ids)
+            if not self._copies.are_held(keyspace.partition_ids):
+                erased.append(keyspace.keyspace_id)
+        self.erased = tuple(erased)
 
     def candidates(self) -> list[int]:
         """Return what is held here, whole or half deleted, and left out by the current rows."""
@@ -89,6 +112,7 @@ class CopyDropper:
     async def _drop(self, partition_ids: Sequence[int]) -> None:
         """Drop these, all in the same transactions: many small copies go at a time."""
         await self._applier.idle(partition_ids)
+        await self._applier.led(partition_ids)  # a dropped keyspace's primary has not drained
         left = self._left_out(partition_ids)
         if not left:
             return

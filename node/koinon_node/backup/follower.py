@@ -35,7 +35,7 @@ _LOOK_S = 0.2  # between two looks at whether the disk hangs
 
 
 class Follower:
-    """All methods belong to the event loop's thread."""
+    """Keeps a stream to each primary that this node follows. For the event loop only."""
 
     def __init__(
         self,

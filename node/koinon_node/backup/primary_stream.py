@@ -17,7 +17,7 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from koinon_node.backup.applier import change_of
+from koinon_node.backup.applier import Held, change_of
 from koinon_node.backup.batch_receipts import BatchReceipts, Receipt
 from koinon_node.backup.catch_up import BatchRows, Fetcher, Source, checked_batch
 from koinon_node.backup.stream_context import StreamContext, SupersededError
@@ -274,11 +274,13 @@ class Link:
             history=tuple(EpochStart(e.primary_epoch, e.previous_sequence) for e in entry.history),
             records=entry.records,
             size=entry.bytes,
+            required=entry.required,
         )
+        followed.holds = entry.required or followed.want.rank is Rank.IN_SYNC
         followed.received = entry.stream_from
         if entry.take_snapshot:
-            if followed.want.rank is Rank.IN_SYNC:
-                raise BadMessageError(reason="a snapshot is not taken while the row says in sync")
+            if followed.holds:
+                raise BadMessageError(reason="a snapshot is not taken of a copy that is in sync")
             followed.take(Step.REPLACE)
         else:
             tail_epoch = self._context.tail_epochs.get(followed.partition_id, 0)
@@ -417,8 +419,9 @@ class Link:
     async def _position(self, chunk: Sequence[Followed]) -> None:
         context = self._context
         try:
-            size = sum(f.kept_bytes for f in chunk)
+            size = sum(f.kept_bytes + f.held_bytes for f in chunk)
             stored = [record for f in chunk for kept in f.kept_back for record in kept.records]
+            stored += [record for f in chunk for record in f.held.values()]
             await context.applier.room(len(stored), size, stored)
         except StorageFullError as error:
             self._give_up(chunk, error)
@@ -426,8 +429,10 @@ class Link:
         ready = [f for f in chunk if f.joined and self._current(f)]
         if not ready:
             return
+        held = Held()
         merged: dict[bytes, bytes] = {}
         for followed in ready:
+            held.take(followed)
             for kept in self.following.take_kept_back(followed):
                 merged.update(zip(kept.keys, kept.records, strict=True))
             followed.take(Step.POSITION)
@@ -446,7 +451,7 @@ class Link:
                 return
             self._positioned([(f, epoch, position) for f, _, epoch, position in mine])
 
-        context.applier.submit(change_of(ids, through, merged, epochs), done)
+        context.applier.submit(change_of(ids, through, merged, epochs, held=held), done)
 
     def _positioned(self, positions: Iterable[tuple[Followed, int, int]]) -> None:
         """These are complete, durably: batches that follow are applied as they come."""
@@ -464,13 +469,17 @@ class Link:
 
     async def _join_without_stream(self, followed: Followed) -> None:
         """What was streamed is lost: settle for what the pass was to bring, and open again."""
-        if followed.bound:
+        if followed.bound and not (followed.holds and followed.newest_pulled > followed.bound):
             ids = np.array([followed.partition_id], np.uint32)
             through = np.array([followed.bound], np.uint64)
             epochs = {followed.partition_id: self._epochs(followed)}
             if not self._current(followed):
                 return
             change = change_of(ids, through, {}, epochs, CopyState.DIRTY_TAIL)
+            if followed.holds:
+                held = Held()
+                held.take(followed)
+                change = change_of(ids, through, {}, epochs, held=held)
             try:
                 await self._context.applier.submit(change)
             except KoinonError as error:
@@ -539,12 +548,15 @@ class Link:
             context.wake()
             return
         if followed.stage is Stage.REPAIR:
-            context.tail_epochs.pop(partition_id, None)
+            if not followed.holds:
+                context.tail_epochs.pop(partition_id, None)
             await puller.repair()
-            context.tail_epochs[partition_id] = epoch
+            if not followed.holds:
+                context.tail_epochs[partition_id] = epoch
             followed.take(core.step_after_repair(followed.opened))
         if followed.stage is Stage.CATCH_UP:
-            context.tail_epochs[partition_id] = epoch
+            if not followed.holds:
+                context.tail_epochs[partition_id] = epoch
             await puller.catch_up()
 
     # --- ending ----------------------------------------------------------------------------

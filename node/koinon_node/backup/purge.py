@@ -16,7 +16,7 @@ import numpy as np
 
 from koinon_node.backup.applier import Change
 from koinon_node.backup.stream_context import StreamContext
-from koinon_node.core import records
+from koinon_node.core import record_layout, records
 from koinon_node.core.replication.replica_sync import Followed, Stage
 from koinon_node.state import WallClock
 from koinon_node.storage.environment import EXPIRY_DB
@@ -37,7 +37,7 @@ class BackupPurge:
         entries, start = context.store.expired_entries(start, self._wall.now_ms(), rows_max)
         if not entries:
             return start, []
-        looked = [(entry, *records.split_expiry_key(entry)) for entry in entries]
+        looked = [(entry, *record_layout.split_expiry_key(entry)) for entry in entries]
         partition_ids = {records.partition_of_data_key(key) for _, _, key in looked}
         live = self._live(partition_ids)
         queued = self._drop_left(partition_ids, [(entry, key) for entry, _, key in looked])

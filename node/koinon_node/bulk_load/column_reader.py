@@ -76,7 +76,7 @@ class ColumnsAnswer:
 
 
 class ColumnReader:
-    """All methods belong to the event loop's thread."""
+    """Reads pages of records as columns, for Spark. For the event loop only."""
 
     def __init__(
         self,

@@ -11,14 +11,15 @@ import numpy as np
 from koinon_node.bulk_load.column_reader import ColumnReader, ColumnsAnswer, ColumnsPage
 from koinon_node.bulk_load.stager import StageBatch, Stager
 from koinon_node.core.records import U32Array
-from koinon_node.serving.checks import cluster_of
+from koinon_node.serving.checks import check_partitions, keyspace_of, table_of
 from koinon_node.serving.service import pages_of, refusals_to_proto
 from koinon_node.state import NodeState, partitioner_of
 from koinon_proto.contract import columns
 from koinon_proto.contract.access import Action
 from koinon_proto.contract.columns import Gathered
 from koinon_proto.contract.errors import InvalidArgumentError, WrongPartitionError
-from koinon_proto.contract.table import MAX_BATCH_BYTES, MAX_KEY_BYTES, ClusterConfig
+from koinon_proto.contract.keyspaces import Keyspace
+from koinon_proto.contract.table import MAX_BATCH_BYTES, MAX_KEY_BYTES
 from koinon_proto.security.caller import caller
 from koinon_proto.server.rpc import bounded, typed_errors
 from koinon_proto.v1 import kv_pb2, loads_pb2, loads_pb2_grpc
@@ -36,16 +37,31 @@ class BulkService(loads_pb2_grpc.BulkServicer):
         self._reader = reader
         self._state = state
 
-    def _cluster(self, request: Any) -> ClusterConfig:
-        return cluster_of(self._state, request)
+    def _keyspace_of_load(self, request: Any) -> Keyspace:
+        """Return the keyspace that the load's rows are for.
+
+        Raises:
+            LoadClosedError, TableBehindError: the load is not open by the newest table.
+            PermissionDeniedError: it is another user's, or of a keyspace that the caller may load
+                nothing into.
+        """
+        table = table_of(self._state, request)
+        self._stager.check_load(request.load_id, request.table_version)
+        load = next(load for load in table.loads if load.load_id == request.load_id)
+        caller.get().check_load(load.load_id, load.owner_digest, load.keyspace_id)
+        keyspace = table.keyspaces.by_id(load.keyspace_id)
+        assert keyspace is not None, "no keyspace is dropped while a load is under way in it"
+        return keyspace
 
     @typed_errors
     @bounded(CALLS_MAX)
     async def Stage(  # noqa: N802 (the generated servicer's name)
         self, request: loads_pb2.StageRequest, context: Any
     ) -> loads_pb2.StageResponse:
-        batch = _stage_batch(self._cluster(request), request)
-        _check_allowed(batch.gathered)
+        batch = _stage_batch(request)
+        keyspace = self._keyspace_of_load(request)
+        _check_allowed(keyspace, batch.gathered)
+        _check_rows(keyspace, batch)
         refusals = await self._stager.stage(batch) if batch.chunks else {}
         return loads_pb2.StageResponse(refusals=refusals_to_proto(refusals))
 
@@ -54,8 +70,8 @@ class BulkService(loads_pb2_grpc.BulkServicer):
     async def Prepare(  # noqa: N802
         self, request: loads_pb2.PrepareRequest, context: Any
     ) -> loads_pb2.PrepareResponse:
-        cluster = self._cluster(request)
-        ids = _partitions(cluster, request.partition_ids)
+        keyspace = self._keyspace_of_load(request)
+        ids = _partitions(keyspace, request.partition_ids)
         _check_length("rows", len(request.rows), len(ids))
         prepared = await self._stager.prepare(
             request.load_id,
@@ -67,7 +83,7 @@ class BulkService(loads_pb2_grpc.BulkServicer):
         return loads_pb2.PrepareResponse(
             refusals=refusals_to_proto(prepared.refusals),
             duplicate_rows=prepared.duplicate_rows,
-            duplicate_keys=list(filter(_may_load, prepared.duplicate_keys)),
+            duplicate_keys=[key for key in prepared.duplicate_keys if _may_load(keyspace, key)],
         )
 
     @typed_errors
@@ -75,18 +91,19 @@ class BulkService(loads_pb2_grpc.BulkServicer):
     async def ReadColumns(  # noqa: N802
         self, request: loads_pb2.ReadColumnsRequest, context: Any
     ) -> loads_pb2.ReadColumnsResponse:
-        page = _page(self._cluster(request), request)
-        caller.get().check_prefix(Action.SCAN, request.prefix)
+        keyspace = keyspace_of(self._state, request)
+        page = _page(keyspace, request)
+        caller.get().check_prefix(Action.SCAN, keyspace.keyspace_id, request.prefix)
         answer = await self._reader.read_columns(page)
         return _columns_reply(answer)
 
 
-def _check_allowed(rows: Gathered) -> None:
+def _check_allowed(keyspace: Keyspace, rows: Gathered) -> None:
     """Raise PermissionDeniedError unless the caller may load all keys. Those of a chunk ascend (the
     stager refuses others before it writes any): mostly its first and its last say it of all.
     """
-    found = caller.get()
-    if found.permissions.allows_all(Action.LOAD):
+    found, keyspace_id = caller.get(), keyspace.keyspace_id
+    if found.may_all(Action.LOAD, keyspace_id):
         return
     keys, bounds = rows.keys, rows.offsets.tolist()
     for first, end in pairwise([0, *np.cumsum(rows.rows).tolist()]):
@@ -94,19 +111,20 @@ def _check_allowed(rows: Gathered) -> None:
             continue
         least = keys[bounds[first] : bounds[first + 1]]
         greatest = keys[bounds[end - 1] : bounds[end]]
-        if least <= greatest and found.permissions.allows_range(Action.LOAD, least, greatest):
+        if least <= greatest and found.may_range(Action.LOAD, keyspace_id, least, greatest):
             continue
-        found.check_keys(Action.LOAD, [keys[a:b] for a, b in pairwise(bounds[first : end + 1])])
+        named = [keys[a:b] for a, b in pairwise(bounds[first : end + 1])]
+        found.check_keys(Action.LOAD, keyspace_id, named)
 
 
-def _may_load(key: bytes) -> bool:
+def _may_load(keyspace: Keyspace, key: bytes) -> bool:
     """Return whether the caller may hear of the key: whose load it is, no node knows."""
-    return caller.get().permissions.allows(Action.LOAD, key)
+    return caller.get().may(Action.LOAD, keyspace.keyspace_id, key)
 
 
-def _stage_batch(cluster: ClusterConfig, request: loads_pb2.StageRequest) -> StageBatch:
-    """Check the whole request, before anything is staged."""
-    ids = _partitions(cluster, request.partition_ids)
+def _stage_batch(request: loads_pb2.StageRequest) -> StageBatch:
+    """Check the request's form."""
+    ids = np.fromiter(request.partition_ids, np.uint32, len(request.partition_ids))
     chunks = list(request.chunks)
     _check_length("numbers", len(request.numbers), len(ids))
     _check_length("chunks", len(chunks), len(ids))
@@ -120,7 +138,6 @@ def _stage_batch(cluster: ClusterConfig, request: loads_pb2.StageRequest) -> Sta
             field="chunks", reason="too many bytes", limit=MAX_BATCH_BYTES, actual=size
         )
     gathered = columns.gather(chunks)
-    _check_rows(cluster, ids, chunks, gathered)
     return StageBatch(
         table_version=request.table_version,
         load_id=request.load_id,
@@ -132,15 +149,15 @@ def _stage_batch(cluster: ClusterConfig, request: loads_pb2.StageRequest) -> Sta
     )
 
 
-def _check_rows(
-    cluster: ClusterConfig, ids: U32Array, chunks: Sequence[bytes], rows: Gathered
-) -> None:
+def _check_rows(keyspace: Keyspace, batch: StageBatch) -> None:
     """Raise unless chunks and rows keep the limits, and keys are their partition's.
 
     Raises:
         InvalidArgumentError, WrongPartitionError
     """
-    for index, (chunk, header) in enumerate(zip(chunks, rows.headers, strict=True)):
+    ids, rows = batch.partition_ids, batch.gathered
+    check_partitions(keyspace, ids)
+    for index, (chunk, header) in enumerate(zip(batch.chunks, rows.headers, strict=True)):
         for what, limit, actual in (
             ("bytes", CHUNK_BYTES_MAX, len(chunk)),
             ("rows", CHUNK_ROWS_MAX, header.rows),
@@ -156,7 +173,7 @@ def _check_rows(
         return
     for what, lengths, low, high in (
         ("a key must have 1 to 500 bytes", rows.key_lengths, 1, MAX_KEY_BYTES),
-        ("a value is too long", rows.value_lengths, 0, cluster.max_value_bytes),
+        ("a value is too long", rows.value_lengths, 0, keyspace.max_value_bytes),
     ):
         least, most = int(lengths.argmin()), int(lengths.argmax())
         for row, limit, is_bad in (
@@ -170,7 +187,7 @@ def _check_rows(
                     limit=limit,
                     actual=int(lengths[row]),
                 )
-    found = partitioner_of(cluster.partitioner, cluster.partition_count).partitions_of_buffers(
+    found = partitioner_of(keyspace).partitions_of_buffers(
         np.frombuffer(rows.keys, np.uint8), rows.offsets
     )
     sent = np.repeat(ids, rows.rows)
@@ -187,9 +204,9 @@ def _chunk_of(rows: Gathered, row: int) -> int:
     return int(np.searchsorted(np.cumsum(rows.rows), row, side="right"))
 
 
-def _partitions(cluster: ClusterConfig, partition_ids: Sequence[int]) -> U32Array:
+def _partitions(keyspace: Keyspace, partition_ids: Sequence[int]) -> U32Array:
     ids = np.fromiter(partition_ids, np.uint32, len(partition_ids))
-    cluster.check_partitions(partition_ids)
+    check_partitions(keyspace, partition_ids)
     return ids
 
 
@@ -200,8 +217,8 @@ def _check_length(field: str, actual: int, expected: int) -> None:
         )
 
 
-def _page(cluster: ClusterConfig, request: loads_pb2.ReadColumnsRequest) -> ColumnsPage:
-    wanted, after_key = pages_of(cluster, request)
+def _page(keyspace: Keyspace, request: loads_pb2.ReadColumnsRequest) -> ColumnsPage:
+    wanted, after_key = pages_of(keyspace, request)
     return ColumnsPage(
         table_version=request.table_version,
         partition_ids=wanted,

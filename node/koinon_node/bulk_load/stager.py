@@ -20,10 +20,12 @@ from koinon_node.bulk_load import staging
 from koinon_node.core import chunk_keys, records
 from koinon_node.core.records import U32Array
 from koinon_node.serving.batches import WriteBatch
+from koinon_node.serving.checks import loaded_expiry
 from koinon_node.serving.engine import Engine
 from koinon_node.serving.row_metrics import RowCounts
 from koinon_node.state import NodeState, WallClock
 from koinon_node.storage.store import Store
+from koinon_proto.contract import columns
 from koinon_proto.contract.columns import Gathered
 from koinon_proto.contract.errors import (
     InvalidArgumentError,
@@ -32,7 +34,6 @@ from koinon_proto.contract.errors import (
     ResourceExhaustedError,
     TableBehindError,
 )
-from koinon_proto.contract.table import MAX_TTL_MS
 
 STAGING_BYTES = 8 * 1024 * 1024
 """What is staged at once; the rest waits for its turn."""
@@ -63,7 +64,7 @@ class Prepared:
 
 
 class Stager:
-    """All methods belong to the event loop's thread."""
+    """Takes chunks of open loads, and confirms what is staged. For the event loop only."""
 
     def __init__(
         self,
@@ -103,8 +104,9 @@ class Stager:
         return refusals
 
     async def _stage(self, batch: StageBatch) -> dict[int, KoinonError]:
-        self._check_load(batch.load_id, batch.table_version)
-        await self._check_chunks(batch.gathered)
+        self.check_load(batch.load_id, batch.table_version)
+        await self._check_order(batch.gathered)
+        chunks = self._with_expiries(batch)
         async with self._room.of(sum(map(len, batch.chunks))):
             answer = await self._engine.write(
                 WriteBatch(
@@ -113,7 +115,7 @@ class Stager:
                         chunk_keys.chunk_key(batch.load_id, batch.attempt, number)
                         for number in batch.numbers
                     ],
-                    values=batch.chunks,
+                    values=chunks,
                     partition_ids=batch.partition_ids,
                     kind=records.STAGED,
                     load_id=batch.load_id,
@@ -123,8 +125,10 @@ class Stager:
             raise error
         return answer.refusals
 
-    def _check_load(self, load_id: int, table_version: int) -> None:
-        """Raise unless the load is open; who has a newer table than this node's may know more."""
+    def check_load(self, load_id: int, table_version: int) -> None:
+        """Raise LoadClosedError unless the load is open, TableBehindError where the sender has a
+        newer table than this node, and may know more.
+        """
         table = self._state.table()
         if table_version > table.table_version:
             raise TableBehindError(
@@ -132,18 +136,25 @@ class Stager:
             )
         self._state.check_load(load_id)
 
-    async def _check_chunks(self, rows: Gathered) -> None:
+    def _with_expiries(self, batch: StageBatch) -> Sequence[bytes]:
+        """Return the chunks, with the expiries that the keyspace gives their rows. They are final:
+        what the keyspace says when the load is merged is for what is written then.
+        """
+        keyspace = self._state.table().keyspaces.of(int(batch.partition_ids[0]))
+        if keyspace is None:
+            return batch.chunks  # its partition is refused
+        chunks, now_ms = list(batch.chunks), self._clock.now_ms()
+        for index, header in enumerate(batch.gathered.headers):
+            expires_at_ms = loaded_expiry(
+                keyspace, header.expires_at_ms, now_ms, f"chunks[{index}]"
+            )
+            if expires_at_ms != header.expires_at_ms:
+                chunks[index] = columns.with_expiry(chunks[index], expires_at_ms)
+        return chunks
+
+    async def _check_order(self, rows: Gathered) -> None:
         # Arrow, which nodes without bulk loads never need, takes a while to import.
         merging = await _imported("koinon_node.storage.merge_steps")
-        latest_ms = self._clock.now_ms() + MAX_TTL_MS
-        for index, header in enumerate(rows.headers):
-            if header.expires_at_ms > latest_ms:
-                raise InvalidArgumentError(
-                    field=f"chunks[{index}]",
-                    reason="expires too late",
-                    limit=latest_ms,
-                    actual=header.expires_at_ms,
-                )
         index = merging.first_out_of_order(rows)
         if index is not None:
             raise InvalidArgumentError(field=f"chunks[{index}]", reason="keys must ascend")
@@ -163,7 +174,7 @@ class Stager:
             LoadClosedError, TableBehindError, LeaseExpiredError
         """
         self._state.check_lease()
-        self._check_load(load_id, table_version)
+        self.check_load(load_id, table_version)
         view = self._state.served
         partition_ids = np.fromiter(rows, np.uint32, len(rows))
         prepared = Prepared(refusals=self._state.refusals(view, partition_ids, table_version))

@@ -1,4 +1,4 @@
-"""A commit group: what one transaction and one message to each follower carry, as one object.
+"""A commit group: tickets that become durable together and go to each follower as one message.
 
 All that is queued while a commit is under way makes the next group. It is this object from the
 first ticket to the last answer; its number names it only where it leaves this process: towards the
@@ -59,14 +59,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from koinon_node.core.frames import BULK, CHAINED, LOOSE, GroupFrame, TicketFrame, Writes
 from koinon_node.core.records import BoolArray, U32Array, U64Array
 from koinon_proto.contract.errors import KoinonError
-
-Writes = tuple[tuple[int, list[bytes], list[bytes | None]], ...]
-"""(database, keys, values), a value of None deletes. They are applied in order."""
-CHAINED, LOOSE, BULK = 1, 2, 4  # bits: see Ticket
-TicketFrame = tuple[int, int, Writes]
-GroupFrame = tuple[int, bool, list[TicketFrame]]
 
 _NO_PARTITIONS = np.zeros(0, np.uint32)
 _NO_SEQUENCES = np.zeros(0, np.uint64)

@@ -19,16 +19,19 @@ ROWS_MAX = 200_000
 
 
 class RecentWrites:
-    """``floors[p]``: what is not above it is not covered. At first: what each copy is complete
-    through; above all sequences where a copy has a dirty tail (``Copies.journal_floors``).
+    """A ring of the keys that were written last; of partition p whole above ``floors[p]``.
+
+    At first a floor is what the copy is complete through; it is above all sequences where a copy
+    has a dirty tail (``Copies.journal_floors``).
     """
 
     def __init__(self, floors: U64Array, rows_max: int = ROWS_MAX) -> None:
         self._floors = floors.copy()
+        # Three columns by slot of the ring: an entry's partition, sequence and key.
         self._partitions = np.full(rows_max, _NOBODY, np.uint32)
         self._sequences = np.zeros(rows_max, np.uint64)
         self._keys: list[bytes] = [b""] * rows_max
-        self._next = 0
+        self._next = 0  # the slot that is overwritten next
 
     def append(self, partition_ids: U32Array, sequences: U64Array, keys: Sequence[bytes]) -> None:
         """Enter data keys that were written at these sequences."""

@@ -33,11 +33,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from koinon_node.core.record_layout import FLAG_EXPIRES as FLAG_EXPIRES
+from koinon_node.core.record_layout import FLAG_TOMBSTONE as FLAG_TOMBSTONE
+from koinon_node.core.record_layout import FLAGS_AT as FLAGS_AT
+from koinon_node.core.record_layout import HEADER_BYTES as HEADER_BYTES
+from koinon_node.core.record_layout import HEADER_WITH_EXPIRY_BYTES as HEADER_WITH_EXPIRY_BYTES
 from koinon_proto.contract.errors import UnsupportedVersionError
 from koinon_proto.contract.table import MAX_KEY_BYTES
 
-FLAG_EXPIRES = 1
-FLAG_TOMBSTONE = 2
 KNOWN_FLAGS = FLAG_EXPIRES | FLAG_TOMBSTONE
 USER = 0
 STAGED = 1
@@ -45,9 +48,6 @@ KEY_AT = 3
 """Where a user's key begins in a data key."""
 REST_BYTES_MAX = MAX_KEY_BYTES + 1
 """Of what follows the partition_id in a data key."""
-HEADER_BYTES = 9
-HEADER_WITH_EXPIRY_BYTES = 17
-FLAGS_AT = 8
 METADATA_VERSION = 1
 PROGRESS_VERSION = 2
 NO_SEQUENCE = 2**64 - 1
@@ -63,9 +63,6 @@ BoolArray = npt.NDArray[np.bool_]
 
 _prefix_of_key = operator.itemgetter(slice(0, 2))
 _sequence_bytes = operator.itemgetter(slice(0, 8))
-key_of_entry = operator.itemgetter(slice(8, None))
-"""The data key of an entry of the expiry index."""
-_flags_of = operator.itemgetter(FLAGS_AT)
 _HEADER = struct.Struct(">QB")
 _HEADER_WITH_EXPIRY = struct.Struct(">QBQ")
 _U64 = struct.Struct(">Q")
@@ -176,20 +173,6 @@ def sequences_of(rows: Sequence[bytes]) -> U64Array:
     return np.frombuffer(b"".join(map(_sequence_bytes, rows)), ">u8").astype(np.uint64)
 
 
-def expiry_keys_of(keys: Sequence[bytes], rows: Sequence[bytes]) -> list[bytes]:
-    """Return the entries of the expiry index that the encoded records ask for: of records that
-    expire, and of tombstones.
-    """
-    flags = set(map(_flags_of, rows))
-    if not any(flag & FLAG_EXPIRES for flag in flags):
-        return []
-    return [
-        row[HEADER_BYTES:HEADER_WITH_EXPIRY_BYTES] + key
-        for key, row in zip(keys, rows, strict=True)
-        if row[FLAGS_AT] & FLAG_EXPIRES
-    ]
-
-
 def decode_record(record: bytes) -> Record:
     """Return the record.
 
@@ -203,18 +186,6 @@ def decode_record(record: bytes) -> Record:
         (expires_at_ms,) = _U64.unpack_from(record, HEADER_BYTES)
         return Record(sequence, flags, expires_at_ms, record[HEADER_WITH_EXPIRY_BYTES:])
     return Record(sequence, flags, 0, record[HEADER_BYTES:])
-
-
-# --- the expiry index --------------------------------------------------------------------------
-
-
-def expiry_key(expires_at_ms: int, data_key: bytes) -> bytes:
-    return _U64.pack(expires_at_ms) + data_key
-
-
-def split_expiry_key(key: bytes) -> tuple[int, bytes]:
-    """Return (expires_at_ms, data key)."""
-    return int.from_bytes(key[:8], "big"), key[8:]
 
 
 # --- partition metadata ------------------------------------------------------------------------

@@ -15,9 +15,10 @@ from decimal import Context, Decimal
 from enum import Enum
 from typing import Final, NamedTuple, Protocol
 
-from koinon_node.core.records import Record
+from koinon_node.core.records import Record, encode_record
 from koinon_proto.contract.errors import (
     InvalidArgumentError,
+    KoinonError,
     NotANumberError,
     NumberOverflowError,
 )
@@ -44,7 +45,8 @@ class Change(Enum):
     DELETE = "delete"
 
 
-Result = int | bytes | bool | tuple[bool, bytes | None] | None
+Result = int | bytes | bool | tuple[bool, bytes | None] | KoinonError | None
+"""An error only among the results of a batch that goes on after one (core/atomic_batch.py)."""
 
 
 class Decided(NamedTuple):
@@ -73,13 +75,13 @@ class Update(Protocol):
 
 class ExpiryKind(Enum):
     NEVER = "never"
-    KEEP = "keep"  # the record's own; a new one never expires
+    KEEP = "keep"  # the record's own; a new one's is that of AFTER, or never if there is no ``ms``
     AT = "at"  # Unix time
     AFTER = "after"  # the decision
 
 
 class Expiry(NamedTuple):
-    """When what an update writes expires; ``ms`` is of AT and AFTER."""
+    """When what an update writes expires; ``ms`` is of AT, AFTER and KEEP."""
 
     kind: ExpiryKind
     ms: int = 0
@@ -88,14 +90,20 @@ class Expiry(NamedTuple):
         """Return the Unix time; 0: never. What is before all time is over in any case."""
         if self.kind is ExpiryKind.AT:
             return max(1, self.ms)
-        if self.kind is ExpiryKind.AFTER:
+        if self.kind is ExpiryKind.KEEP and record is not None:
+            return record.expires_at_ms
+        if self.kind is ExpiryKind.AFTER or self.ms:
             return max(1, now_ms + self.ms)
-        keeps = self.kind is ExpiryKind.KEEP and record is not None
-        return record.expires_at_ms if keeps and record is not None else 0
+        return 0
 
 
 NEVER = Expiry(ExpiryKind.NEVER)
 KEEP = Expiry(ExpiryKind.KEEP)
+
+
+def expires_after(ttl_ms: int) -> Expiry:
+    """Return the expiry of what lives so long from the decision on; 0: for ever."""
+    return Expiry(ExpiryKind.AFTER, ttl_ms) if ttl_ms else NEVER
 
 
 def parse_integer(text: bytes) -> int:
@@ -141,9 +149,7 @@ class Increment:
         total = self.by + (parse_integer(record.value) if record is not None else 0)
         if not INTEGER_MIN <= total <= INTEGER_MAX:
             raise NumberOverflowError(expected=AN_INTEGER)
-        fresh = now_ms + self.ttl_ms if self.ttl_ms else 0
-        expires_at_ms = record.expires_at_ms if record is not None else fresh
-        return Decided(Change.PUT, total, b"%d" % total, expires_at_ms)
+        return Decided(Change.PUT, total, b"%d" % total, _kept(record, self.ttl_ms, now_ms))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +159,7 @@ class IncrementDecimal:
     """
 
     by: Decimal
+    ttl_ms: int = 0
 
     @property
     def size(self) -> int:
@@ -165,15 +172,18 @@ class IncrementDecimal:
             raise NumberOverflowError(expected=A_NUMBER)
         text = f"{_EXACT.quantize(total, _FRACTION):f}".rstrip("0").rstrip(".")
         value = b"0" if text == "-0" else text.encode("ascii")
-        return Decided(Change.PUT, value, value, KEEP.at_ms(record, now_ms))
+        return Decided(Change.PUT, value, value, _kept(record, self.ttl_ms, now_ms))
 
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Append to the value; no record counts as an empty one. The result is the new length."""
+    """Append to the value; no record counts as an empty one. The record's expiry stays, as with
+    ``Increment``. The result is the new length.
+    """
 
     value: bytes
     value_bytes_max: int
+    ttl_ms: int = 0
 
     @property
     def size(self) -> int:
@@ -185,7 +195,7 @@ class Append:
             raise InvalidArgumentError(
                 field="value", reason="too long", limit=self.value_bytes_max, actual=len(value)
             )
-        return Decided(Change.PUT, len(value), value, KEEP.at_ms(record, now_ms))
+        return Decided(Change.PUT, len(value), value, _kept(record, self.ttl_ms, now_ms))
 
 
 class Presence(Enum):
@@ -278,6 +288,52 @@ class GetAndExpire:
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """Change nothing; the result is the record, encoded as the store has it, None if there is none.
+    What the same batch has written has no sequence yet: 0.
+    """
+
+    @property
+    def size(self) -> int:
+        return 0
+
+    def decide(self, record: Record | None, now_ms: int) -> Decided:
+        if record is None:
+            return Decided(Change.LEAVE, None)
+        encoded = encode_record(record.sequence, record.value, record.expires_at_ms)
+        return Decided(Change.LEAVE, encoded)
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Write a value, also where it is there already: the record has a new version. No result."""
+
+    value: bytes
+    ttl_ms: int = 0  # 0: it never expires
+
+    @property
+    def size(self) -> int:
+        return len(self.value)
+
+    def decide(self, record: Record | None, now_ms: int) -> Decided:
+        expires_at_ms = now_ms + self.ttl_ms if self.ttl_ms else 0
+        return Decided(Change.PUT, None, self.value, expires_at_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """Delete the record; the result is whether there was one."""
+
+    @property
+    def size(self) -> int:
+        return 0
+
+    def decide(self, record: Record | None, now_ms: int) -> Decided:
+        change = Change.LEAVE if record is None else Change.DELETE
+        return Decided(change, record is not None)
+
+
+@dataclass(frozen=True, slots=True)
 class GetAndDelete:
     """Delete the record; the result is its value, None if there was no record."""
 
@@ -289,6 +345,11 @@ class GetAndDelete:
         if record is None:
             return Decided(Change.LEAVE, None)
         return Decided(Change.DELETE, record.value)
+
+
+def _kept(record: Record | None, ttl_ms: int, now_ms: int) -> int:
+    """Return when a record expires that keeps its expiry, or is made to live so long."""
+    return Expiry(ExpiryKind.KEEP, ttl_ms).at_ms(record, now_ms)
 
 
 def _put_until(

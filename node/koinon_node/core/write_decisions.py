@@ -22,6 +22,7 @@ import numpy as np
 
 from koinon_node.core.commit_group import CommitGroup
 from koinon_node.core.pending_writes import PendingWrites
+from koinon_node.core.record_layout import expiry_key
 from koinon_node.core.records import (
     BoolArray,
     Record,
@@ -33,7 +34,6 @@ from koinon_node.core.records import (
     encode_record,
     encode_records,
     encode_tombstone,
-    expiry_key,
     partition_of_data_key,
     progress_key,
     progress_keys,
@@ -174,7 +174,7 @@ def decide_write(
     group, without a pause.
     """
     if rows.deletes or rows.conditions or rows.updates:
-        effects = _Decision(rows, primaries, pending, stored, now_ms).run()
+        effects = Decision(rows, primaries, pending, stored, now_ms).run()
     else:
         sequences = primaries.assign(rows.partition_ids)
         records = encode_records(sequences, rows.values, rows.expires_at_ms)
@@ -214,13 +214,13 @@ def decide_expiry(
     """As ``decide_write``: the removal of those of ``keys`` whose current record has expired."""
     partition_ids = np.array([int.from_bytes(key[:2], "big") for key in keys], np.uint32)
     rows = WriteRows(partition_ids=partition_ids, keys=keys, values=())
-    decision = _Decision(rows, primaries, pending, stored, now_ms)
+    decision = Decision(rows, primaries, pending, stored, now_ms)
     for row in range(len(keys)):
         decision.current(row)
     return decision.finish()
 
 
-class _Decision:
+class Decision:
     """One batch's evaluation, row by row: only for batches that have to look before they write."""
 
     def __init__(
@@ -261,13 +261,13 @@ class _Decision:
                 if is_delete and record is None:
                     effects.absent.append(row)
                     continue
-            sequence = self._take(row)
+            sequence = self.take(row)
             effects.versions[row] = sequence
             if is_delete:
-                self._remove(row, sequence)
+                self.remove(row, sequence)
             else:
                 expires_at_ms = rows.expires_at_ms[row] if rows.expires_at_ms else 0
-                self._put(row, sequence, rows.values[row], expires_at_ms)
+                self.put(row, sequence, rows.values[row], expires_at_ms)
         return self.finish()
 
     def _update(self, row: int, update: Update) -> None:
@@ -280,12 +280,12 @@ class _Decision:
         effects.results[row] = decided.result
         if decided.change is Change.LEAVE:
             return
-        sequence = self._take(row)
+        sequence = self.take(row)
         effects.versions[row] = sequence
         if decided.change is Change.DELETE:
-            self._remove(row, sequence)
+            self.remove(row, sequence)
         else:
-            self._put(row, sequence, decided.value, decided.expires_at_ms)
+            self.put(row, sequence, decided.value, decided.expires_at_ms)
 
     def current(self, row: int) -> Record | None:
         """Return the live record under the row's key; an expired one is removed in passing."""
@@ -295,7 +295,7 @@ class _Decision:
         if record is None or record.tombstone:
             return None
         if record.expired(self._now_ms):
-            self._remove(row, self._take(row))
+            self.remove(row, self.take(row))
             return None
         return record
 
@@ -319,18 +319,18 @@ class _Decision:
                 return data
         return self._stored.get(key)
 
-    def _take(self, row: int) -> int:
+    def take(self, row: int) -> int:
         partition_id = self._partitions[row]
         self._touched.add(partition_id)
         return self._primaries.take(partition_id)
 
-    def _put(self, row: int, sequence: int, value: bytes, expires_at_ms: int) -> None:
+    def put(self, row: int, sequence: int, value: bytes, expires_at_ms: int) -> None:
         key = self._rows.keys[row]
         self._effects.records[key] = encode_record(sequence, value, expires_at_ms)
         if expires_at_ms:
             self._effects.expiry_keys.append(expiry_key(expires_at_ms, key))
 
-    def _remove(self, row: int, sequence: int) -> None:
+    def remove(self, row: int, sequence: int) -> None:
         key, partition_id = self._rows.keys[row], self._partitions[row]
         if self._primaries.replicated[partition_id]:
             purge_at_ms = self._now_ms + self._primaries.tombstone_ms

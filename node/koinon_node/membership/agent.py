@@ -16,7 +16,8 @@ would keep its lease for ever. So it asks the loop for a sign with each heartbea
 come for three leases it gives up the lease, says farewell, and registers again once the loop turns.
 
 Transitions: unregistered -> (Register answered, epoch durable) -> registered -> (NodeFenced)
--> unregistered, for ever; WrongCluster and DuplicateNode end the process.
+-> unregistered, for ever; WrongCluster, DuplicateNode and a partitioner that answers otherwise here
+than in the cluster end the process, the last before a table is published.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ from koinon_proto.contract.errors import (
     KoinonError,
     MembershipChangeError,
     NodeFencedError,
+    PartitionerMismatchError,
     RegistrationPendingError,
     UnknownNodeError,
     UnsupportedVersionError,
@@ -64,6 +66,7 @@ from koinon_proto.contract.errors import (
 from koinon_proto.contract.leader_search import Route
 from koinon_proto.contract.table import NodeId, NodeNumber, Table, apply_update
 from koinon_proto.contract.versions import NODE_PROTOCOL_VERSION
+from koinon_proto.partitioner import partitioner_of
 from koinon_proto.process.measures import Histogram
 from koinon_proto.v1 import access_pb2, membership_pb2, table_pb2
 
@@ -74,6 +77,7 @@ _FATAL = (
     WrongClusterError,
     DuplicateNodeError,
     ConfigurationError,
+    PartitionerMismatchError,
     UnsupportedVersionError,
     InvalidArgumentError,
 )
@@ -88,7 +92,7 @@ Event = Callable[[], None]
 
 class Host(Protocol):
     """The event loop's side, as the agent needs it. Coroutines and ``on_table`` run on the loop,
-    ``stats`` and ``progress`` on the agent's thread.
+    ``stats``, ``progress`` and ``erased`` on the agent's thread.
     """
 
     async def adopt(self, adoptions: Sequence[Adoption]) -> None:
@@ -104,6 +108,8 @@ class Host(Protocol):
 
     def stats(self) -> membership_pb2.NodeStats: ...
     def progress(self) -> Sequence[membership_pb2.ReplicaProgress]: ...
+    def erased(self) -> Sequence[int]:
+        """Return the ids of dropped keyspaces of which this node holds nothing."""
 
 
 class Agent:
@@ -280,6 +286,7 @@ class Agent:
             registration_id=self._registration_id,
             weight=self._config.weight,
             redis_address=self._config.redis_advertise,
+            pool=self._config.pool,
         )
 
     def _on_registered(self, reply: membership_pb2.RegisterResponse) -> None:
@@ -382,6 +389,7 @@ class Agent:
             progress=self._host.progress(),
             registration_id=self._state.registration_id,
             access_version=self._state.access.version,
+            erased_keyspaces=self._host.erased(),
         )
         timeout_s = heartbeat_timeout_s(self._lease_s, self._heartbeat_interval_s)
         reply, sent_at = self._coordinators.heartbeat(request, timeout_s)
@@ -469,6 +477,9 @@ class Agent:
         table = apply_update(before, convert.update_from_proto(message))
         if table is None or (table is before and self._state.served.node_epoch == self._node_epoch):
             return
+        if before is None or table.keyspace_list is not before.keyspace_list:
+            for keyspace in table.keyspaces:
+                partitioner_of(keyspace)  # raises where keys would be placed otherwise
         adoptions = self._assignment.on_table(table)
         for refused in self._assignment.take_refused():
             log.warning(

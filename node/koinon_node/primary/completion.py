@@ -44,8 +44,10 @@ log = logging.getLogger(__name__)
 
 
 class Completion:
-    """``on_ready`` is told which adopted partitions may be served, as they become so. ``kick`` is
-    set when something may be worth a proposal.
+    """Completes commit groups once they are durable here and on every required follower.
+
+    ``on_ready`` is told which adopted partitions may be served, as they become so. ``kick`` is set
+    when something may be worth a proposal.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class Followers:
-    """All methods belong to the event loop's thread."""
+    """The streams of the nodes that follow this one. For the event loop only."""
 
     def __init__(self, completion: Completion, sizes: SizeEstimates, limits: Limits) -> None:
         self._completion = completion
@@ -57,7 +57,7 @@ class Followers:
             if info is not None and info.node_epoch > follower.node_epoch:
                 follower.stream.close(_fenced(info.node_id, follower.node_epoch, info.node_epoch))
             elif follower.slot < len(opened):
-                now = self._leading.opened[follower.slot]
+                now = self._leading.opened[follower.slot, : opened.shape[1]]  # keyspaces are added
                 closed = np.flatnonzero(opened[follower.slot] & ~now).tolist()
                 if closed:
                     follower.send_closed(closed, table.not_primary(closed[0]))
@@ -119,7 +119,6 @@ class Followers:
             number,
             hello.node_epoch,
             slot,
-            len(table.rows),
             self._limits.stream_bytes,
         )
         return follower
@@ -194,6 +193,7 @@ class Followers:
                 continue
             answer.take_snapshot = opening.answer is Answer.TAKE_SNAPSHOT
             answer.common_point, answer.stream_from = opening.common_point, opening.stream_from
+            answer.required = opening.required
             answer.records, answer.bytes = self._sizes.of(asked.partition_id)
             for entry in self._leading.copies.epochs_of(asked.partition_id).history:
                 answer.history.add(

@@ -24,7 +24,8 @@ import numpy as np
 
 from koinon_node.config import Limits
 from koinon_node.core import records
-from koinon_node.core.commit_group import CommitGroup, GroupState, Ticket, Writes
+from koinon_node.core.commit_group import CommitGroup, GroupState, Ticket
+from koinon_node.core.frames import Writes
 from koinon_node.core.membership.assignment import Adoption
 from koinon_node.core.recent_writes import RecentWrites
 from koinon_node.core.records import PartitionEpochs, U32Array

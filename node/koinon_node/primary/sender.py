@@ -27,7 +27,7 @@ from koinon_node.core.replication.replica_tracker import ReplicaTracker
 from koinon_node.ports import PeerLostError, PrimaryEnd
 from koinon_proto.contract import convert
 from koinon_proto.contract.errors import KoinonError, ResourceExhaustedError
-from koinon_proto.contract.table import NodeNumber
+from koinon_proto.contract.table import MAX_PARTITION_COUNT, NodeNumber
 from koinon_proto.v1 import replication_pb2
 
 _ROW_OVERHEAD_BYTES = 16
@@ -120,14 +120,15 @@ class FollowerStream:
         number: NodeNumber,
         node_epoch: int,
         slot: int,
-        partitions: int,
         bytes_max: int,
     ) -> None:
         self.stream = stream
         self.number = number
         self.node_epoch = node_epoch
         self.slot = slot
-        self.announced = np.zeros(partitions, np.uint64)  # by partition: the floor it was told
+        self.announced = np.zeros(
+            MAX_PARTITION_COUNT, np.uint64
+        )  # by partition: the floor it was told
         self._bytes_max = bytes_max  # not acknowledged; a follower above it is cut off
         self.last_number = 0  # of the newest batch that was sent
         self.last_sent_at = float("-inf")  # and when: monotonic seconds
@@ -257,9 +258,10 @@ class Sender:
     def announce_floors(self) -> None:
         """Tell followers of purge floors that have risen."""
         leading = self._leading
+        floors = leading.copies.purge_floors[: len(leading.epochs)]
         for follower in self.streams.values():
-            floors = self._leading.copies.purge_floors[: len(follower.announced)]
-            risen = leading.positioned[follower.slot] & (floors > follower.announced)
+            higher = floors > follower.announced[: len(floors)]
+            risen = leading.positioned[follower.slot] & higher
             if risen.any():
                 partition_ids = np.flatnonzero(risen).astype(np.uint32)
                 follower.send_floors(partition_ids, floors[partition_ids])

@@ -23,7 +23,7 @@ from time import perf_counter
 from typing import Any, Protocol, cast
 
 from koinon_node.resp import errors, wire
-from koinon_node.resp.commands import rules
+from koinon_node.resp.commands import rules, transactions
 from koinon_node.resp.commands.table import Arguments, Outcome, Read, Spec, Write, find, first_key
 from koinon_node.resp.service import RUN_BYTES, Answer, RedisService
 from koinon_node.resp.session import Session
@@ -32,12 +32,15 @@ from koinon_proto.contract.errors import InternalError, KoinonError, NotPrimaryE
 from koinon_proto.contract.request_ids import Handling
 from koinon_proto.security.audit import Audit
 from koinon_proto.security.gate import Gate
+from koinon_proto.security.trust import verified_chain
 from koinon_proto.server import requests
 from koinon_proto.server.requests import Method
 
 log = logging.getLogger(__name__)
 
 COMMAND_BYTES_MAX = 17 * 1024 * 1024
+STRANGERS_BYTES_MAX = 512 * 1024
+"""Of one command before the client has authenticated: enough for a token."""
 OUTPUT_BYTES = 1024 * 1024
 """Replies that wait to leave; beyond it nothing is executed."""
 _BACKED_UP_BYTES = 64 * 1024  # from here on they are counted
@@ -81,13 +84,14 @@ class Owner(Protocol):
 
 
 class Connection(asyncio.Protocol):
-    """Belongs to the event loop."""
+    """A client's connection: commands that wait, the one under way, replies. Event loop only."""
 
     def __init__(self, owner: Owner, number: int) -> None:
         self._owner = owner
         self._number = number
         self._loop = asyncio.get_running_loop()
-        self._reader = wire.CommandReader(COMMAND_BYTES_MAX)
+        self._reader = wire.CommandReader(STRANGERS_BYTES_MAX)
+        self.is_known = False  # who this is; once known, it counts as known
         self._waiting: deque[Arguments] = deque()
         self._looked_at: Pending | None = None  # the next: taken from those, and not executed
         self._under_way: Sequence[Pending] = ()  # that a reply is waited for
@@ -117,12 +121,16 @@ class Connection(asyncio.Protocol):
             self._tell,
             None if tls is None else self._owner.gate,
             b"" if tls is None else tls.getpeercert(binary_form=True) or b"",
+            b"" if tls is None else verified_chain(tls),
+            self._owner.audit,
         )
         if not self._owner.opened(self):
             self._transport.write(wire.error("ERR max number of clients reached"))
             self._transport.close()
 
     def data_received(self, data: bytes) -> None:
+        if not self.is_known and self.session.is_known:
+            self.is_known, self._reader.limit = True, COMMAND_BYTES_MAX
         try:
             commands = self._reader.feed(data)
         except wire.ProtocolError as error:
@@ -239,7 +247,7 @@ class Connection(asyncio.Protocol):
         if not self._under_way and (self.is_closing or (self._is_at_end and nothing_waits)):
             self._close()
         self._pause_or_read()
-        if self._is_backed_up:
+        if self._is_backed_up or self.held_bytes or self.session.held_bytes:
             self._count_held()
 
     def _resume(self) -> None:
@@ -265,18 +273,30 @@ class Connection(asyncio.Protocol):
             return None
         arguments = self._waiting.popleft()
         spec = find(arguments[0]) or _NOT_KNOWN
+        session = self.session
         if not spec.takes(len(arguments)):
+            session.spoil_transaction()
             text = f"ERR wrong number of arguments for '{spec.name.lower()}' command"
             return spec, wire.error(text)
-        session = self.session
         try:
-            if session.gate is not None and "no_auth" not in spec.flags:
+            if session.gate is None:
+                self._owner.gate.unidentified["redis"] += 1
+            elif "no_auth" not in spec.flags:
                 session.check_known()
                 rules.check(spec, arguments, session.caller)
+            queueing = session.transaction
+            if spec is _NOT_KNOWN:
+                session.spoil_transaction()
+            elif queueing is not None and spec.name not in transactions.AT_ONCE:
+                queued = transactions.queue(session, queueing, spec, arguments)
+                self._ended(spec, 0.0)
+                return spec, queued
             return spec, spec.handler(session, arguments)
         except KoinonError as error:
+            session.spoil_transaction()
             return spec, self._failed(spec, error, "")
         except Exception as error:
+            session.spoil_transaction()
             log.exception("a command failed command=%s", spec.name)
             return spec, self._failed(spec, InternalError(reason=str(error)), "")
 
@@ -403,7 +423,7 @@ class Connection(asyncio.Protocol):
         key: bytes | None = None,
     ) -> bytes:
         request_id = request_id or request_ids.fresh()
-        self._ended(spec, elapsed_s, errors.outcome_of(error), request_id)
+        self._ended(spec, elapsed_s, errors.outcome_of(error), request_id, error=error)
         if log.isEnabledFor(logging.DEBUG):
             with _handling(request_id):
                 log.debug(
@@ -423,12 +443,10 @@ class Connection(asyncio.Protocol):
         outcome: str = requests.OK,
         request_id: str = "",
         count: int = 1,
+        error: KoinonError | None = None,
     ) -> None:
         spec.method.ended(elapsed_s, outcome, count)
-        audit = self._owner.audit
-        if audit.is_on and audit.wants(f"redis:{spec.name}", outcome):
-            session = self.session
-            audit.note(session.caller.name, session.peer, f"redis:{spec.name}", outcome, request_id)
+        self.session.note(spec.name, outcome, request_id, count, error)
         slow = requests.slow
         if elapsed_s >= slow.after_s and slow.may_log():
             with _handling(request_id):
@@ -445,6 +463,8 @@ class Connection(asyncio.Protocol):
         size = self._reader.held_bytes if self._reader.held_bytes >= _COUNTED_BYTES else 0
         if self._is_backed_up:
             size += self._transport.get_write_buffer_size()
+        if (queued := self.session.held_bytes) >= _COUNTED_BYTES:
+            size += queued
         if size != self.held_bytes:
             self._owner.holds(self, size)
 

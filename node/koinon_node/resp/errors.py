@@ -42,6 +42,7 @@ def outcome_of(error: KoinonError) -> str:
 
 
 _REFUSED = errors.InvalidArgumentError(field="arguments", reason="refused")
+CROSS_SLOT = "CROSSSLOT Keys in request don't hash to the same slot"
 NOT_AN_INTEGER = "ERR value is not an integer or out of range"
 _OF_NUMBERS: dict[tuple[type[KoinonError], str], str] = {
     (errors.NotANumberError, AN_INTEGER): NOT_AN_INTEGER,

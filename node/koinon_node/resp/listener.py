@@ -15,6 +15,7 @@ from koinon_node.resp.commands import (  # noqa: F401 (they join the table)
     scans,
     server,
     strings,
+    transactions,
 )
 from koinon_node.resp.commands.table import COMMANDS
 from koinon_node.resp.connection import Connection
@@ -35,7 +36,7 @@ _PAUSE_S = 0.01
 
 
 class RedisListener:
-    """Belongs to the event loop."""
+    """Accepts connections of Redis clients, in bounds. For the event loop only."""
 
     def __init__(
         self, service: RedisService, listening: Listening, gate: Gate, audit: Audit = NO_AUDIT
@@ -83,6 +84,11 @@ class RedisListener:
             connection.abort()
         await self.service.close()
 
+    def look_at_callers(self) -> None:
+        """Tell those clients to go whose certificates' authorities are trusted no more."""
+        for connection in self.connections:
+            connection.session.look()
+
     # --- what connections tell -------------------------------------------------------------
 
     def not_understood(self) -> None:
@@ -101,11 +107,11 @@ class RedisListener:
         self.holds(connection, 0)
 
     def holds(self, connection: Connection, size: int) -> None:
-        """Note it; where all hold too much, close who holds most."""
+        """Note it; where all hold too much, close who holds most, strangers first."""
         self.held_bytes += size - connection.held_bytes
         connection.held_bytes = size
         if self.held_bytes > HELD_BYTES_MAX:
-            most = max(self.connections, key=lambda one: one.held_bytes)
+            most = max(self.connections, key=_stranger_and_held)
             self.closed_for["holds_most"] += 1
             log.warning(
                 "connection closed: it holds most bytes=%d of_all=%d peer=%s",
@@ -114,3 +120,7 @@ class RedisListener:
                 most.session.peer,
             )
             most.abort()
+
+
+def _stranger_and_held(connection: Connection) -> tuple[bool, int]:
+    return connection.held_bytes > 0 and not connection.is_known, connection.held_bytes

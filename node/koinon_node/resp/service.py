@@ -15,9 +15,13 @@ from typing import Any
 import numpy as np
 
 from koinon_node.core import records
+from koinon_node.core.atomic_batch import Step
+from koinon_node.core.updates import Result
 from koinon_node.resp.commands.table import Encoded, Read, Write, Written
+from koinon_node.resp.errors import CROSS_SLOT, RefusedError
 from koinon_node.resp.topology import Topology
 from koinon_node.serving.batches import (
+    AtomicBatch,
     ReadAnswer,
     ScanAnswer,
     ScanPage,
@@ -28,9 +32,15 @@ from koinon_node.serving.engine import Engine
 from koinon_node.serving.graceful_drain import GracefulDrain
 from koinon_node.serving.row_metrics import RowCounts
 from koinon_node.state import NodeState, partitioner_of
-from koinon_proto.contract.errors import InternalError, KoinonError, UnknownFateError
-from koinon_proto.contract.table import ClusterConfig, Table
-from koinon_proto.partitioner import Partitioner, slot_of
+from koinon_proto.contract.errors import (
+    InternalError,
+    KoinonError,
+    NotPrimaryError,
+    UnknownFateError,
+)
+from koinon_proto.contract.keyspaces import Keyspace
+from koinon_proto.contract.table import Table
+from koinon_proto.partitioner import Crc16Partitioner, Partitioner, slot_of
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +52,7 @@ Answer = bytes | KoinonError
 
 
 class RedisService:
-    """Belongs to the event loop."""
+    """Carries out what commands ask for, joined over connections. For the event loop only."""
 
     def __init__(
         self, engine: Engine, state: NodeState, counts: RowCounts, drain: GracefulDrain
@@ -60,22 +70,17 @@ class RedisService:
     def node_id(self) -> str:
         return self._state.node_id
 
-    def cluster(self) -> ClusterConfig:
-        """Return the cluster's configuration.
+    def keyspace(self) -> Keyspace:
+        """Return the keyspace that this port serves.
 
         Raises:
-            ClusterNotReadyError: there is none yet.
+            ClusterNotReadyError: there is no table yet.
         """
-        return self._state.table().cluster
+        return self._state.table().keyspaces.default
 
     def partitioner(self) -> Partitioner:
-        """Return the cluster's partitioner.
-
-        Raises:
-            ClusterNotReadyError: there is none yet.
-        """
-        cluster = self.cluster()
-        return partitioner_of(cluster.partitioner, cluster.partition_count)
+        """Return the keyspace's partitioner; raises as ``keyspace``."""
+        return partitioner_of(self.keyspace())
 
     def table(self) -> Table:
         """Return the table that is served from.
@@ -89,7 +94,7 @@ class RedisService:
         """Return what clients of Redis Cluster see of the table; made once for each."""
         table = self._state.table()
         if self._topology is None or self._topology.table is not table:
-            self._topology = Topology(table)
+            self._topology = Topology(table, self.keyspace())
         return self._topology
 
     def now_ms(self) -> int:
@@ -97,8 +102,9 @@ class RedisService:
         return self._engine.now_ms()
 
     def led(self) -> list[int]:
-        """Return the partitions that this node leads, ascending."""
-        return np.flatnonzero(self._state.served.epochs).tolist()
+        """Return the partitions of the keyspace that this node leads, ascending."""
+        partition_ids = self.keyspace().partition_ids
+        return [p for p in np.flatnonzero(self._state.served.epochs).tolist() if p in partition_ids]
 
     def moved_to(self, key: bytes) -> str:
         """Return the key's slot and where it is served, ``slot host:port``; '' if nobody does."""
@@ -106,6 +112,35 @@ class RedisService:
         primary = table.primary_of(self.partitioner().partition_of(key))
         address = primary.redis_address if primary is not None else ""
         return f"{slot_of(key)} {address}" if address else ""
+
+    def redirected(self, error: KoinonError, key: bytes) -> KoinonError:
+        """Return the error as the key's command has it: with where the key is served, if that is
+        known and another node.
+        """
+        moved_to = self.moved_to(key) if isinstance(error, NotPrimaryError) else ""
+        if not moved_to:
+            return error
+        refused = RefusedError(f"MOVED {moved_to}")
+        refused.__cause__ = error
+        return refused
+
+    def check_served(self, key: bytes) -> None:
+        """Raise why the partition of the key is not served here, if it is not."""
+        view = self._state.served
+        partition_id = self.partitioner().partition_of(key)
+        if view.table is None:
+            self._state.check_lease()
+        elif not view.epochs[partition_id] or self._state.stopped[partition_id]:
+            raise self.redirected(self._state.refusal(view, partition_id, 0), key)
+
+    def check_one_slot(self, keys: Sequence[bytes]) -> None:
+        """Raise unless the keys lie together whatever happens: in one slot or, where the cluster
+        has other routers, with the same routing bytes.
+        """
+        known = self.partitioner()
+        place = slot_of if known.name == Crc16Partitioner.hash_name else known.routing_bytes
+        if len(set(map(place, keys))) > 1:
+            raise RefusedError(CROSS_SLOT)
 
     async def scan(self, page: ScanPage) -> ScanAnswer:
         """Return a page of records.
@@ -221,6 +256,29 @@ class RedisService:
         self._counts.written(batch, answer)
         results = _written(answer, batch.partition_ids.tolist())
         return [_write_answer(write, [next(results) for _ in write.rows]) for write in writes]
+
+    async def commit(self, keys: Sequence[bytes], steps: Sequence[Step]) -> Sequence[Result]:
+        """Carry out an atomic batch; a step that its record does not allow has its error as its
+        result, and the others take place.
+
+        Raises:
+            CheckFailedError: a check does not hold; nothing was written.
+            KoinonError: nothing was written, or it is of unknown fate.
+        """
+        batch = AtomicBatch(
+            table_version=0,
+            partition_id=self.partitioner().partition_of(keys[0]),
+            keys=keys,
+            steps=steps,
+            goes_on=True,
+        )
+        try:
+            answer = await self._engine.commit(batch)
+        except BaseException as error:
+            self._counts.batch_failed(batch, error)
+            raise
+        self._counts.batch_committed(batch, answer)
+        return answer.results
 
     async def _put(self, write: Write) -> bytes:
         row = write.rows[0]

@@ -1,12 +1,14 @@
-"""What a connection has said of itself, and what its commands may ask of the node."""
+"""The session of a RESP connection: its identity, permissions, transaction and watched keys."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from koinon_node.resp.service import RedisService
+from koinon_node.resp.transaction import Transaction, held_by_watches
 from koinon_proto.contract.access import Permissions
 from koinon_proto.contract.errors import KoinonError, UnauthenticatedError
+from koinon_proto.security.audit import NO_AUDIT, Audit
 from koinon_proto.security.caller import ANYBODY, Caller
 from koinon_proto.security.gate import Gate
 from koinon_proto.security.names import Kind, Principal
@@ -15,8 +17,11 @@ _NOBODY = Caller(Principal(Kind.CLIENT), Permissions.NONE)
 
 
 class Session:
-    """One connection's. ``tell`` sends a message that answers no command. ``certificate`` (DER) is
-    what a client has shown by TLS, if anything. Without a ``gate`` nobody has to say who it is.
+    """The session of one connection.
+
+    ``tell`` sends a message that answers no command. ``certificate`` (DER) is what a client has
+    shown by TLS, if anything, ``chain`` (PEM) how it was verified. Without a ``gate`` nobody has to
+    say who it is.
     """
 
     def __init__(
@@ -27,6 +32,8 @@ class Session:
         tell: Callable[[bytes], None],
         gate: Gate | None = None,
         certificate: bytes = b"",
+        chain: bytes = b"",
+        audit: Audit = NO_AUDIT,
     ) -> None:
         self.service = service
         self.number = number  # CLIENT ID
@@ -36,13 +43,33 @@ class Session:
         self.library: dict[bytes, bytes] = {}  # lib-name and lib-ver, as it says
         self.resp3 = False
         self.closing = False  # after the reply that is made now
+        self.transaction: Transaction | None = None  # since MULTI
+        self.watched: dict[bytes, int] = {}  # by key, the version that WATCH found; 0: no record
         self.gate = gate  # None: everybody may do everything
+        self._audit = audit
+        self._shown = certificate, chain
         self._certificate = certificate
         self._token = ""
         self._caller = ANYBODY  # by the gate's stamp:
         self._stamp: object = None
         self._fault: KoinonError | None = None  # why it is nobody, if it has shown something
         self._end_attendance: Callable[[], None] | None = None
+        self._on_leaving: Callable[[], None] | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of what is queued and watched."""
+        queued = self.transaction.held_bytes if self.transaction is not None else 0
+        return queued + held_by_watches(self.watched) if self.watched else queued
+
+    def forget_transaction(self) -> None:
+        """End what MULTI and WATCH have begun."""
+        self.transaction, self.watched = None, {}
+
+    def spoil_transaction(self) -> None:
+        """A command was refused: if it was to be queued, EXEC carries out nothing."""
+        if self.transaction is not None:
+            self.transaction.is_spoilt = True
 
     @property
     def caller(self) -> Caller:
@@ -54,10 +81,31 @@ class Session:
             self._stamp = stamp
             self._fault = None
             try:
-                self._caller = gate.who(self._certificate or None, lambda: self._token)
+                self._check_shown(gate)
+                self._caller = gate.who(
+                    self._certificate or None, lambda: self._token, self._shown[1]
+                )
             except KoinonError as error:
                 self._caller, self._fault = _NOBODY, error
         return self._caller
+
+    def look(self) -> None:
+        """Find out anew who this is: a client that attends is told to go if it has to."""
+        if self.gate is not None and self._shown[0]:
+            self._stamp = None
+            _ = self.caller
+
+    def _check_shown(self, gate: Gate) -> None:
+        """Have a client whose certificate's authority is trusted no more open another connection:
+        by a message, if it attends. Raise UnauthenticatedError if it has had time to.
+        """
+        certificate, chain = self._shown
+        if not certificate or gate.is_trusted(certificate, chain):
+            return
+        if self._on_leaving is not None:
+            self._on_leaving()
+            self._on_leaving = None
+        gate.who(certificate, lambda: self._token, chain)
 
     def authenticate(self, token: str, user: str = "") -> None:
         """Take a token for who this is; ``user``, if given, must be its owner.
@@ -73,10 +121,32 @@ class Session:
             raise UnauthenticatedError(reason="the token is of another user")
         self._token, self._certificate, self._stamp = token, b"", None
 
+    def note(
+        self,
+        command: str,
+        outcome: str,
+        request_id: str = "",
+        count: int = 1,
+        error: KoinonError | None = None,
+    ) -> None:
+        """Tell the audit log how a command ended, or so many alike, if it wants to know."""
+        audit, method = self._audit, f"redis:{command}"
+        if audit.is_on and audit.wants(method, outcome, count):
+            audit.note(self.caller.name, self.peer, method, outcome, request_id, error)
+
+    def forget(self) -> None:
+        """Be again whoever the certificate names, if there is one: a token counts no more."""
+        self._token, self._certificate, self._stamp = "", self._shown[0], None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is known who this is, or nobody has to say."""
+        principal = self.caller.principal
+        return principal is None or principal.kind is not Kind.CLIENT
+
     def check_known(self) -> None:
         """Raise UnauthenticatedError unless it is known who this is."""
-        principal = self.caller.principal
-        if principal is not None and principal.kind is Kind.CLIENT:
+        if not self.is_known:
             raise self._fault or UnauthenticatedError(
                 reason="Authentication required: a user's certificate, or AUTH with a token"
             )
@@ -90,6 +160,7 @@ class Session:
         """
         if self._end_attendance is None:
             self._end_attendance = self.service.drain.attend(self.peer, on_leaving)
+            self._on_leaving = on_leaving
 
     def end(self) -> None:
         """The connection is gone."""

@@ -14,6 +14,7 @@ from hashlib import sha1
 from itertools import groupby
 from typing import NamedTuple
 
+from koinon_proto.contract.keyspaces import Keyspace
 from koinon_proto.contract.table import SLOT_COUNT, NodeInfo, NodeStatus, PartitionStatus, Table
 
 
@@ -33,9 +34,10 @@ def cluster_node_id(table: Table, node: NodeInfo) -> str:
 
 @dataclass(frozen=True)
 class Topology:
-    """What follows from one table, whose partitioner is crc16."""
+    """What follows from one table, of a keyspace whose partitioner is crc16."""
 
     table: Table
+    keyspace: Keyspace
 
     @cached_property
     def ranges(self) -> list[SlotRange]:
@@ -43,12 +45,12 @@ class Topology:
         return list(self._ranges())
 
     def _ranges(self) -> Iterator[SlotRange]:
-        size = SLOT_COUNT // self.table.cluster.partition_count
-        owners = ((p, self._owner(p)) for p in range(len(self.table.rows)))
+        size = SLOT_COUNT // self.keyspace.partition_count
+        owners = ((p, self._owner(p)) for p in self.keyspace.partition_ids)
         for number, run in groupby(owners, key=lambda owner: owner[1]):
-            partition_ids = [p for p, _ in run]
+            places = [p - self.keyspace.base for p, _ in run]
             if number is not None:
-                first, last = partition_ids[0] * size, (partition_ids[-1] + 1) * size - 1
+                first, last = places[0] * size, (places[-1] + 1) * size - 1
                 yield SlotRange(first, last, self.table.nodes[number])
 
     def _owner(self, partition_id: int) -> int | None:

@@ -19,6 +19,8 @@ Command = list[bytes]
 OK = b"+OK\r\n"
 NIL = b"$-1\r\n"
 NIL_ARRAY = b"*-1\r\n"
+NULL = b"_\r\n"
+"""RESP3's nil: not all of its readers take the nil array of RESP2."""
 ZERO, ONE = b":0\r\n", b":1\r\n"
 
 # Of arrays, maps, sets, pushes and attributes: a length of 100 or more, and of 10,000 or more.
@@ -39,7 +41,7 @@ class CommandReader:
 
     def __init__(self, command_bytes_max: int) -> None:
         self._reader = hiredis.Reader()
-        self._limit = command_bytes_max
+        self.limit = command_bytes_max
         self._cut = b""  # of the last bytes, what may be the beginning of a length
         self.held_bytes = 0  # fed since the last whole command
 
@@ -83,8 +85,8 @@ class CommandReader:
                 self.held_bytes = len(data) if self._reader.has_data() else 0  # at most
         except hiredis.ProtocolError as error:
             raise ProtocolError(str(error)) from None
-        if self.held_bytes > self._limit:
-            raise ProtocolError(f"a command has more than {self._limit} bytes")
+        if self.held_bytes > self.limit:
+            raise ProtocolError(f"a command has more than {self.limit} bytes")
 
 
 def bulk(value: bytes) -> bytes:

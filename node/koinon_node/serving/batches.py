@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from koinon_node.core.atomic_batch import Step
 from koinon_node.core.records import USER, U32Array, U64Array
 from koinon_node.core.updates import Result, Update
 from koinon_proto.contract.errors import KoinonError
@@ -37,7 +39,7 @@ class ReadAnswer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WriteBatch:
-    """Checked rows to write. ``ttl_ms`` is per row; 0: never expires."""
+    """Rows to write, checked. ``ttl_ms`` is per row; 0: never expires."""
 
     table_version: int
     keys: Sequence[bytes]
@@ -48,6 +50,10 @@ class WriteBatch:
     conditions: dict[int, int] = field(default_factory=dict)
     updates: Mapping[int, Update] = field(default_factory=dict)
     """By row; such a row's value, ttl and condition have no meaning."""
+    refused: Mapping[int, KoinonError] = field(default_factory=dict)
+    """Why rows are not written, by row: never all of them. They are others' than the rows beside
+    them, which a client has sent in one message.
+    """
     durability: Durability = Durability.ALL_IN_SYNC
     kind: int = USER  # of the records
     load_id: int = 0  # written only while this bulk load is open
@@ -75,7 +81,31 @@ class WriteBatch:
             ttl_ms=None if ttl_ms is None else [ttl_ms[row] for row in chosen],
             conditions={place[r]: v for r, v in self.conditions.items() if r in place},
             updates={place[r]: u for r, u in self.updates.items() if r in place},
+            refused={place[r]: e for r, e in self.refused.items() if r in place},
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AtomicBatch:
+    """Checked operations on keys of one partition with the same routing bytes; see
+    core/atomic_batch.py.
+    """
+
+    table_version: int
+    partition_id: int
+    keys: Sequence[bytes]
+    steps: Sequence[Step]
+    goes_on: bool = False
+    durability: Durability = Durability.ALL_IN_SYNC
+
+
+class AtomicAnswer(NamedTuple):
+    """The version of each record that the batch wrote (0: it wrote nothing), and one result a step,
+    None for checks.
+    """
+
+    version: int
+    results: Sequence[Result]
 
 
 @dataclass(kw_only=True, slots=True)

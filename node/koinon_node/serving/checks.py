@@ -2,18 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
+from koinon_node.core.updates import Expiry, ExpiryKind, expires_after
 from koinon_node.state import NodeState
-from koinon_proto.contract.errors import InvalidArgumentError
-from koinon_proto.contract.table import MAX_KEY_BYTES, MAX_TTL_MS, ClusterConfig
+from koinon_proto.contract.errors import (
+    InvalidArgumentError,
+    TableBehindError,
+    UnknownKeyspaceError,
+)
+from koinon_proto.contract.keyspaces import Keyspace
+from koinon_proto.contract.table import MAX_KEY_BYTES, MAX_TTL_MS, Table
+
+CLOCK_SLACK_MS = 60_000
+"""By which the clock of a machine that loads rows may be ahead of this node's."""
 
 
-def cluster_of(state: NodeState, request: Any) -> ClusterConfig:
-    """Return the cluster's configuration, once it is known that the request is meant for it."""
-    cluster = state.table().cluster
-    cluster.check_id(request.cluster_id)
-    return cluster
+def table_of(state: NodeState, request: Any) -> Table:
+    """Return the table, once it is known that the request is meant for this cluster."""
+    table = state.table()
+    table.cluster.check_id(request.cluster_id)
+    return table
+
+
+def keyspace_of(state: NodeState, request: Any) -> Keyspace:
+    """Return the keyspace that a request names by its id.
+
+    Raises:
+        UnknownKeyspaceError: it is gone.
+        TableBehindError: it is not known here, and the sender's table is newer.
+    """
+    table = table_of(state, request)
+    found = table.keyspaces.by_id(request.keyspace_id)
+    if found is None and request.table_version > table.table_version:
+        raise TableBehindError(
+            table_version=table.table_version, required_version=request.table_version
+        )
+    if found is None or found.is_dropping:
+        raise UnknownKeyspaceError()
+    return found
+
+
+def check_partitions(keyspace: Keyspace, partition_ids: Collection[int]) -> None:
+    """Raise InvalidArgumentError if a request names a partition that the keyspace has not."""
+    if not len(partition_ids):
+        return
+    for partition_id in (int(max(partition_ids)), int(min(partition_ids))):
+        if partition_id not in keyspace.partition_ids:
+            raise InvalidArgumentError(
+                field="partition_ids",
+                reason=f"no such partition in keyspace {keyspace.name!r}",
+                limit=keyspace.partition_ids[-1],
+                actual=partition_id,
+            )
 
 
 def check_key(key: bytes) -> None:
@@ -27,12 +69,15 @@ def check_key(key: bytes) -> None:
         )
 
 
-def check_value(size: int, cluster: ClusterConfig, field: str = "value") -> None:
+def check_value(size: int, keyspace: Keyspace, field: str = "value") -> None:
     """Raise InvalidArgumentError if a value of so many bytes is too long."""
-    if size > cluster.max_value_bytes:
+    if size > keyspace.max_value_bytes:
         raise InvalidArgumentError(
-            field=field, reason="too long", limit=cluster.max_value_bytes, actual=size
+            field=field, reason="too long", limit=keyspace.max_value_bytes, actual=size
         )
+
+
+# --- times to live -----------------------------------------------------------------------------
 
 
 def check_ttl(ttl_ms: int, field: str = "ttl_ms") -> None:
@@ -41,3 +86,75 @@ def check_ttl(ttl_ms: int, field: str = "ttl_ms") -> None:
         raise InvalidArgumentError(
             field=field, reason="more than a hundred years", limit=MAX_TTL_MS, actual=ttl_ms
         )
+
+
+def ttl_fault(
+    keyspace: Keyspace, ttl_ms: int, field: str = "ttl_ms"
+) -> InvalidArgumentError | None:
+    """Return why no record of the keyspace may be written to live so long; None: it may."""
+    if not keyspace.max_ttl_ms or ttl_ms <= keyspace.max_ttl_ms:
+        return None
+    return InvalidArgumentError(
+        field=field,
+        reason=f"longer than records of keyspace {keyspace.name!r} may live",
+        limit=keyspace.max_ttl_ms,
+        actual=ttl_ms,
+    )
+
+
+def never_fault(keyspace: Keyspace, field: str = "ttl_ms") -> InvalidArgumentError | None:
+    """Return why no record of the keyspace may be made to live for ever; None: it may."""
+    if not keyspace.max_ttl_ms:
+        return None
+    return InvalidArgumentError(
+        field=field,
+        reason=f"records of keyspace {keyspace.name!r} cannot live for ever: name a time",
+        limit=keyspace.max_ttl_ms,
+    )
+
+
+def ttl_of(keyspace: Keyspace, ttl_ms: int, field: str = "ttl_ms") -> int:
+    """Return how long a record lives that a write names this time for, 0 if it names none; the
+    result is 0 where the record never expires.
+
+    Raises:
+        InvalidArgumentError: longer than it may.
+    """
+    check_ttl(ttl_ms, field)
+    if (fault := ttl_fault(keyspace, ttl_ms, field)) is not None:
+        raise fault
+    return ttl_ms or keyspace.unnamed_ttl_ms
+
+
+def expiry_of(keyspace: Keyspace, ttl_ms: int) -> Expiry:
+    """As ``ttl_of``, of an update."""
+    return expires_after(ttl_of(keyspace, ttl_ms))
+
+
+def check_expiry(keyspace: Keyspace, expiry: Expiry, now_ms: int) -> None:
+    """Raise InvalidArgumentError if an update names an expiry that no record may be given. What a
+    record has already, it may keep.
+    """
+    if expiry.kind is ExpiryKind.NEVER:
+        if (fault := never_fault(keyspace)) is not None:
+            raise fault
+    elif expiry.kind is not ExpiryKind.KEEP:
+        ttl_of(keyspace, expiry.ms - (now_ms if expiry.kind is ExpiryKind.AT else 0))
+
+
+def loaded_expiry(keyspace: Keyspace, expires_at_ms: int, now_ms: int, field: str) -> int:
+    """Return when rows expire that a bulk load brings with this expiry, 0 if with none.
+
+    The clock that named it is another machine's: up to ``CLOCK_SLACK_MS`` too much is cut off.
+
+    Raises:
+        InvalidArgumentError: later than they may.
+    """
+    if not expires_at_ms:
+        return now_ms + keyspace.unnamed_ttl_ms if keyspace.unnamed_ttl_ms else 0
+    latest_ms = now_ms + (keyspace.max_ttl_ms or MAX_TTL_MS)
+    if expires_at_ms > latest_ms + CLOCK_SLACK_MS:
+        raise InvalidArgumentError(
+            field=field, reason="expires too late", limit=latest_ms, actual=expires_at_ms
+        )
+    return min(expires_at_ms, latest_ms)

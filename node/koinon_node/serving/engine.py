@@ -51,7 +51,7 @@ class Engine:
         self.read, self.read_now = reads.read, reads.read_now
         self.scan = Scans(*shared, replicator, reclaimer, traffic, budget, limits, clock).scan
         writes = Writes(*shared, primaries, replicator, claims, traffic, limits, clock)
-        self.write, self.put = writes.write, writes.put
+        self.write, self.put, self.commit = writes.write, writes.put, writes.commit
         self.lengths_now = writes.lengths_now
         self.settle = writer.settle
         """Waits until the store itself shows what is durable of some partitions."""

@@ -19,7 +19,7 @@ ATTENDING_MAX = 16_384
 
 
 class GracefulDrain:
-    """Belongs to the event loop."""
+    """Tells attached clients that the node is about to stop. For the event loop only."""
 
     def __init__(self) -> None:
         self._leaving = asyncio.Event()

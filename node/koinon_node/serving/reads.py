@@ -40,7 +40,7 @@ _second = operator.itemgetter(1)
 
 
 class Reads(Reading):
-    """All methods belong to the event loop's thread."""
+    """Reads records by key from the partitions that are led here. For the event loop only."""
 
     async def read(
         self,

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from koinon_node.core import records, write_decisions
+from koinon_node.core import record_layout, records, write_decisions
 from koinon_node.core.membership.assignment import ServedPartitions
 from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.core.write_decisions import Primaries
@@ -43,7 +43,7 @@ class _Due:
 
 
 class Reclaimer:
-    """All methods belong to the event loop's thread."""
+    """Deletes expired records and purges tombstones, where it leads. For the event loop only."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Reclaimer:
 
     def _due(self, entries: Sequence[bytes]) -> _Due:
         due = _Due()
-        split = [(entry, *records.split_expiry_key(entry)) for entry in entries]
+        split = [(entry, *record_layout.split_expiry_key(entry)) for entry in entries]
         stored = self._stored([key for _, _, key in split])
         for entry, at_ms, key in split:
             if self._pending.overlapping((key,)):

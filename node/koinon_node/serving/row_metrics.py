@@ -16,8 +16,17 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from koinon_node.core.atomic_batch import Check, Step
 from koinon_node.core.records import HEADER_BYTES, U32Array
-from koinon_node.serving.batches import ReadAnswer, ScanAnswer, WriteAnswer, WriteBatch
+from koinon_node.core.updates import Assign, Look, Put, Remove
+from koinon_node.serving.batches import (
+    AtomicAnswer,
+    AtomicBatch,
+    ReadAnswer,
+    ScanAnswer,
+    WriteAnswer,
+    WriteBatch,
+)
 from koinon_proto.contract.errors import (
     ConditionFailedError,
     KoinonError,
@@ -128,6 +137,33 @@ class RowCounts:
         self.rows["delete", "absent"] += absent
         self.bytes["put"] += size
 
+    def batch_committed(self, batch: AtomicBatch, answer: AtomicAnswer) -> None:
+        """An atomic batch was written. Its checks are no rows."""
+        for step, result in zip(batch.steps, answer.results, strict=True):
+            operation = _operation_of_step(step)
+            if operation is None:
+                continue
+            if operation == "get":
+                self.read_rows([result if isinstance(result, bytes) else None])
+                continue
+            outcome: Outcome = "ok"
+            if isinstance(result, KoinonError):
+                outcome = outcome_of(result)
+            elif operation == "delete" and result is False:
+                outcome = "absent"
+            self.rows[operation, outcome] += 1
+            if operation == "put":
+                self.bytes["put"] += step.size if isinstance(step, Put | Assign) else 0
+
+    def batch_failed(self, batch: AtomicBatch, error: BaseException) -> None:
+        """The whole atomic batch ended with an error."""
+        outcome = outcome_of(error)
+        for step in batch.steps:
+            if (operation := _operation_of_step(step)) == "get":
+                self.read_failed(1, error)
+            elif operation is not None:
+                self.rows[operation, outcome] += 1
+
     def put(self, value_bytes: int) -> None:
         """One row was put."""
         self.rows["put", "ok"] += 1
@@ -142,6 +178,16 @@ class RowCounts:
         outcome = outcome_of(error)
         for operation, rows in _rows_by_operation(batch).items():
             self.rows[operation, outcome] += rows
+
+
+def _operation_of_step(step: Step) -> Operation | None:
+    if isinstance(step, Check):
+        return None
+    if isinstance(step, Look):
+        return "get"
+    if isinstance(step, Put | Assign):
+        return "put"
+    return "delete" if isinstance(step, Remove) else "update"
 
 
 def _rows_by_operation(batch: WriteBatch) -> dict[Operation, int]:

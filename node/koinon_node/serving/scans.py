@@ -28,7 +28,7 @@ _PARTITIONS_PER_STEP = 64
 
 
 class Scans(Reading):
-    """All methods belong to the event loop's thread."""
+    """Reads pages of keys in order, of one partition that is led here. For the event loop only."""
 
     async def scan(self, page: ScanPage) -> ScanAnswer:
         """Return one page. It sees every write acknowledged before it began; rows that change

@@ -7,7 +7,7 @@ engine raises into statuses.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -15,17 +15,26 @@ import numpy as np
 
 from koinon_node.core.records import U32Array
 from koinon_node.core.updates import (
-    NEVER,
     Assign,
     Expire,
-    Expiry,
-    ExpiryKind,
     Increment,
     Presence,
     Update,
+    expires_after,
 )
+from koinon_node.serving.atomic_requests import batch_of, check_access, reply_of
 from koinon_node.serving.batches import Durability, ReadAnswer, ScanPage, WriteAnswer, WriteBatch
-from koinon_node.serving.checks import check_key, check_ttl, check_value, cluster_of
+from koinon_node.serving.checks import (
+    check_key,
+    check_partitions,
+    check_ttl,
+    check_value,
+    keyspace_of,
+    never_fault,
+    table_of,
+    ttl_fault,
+    ttl_of,
+)
 from koinon_node.serving.engine import Engine
 from koinon_node.serving.graceful_drain import GracefulDrain
 from koinon_node.serving.row_metrics import RowCounts
@@ -37,11 +46,11 @@ from koinon_proto.contract.errors import (
     KoinonError,
     WrongPartitionError,
 )
+from koinon_proto.contract.keyspaces import Keyspace
 from koinon_proto.contract.table import (
     MAX_BATCH_BYTES,
     MAX_BATCH_ROWS,
     MAX_KEY_BYTES,
-    ClusterConfig,
     Table,
 )
 from koinon_proto.security.caller import caller
@@ -66,18 +75,22 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
         self._counts = counts or RowCounts()
         self._graceful_drain = graceful_drain or GracefulDrain()
 
-    def _cluster(self, request: Any) -> ClusterConfig:
-        return cluster_of(self._state, request)
+    def _keyspace(self, request: Any) -> Keyspace:
+        return keyspace_of(self._state, request)
+
+    def _named(self, request: Any) -> Keyspace:
+        """Return the keyspace that a plain operation names; raise UnknownKeyspaceError."""
+        return table_of(self._state, request).keyspaces.named(request.keyspace)
 
     @typed_errors
     @bounded(CALLS_MAX)
     async def Get(self, request: kv_pb2.GetRequest, context: Any) -> kv_pb2.GetResponse:  # noqa: N802
-        cluster = self._cluster(request)
+        keyspace = self._named(request)
         check_key(request.key)
-        caller.get().check_keys(Action.READ, (request.key,))
+        caller.get().check_keys(Action.READ, keyspace.keyspace_id, (request.key,))
         answer = await self._read(
             [request.key],
-            _partition_of(cluster, request.key),
+            _partition_of(keyspace, request.key),
             request.table_version,
             want_versions=True,
         )
@@ -92,18 +105,18 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
     @typed_errors
     @bounded(CALLS_MAX)
     async def Put(self, request: kv_pb2.PutRequest, context: Any) -> kv_pb2.PutResponse:  # noqa: N802
-        cluster = self._cluster(request)
+        keyspace = self._named(request)
         check_key(request.key)
-        caller.get().check_keys(Action.WRITE, (request.key,))
-        check_value(len(request.value), cluster)
-        check_ttl(request.ttl_ms)
+        caller.get().check_keys(Action.WRITE, keyspace.keyspace_id, (request.key,))
+        check_value(len(request.value), keyspace)
+        ttl_ms = ttl_of(keyspace, request.ttl_ms)
         answer = await self._write(
             WriteBatch(
                 table_version=request.table_version,
                 keys=[request.key],
                 values=[request.value],
-                partition_ids=_partition_of(cluster, request.key),
-                ttl_ms=[request.ttl_ms] if request.ttl_ms else None,
+                partition_ids=_partition_of(keyspace, request.key),
+                ttl_ms=[ttl_ms] if ttl_ms else None,
                 conditions={0: request.if_version} if request.HasField("if_version") else {},
                 durability=_durability(request.durability),
             )
@@ -114,15 +127,15 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
     @typed_errors
     @bounded(CALLS_MAX)
     async def Delete(self, request: kv_pb2.DeleteRequest, context: Any) -> kv_pb2.DeleteResponse:  # noqa: N802
-        cluster = self._cluster(request)
+        keyspace = self._named(request)
         check_key(request.key)
-        caller.get().check_keys(Action.WRITE, (request.key,))
+        caller.get().check_keys(Action.WRITE, keyspace.keyspace_id, (request.key,))
         answer = await self._write(
             WriteBatch(
                 table_version=request.table_version,
                 keys=[request.key],
                 values=[b""],
-                partition_ids=_partition_of(cluster, request.key),
+                partition_ids=_partition_of(keyspace, request.key),
                 deletes=frozenset((0,)),
                 conditions={0: request.if_version} if request.HasField("if_version") else {},
                 durability=_durability(request.durability),
@@ -136,11 +149,11 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
     async def BatchGet(  # noqa: N802
         self, request: kv_pb2.BatchGetRequest, context: Any
     ) -> kv_pb2.BatchGetResponse:
-        cluster = self._cluster(request)
+        keyspace = self._keyspace(request)
         keys = list(request.keys)
-        partition_ids = _check_rows(cluster, keys, request.partition_ids)
+        partition_ids = _check_rows(keyspace, keys, request.partition_ids)
         _check_batch_bytes(sum(map(len, keys)))
-        caller.get().check_keys(Action.READ, keys)
+        caller.get().check_rows(Action.READ, keyspace.keyspace_id, keys)
         answer = await self._read(
             keys, partition_ids, request.table_version, want_versions=request.want_versions
         )
@@ -153,8 +166,9 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
     async def BatchWrite(  # noqa: N802
         self, request: kv_pb2.BatchWriteRequest, context: Any
     ) -> kv_pb2.BatchWriteResponse:
-        batch = _write_batch(self._cluster(request), request)
-        caller.get().check_keys(Action.WRITE, batch.keys)
+        keyspace = self._keyspace(request)
+        batch = _write_batch(keyspace, request)
+        caller.get().check_rows(Action.WRITE, keyspace.keyspace_id, batch.keys)
         answer = await self._write(batch)
         return _write_reply(answer, request.want_versions)
 
@@ -163,17 +177,35 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
     async def BatchUpdate(  # noqa: N802
         self, request: kv_pb2.BatchUpdateRequest, context: Any
     ) -> kv_pb2.BatchUpdateResponse:
-        batch = _update_batch(self._cluster(request), request)
+        keyspace = self._keyspace(request)
+        batch = _update_batch(keyspace, request)
         for action in (Action.READ, Action.WRITE):  # an update answers with what is there
-            caller.get().check_keys(action, batch.keys)
+            caller.get().check_rows(action, keyspace.keyspace_id, batch.keys)
         answer = await self._write(batch)
         return _update_reply(answer)
 
     @typed_errors
     @bounded(CALLS_MAX)
+    async def CommitBatch(  # noqa: N802
+        self, request: kv_pb2.CommitBatchRequest, context: Any
+    ) -> kv_pb2.CommitBatchResponse:
+        keyspace = self._keyspace(request)
+        batch = batch_of(request, keyspace, _durability(request.durability))
+        check_access(batch, keyspace, caller.get())
+        try:
+            answer = await self._engine.commit(batch)
+        except BaseException as error:
+            self._counts.batch_failed(batch, error)
+            raise
+        self._counts.batch_committed(batch, answer)
+        return reply_of(answer)
+
+    @typed_errors
+    @bounded(CALLS_MAX)
     async def Scan(self, request: kv_pb2.ScanRequest, context: Any) -> kv_pb2.ScanResponse:  # noqa: N802
-        page = _scan_page(self._cluster(request), request)
-        caller.get().check_prefix(Action.SCAN, request.prefix)
+        keyspace = self._keyspace(request)
+        page = _scan_page(keyspace, request)
+        caller.get().check_prefix(Action.SCAN, keyspace.keyspace_id, request.prefix)
         answer = await self._engine.scan(page)
         self._counts.scanned(answer)
         reply = kv_pb2.ScanResponse(
@@ -278,7 +310,7 @@ def _check_length(field: str, actual: int, rows: int) -> None:
 
 
 def _check_rows(
-    cluster: ClusterConfig, keys: Sequence[bytes], partition_ids: Sequence[int]
+    keyspace: Keyspace, keys: Sequence[bytes], partition_ids: Sequence[int]
 ) -> U32Array:
     """Check the key columns of a batch; return its partitions."""
     rows = len(keys)
@@ -299,15 +331,15 @@ def _check_rows(
                 actual=length,
             )
     sent = np.fromiter(partition_ids, np.uint32, rows)
-    if sent.max() >= cluster.partition_count:
-        row = int(sent.argmax())
-        raise InvalidArgumentError(
-            field=f"partition_ids[{row}]",
-            reason="no such partition",
-            limit=cluster.partition_count - 1,
-            actual=int(sent[row]),
-        )
-    right = partitioner_of(cluster.partitioner, cluster.partition_count).partitions_of(keys)
+    for row in (int(sent.argmax()), int(sent.argmin())):
+        if int(sent[row]) not in keyspace.partition_ids:
+            raise InvalidArgumentError(
+                field=f"partition_ids[{row}]",
+                reason=f"no such partition in keyspace {keyspace.name!r}",
+                limit=keyspace.partition_ids[-1],
+                actual=int(sent[row]),
+            )
+    right = partitioner_of(keyspace).partitions_of(keys)
     if not np.array_equal(sent, right):
         row = int(np.flatnonzero(sent != right)[0])
         raise WrongPartitionError(
@@ -316,21 +348,20 @@ def _check_rows(
     return sent
 
 
-def _partition_of(cluster: ClusterConfig, key: bytes) -> U32Array:
-    known = partitioner_of(cluster.partitioner, cluster.partition_count)
-    return np.array([known.partition_of(key)], np.uint32)
+def _partition_of(keyspace: Keyspace, key: bytes) -> U32Array:
+    return np.array([partitioner_of(keyspace).partition_of(key)], np.uint32)
 
 
-def _write_batch(cluster: ClusterConfig, request: kv_pb2.BatchWriteRequest) -> WriteBatch:
+def _write_batch(keyspace: Keyspace, request: kv_pb2.BatchWriteRequest) -> WriteBatch:
     """Check the whole request, before anything is written."""
     keys, values = list(request.keys), list(request.values)
     rows = len(keys)
-    partition_ids = _check_rows(cluster, keys, request.partition_ids)
+    partition_ids = _check_rows(keyspace, keys, request.partition_ids)
     _check_length("values", len(values), rows)
     if rows:
         lengths = list(map(len, values))
         longest = max(lengths)
-        check_value(longest, cluster, f"values[{lengths.index(longest)}]")
+        check_value(longest, keyspace, f"values[{lengths.index(longest)}]")
         _check_batch_bytes(sum(lengths) + sum(map(len, keys)))
     deletes = frozenset(request.deletes)
     conditions = {c.row: c.if_version for c in request.conditions}
@@ -341,25 +372,28 @@ def _write_batch(cluster: ClusterConfig, request: kv_pb2.BatchWriteRequest) -> W
             raise InvalidArgumentError(
                 field=field, reason="names a row that is not there", limit=rows, actual=max(named)
             )
+    ttl_ms = _ttl_column(keyspace, request.ttl_ms, rows)
     return WriteBatch(
         table_version=request.table_version,
         keys=keys,
         values=values,
         partition_ids=partition_ids,
         deletes=deletes,
-        ttl_ms=_ttl_column(request.ttl_ms, rows),
+        ttl_ms=ttl_ms,
+        refused=_refused(_ttl_faults(keyspace, ttl_ms, deletes), rows),
         conditions=conditions,
         durability=_durability(request.durability),
     )
 
 
-def _update_batch(cluster: ClusterConfig, request: kv_pb2.BatchUpdateRequest) -> WriteBatch:
+def _update_batch(keyspace: Keyspace, request: kv_pb2.BatchUpdateRequest) -> WriteBatch:
     """Check the whole request, before anything is written."""
     keys = list(request.keys)
     rows = len(keys)
-    partition_ids = _check_rows(cluster, keys, request.partition_ids)
+    partition_ids = _check_rows(keyspace, keys, request.partition_ids)
     _check_length("updates", len(request.updates), rows)
-    updates = {row: _update_of(cluster, row, u) for row, u in enumerate(request.updates)}
+    updates = {row: _update_of(keyspace, row, u) for row, u in enumerate(request.updates)}
+    refused = _refused(_expiry_faults(keyspace, request.updates), rows)
     _check_batch_bytes(sum(map(len, keys)) + sum(u.size for u in updates.values()))
     return WriteBatch(
         table_version=request.table_version,
@@ -367,24 +401,25 @@ def _update_batch(cluster: ClusterConfig, request: kv_pb2.BatchUpdateRequest) ->
         values=[b""] * rows,
         partition_ids=partition_ids,
         updates=updates,
+        refused=refused,
         durability=_durability(request.durability),
     )
 
 
-def _update_of(cluster: ClusterConfig, row: int, message: kv_pb2.Update) -> Update:
+def _update_of(keyspace: Keyspace, row: int, message: kv_pb2.Update) -> Update:
     kind = message.WhichOneof("kind")
     if kind is None:
         raise InvalidArgumentError(field=f"updates[{row}]", reason="of no kind known here")
     ttl_ms = getattr(message, kind).ttl_ms
     check_ttl(ttl_ms, f"updates[{row}].ttl_ms")
+    if kind == "touch":
+        return Expire(expires_after(ttl_ms))
+    ttl_ms = ttl_ms or keyspace.unnamed_ttl_ms
     if kind == "increment":
         return Increment(message.increment.by, ttl_ms)
-    expiry = Expiry(ExpiryKind.AFTER, ttl_ms) if ttl_ms else NEVER
-    if kind == "touch":
-        return Expire(expiry)
     value = message.get_or_put.value
-    check_value(len(value), cluster, f"updates[{row}].value")
-    return Assign(value, expiry, Presence.ABSENT)
+    check_value(len(value), keyspace, f"updates[{row}].value")
+    return Assign(value, expires_after(ttl_ms), Presence.ABSENT)
 
 
 def _durability(number: int) -> Durability:
@@ -396,28 +431,61 @@ def _durability(number: int) -> Durability:
         ) from None
 
 
-def _ttl_column(ttl_ms: Sequence[int], rows: int) -> list[int] | None:
-    if not ttl_ms:
-        return None
-    if len(ttl_ms) not in (1, rows):
+def _ttl_column(keyspace: Keyspace, ttl_ms: Sequence[int], rows: int) -> list[int] | None:
+    if len(ttl_ms) not in (0, 1, rows):
         raise InvalidArgumentError(
             field="ttl_ms",
             reason="must have no entry, one, or one a key",
             limit=rows,
             actual=len(ttl_ms),
         )
-    check_ttl(max(ttl_ms))
+    check_ttl(max(ttl_ms, default=0))
+    unnamed = keyspace.unnamed_ttl_ms
     if not any(ttl_ms):
-        return None
-    return list(ttl_ms) if len(ttl_ms) == rows else list(ttl_ms) * rows
+        return [unnamed] * rows if unnamed else None
+    if len(ttl_ms) == 1:
+        return list(ttl_ms) * rows
+    return [one or unnamed for one in ttl_ms]
 
 
-def pages_of(cluster: ClusterConfig, request: Any) -> tuple[list[int], bytes]:
+def _ttl_faults(
+    keyspace: Keyspace, ttl_ms: Sequence[int] | None, deletes: Collection[int]
+) -> dict[int, KoinonError]:
+    if not ttl_ms or ttl_fault(keyspace, max(ttl_ms)) is None:
+        return {}
+    return {
+        row: fault
+        for row, one in enumerate(ttl_ms)
+        if row not in deletes and (fault := ttl_fault(keyspace, one)) is not None
+    }
+
+
+def _expiry_faults(keyspace: Keyspace, messages: Sequence[kv_pb2.Update]) -> dict[int, KoinonError]:
+    faults: dict[int, KoinonError] = {}
+    for row, message in enumerate(messages if keyspace.max_ttl_ms else ()):
+        kind = message.WhichOneof("kind")
+        ttl_ms = getattr(message, kind).ttl_ms
+        is_for_ever = kind == "touch" and not ttl_ms
+        fault = never_fault(keyspace) if is_for_ever else ttl_fault(keyspace, ttl_ms)
+        if fault is not None:
+            faults[row] = fault
+    return faults
+
+
+def _refused(faults: dict[int, KoinonError], rows: int) -> dict[int, KoinonError]:
+    """Return why some rows are refused; raise it where that is so of all."""
+    if faults and len(faults) == rows:
+        raise faults[0]
+    return faults
+
+
+def pages_of(keyspace: Keyspace, request: Any) -> tuple[list[int], bytes]:
     """Return (the partitions that a page is still to visit, the key to go on after in the first) of
     a request with partition_ids, a prefix and a cursor.
 
     Raises:
-        InvalidArgumentError: one of these breaks a limit, or partitions do not ascend.
+        InvalidArgumentError: one of these breaks a limit, or partitions do not ascend, or one is
+            not the keyspace's.
     """
     wanted = list(request.partition_ids)
     longest = max(len(request.prefix), len(request.cursor.after_key))
@@ -427,7 +495,7 @@ def pages_of(cluster: ClusterConfig, request: Any) -> tuple[list[int], bytes]:
         )
     if any(a >= b for a, b in itertools.pairwise(wanted)):
         raise InvalidArgumentError(field="partition_ids", reason="must ascend")
-    cluster.check_partitions(wanted)
+    check_partitions(keyspace, wanted)
     if not request.HasField("cursor"):
         return wanted, b""
     wanted = [p for p in wanted if p >= request.cursor.partition_id]
@@ -435,8 +503,8 @@ def pages_of(cluster: ClusterConfig, request: Any) -> tuple[list[int], bytes]:
     return wanted, request.cursor.after_key if in_first else b""
 
 
-def _scan_page(cluster: ClusterConfig, request: kv_pb2.ScanRequest) -> ScanPage:
-    wanted, after_key = pages_of(cluster, request)
+def _scan_page(keyspace: Keyspace, request: kv_pb2.ScanRequest) -> ScanPage:
+    wanted, after_key = pages_of(keyspace, request)
     if len(request.start) > MAX_KEY_BYTES:
         raise InvalidArgumentError(
             field="start",

@@ -26,7 +26,6 @@ import numpy.typing as npt
 
 from koinon_node.core.records import BoolArray, U32Array
 from koinon_proto.contract.errors import ResourceExhaustedError
-from koinon_proto.partitioner import Partitioner
 
 I64Array = npt.NDArray[np.int64]
 
@@ -238,26 +237,25 @@ class KeySampler:
         self.reads = KeyCounts(mask, now)
         self.writes = KeyCounts(mask, now)
 
-    def hottest(
-        self, partitioner: Partitioner, partition_ids: Collection[int], keys_max: int
-    ) -> list[SampledKey]:
+    def hottest(self, partition_ids: Collection[int], keys_max: int) -> list[SampledKey]:
         """Return up to ``keys_max`` keys a partition by reads and as many by writes."""
         chosen: set[tuple[int, bytes]] = set()
         for side in (self.reads, self.writes):
-            chosen |= side.hottest(partitioner, frozenset(partition_ids), keys_max)
+            chosen |= side.hottest(frozenset(partition_ids), keys_max)
         return [
             SampledKey(
                 partition_id=p,
                 key=key,
-                reads=self.reads.counts.get(key, 0),
-                writes=self.writes.counts.get(key, 0),
+                reads=self.reads.counts.get((p, key), 0),
+                writes=self.writes.counts.get((p, key), 0),
             )
             for p, key in sorted(chosen)
         ]
 
 
 class KeyCounts:
-    """About how often each key came. A row that is taken stands for all that were passed over.
+    """About how often each key came, by its partition: keyspaces may have the same keys. A row that
+    is taken stands for all that were passed over.
 
     Keys are kept as by Misra and Gries ("Finding repeated elements", 1982), many at a time: when
     there are twice too many, what the one at the bound has is taken from all, and who has nothing
@@ -271,7 +269,7 @@ class KeyCounts:
         self._slot_end = 0.0
         self._slot_offered = 0
         self._every = 1
-        self.counts: dict[bytes, int] = {}
+        self.counts: dict[tuple[int, bytes], int] = {}
         self.offered = 0  # rows of wanted partitions
         self.taken = 0
         self.missed_max = 0  # by so many may any count be too small
@@ -284,12 +282,14 @@ class KeyCounts:
                 return
             if len(rows) < len(keys):
                 keys = [keys[row] for row in rows]
+                partition_ids = partition_ids[rows]
         every = self._pace(len(keys))
         if every > 1:
-            keys = keys[self._random.randrange(every) :: every]
+            some = slice(self._random.randrange(every), None, every)
+            keys, partition_ids = keys[some], partition_ids[some]
         counts = self.counts
-        for key in keys:
-            counts[key] = counts.get(key, 0) + every
+        for place in zip(partition_ids.tolist(), keys, strict=True):
+            counts[place] = counts.get(place, 0) + every
         self.taken += len(keys)
         if len(counts) > 2 * KEYS_KEPT:
             self._forget()
@@ -309,18 +309,14 @@ class KeyCounts:
         self.missed_max += bound
         self.counts = {key: n - bound for key, n in self.counts.items() if n > bound}
 
-    def hottest(
-        self, partitioner: Partitioner, partition_ids: frozenset[int], keys_max: int
-    ) -> set[tuple[int, bytes]]:
+    def hottest(self, partition_ids: frozenset[int], keys_max: int) -> set[tuple[int, bytes]]:
         """Return (partition, key) of those with the greatest counts in each partition."""
-        keys = list(self.counts)
-        homes = partitioner.partitions_of(keys).tolist() if keys else []
-        by_partition: dict[int, list[bytes]] = {p: [] for p in partition_ids}
-        for p, key in zip(homes, keys, strict=True):
-            if p in by_partition:
-                by_partition[p].append(key)
+        by_partition: dict[int, list[tuple[int, bytes]]] = {p: [] for p in partition_ids}
+        for place in self.counts:
+            if place[0] in by_partition:
+                by_partition[place[0]].append(place)
         return {
-            (p, key)
-            for p, held in by_partition.items()
-            for key in heapq.nlargest(keys_max, held, key=self.counts.__getitem__)
+            place
+            for held in by_partition.values()
+            for place in heapq.nlargest(keys_max, held, key=self.counts.__getitem__)
         }

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from koinon_node.primary.replicator import Replicator
-from koinon_node.serving.checks import cluster_of
+from koinon_node.serving.checks import table_of
 from koinon_node.serving.traffic import (
     KeyCounts,
     KeySampler,
@@ -19,7 +19,7 @@ from koinon_node.serving.traffic import (
     hottest,
     since,
 )
-from koinon_node.state import NodeState, partitioner_of
+from koinon_node.state import NodeState
 from koinon_proto.contract.errors import InvalidArgumentError
 from koinon_proto.server.rpc import bounded, typed_errors
 from koinon_proto.v1 import traffic_pb2, traffic_pb2_grpc
@@ -43,7 +43,7 @@ class TrafficService(traffic_pb2_grpc.TrafficServicer):
     async def GetTraffic(  # noqa: N802 (the generated servicer's name)
         self, request: traffic_pb2.GetTrafficRequest, context: Any
     ) -> traffic_pb2.TrafficCounters:
-        cluster_of(self._state, request)
+        table_of(self._state, request)
         traffic = self._traffic
         traffic.flush()
         ids = np.flatnonzero(traffic.reads | traffic.writes)
@@ -70,9 +70,9 @@ class TrafficService(traffic_pb2_grpc.TrafficServicer):
     async def SampleKeys(  # noqa: N802
         self, request: traffic_pb2.SampleKeysRequest, context: Any
     ) -> traffic_pb2.KeySample:
-        cluster = cluster_of(self._state, request)
+        table = table_of(self._state, request)
         wanted = frozenset(request.partition_ids)
-        cluster.check_partitions(wanted)
+        table.check_partitions(wanted)
         rank_by = _checked(request)
         traffic = self._traffic
         with traffic.sampling(wanted) as sampler:
@@ -83,8 +83,7 @@ class TrafficService(traffic_pb2_grpc.TrafficServicer):
         traffic.flush()
         heat = since(before, traffic).heat(rank_by)
         chosen = hottest(heat, wanted, request.partitions_max)
-        partitioner = partitioner_of(cluster.partitioner, cluster.partition_count)
-        keys = sampler.hottest(partitioner, chosen, request.keys_max)
+        keys = sampler.hottest(chosen, request.keys_max)
         return _sample(took_s, keys, sampler)
 
 

@@ -5,6 +5,7 @@ Rules that hold here:
   became complete after the lease or the epoch ended is answered as unknown. One that was complete
   before is acknowledged, though its partition may be another's by now.
 - A write is refused before it is sequenced where its partition has too few replicas.
+- An atomic batch (``commit``) is one ticket, which is never cut.
 - A put alone goes the shortest way (``put``). Big batches go in steps with a chance for others to
   run between them.
 """
@@ -18,13 +19,17 @@ import numpy as np
 
 from koinon_node.config import Limits
 from koinon_node.core import records, write_decisions
+from koinon_node.core.atomic_batch import AtomicSteps, Check, Decided, decide_batch
 from koinon_node.core.commit_group import Ticket
 from koinon_node.core.membership.assignment import ServedPartitions
 from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.core.records import BoolArray, U32Array
+from koinon_node.core.updates import Look, Remove
 from koinon_node.core.write_decisions import Primaries, WriteRows
 from koinon_node.primary.replicator import Replicator
 from koinon_node.serving.batches import (
+    AtomicAnswer,
+    AtomicBatch,
     Durability,
     WriteAnswer,
     WriteBatch,
@@ -38,6 +43,7 @@ from koinon_proto.contract.errors import (
     KoinonError,
     LeaseExpiredError,
     ResourceExhaustedError,
+    UnavailableError,
     UnknownFateError,
 )
 from koinon_proto.contract.table import MAX_BATCH_BYTES
@@ -48,7 +54,7 @@ _HANDED_ON = "its partition was handed on before the answer"
 
 
 class Writes:
-    """All methods belong to the event loop's thread."""
+    """Writes and updates records of partitions that are led here. For the event loop only."""
 
     def __init__(
         self,
@@ -91,6 +97,9 @@ class Writes:
         if answer.refusals:
             refused = np.fromiter(answer.refusals, np.uint32, len(answer.refusals))
             rows = rows[~np.isin(batch.partition_ids, refused)]
+        if batch.refused:
+            answer.row_errors.update({r: e for r in rows.tolist() if (e := batch.refused.get(r))})
+            rows = np.setdiff1d(rows, list(answer.row_errors))
         if not len(rows):
             return answer
         sizes = np.fromiter(map(len, batch.keys), np.int64, count)
@@ -178,6 +187,99 @@ class Writes:
         self._traffic.rows_written += 1
         self._traffic.count_write(partition_id, key, len(key) + len(value))
         return version
+
+    async def commit(self, batch: AtomicBatch) -> AtomicAnswer:
+        """Write all of the batch in one step, or nothing; returns when it is as durable as wanted.
+
+        Raises:
+            CheckFailedError, NotANumberError, NumberOverflowError: its own operations refuse it.
+            KoinonError: why ``write`` would refuse its partition, or a row.
+        """
+        self._state.check_lease()
+        view, p = self._state.served, batch.partition_id
+        if (refusal := self._refusal(view, p, batch.table_version)) is not None:
+            raise refusal
+        partition_ids = np.array((p,), np.uint32)
+        await self._claims.released(partition_ids)
+        decided, ticket = self._decide_batch(batch, view, partition_ids)
+        await self._await_batch(decided, ticket, batch, view, partition_ids)
+        if decided.refusal is not None:
+            raise decided.refusal
+        written = decided.effects.records
+        self._traffic.rows_written += len(written)
+        keys = list(dict.fromkeys(batch.keys))
+        data_keys = [records.head_of(p) + key for key in keys]
+        sizes = [len(written.get(data_key) or b"") for data_key in data_keys]
+        ids = np.full(len(keys), p, np.uint32)
+        self._traffic.count_writes(ids, keys, np.array(sizes, np.int64))
+        return AtomicAnswer(decided.version, decided.results)
+
+    def _decide_batch(
+        self, batch: AtomicBatch, view: ServedPartitions, partition_ids: U32Array
+    ) -> tuple[Decided, Ticket | None]:
+        """Decide on the batch and queue what it changes, without a pause in between."""
+        p, rows = batch.partition_id, len(batch.keys)
+        if not self._state.still_serves(view, partition_ids):
+            raise LeaseExpiredError(node_id=self._state.node_id)
+        if self._state.any_too_few and self._state.too_few[p]:
+            raise self._replicator.not_enough(p)
+        size = self._size_of_batch(batch)
+        puts = any(not isinstance(step, Check | Look | Remove) for step in batch.steps)
+        self._writer.check_room(rows, size, size if puts else 0)
+        self._writer.begin(size)
+        data_keys = [records.head_of(p) + key for key in batch.keys]
+        steps = AtomicSteps(
+            partition_id=p, keys=data_keys, steps=batch.steps, goes_on=batch.goes_on
+        )
+        decided = decide_batch(
+            steps, self._primaries, self._pending, self._stored, self._clock.now_ms()
+        )
+        return decided, self._replicator.submit(decided.effects, size)
+
+    def _size_of_batch(self, batch: AtomicBatch) -> int:
+        """Return the most bytes that the batch may write: each update may keep what is there.
+
+        Raises:
+            ResourceExhaustedError: more than one message to followers holds.
+        """
+        keys = list(dict.fromkeys(batch.keys))
+        size = sum(self.lengths_now(keys, [batch.partition_id] * len(keys)))
+        size += sum(map(len, batch.keys)) + _ROW_OVERHEAD_BYTES * len(batch.keys)
+        size += sum(step.size for step in batch.steps if not isinstance(step, Check))
+        if size > MAX_BATCH_BYTES:
+            raise ResourceExhaustedError(
+                resource="bytes of the records that a batch updates", limit=MAX_BATCH_BYTES
+            )
+        return size
+
+    async def _await_batch(
+        self,
+        decided: Decided,
+        ticket: Ticket | None,
+        batch: AtomicBatch,
+        view: ServedPartitions,
+        partition_ids: U32Array,
+    ) -> None:
+        """Wait for what the batch writes, and for what its decision looked at.
+
+        Raises:
+            UnknownFateError: it may have been written.
+            KoinonError: nothing of it was.
+        """
+        all_in_sync = batch.durability is Durability.ALL_IN_SYNC
+        try:
+            if ticket is not None:
+                await self._replicator.finish(ticket, all_in_sync=all_in_sync)
+            if not self._state.serving():
+                raise UnknownFateError(reason=_LEASE_ENDED)
+            led = self._state.still_leads(view, partition_ids)
+            if not (led or self._led_when_complete(view, partition_ids, ticket).all()):
+                raise UnknownFateError(reason=_HANDED_ON)
+        except UnknownFateError as error:
+            if decided.version:
+                raise
+            reason = f"nothing of the batch was written; what it looked at: {error.reason}"
+            raise UnavailableError(reason=reason) from error
 
     async def _write_one(self, batch: WriteBatch) -> WriteAnswer:
         """As ``write``, of a batch that is one put."""

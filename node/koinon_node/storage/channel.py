@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from koinon_node.core.commit_group import GroupFrame
+from koinon_node.core.frames import GroupFrame
+from koinon_node.storage.log_files import Stretch
 from koinon_node.storage.store import Store
-from koinon_node.storage.write_ahead_log import Stretch
 from koinon_node.storage.writer_process import GROUP, LENGTH, LOG_STRETCHES
 
 _STOP_TIMEOUT_S = 30.0
@@ -45,7 +45,7 @@ class WriterChannel(Protocol):
 
 
 class StoreChannel(WriterChannel, Protocol):
-    """One behind which the store can take over what a write-ahead log holds."""
+    """A channel behind which the store can also take over what a write-ahead log holds."""
 
     def take_over(self, life: int, position: int, stretches: list[Stretch]) -> None:
         """Take over what the log of that life has in the stretches, up to the position. Answered

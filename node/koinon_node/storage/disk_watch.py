@@ -26,7 +26,7 @@ _PARTITIONS_MAX = 1 << 16  # as a record's key has room for
 
 
 class DiskWatch:
-    """All methods belong to the event loop's thread."""
+    """Tells how long this node's own commits take. For the event loop only."""
 
     def __init__(self, writer: Writer, node_id: str) -> None:
         self._writer = writer

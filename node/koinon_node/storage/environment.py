@@ -10,7 +10,7 @@ from typing import Any
 
 import lmdb
 
-from koinon_node.config import StoreConfig
+from koinon_node.store_config import StoreConfig
 from koinon_proto.process.private_files import FILE_MODE
 
 DATABASES = ("data", "expiry", "partitions", "meta")

@@ -1,7 +1,7 @@
 """Takes what a crash has left in the write-ahead log into the store, before anything is served.
 
 The store does this when it is opened, while no writer runs. The writer process takes the log over
-in the same way while a node serves (write_ahead_log.take_over).
+in the same way while a node serves (log_files.take_over).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import lmdb
 
-from koinon_node.storage import transactions, write_ahead_log
+from koinon_node.storage import log_files, transactions
 from koinon_node.storage.transactions import Gathered
 from koinon_proto.contract.errors import DataDirectoryError
 
@@ -29,9 +29,9 @@ def replay(
     Raises:
         DataDirectoryError: the log is damaged, or the store has no room for it.
     """
-    records: list[write_ahead_log.Record] = []
+    records: list[log_files.Record] = []
     count = size = 0
-    for found in write_ahead_log.left_over(directory, life, position):
+    for found in log_files.left_over(directory, life, position):
         records.append((found.position, memoryview(bytes(found.body))))
         size += len(found.body)
         if len(records) >= _RECORDS_MAX or size >= _BYTES_MAX:
@@ -49,7 +49,7 @@ def _take_over(
     databases: list[Any],
     directory: Path,
     life: int,
-    records: list[write_ahead_log.Record],
+    records: list[log_files.Record],
 ) -> None:
     def put(rows: Gathered, _: int) -> str:
         try:
@@ -59,7 +59,7 @@ def _take_over(
             return str(error)
         return ""
 
-    reason = write_ahead_log.take_over(records, life, put)[1]
+    reason = log_files.take_over(records, life, put)[1]
     if reason:
         raise DataDirectoryError(
             path=str(directory),

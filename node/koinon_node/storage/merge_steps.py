@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from koinon_node.core import chunk_keys, records
+from koinon_node.core import chunk_keys, record_layout, records
 from koinon_node.core.chunk_keys import Slice, slice_of
 from koinon_node.core.records import U64Array
 from koinon_proto.contract import arrow, columns
@@ -187,7 +187,7 @@ def _expiry_keys(data_keys: Sequence[bytes], expiries: int | U64Array) -> list[b
         head = struct.pack(">Q", expiries)
         return [head + key for key in data_keys] if expiries else []
     pairs = zip(expiries.tolist(), data_keys, strict=True)
-    return [records.expiry_key(at, key) for at, key in pairs if at]
+    return [record_layout.expiry_key(at, key) for at, key in pairs if at]
 
 
 def _delete_others(
@@ -220,7 +220,7 @@ def _delete(
     tombstone = records.encode_tombstone(step.sequence, step.tombstone_at_ms)
     for key in keys:
         cursor.put(key, tombstone)
-        txn.put(records.expiry_key(step.tombstone_at_ms, key), b"", db=expiry)
+        txn.put(record_layout.expiry_key(step.tombstone_at_ms, key), b"", db=expiry)
 
 
 def _leave_mark(txn: lmdb.Transaction, data: Any, expiry: Any, step: MergeStep) -> None:

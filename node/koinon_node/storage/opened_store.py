@@ -17,20 +17,20 @@ from typing import Any, Self
 import lmdb
 import numpy as np
 
-from koinon_node.config import StoreConfig
 from koinon_node.core import records
 from koinon_node.core.overlay import Overlay
 from koinon_node.core.records import PartitionEpochs
 from koinon_node.core.replication.copies import Copies, Copy, CopyState
 from koinon_node.storage import directory as files
-from koinon_node.storage import log_replay, write_ahead_log
+from koinon_node.storage import log_files, log_replay
 from koinon_node.storage.environment import (
     META_DB,
     PARTITIONS_DB,
     open_databases,
     open_environment,
 )
-from koinon_node.storage.write_ahead_log import LOG_STATE
+from koinon_node.storage.log_files import LOG_STATE
+from koinon_node.store_config import StoreConfig
 from koinon_proto.contract.errors import DataDirectoryError, UnsupportedVersionError
 
 log = logging.getLogger(__name__)
@@ -167,10 +167,10 @@ class OpenedStore:
             DataDirectoryError: the log is missing or damaged, or the store has no room for it.
         """
         directory = self.config.directory
-        life, position = write_ahead_log.decode_state(self._meta(LOG_STATE))
+        life, position = log_files.decode_state(self._meta(LOG_STATE))
         if self._meta(FORMAT) == str(LOG_FORMAT_VERSION):
-            if not write_ahead_log.has_log(directory):
-                path = str(directory / write_ahead_log.LOG)
+            if not log_files.has_log(directory):
+                path = str(directory / log_files.LOG)
                 raise DataDirectoryError(path=path, reason="missing: it holds what the store lacks")
             try:
                 log_replay.replay(self.env, self._databases, directory, life, position)
@@ -178,13 +178,13 @@ class OpenedStore:
                 if not self._cause_of_distrust():
                     raise
                 log.warning("the log of an untrusted store ends early error=%s", error)
-        self.log_life = write_ahead_log.new_life()
-        self.logged = self.config.write_ahead_log and write_ahead_log.make_log(directory)
+        self.log_life = log_files.new_life()
+        self.logged = self.config.write_ahead_log and log_files.make_log(directory)
         version = LOG_FORMAT_VERSION if self.logged else files.FORMAT_VERSION
-        state = write_ahead_log.encode_state(self.log_life, 0).decode()
+        state = log_files.encode_state(self.log_life, 0).decode()
         self._put_meta({FORMAT: str(version), LOG_STATE: state})
         if not self.logged:
-            write_ahead_log.remove_log(directory)
+            log_files.remove_log(directory)
 
     def _distrust_after_crash(self) -> None:
         """Rule 3: after an unclean end under durability=interval, rows which had been acknowledged

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import lmdb
 import numpy as np
 
-from koinon_node.core import records
+from koinon_node.core import record_layout, records
 from koinon_node.storage.environment import (
     DATA_DB,
     EXPIRY_DB,
@@ -235,7 +235,7 @@ class Store(OpenedStore):
 
         Where to go on is empty at the end.
         """
-        end = records.expiry_key(before_ms + 1, b"")
+        end = record_layout.expiry_key(before_ms + 1, b"")
         with self.env.begin(self._databases[EXPIRY_DB]) as txn, txn.cursor() as cursor:
             if not cursor.set_range(start):
                 return [], b""

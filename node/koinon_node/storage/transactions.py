@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import lmdb
 
-from koinon_node.core import records
+from koinon_node.core import record_layout
 from koinon_node.storage.environment import DATA_DB, DATABASES, EXPIRY_DB
 
 Gathered = list[dict[bytes, bytes | None]]
@@ -46,13 +46,15 @@ def drop_replaced_entries(
     Only keys that get an entry are looked at: reading what any put replaces would cost too much.
     """
     added = [entry for entry, value in entries.items() if value is not None]
-    keys = set(map(records.key_of_entry, added))
+    keys = set(map(record_layout.key_of_entry, added))
     if len(keys) < len(added):  # some were written twice in the group
         last = [(key, row) for key in keys if (row := rows.get(key)) is not None]
-        needed = set(records.expiry_keys_of([key for key, _ in last], [row for _, row in last]))
+        needed = set(
+            record_layout.expiry_keys_of([key for key, _ in last], [row for _, row in last])
+        )
         written = {key for key, _ in last}
         for entry in added:
-            if entry not in needed and records.key_of_entry(entry) in written:
+            if entry not in needed and record_layout.key_of_entry(entry) in written:
                 entries[entry] = None
     for entry in stored_entries(before, sorted(keys)):
         entries.setdefault(entry, None)
@@ -64,8 +66,8 @@ def stored_entries(before: lmdb.Transaction, keys: Sequence[bytes]) -> list[byte
     """
     with before.cursor() as cursor:
         found = cast("list[tuple[memoryview, memoryview]]", cursor.getmulti(keys))
-        heads = [bytes(record[: records.HEADER_WITH_EXPIRY_BYTES]) for _, record in found]
-        return records.expiry_keys_of([bytes(key) for key, _ in found], heads)
+        heads = [bytes(record[: record_layout.HEADER_WITH_EXPIRY_BYTES]) for _, record in found]
+        return record_layout.expiry_keys_of([bytes(key) for key, _ in found], heads)
 
 
 def _put_sorted(txn: lmdb.Transaction, database: Any, rows: dict[bytes, bytes | None]) -> None:

@@ -1,10 +1,11 @@
-"""Group commit: all that is queued goes into one transaction with one fsync, then all are answered.
+"""Group commit: queued tickets form a group, which is made durable at once and then answered.
 
-The transactions are made by a process of their own (writer_process.py), fed over a socket pair from
-the event loop. py-lmdb takes and drops the GIL at every row, so that a thread that writes and a
-loop that serves slow one another down. Measured on 2 cores with a client process that keeps 8
-batches of 1,000 rows (16 B keys, 100 B values) of writes in flight, and 12 of reads beside them;
-"stall" is the longest that the loop kept a timer waiting:
+With a log a group is one record of it, else one transaction. Transactions are made by a process of
+their own (writer_process.py), fed over a socket pair from the event loop. py-lmdb takes and drops
+the GIL at every row, so that a thread that writes and a loop that serves slow one another down.
+Measured on 2 cores with a client process that keeps 8 batches of 1,000 rows (16 B keys, 100 B
+values) of writes in flight, and 12 of reads beside them; "stall" is the longest that the loop kept
+a timer waiting:
 
     writes alone     mixed: writes   reads        stall
     108,000 rows/s   88,700 rows/s   489,000/s    20.4 ms   a thread
@@ -33,13 +34,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from koinon_node.config import Limits
-from koinon_node.core.commit_group import (
-    QUEUED,
-    CommitGroup,
-    GroupState,
-    Ticket,
-    Writes,
-)
+from koinon_node.core.commit_group import QUEUED, CommitGroup, GroupState, Ticket
+from koinon_node.core.frames import Writes
 from koinon_node.core.membership.disk_health import DiskHealth
 from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.core.records import U32Array

@@ -2,7 +2,8 @@
 
 Started by writer.py as ``python -m koinon_node.storage.writer_process SOCKET_FD``, with its
 settings as the first frame and the descriptor of the directory's lock inherited. Frames are
-``u64 length || marshal``; both ends are the same build of one node.
+``u64 length || marshal``; both ends are the same build of one node. What only merge steps need is
+imported when there is one: a node waits for this process when it starts.
 
 After the settings, a frame is (kind, content). The content of a GROUP is (group number, urgent,
 tickets). A ticket is (after, ties, writes): ``writes`` holds (database, keys, values), a value of
@@ -47,8 +48,7 @@ from typing import Any
 
 import lmdb
 
-from koinon_node.config import KEPT_BYTES, StoreConfig
-from koinon_node.core.commit_group import CHAINED, LOOSE, TicketFrame, Writes
+from koinon_node.core.frames import CHAINED, LOOSE, TicketFrame, Writes
 from koinon_node.storage import directory as files
 from koinon_node.storage.environment import (
     DATA_DB,
@@ -59,8 +59,7 @@ from koinon_node.storage.environment import (
     open_environment,
     tree_bytes,
 )
-from koinon_node.storage.transactions import Gathered, gathered, put, stored_entries
-from koinon_node.storage.write_ahead_log import (
+from koinon_node.storage.log_files import (
     LOG,
     LOG_STATE,
     Stretch,
@@ -68,11 +67,12 @@ from koinon_node.storage.write_ahead_log import (
     read_records,
     take_over,
 )
+from koinon_node.storage.transactions import Gathered, gathered, put, stored_entries
+from koinon_node.store_config import KEPT_BYTES, StoreConfig
 from koinon_proto.contract.errors import DataDirectoryError
 from koinon_proto.process.memory import keep_freed
 from koinon_proto.process.printable import protect_streams
 from koinon_proto.process.private_files import only_for_owner
-from koinon_proto.v1.replication_pb2 import MergeStep
 
 LENGTH = struct.Struct(">Q")
 GROUP, LOG_STRETCHES = 0, 1  # kinds of frames
@@ -248,6 +248,7 @@ class WriterLoop:
             threading.Thread(target=importlib.import_module, args=(_MERGING,), daemon=True).start()
             return
         from koinon_node.storage.merge_steps import merge
+        from koinon_proto.v1.replication_pb2 import MergeStep
 
         data, expiry = self._databases[DATA_DB], self._databases[EXPIRY_DB]
         with self.environment.begin(data, buffers=True) as before:
@@ -277,6 +278,8 @@ class WriterLoop:
 
 def _size_of(tickets: list[Writes]) -> int:
     """Return about how many bytes the tickets put."""
+    from koinon_proto.v1.replication_pb2 import MergeStep
+
     size = 0
     for database, keys, values in itertools.chain.from_iterable(tickets):
         if database == MERGES:

@@ -4,17 +4,22 @@
 such state and answers; it never changes, so that a process swaps it whole. The rules:
 
 * A user may do what the roles that it has give it, united; nothing by default.
-* A grant allows or denies actions on the keys that begin with its prefix. Of the grants that hold
-  for a key the one with the longest prefix decides; among those of equal length a denial.
+* A grant allows or denies actions on the keys that begin with its prefix: in one keyspace, or, if
+  it names none, in every one, those included that are created later. Of the grants that hold for a
+  key the one with the longest prefix decides; among those of equal length a denial.
+* A keyspace is named by its id. So a grant ends with its keyspace: another one that is created by
+  the same name has another id.
 * A scan of a prefix (and what overwrites one) needs all keys that can begin with it: the key that
   is the prefix itself is allowed, and nothing below it is denied.
-* Actions on the cluster have no prefix.
+* Actions on the cluster have no prefix and no keyspace.
 * ``ROOT`` may do everything, whatever the state says, so that nobody can lock all operators out.
   The state cannot name it.
 
 Prefixes are nested or disjoint, so for each action the rules cut all keys into disjoint intervals,
-allowed and refused ones in turn. ``Permissions`` holds their bounds, sorted: a key costs one search
-among them, however many grants there are, and an action that is allowed everywhere a boolean.
+allowed and refused ones in turn. ``KeyPermissions`` holds their bounds, sorted, of one keyspace: a
+key costs one search among them, however many grants there are, and an action that is allowed on all
+keys a boolean. ``Permissions`` has one such table for each keyspace that its grants name, and one
+for all others.
 """
 
 from __future__ import annotations
@@ -27,8 +32,11 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
 from itertools import pairwise
 from typing import ClassVar
+
+from koinon_proto.contract.keyspaces import KeyspaceId
 
 ROOT = "root"
 ROLES_MAX = 1_000
@@ -36,7 +44,7 @@ USERS_MAX = 1_000
 TOKENS_MAX = 10_000
 REVOKED_MAX = 10_000
 GRANTS_MAX = 10_000
-"""In all roles of one user together."""
+"""In all roles of one user together, as ``grants_counted`` counts them."""
 GRANTS_ALL_MAX = 50_000
 STATE_BYTES_MAX = 4 << 20
 """Of ``AccessState.bytes``: each node is sent the state whole, in one message."""
@@ -52,6 +60,7 @@ _SECRET_CHARACTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz012345
 _SECRET_CHARS = 43  # of 62 characters: 256 bits
 _SERIAL = re.compile(r"[1-9a-f][0-9a-f]{0,39}")
 _HEADS_MIN = 1_024
+_APART_MAX = 8
 
 
 class Effect(IntEnum):
@@ -80,11 +89,24 @@ CLUSTER_ACTIONS = frozenset({Action.VIEW, Action.OPERATE, Action.ACCESS})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grant:
-    """Allows or denies actions on the keys that begin with ``prefix``."""
+    """Allows or denies actions on the keys that begin with ``prefix``, in one keyspace;
+    ``keyspace_id`` None: in every one.
+    """
 
     effect: Effect
     actions: tuple[Action, ...]
     prefix: bytes = b""
+    keyspace_id: KeyspaceId | None = None
+
+
+def grants_counted(grants: Iterable[Grant]) -> int:
+    """Return what grants of one user count: one that names no keyspace counts once more for each
+    keyspace that others name, since it is part of that keyspace's table too.
+    """
+    held = list(grants)
+    everywhere = sum(grant.keyspace_id is None for grant in held)
+    keyspaces = {grant.keyspace_id for grant in held} - {None}
+    return len(held) + everywhere * len(keyspaces)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,7 +158,10 @@ class AccessState:
         """How much the state takes in a message, or some more."""
         grants = (grant for role in self.roles for grant in role.grants)
         return (
-            sum(len(grant.prefix) + len(grant.actions) + 16 for grant in grants)
+            sum(
+                len(grant.prefix) + len(grant.actions) + (16 if grant.keyspace_id is None else 24)
+                for grant in grants
+            )
             + sum(len(role.name) + 8 for role in self.roles)
             + sum(len(name) + 8 for user in self.users for name in (user.name, *user.roles))
             + sum(len(token.user) + 4 * len(token.description) + 80 for token in self.tokens)
@@ -201,7 +226,10 @@ class _Reach:
     whether it is allowed. No two neighbours are alike.
     """
 
-    __slots__ = ("_allowed", "_bounds", "_head_bytes", "_heads", "_heads_max", "everywhere", "some")
+    __slots__ = (
+        *("_allowed", "_allows_in", "_apart", "_bounds", "_head_bytes", "_heads", "_heads_max"),
+        *("_interval_of", "everywhere", "some"),
+    )
 
     def __init__(self, decisions: Mapping[bytes, bool]) -> None:
         """``decisions``: whether the grants with this prefix allow."""
@@ -214,6 +242,9 @@ class _Reach:
         self._head_bytes = max(map(len, decisions), default=0)
         self._heads: set[bytes] = set()
         self._heads_max = max(_HEADS_MIN, 2 * len(decisions))
+        self._interval_of = partial(bisect_right, bounds)  # counted from 1
+        self._allows_in = [False, *allowed].__getitem__
+        self._apart = 0  # groups in a row that were not within one interval
 
     def allows(self, key: bytes) -> bool:
         return self._allowed[bisect_right(self._bounds, key) - 1]
@@ -234,17 +265,22 @@ class _Reach:
     def first_refused(self, keys: Collection[bytes]) -> bytes | None:
         if self.everywhere:
             return None
-        n = self._head_bytes
-        if self._heads.issuperset({key[:n] for key in keys}):
+        # The least and the greatest may say it of all. Where they seldom do, they are seldom asked.
+        asks = self._apart < _APART_MAX or self._apart % _APART_MAX == 0
+        if asks and keys and self.allows_range(min(keys), max(keys)):
+            self._apart = 0
             return None
-        for key in keys:
-            head = key[:n]
-            if head not in self._heads:
-                if not self.allows(head):
-                    return key
-                if len(self._heads) >= self._heads_max:
-                    self._heads.clear()
-                self._heads.add(head)
+        self._apart += 1
+        n = self._head_bytes
+        heads = {key[:n] for key in keys}
+        if self._heads.issuperset(heads):
+            return None
+        heads -= self._heads
+        if not all(map(self._allows_in, map(self._interval_of, heads))):
+            return next(key for key in keys if not self.allows(key))
+        if len(self._heads) + len(heads) > self._heads_max:
+            self._heads.clear()
+        self._heads |= heads
         return None
 
 
@@ -281,14 +317,13 @@ def _intervals(decisions: Mapping[bytes, bool]) -> tuple[list[bytes], list[bool]
     return [bound for bound, _ in merged], [allows for _, allows in merged]
 
 
-class Permissions:
-    """The actions that one caller may carry out."""
+class KeyPermissions:
+    """The actions that one caller may carry out on the keys of one keyspace."""
 
-    ALL: ClassVar[Permissions]
-    NONE: ClassVar[Permissions]
     __slots__ = ("_reaches",)
 
     def __init__(self, grants: Iterable[Grant]) -> None:
+        """``grants``: those that hold in the keyspace."""
         decisions: dict[Action, dict[bytes, bool]] = {action: {} for action in Action}
         for grant in grants:
             allows = grant.effect is Effect.ALLOW
@@ -311,9 +346,7 @@ class Permissions:
         return self._reaches[action].some
 
     def allows_all(self, action: Action) -> bool:
-        """Return whether the action is allowed on every key; of the cluster's actions, whether it
-        is allowed.
-        """
+        """Return whether the action is allowed on every key."""
         return self._reaches[action].everywhere
 
     def allows(self, action: Action, key: bytes) -> bool:
@@ -334,6 +367,51 @@ class Permissions:
 
 
 _NOWHERE = _Reach({})
+
+
+class Permissions:
+    """The actions that one caller may carry out. Never changes but for what it remembers."""
+
+    ALL: ClassVar[Permissions]
+    NONE: ClassVar[Permissions]
+    __slots__ = ("_elsewhere", "_everywhere", "_of_keyspace", "_own", "_some")
+
+    def __init__(self, grants: Iterable[Grant]) -> None:
+        self._everywhere: list[Grant] = []  # those that name no keyspace
+        self._own: dict[int, list[Grant]] = {}  # the others, by the keyspace's id
+        for grant in grants:
+            if grant.keyspace_id is None:
+                self._everywhere.append(grant)
+            else:
+                self._own.setdefault(grant.keyspace_id, []).append(grant)
+        self._elsewhere = KeyPermissions(self._everywhere)  # in keyspaces that no grant names
+        self._of_keyspace: dict[int, KeyPermissions] = {}  # made when they are asked for
+        self._some: frozenset[Action] | None = None  # likewise
+
+    def in_keyspace(self, keyspace_id: int) -> KeyPermissions:
+        """Return what holds in the keyspace with this id."""
+        made = self._of_keyspace.get(keyspace_id)
+        if made is None:
+            own = self._own.get(keyspace_id)
+            if own is None:
+                return self._elsewhere
+            made = self._of_keyspace[keyspace_id] = KeyPermissions([*self._everywhere, *own])
+        return made
+
+    def allows_some(self, action: Action) -> bool:
+        """Return whether there is any key in any keyspace on which the action is allowed; of the
+        cluster's actions, whether it is allowed.
+        """
+        if self._some is None:
+            held = [self._elsewhere, *map(self.in_keyspace, self._own)]
+            self._some = frozenset(a for a in Action if any(one.allows_some(a) for one in held))
+        return action in self._some
+
+    def allows_on_cluster(self, action: Action) -> bool:
+        """Return whether the action, which concerns no keys, is allowed."""
+        return self._elsewhere.allows_all(action)
+
+
 Permissions.NONE = Permissions(())
 Permissions.ALL = Permissions([Grant(effect=Effect.ALLOW, actions=tuple(Action))])
 

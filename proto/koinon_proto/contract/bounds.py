@@ -51,6 +51,7 @@ _HOST_COMMAND = {
 _NODE = {"node_epoch": NODE_EPOCH, "table_version": VERSION}
 TIME_S = (1 << 40) - 1  # of the calendar
 _SNAPSHOT = {"round_id": ROUND, "snapshot_index": LOG_INDEX}
+_KEYSPACE = {"table_version": VERSION, "keyspace_id": READER}
 _STAGED = {"table_version": VERSION, "load_id": LOAD_ID}
 
 BOUNDS: Mapping[str, Mapping[str, int | float | None]] = {
@@ -119,13 +120,14 @@ BOUNDS: Mapping[str, Mapping[str, int | float | None]] = {
         "records_total": ROWS,
         "bytes_total": BYTES,
     },
-    "HeartbeatRequest": {**_NODE, "access_version": VERSION},
+    "HeartbeatRequest": {**_NODE, "access_version": VERSION, "erased_keyspaces": READER},
     "HeartbeatResponse": {"term": TERM, "lease_ms": WAIT_MS},
     "PartitionChange": {**_HOST_COMMAND, "in_sync": NODE_NUMBER, "hand_over_to": NODE_NUMBER},
     "AlterPartitionsRequest": _NODE,
     "AlterPartitionsResponse": {"rejected": PARTITION},
     "LeaveRequest": {"node_epoch": NODE_EPOCH},
     # --- access.proto
+    "Grant": {"keyspace_id": READER},
     "User": {"certificates_from_s": TIME_S},
     "Token": {"created_s": TIME_S, "expires_s": TIME_S},
     "AccessState": {"access_version": VERSION},
@@ -144,6 +146,17 @@ BOUNDS: Mapping[str, Mapping[str, int | float | None]] = {
         "replica_timeout_ms": WAIT_MS,
         "rereplicate_after_ms": TIME_MS,
     },
+    "Keyspace": {
+        "keyspace_id": COUNT,
+        "base": PARTITION,
+        "partition_count": PARTITION + 1,
+        "replication_factor": COUNT,
+        "min_in_sync": COUNT,
+        "max_value_bytes": COUNT,
+        "default_ttl_ms": TIME_MS,
+        "max_ttl_ms": TIME_MS,
+    },
+    "KeyspaceList": {"changed_at": VERSION},
     "MoveSettings": {"bytes_per_second": BYTES * 2 + 1, "moves_per_node": COUNT},
     "NodeInfo": {
         "node_number": NODE_NUMBER,
@@ -164,7 +177,7 @@ BOUNDS: Mapping[str, Mapping[str, int | float | None]] = {
         "wanted_primary": NODE_NUMBER,
     },
     "TableUpdate": {"format_version": READER, "base_version": VERSION, "table_version": VERSION},
-    "ActiveLoad": {"load_id": LOAD_ID, "committed_at": LOG_INDEX},
+    "ActiveLoad": {"load_id": LOAD_ID, "committed_at": LOG_INDEX, "keyspace_id": READER},
     # --- admin.proto
     "CoordinatorStatus": {"match_index": LOG_INDEX},
     "NodeSession": {"node_number": NODE_NUMBER, "heard_ms_ago": ANY},
@@ -182,6 +195,14 @@ BOUNDS: Mapping[str, Mapping[str, int | float | None]] = {
         "quiet_ms": TIME_MS,
     },
     "PlanRequest": {"replication_factor": READER},
+    "AlterKeyspaceRequest": {
+        "min_in_sync": READER,
+        "max_value_bytes": READER,
+        "default_ttl_ms": READER,
+        "max_ttl_ms": READER,
+    },
+    "DropKeyspaceRequest": {"keyspace_id": READER},
+    "KeyspaceResponse": {"behind_serve_ms": WAIT_MS},
     "PlannedMove": {"partition_id": PARTITION, "origin": NODE_NUMBER, "target": NODE_NUMBER},
     "NodeBalance": {"node_number": NODE_NUMBER, "replicas": COUNT, "primaries": COUNT},
     "PlanRefusal": {"node_number": NODE_NUMBER, "partition_ids": PARTITION},
@@ -194,15 +215,17 @@ BOUNDS: Mapping[str, Mapping[str, int | float | None]] = {
     "PrimaryToForce": {"partition_id": READER},
     "ForcedPrimary": {"partition_id": PARTITION, "primary_epoch": PRIMARY_EPOCH},
     "ChangeAccessRequest": {"expected_access_version": READER},
-    "ChangeAccessResponse": {"access_version": VERSION},
+    "ChangeAccessResponse": {"access_version": VERSION, "behind_serve_ms": WAIT_MS},
     # --- errors.proto: what they say is for people, but for these
     "InvalidArgumentError": {"limit": ANY, "actual": ANY},
     "ConditionFailedError": {"expected_version": ANY, "current_version": ANY},
+    "CheckFailedError": {"expected_version": ANY, "current_version": ANY},
     "NotPrimaryError": {
         "partition_id": PARTITION,
         "primary_epoch": PRIMARY_EPOCH,
         "table_version": VERSION,
     },
+    "PermissionDeniedError": {"rows": READER},
     "TableBehindError": {"table_version": VERSION, "required_version": VERSION + 1},
     "WrongPartitionError": {"partition_id": ANY, "expected_partition_id": PARTITION},
     "PartitionOfflineError": {"partition_id": PARTITION},
@@ -294,7 +317,7 @@ BOUNDS: Mapping[str, Mapping[str, int | float | None]] = {
     "PartitionSizesResponse": {"partition_ids": PARTITION, "records": ROWS, "bytes": BYTES},
     # --- loads.proto
     "StreamBatch": {"batch_id": LOG_INDEX},
-    "OpenLoadRequest": {"timeout_ms": READER},
+    "OpenLoadRequest": {"timeout_ms": READER, "keyspace_id": READER},
     "OpenLoadResponse": {"load_id": LOAD_ID, "table_version": VERSION},
     "TouchLoadRequest": {"load_id": LOAD_ID, "attempt": ANY, "rows": ROWS, "bytes": BYTES},
     "CommitLoadRequest": {
@@ -316,12 +339,22 @@ BOUNDS: Mapping[str, Mapping[str, int | float | None]] = {
     },
     "GetLoadsRequest": {"load_id": LOAD_ID},
     "GetManifestRequest": {"load_id": LOAD_ID},
-    "LoadManifest": {"load_id": LOAD_ID, "attempts": ANY, "partition_ids": PARTITION},
+    "LoadManifest": {
+        "load_id": LOAD_ID,
+        "attempts": ANY,
+        "partition_ids": PARTITION,
+        "keyspace_id": COUNT,
+    },
     "ReportMergedRequest": {"load_id": LOAD_ID, "partition_ids": READER},
     "StageRequest": {**_STAGED, "attempt": ANY, "partition_ids": READER, "numbers": ANY},
     "PrepareRequest": {**_STAGED, "attempts": ANY, "partition_ids": READER, "rows": ROWS},
     "PrepareResponse": {"duplicate_rows": ROWS},
-    "ReadColumnsRequest": {"table_version": VERSION, "partition_ids": READER, "bytes_max": ANY},
+    "ReadColumnsRequest": {
+        "table_version": VERSION,
+        "partition_ids": READER,
+        "bytes_max": ANY,
+        "keyspace_id": READER,
+    },
     "ReadColumnsResponse": {
         "partition_ids": READER,
         "row_counts": READER,
@@ -364,23 +397,28 @@ BOUNDS: Mapping[str, Mapping[str, int | float | None]] = {
     "DeleteRequest": {"table_version": VERSION, "if_version": ANY},
     "Refusal": {"partition_id": PARTITION},
     "RowError": {"row": READER},
-    "BatchGetRequest": {"table_version": VERSION, "partition_ids": READER},
+    "BatchGetRequest": {**_KEYSPACE, "partition_ids": READER},
     "BatchGetResponse": {"missing": READER, "versions": ANY, "expires_at_ms": ANY},
     "BatchWriteRequest": {
-        "table_version": VERSION,
+        **_KEYSPACE,
         "partition_ids": READER,
         "deletes": READER,
         "ttl_ms": READER,
     },
     "Condition": {"row": READER, "if_version": ANY},
     "BatchWriteResponse": {"versions": ANY, "absent": READER},
-    "BatchUpdateRequest": {"table_version": VERSION, "partition_ids": READER},
+    "BatchUpdateRequest": {**_KEYSPACE, "partition_ids": READER},
+    "CommitBatchRequest": {**_KEYSPACE, "partition_id": READER},
+    "CheckVersion": {"version": ANY},
+    "PutValue": {"ttl_ms": READER},
+    "OperationResult": {"number": ANY},
+    "CommitBatchResponse": {"version": ANY},
     "Increment": {"by": ANY, "ttl_ms": READER},
     "Touch": {"ttl_ms": READER},
     "GetOrPut": {"ttl_ms": READER},
     "UpdateResult": {"version": ANY, "number": ANY},
     "ScanCursor": {"partition_id": READER},
-    "ScanRequest": {"table_version": VERSION, "partition_ids": READER, "limit": ANY},
+    "ScanRequest": {**_KEYSPACE, "partition_ids": READER, "limit": ANY},
     "ScanResponse": {"partition_ids": PARTITION, "versions": ANY, "expires_at_ms": ANY},
 }
 

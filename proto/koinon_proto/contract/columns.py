@@ -28,6 +28,7 @@ VERSION = 1
 HAS_ORDERS = 1
 HEADER_BYTES = 40
 _HEADER = struct.Struct("<BBHIQQQII")
+_EXPIRY, _EXPIRY_AT = struct.Struct("<Q"), 8
 
 U32Array = npt.NDArray[np.uint32]
 U64Array = npt.NDArray[np.uint64]
@@ -95,6 +96,12 @@ def pack(
         0,
     )
     return b"".join((head, *parts))
+
+
+def with_expiry(data: bytes, expires_at_ms: int) -> bytes:
+    """Return the packed columns, so that their rows expire then. (The checksum is of the rows.)"""
+    end = _EXPIRY_AT + _EXPIRY.size
+    return b"".join((data[:_EXPIRY_AT], _EXPIRY.pack(expires_at_ms), memoryview(data)[end:]))
 
 
 def read_header(data: bytes | memoryview) -> ColumnsHeader:

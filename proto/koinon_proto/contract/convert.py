@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import MutableSequence
 from dataclasses import fields
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ from koinon_proto.contract import bounds, errors
 from koinon_proto.contract.access import AccessState, Role, Token, User
 from koinon_proto.contract.codec import codec
 from koinon_proto.contract.errors import InvalidArgumentError, KoinonError, UnsupportedVersionError
+from koinon_proto.contract.keyspaces import Keyspace, KeyspaceList
 from koinon_proto.contract.table import ClusterConfig, MoveSettings, NodeInfo, TableUpdate
 from koinon_proto.v1 import access_pb2, errors_pb2, table_pb2
 
@@ -40,10 +42,14 @@ def error_to_proto(error: BaseException) -> errors_pb2.Error:
     body = getattr(message, kind)
     body.SetInParent()
     for f in fields(cast(Any, error)):
+        value = getattr(error, f.name)
+        if isinstance(value, tuple):
+            getattr(body, f.name).extend(value)
+            continue
         with contextlib.suppress(
             ValueError
         ):  # -1, which the wire has no room for: the text says it
-            setattr(body, f.name, getattr(error, f.name))
+            setattr(body, f.name, value)
     return message
 
 
@@ -60,7 +66,11 @@ def error_from_proto(message: errors_pb2.Error) -> KoinonError:
         return errors.InternalError(reason=message.message or "an error of an unknown kind")
     body = getattr(message, kind)
     cls = _CLASS_BY_KIND[kind]
-    return cls(**{f.name: getattr(body, f.name) for f in fields(cast(Any, cls))})
+    values = {f.name: getattr(body, f.name) for f in fields(cast(Any, cls))}
+    for name, value in values.items():
+        if isinstance(value, MutableSequence):  # a repeated field
+            values[name] = tuple(value)
+    return cls(**values)
 
 
 def error_to_status_details(error: BaseException, code: int) -> bytes:
@@ -93,11 +103,13 @@ CONFIG = codec(
 NODE = codec(
     NodeInfo, table_pb2.NodeInfo, names={"number": "node_number"}, zero_is_default=["weight"]
 )
+KEYSPACE = codec(Keyspace, table_pb2.Keyspace)
+KEYSPACES = codec(KeyspaceList, table_pb2.KeyspaceList, values={"keyspaces": KEYSPACE})
 MOVE_SETTINGS = codec(MoveSettings, table_pb2.MoveSettings)
 UPDATE = codec(
     TableUpdate,
     table_pb2.TableUpdate,
-    values={"cluster": CONFIG, "nodes": NODE},
+    values={"cluster": CONFIG, "nodes": NODE, "keyspaces": KEYSPACES},
     filled=["format_version"],
 )
 settings_to_proto = MOVE_SETTINGS.encode

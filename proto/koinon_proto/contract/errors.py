@@ -18,6 +18,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar
 
 __all__ = [
+    "CheckFailedError",
     "ClientClosedError",
     "ClusterNotReadyError",
     "ConditionFailedError",
@@ -33,6 +34,7 @@ __all__ = [
     "NotPrimaryError",
     "NumberOverflowError",
     "PartitionOfflineError",
+    "PartitionerMismatchError",
     "PermissionDeniedError",
     "ReplyTooLargeError",
     "ResourceExhaustedError",
@@ -42,6 +44,7 @@ __all__ = [
     "UnavailableError",
     "UnknownFateError",
     "UnknownHostError",
+    "UnknownKeyspaceError",
     "UnsupportedVersionError",
     "WrongClusterError",
     "WrongEventLoopError",
@@ -160,7 +163,7 @@ class UnauthenticatedError(KoinonError):
 class PermissionDeniedError(KoinonError):
     """The caller is known, and may not do this. Nothing was applied. ``what`` names the key or the
     prefix that it may not touch, in Python's form of bytes; "" where the call as a whole is
-    refused.
+    refused. ``rows`` are those that are refused of a request with many keys, a thousand at most.
     """
 
     template: ClassVar[str] = "{e.principal} may not {e.action}{e.named}{e.request}"
@@ -168,6 +171,7 @@ class PermissionDeniedError(KoinonError):
     principal: str
     action: str
     what: str = ""
+    rows: tuple[int, ...] = ()
 
     @property
     def named(self) -> str:
@@ -185,6 +189,20 @@ class ConditionFailedError(KoinonError):
 
     expected_version: int
     current_version: int
+
+
+@dataclass(kw_only=True, eq=False)
+class CheckFailedError(ConditionFailedError):
+    """A check of an atomic batch found another version of this key than it asked for (0 means: no
+    such record). Nothing of the batch was written: read the key again, and make a new batch.
+    """
+
+    template: ClassVar[str] = (
+        "check of key {e.key!r} failed: expected version {e.expected_version}, "
+        "the record has {e.current_version}; nothing of the batch was written"
+    )
+
+    key: bytes
 
 
 @dataclass(kw_only=True, eq=False)
@@ -323,6 +341,45 @@ class WrongClusterError(KoinonError):
 
 
 @dataclass(kw_only=True, eq=False)
+class PartitionerMismatchError(KoinonError):
+    """This process knows the cluster's partitioner by its name, and it answers otherwise here: keys
+    would be looked for, and written, where they do not belong. Nothing was written. Fingerprints
+    are hexadecimal.
+    """
+
+    template: ClassVar[str] = (
+        "the cluster's partitioner is {e.cluster_partitioner} (fingerprint "
+        "{e.cluster_fingerprint}); here it is {e.own_partitioner} (fingerprint "
+        "{e.own_fingerprint}), which places keys otherwise: install the version of the router that "
+        "the cluster was made with"
+    )
+
+    cluster_partitioner: str
+    cluster_fingerprint: str
+    own_partitioner: str
+    own_fingerprint: str
+
+
+@dataclass(kw_only=True, eq=False)
+class UnknownKeyspaceError(KoinonError):
+    """There is no such keyspace: it was dropped, or never was. Nothing was applied. One of the same
+    name may have been created since: open it anew to use it. ``keyspace``: "" where a server knows
+    only that the one that was meant is gone.
+    """
+
+    template: ClassVar[str] = (
+        "{e.named} has been dropped, or was never created{e.request}; `koinon admin keyspaces` "
+        "lists those that there are"
+    )
+
+    keyspace: str = ""
+
+    @property
+    def named(self) -> str:
+        return f"keyspace {self.keyspace!r}" if self.keyspace else "the keyspace that was meant"
+
+
+@dataclass(kw_only=True, eq=False)
 class UnsupportedVersionError(KoinonError):
     """A format or protocol version that this build does not know."""
 
@@ -405,6 +462,13 @@ class RegistrationPendingError(KoinonError):
 @dataclass(kw_only=True, eq=False)
 class MembershipChangeError(KoinonError):
     """A change of coordinator members or nodes is refused; ``reason`` says why."""
+
+    reason: str
+
+
+@dataclass(kw_only=True, eq=False)
+class KeyspaceChangeError(KoinonError):
+    """A change of keyspaces that cannot be made now; nothing was changed."""
 
     reason: str
 

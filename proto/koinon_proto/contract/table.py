@@ -14,7 +14,18 @@ from functools import cached_property
 from hashlib import sha256
 from typing import NewType
 
-from koinon_proto.contract.errors import InvalidArgumentError, NotPrimaryError, WrongClusterError
+from koinon_proto.contract.errors import (
+    InvalidArgumentError,
+    NotPrimaryError,
+    WrongClusterError,
+)
+from koinon_proto.contract.keyspaces import (
+    DEFAULT_ID,
+    NO_KEYSPACES,
+    KeyspaceId,
+    KeyspaceList,
+    Keyspaces,
+)
 
 NodeId = NewType("NodeId", str)
 """A node's name, chosen by its operator and unique in the cluster."""
@@ -25,8 +36,6 @@ PartitionId = NewType("PartitionId", int)
 NO_NODE = NodeNumber(0)
 MAX_PARTITION_COUNT = 65_536
 """A stored key begins with its partition as a big-endian u16."""
-PARTITIONER_NAMES = ("crc16", "md5", "murmur2")
-"""Those of ``koinon_proto.partitioner``, for processes that hash no keys: it imports NumPy."""
 SLOT_COUNT = 16_384
 """Of Redis Cluster's hash slots, which the partitions of ``crc16`` divide evenly."""
 MAX_KEY_BYTES = 500
@@ -34,6 +43,9 @@ MAX_TTL_MS = 100 * 366 * 24 * 3600 * 1000
 """A hundred years: more is a mistake in the unit."""
 MAX_BATCH_ROWS = 100_000
 MAX_BATCH_BYTES = 16 * 1024 * 1024
+MAX_ATOMIC_OPERATIONS = 1_000
+MAX_ATOMIC_BYTES = 4 * 1024 * 1024
+"""What an atomic batch may hold: its operations, and the bytes of their keys and values."""
 MAX_MESSAGE_BYTES = MAX_BATCH_BYTES + 4 * 1024 * 1024
 """The gRPC message bound: a full batch and what the columns beside it need."""
 
@@ -44,7 +56,7 @@ def partition_count_fault(partitioner: str, count: int) -> str:
     """Return why a cluster with this partitioner cannot have ``count`` partitions; '' if it can."""
     if not 1 <= count <= MAX_PARTITION_COUNT:
         return f"must be from 1 to {MAX_PARTITION_COUNT}"
-    if partitioner == "crc16" and (count > SLOT_COUNT or count & (count - 1)):
+    if partitioner.partition("(")[0] == "crc16" and (count > SLOT_COUNT or count & (count - 1)):
         return f"must be a power of two up to {SLOT_COUNT} with the partitioner crc16"
     return ""
 
@@ -81,8 +93,9 @@ class OfflineReason(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterConfig:
-    """Settings that are chosen at bootstrap and replicated with the table; only
-    ``replication_factor`` and ``min_in_sync`` can be changed later, by an operator.
+    """Settings that are chosen at bootstrap and replicated with the table. ``partitioner``,
+    ``partition_count``, ``replication_factor``, ``min_in_sync`` and ``max_value_bytes`` are those
+    of the keyspace ``default``; an operator can change the last three later.
     """
 
     cluster_id: str
@@ -98,6 +111,9 @@ class ClusterConfig:
     check_quorum_ms: int = 400
     replica_timeout_ms: int = 1000
     rereplicate_after_ms: int = 600_000
+    partitioner_fingerprint: bytes = b""
+    """What the partitioner answers (``koinon_proto.fingerprint``); empty: made by a build that did
+    not record it."""
 
     def check_id(self, cluster_id: str, *, required: bool = False) -> None:
         """Refuse a caller of another cluster: addresses are reused. "" names none; it is let in
@@ -109,17 +125,6 @@ class ClusterConfig:
         if cluster_id != self.cluster_id and (cluster_id or required):
             raise WrongClusterError(
                 expected_cluster_id=self.cluster_id, actual_cluster_id=cluster_id
-            )
-
-    def check_partitions(self, partition_ids: Collection[int]) -> None:
-        """Raise InvalidArgumentError if a request names a partition that there is not."""
-        greatest = int(max(partition_ids, default=0))
-        if greatest >= self.partition_count:
-            raise InvalidArgumentError(
-                field="partition_ids",
-                reason="no such partition",
-                limit=self.partition_count - 1,
-                actual=greatest,
             )
 
 
@@ -143,7 +148,7 @@ class NodeInfo:
     the others'. ``registration_digest`` is of the registration that made ``node_epoch``
     (``registration_digest``): the id itself only the node and the coordinators know; empty where a
     build before did not say it. ``redis_address`` is where it speaks the Redis protocol; '':
-    nowhere.
+    nowhere. ``pool``: it takes replicas of the keyspaces of this pool.
     """
 
     number: NodeNumber
@@ -157,6 +162,7 @@ class NodeInfo:
     weight: int = DEFAULT_WEIGHT
     registration_digest: bytes = b""
     redis_address: str = ""
+    pool: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,7 +170,7 @@ class PartitionRow:
     """One partition's row. ``replicas`` is ordered, the first is the preferred primary; during a
     move it holds the target's replicas first, then those that are to be removed.
     ``wanted_primary``: the primary hands over to it as soon as it is in sync (``NO_NODE``: to
-    nobody).
+    nobody). A partition of no keyspace is ``unused``: it has no replicas.
     """
 
     partition_id: PartitionId
@@ -179,6 +185,11 @@ class PartitionRow:
     offline_reason: OfflineReason = OfflineReason.NONE
     changed_at: int
     wanted_primary: NodeNumber = NO_NODE
+
+    @property
+    def unused(self) -> bool:
+        """Whether the partition is of no keyspace: nobody has a copy of it, or is to have one."""
+        return not self.replicas
 
     @property
     def target(self) -> tuple[NodeNumber, ...]:
@@ -196,17 +207,6 @@ def registration_digest(registration_id: str) -> bytes:
     return sha256(registration_id.encode()).digest() if registration_id else b""
 
 
-def min_in_sync_of(cluster: ClusterConfig, row: PartitionRow) -> int:
-    """Return how many in-sync replicas a write to the row needs; ``in_sync`` never shrinks below.
-
-    The cluster's minimum, or half (rounded up) of the replicas that the row had before the move
-    under way or has after it, if that is less: a row that is only on its way to more replicas, or
-    back from there, is served meanwhile.
-    """
-    fewest = min(len(row.settled), len(row.target))
-    return max(1, min(cluster.min_in_sync, (fewest + 1) // 2))
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActiveLoad:
     """A bulk load that is open (rows may be staged) or ``merging`` (it is committed). In each
@@ -216,6 +216,8 @@ class ActiveLoad:
     load_id: int
     merging: bool
     committed_at: int = 0
+    owner_digest: bytes = b""  # bulk_loads.owner_digest of the user that it is of
+    keyspace_id: KeyspaceId = DEFAULT_ID
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -229,12 +231,15 @@ class TableUpdate:
     rows: tuple[PartitionRow, ...]
     moves: MoveSettings = MoveSettings()
     loads: tuple[ActiveLoad, ...] = ()
+    keyspaces: KeyspaceList | None = None
+    """None: as the base has them; of a whole table, none beside ``default``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """The whole table at one version. ``rows`` is empty until the cluster is bootstrapped,
-    afterwards it has ``partition_count`` entries and ``rows[p].partition_id == p``.
+    afterwards ``rows[p].partition_id == p``, as far as any keyspace ever reached. Rows of no
+    keyspace are ``unused``.
     """
 
     cluster: ClusterConfig
@@ -243,10 +248,32 @@ class Table:
     rows: Sequence[PartitionRow]
     moves: MoveSettings = MoveSettings()
     loads: tuple[ActiveLoad, ...] = ()
+    keyspace_list: KeyspaceList = NO_KEYSPACES
 
     @property
     def bootstrapped(self) -> bool:
         return bool(self.rows)
+
+    @cached_property
+    def keyspaces(self) -> Keyspaces:
+        """The keyspaces, ``default`` included."""
+        return Keyspaces(self.cluster, self.keyspace_list)
+
+    @cached_property
+    def used_rows(self) -> Sequence[PartitionRow]:
+        """The rows that are of a keyspace."""
+        return [row for row in self.rows if not row.unused]
+
+    def check_partitions(self, partition_ids: Collection[int]) -> None:
+        """Raise InvalidArgumentError if a request names a partition that there is not."""
+        greatest = int(max(partition_ids, default=0))
+        if greatest >= len(self.rows):
+            raise InvalidArgumentError(
+                field="partition_ids",
+                reason="no such partition",
+                limit=len(self.rows) - 1,
+                actual=greatest,
+            )
 
     @cached_property
     def by_id(self) -> Mapping[NodeId, NodeInfo]:
@@ -282,6 +309,7 @@ class Table:
             rows=tuple(r for r in self.rows if not base or r.changed_at > base),
             moves=self.moves,
             loads=self.loads,
+            keyspaces=self.keyspace_list if self.keyspace_list.changed_at > base else None,
         )
 
 
@@ -304,6 +332,7 @@ def apply_update(table: Table | None, update: TableUpdate) -> Table | None:
             rows=_ordered(update.rows),
             moves=update.moves,
             loads=update.loads,
+            keyspace_list=update.keyspaces or NO_KEYSPACES,
         )
     table.cluster.check_id(update.cluster.cluster_id, required=True)
     if update.table_version <= table.table_version or update.base_version > table.table_version:
@@ -311,11 +340,11 @@ def apply_update(table: Table | None, update: TableUpdate) -> Table | None:
     if not update.base_version or not table.rows:
         rows = _ordered(update.rows)
     else:
-        changed = list(table.rows)
-        for row in update.rows:
-            changed[row.partition_id] = row
-        rows = tuple(changed)
+        rows = _changed(table.rows, update.rows)
     old_nodes = table.nodes if update.base_version else {}
+    keyspaces = update.keyspaces
+    if keyspaces is None:
+        keyspaces = table.keyspace_list if update.base_version else NO_KEYSPACES
     return replace(
         table,
         cluster=update.cluster,
@@ -324,7 +353,21 @@ def apply_update(table: Table | None, update: TableUpdate) -> Table | None:
         rows=rows,
         moves=update.moves,
         loads=update.loads,
+        keyspace_list=keyspaces,
     )
+
+
+def _changed(
+    rows: Sequence[PartitionRow], changed: Sequence[PartitionRow]
+) -> tuple[PartitionRow, ...]:
+    """Return the rows with those that changed; the ids of new ones follow the last."""
+    after = list(rows)
+    for row in _ordered(changed):
+        if row.partition_id < len(after):
+            after[row.partition_id] = row
+        else:
+            after.append(row)
+    return tuple(after)
 
 
 def _ordered(rows: Sequence[PartitionRow]) -> tuple[PartitionRow, ...]:

@@ -62,7 +62,7 @@ def configure_logging(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    logging.getLogger("grpc._cython.cygrpc").addFilter(_few_wrong_encodings)
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_few_of_callers)
 
 
 class TextFormatter(logging.Formatter):
@@ -152,15 +152,19 @@ class LinesPerSecond:
         return unlogged
 
 
-_wrong_encodings = LinesPerSecond(1)
+_OF_CALLERS = ("Invalid encoding", "ExecuteBatchError")
+"""Beginnings of gRPC's lines about its callers: their metadata is no text, or they gave a call up
+while its answer was being sent.
+"""
+_lines_of_callers = LinesPerSecond(1)
 
 
-def _few_wrong_encodings(record: logging.LogRecord) -> bool:
-    """Leave few lines, and no traceback, of metadata that is no text: gRPC logs each."""
-    if not str(record.msg).startswith("Invalid encoding"):
+def _few_of_callers(record: logging.LogRecord) -> bool:
+    """Leave few lines, and no traceback, of what callers cause: gRPC logs each."""
+    if not str(record.msg).startswith(_OF_CALLERS):
         return True
     record.exc_info = None
-    return _wrong_encodings.may_log()
+    return _lines_of_callers.may_log()
 
 
 def _value(spec: str, value: Any) -> Any:

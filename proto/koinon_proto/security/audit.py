@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import logging.handlers
 import queue
 import secrets
@@ -20,12 +21,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from koinon_proto.contract.errors import ConfigurationError
+from koinon_proto.contract.errors import ConfigurationError, PermissionDeniedError
 from koinon_proto.process.logs import LinesPerSecond
 from koinon_proto.process.private_files import opener
 
+log = logging.getLogger(__name__)
+
 FILE_BYTES_MAX = 64 * 1024 * 1024
-FILES_MAX = 8
+FILES_MAX = 8  # with the one that is being written
 _WAITING_MAX = 10_000
 _REFUSALS_MAX = 200
 """A second: a stranger may be refused as often as it likes, and is not to fill the disk."""
@@ -75,8 +78,18 @@ class Audit:
     def is_on(self) -> bool:
         return self._thread is not None
 
-    def note(self, who: str, peer: str, method: str, outcome: str, request_id: str = "") -> None:
-        """Write how a call ended. ``method`` is its path, or ``redis:`` and a command's name."""
+    def note(
+        self,
+        who: str,
+        peer: str,
+        method: str,
+        outcome: str,
+        request_id: str = "",
+        error: Exception | None = None,
+    ) -> None:
+        """Write how a call ended. ``method`` is its path, or ``redis:`` and a command's name; of
+        an ``error`` that refuses it, what was not allowed and on how many rows: keys are not named.
+        """
         with self._lock:
             self._sequence += 1
             facts: dict[str, Any] = {
@@ -90,6 +103,10 @@ class Audit:
             }
             if request_id:
                 facts["request_id"] = request_id
+            if isinstance(error, PermissionDeniedError):
+                facts["action"] = error.action
+                if error.rows:
+                    facts["rows_refused"] = len(error.rows)
             if outcome in REFUSED and (unlogged := self._refusals.take_unlogged()):
                 facts["refusals_left_out"] = unlogged
             with contextlib.suppress(queue.Full):  # the number is gone, which says so
@@ -101,15 +118,17 @@ class Audit:
             self._lines.put(None)
             self._thread.join()
 
-    def wants(self, method: str, outcome: str) -> bool:
-        """Return whether a call that ended so is to be noted. Ask once a call: it is counted."""
+    def wants(self, method: str, outcome: str, count: int = 1) -> bool:
+        """Return whether a call that ended so is to be noted, or one of the ``count`` alike. Ask
+        once a call: it is counted.
+        """
         if self._thread is None:
             return False
         if outcome in REFUSED:
             return self._refusals.may_log()
         if method.startswith(_DATA):
-            self._data_calls += 1
-            return bool(self._every) and self._data_calls % self._every == 0
+            before, self._data_calls = self._data_calls, self._data_calls + count
+            return bool(self._every) and before // self._every != self._data_calls // self._every
         return method.startswith(_ALWAYS) and method not in _SEEN_OFTEN
 
     def _write(self) -> None:
@@ -117,7 +136,8 @@ class Audit:
             self._file.emit(
                 logging.LogRecord("audit", logging.INFO, "", 0, "%s", (line,), exc_info=None)
             )
-        self._file.close()
+        with contextlib.suppress(OSError):  # it was told of that line
+            self._file.close()
 
 
 class _Rotating(logging.handlers.RotatingFileHandler):
@@ -125,8 +145,18 @@ class _Rotating(logging.handlers.RotatingFileHandler):
 
     def __init__(self, path: str) -> None:
         super().__init__(
-            Path(path), maxBytes=FILE_BYTES_MAX, backupCount=FILES_MAX, encoding="utf-8"
+            Path(path), maxBytes=FILE_BYTES_MAX, backupCount=FILES_MAX - 1, encoding="utf-8"
         )
+        self._failures = LinesPerSecond(1)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
+        """A line could not be written: its number is missing, and the process's own log says why.
+        The next one may be.
+        """
+        del record
+        if self._failures.may_log():
+            unlogged = self._failures.take_unlogged()
+            log.exception("audit log cannot be written unlogged=%d", unlogged)
 
     def _open(self) -> Any:
         return open(self.baseFilename, self.mode, encoding=self.encoding, opener=opener)

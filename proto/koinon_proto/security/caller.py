@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import islice
 
 from koinon_proto.contract.access import Action, Permissions
+from koinon_proto.contract.bulk_loads import owner_digest
 from koinon_proto.contract.errors import PermissionDeniedError
-from koinon_proto.security.names import Principal
+from koinon_proto.contract.keyspaces import DEFAULT_ID
+from koinon_proto.security.names import Kind, Principal
+
+_ROWS_NAMED_MAX = 1_000
+"""Of those that are refused of one request. The error goes in a header, which has 8 kB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A caller. ``principal`` None: nobody had to say, on a plain connection."""
+    """A caller. ``principal`` None: nobody had to say, on a plain connection.
+
+    Its methods are the only ones that ask ``permissions`` (a test sees to that). Each that is about
+    keys takes the id of the keyspace that they lie in, so no check can leave it out.
+    """
 
     principal: Principal | None
     permissions: Permissions
@@ -23,24 +33,85 @@ class Caller:
         """As errors and the audit log name it."""
         return str(self.principal) if self.principal is not None else "anybody"
 
-    def check_keys(self, action: Action, keys: Collection[bytes]) -> None:
+    def may_some(self, *actions: Action) -> bool:
+        """Return whether there is any key, in any keyspace, on which one of the actions is allowed;
+        of the cluster's actions, whether one is allowed.
+        """
+        return any(map(self.permissions.allows_some, actions))
+
+    def may_on_cluster(self, action: Action) -> bool:
+        """Return whether the action, which concerns no keys, is allowed."""
+        return self.permissions.allows_on_cluster(action)
+
+    def may(self, action: Action, keyspace_id: int, key: bytes) -> bool:
+        """Return whether the action is allowed on the key of this keyspace."""
+        return self.permissions.in_keyspace(keyspace_id).allows(action, key)
+
+    def may_all(self, action: Action, keyspace_id: int) -> bool:
+        """Return whether the action is allowed on every key of the keyspace."""
+        return self.permissions.in_keyspace(keyspace_id).allows_all(action)
+
+    def may_range(self, action: Action, keyspace_id: int, first: bytes, last: bytes) -> bool:
+        """Return whether the action is allowed on every key from ``first`` to ``last``."""
+        return self.permissions.in_keyspace(keyspace_id).allows_range(action, first, last)
+
+    def check_some(self, action: Action, keyspace_id: int) -> None:
+        """Raise PermissionDeniedError unless the action is allowed on some key of the keyspace."""
+        if not self.permissions.in_keyspace(keyspace_id).allows_some(action):
+            raise self.denied(action, _of("any key", keyspace_id))
+
+    def check_keys(self, action: Action, keyspace_id: int, keys: Collection[bytes]) -> None:
         """Raise PermissionDeniedError for the first key on which the action is not allowed."""
         if self.permissions is Permissions.ALL:
             return
-        refused = self.permissions.first_refused(action, keys)
+        refused = self.permissions.in_keyspace(keyspace_id).first_refused(action, keys)
         if refused is not None:
-            raise self.denied(action, f"key {refused!r}")
+            raise self.denied(action, _of(f"key {refused!r}", keyspace_id))
 
-    def check_prefix(self, action: Action, prefix: bytes) -> None:
+    def check_rows(self, action: Action, keyspace_id: int, keys: Sequence[bytes]) -> None:
+        """As ``check_keys``, of a request whose rows have these keys: the error says which."""
+        try:
+            self.check_keys(action, keyspace_id, keys)
+        except PermissionDeniedError as error:
+            held = self.permissions.in_keyspace(keyspace_id)
+            if held.allows_some(action):
+                refused = (row for row, key in enumerate(keys) if not held.allows(action, key))
+                error.rows = tuple(islice(refused, _ROWS_NAMED_MAX))
+            raise
+
+    def check_prefix(self, action: Action, keyspace_id: int, prefix: bytes) -> None:
         """Raise PermissionDeniedError unless the action is allowed on all that begins so."""
         if self.permissions is Permissions.ALL:
             return
-        if not self.permissions.allows_prefix(action, prefix):
-            raise self.denied(action, f"everything under {prefix!r}" if prefix else "every key")
+        if not self.permissions.in_keyspace(keyspace_id).allows_prefix(action, prefix):
+            what = f"everything under {prefix!r}" if prefix else "every key"
+            raise self.denied(action, _of(what, keyspace_id))
+
+    @property
+    def user(self) -> str:
+        """The user that calls; "" where nobody had to say."""
+        principal = self.principal
+        return principal.name if principal is not None and principal.kind is Kind.USER else ""
+
+    def check_load(self, load_id: int, digest: bytes, keyspace_id: int) -> None:
+        """Raise PermissionDeniedError unless the caller may do all that operators may, or the bulk
+        load whose ``owner_digest`` this is, is its own or nobody's, and it may load into some of
+        the keyspace that the load is for.
+        """
+        if self.principal is None or self.may_on_cluster(Action.OPERATE):
+            return
+        self.check_some(Action.LOAD, keyspace_id)
+        if digest and digest != owner_digest(load_id, self.user):
+            raise self.denied(Action.LOAD, f"by load {load_id}, which another user has opened")
 
     def denied(self, action: Action, what: str = "") -> PermissionDeniedError:
         """Return the refusal."""
         return PermissionDeniedError(principal=self.name, action=action.name.lower(), what=what)
+
+
+def _of(what: str, keyspace_id: int) -> str:
+    """Return what is meant in a keyspace, as errors name it."""
+    return what if keyspace_id == DEFAULT_ID else f"{what} of the keyspace with id {keyspace_id}"
 
 
 ANYBODY = Caller(None, Permissions.ALL)

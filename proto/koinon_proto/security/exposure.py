@@ -26,12 +26,12 @@ def is_loopback(address: str) -> bool:
     return all(ipaddress.ip_address(str(place[0])).is_loopback for *_, place in found)
 
 
-def warn_of_strangers(listening: Listening, addresses: Mapping[str, str]) -> None:
-    """Warn of each address, by its flag, at which anybody is let in; '' is none."""
-    if not listening.takes_plain:
-        return
-    for flag, address in addresses.items():
+def warn_of_strangers(listening: Listening, addresses: Mapping[str, str]) -> tuple[str, ...]:
+    """Warn of each address, by its flag, at which anybody is let in ('' is none), and return it."""
+    found = []
+    for flag, address in addresses.items() if listening.takes_plain else ():
         if address and not is_loopback(address):
+            found.append(address)
             log.warning(
                 "NO SECURITY: whoever reaches this address may read, change and delete everything; "
                 "docs/security.md says how to turn TLS on flag=%s address=%s tls=%s",
@@ -39,3 +39,4 @@ def warn_of_strangers(listening: Listening, addresses: Mapping[str, str]) -> Non
                 address,
                 listening.mode,
             )
+    return tuple(found)

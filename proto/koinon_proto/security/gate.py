@@ -12,11 +12,14 @@ from koinon_proto.contract.errors import UnauthenticatedError
 from koinon_proto.security.bundle import principal_in
 from koinon_proto.security.caller import ANYBODY, Caller
 from koinon_proto.security.names import Kind, Principal
+from koinon_proto.security.trust import Trust
 
 _BEARER = "Bearer "
 _PLAIN = [b"insecure"]
 """What gRPC calls the security of a connection without TLS; older versions call it nothing."""
 _KNOWN_MAX = 4_096
+PATIENCE_S = 5.0
+"""In which a client opens another connection, and ends what is under way on the one before."""
 _LOOK_AGAIN_S = 10
 _certificates: Callable[[bytes], Principal | None] = lru_cache(_KNOWN_MAX)(principal_in)
 
@@ -24,24 +27,30 @@ _certificates: Callable[[bytes], Principal | None] = lru_cache(_KNOWN_MAX)(princ
 class Gate:
     """The callers of one server. ``access`` returns the access state as it is now."""
 
-    def __init__(self, access: Callable[[], Access], *, takes_tls: bool) -> None:
+    def __init__(
+        self, access: Callable[[], Access], *, takes_tls: bool, trust: Trust | None = None
+    ) -> None:
         self._access = access
         self._takes_tls = takes_tls
+        self._trust = trust or Trust()
+        self.unidentified = {"grpc": 0, "redis": 0}
+        """Calls and commands that were let in from callers that have shown nothing."""
 
     @property
-    def version(self) -> int:
-        """Rises when callers may have other permissions than before."""
-        return self._access().version
+    def version(self) -> tuple[int, int]:
+        """Changes when callers may have other permissions than before, or none."""
+        return self._access().version, self._trust.version
 
     @property
-    def stamp(self) -> tuple[int, int]:
+    def stamp(self) -> tuple[int, int, int]:
         """Changes when what was found out of a caller should be found out anew: with the access
-        state, and now and then, since tokens end.
+        state or the trusted authorities, and now and then, since tokens end.
         """
-        return self._access().version, int(time.monotonic()) // _LOOK_AGAIN_S
+        return *self.version, int(time.monotonic()) // _LOOK_AGAIN_S
 
-    def caller(self, context: Any) -> Caller:
-        """Return who makes a call of gRPC.
+    def caller(self, context: Any, *, stays: bool = False) -> Caller:
+        """Return who makes a call of gRPC. ``stays``: a stream, which ends at once when the
+        authority of its caller is trusted no more.
 
         Raises:
             UnauthenticatedError: its certificate says nothing, or is taken no longer.
@@ -54,11 +63,29 @@ class Gate:
             if shown.get("transport_security_type", _PLAIN) != _PLAIN:
                 raise UnauthenticatedError(reason="no certificate was shown")
             return ANYBODY
-        return self.who(certificates[0], lambda: _token(context.invocation_metadata()))
+        chain = shown.get("x509_pem_cert_chain") or (b"",)
+        return self.who(
+            certificates[0],
+            lambda: _token(context.invocation_metadata()),
+            chain[0],
+            stays=stays,
+        )
 
-    def who(self, certificate: bytes | None, token: Callable[[], str]) -> Caller:
+    def is_trusted(self, certificate: bytes, chain: bytes = b"") -> bool:
+        """Return whether a connection could still be opened by the certificate."""
+        return self._trust.holds(certificate, chain)
+
+    def who(
+        self,
+        certificate: bytes | None,
+        token: Callable[[], str],
+        chain: bytes = b"",
+        *,
+        stays: bool = False,
+    ) -> Caller:
         """Return who shows this certificate (PEM or DER; None: none) and, where it names no user,
-        this token.
+        this token. ``chain`` (PEM) is what is between the certificate and its authority. After a
+        change of authorities, those of before are taken for ``PATIENCE_S``, unless it ``stays``.
 
         Raises:
             UnauthenticatedError: it says nothing, or is taken no longer.
@@ -72,6 +99,10 @@ class Gate:
                 )
             if access.is_revoked(known.serial):
                 raise UnauthenticatedError(reason=f"the certificate of {known} was revoked")
+            if not self._trust.holds(certificate, chain) and self._is_over(stays):
+                raise UnauthenticatedError(
+                    reason=f"the authority of the certificate of {known} is trusted no more"
+                )
             principal = known
         if principal.kind is Kind.CLIENT:
             return self._by_token(access, principal, token())
@@ -80,6 +111,10 @@ class Gate:
         if fault := access.fault_of(principal.name, principal.issued_at_s):
             raise UnauthenticatedError(reason=fault)
         return Caller(principal, access.permissions_of(principal.name, principal.issued_at_s))
+
+    def _is_over(self, stays: bool) -> bool:
+        """Return whether a client had time to open another connection."""
+        return stays or self._trust.unchanged_s >= PATIENCE_S
 
     def _by_token(self, access: Access, principal: Principal, token: str) -> Caller:
         """Return whose token this is; a caller without permissions where there is none."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from koinon_proto.contract.access import Action, Permissions
+from koinon_proto.contract.access import Action
 from koinon_proto.contract.errors import PermissionDeniedError, UnauthenticatedError
 from koinon_proto.security.caller import Caller
 from koinon_proto.security.names import Kind
@@ -64,6 +64,7 @@ RULES: dict[str, Rule] = {
             "Delete": _WRITE,
             "BatchWrite": _WRITE,
             "BatchUpdate": _WRITE,
+            "CommitBatch": Rule(actions=(Action.READ, Action.WRITE)),
             "Scan": _SCAN,
             "Attend": Rule(any_user=True),
         },
@@ -72,7 +73,7 @@ RULES: dict[str, Rule] = {
             "OpenLoad": _LOAD,
             "TouchLoad": _LOAD,
             "CommitLoad": _LOAD,
-            "AbortLoad": _LOAD,
+            "AbortLoad": Rule(actions=(Action.LOAD, Action.OPERATE)),
             "GetLoads": Rule(actions=(Action.LOAD, Action.VIEW)),
             "GetManifest": _NODE,
             "ReportMerged": _NODE,
@@ -110,6 +111,9 @@ RULES: dict[str, Rule] = {
             "SetNodeStatus": _OPERATE,
             "RestorePrimaries": _OPERATE,
             "ForcePrimaries": _OPERATE,
+            "CreateKeyspace": _OPERATE,
+            "AlterKeyspace": _OPERATE,
+            "DropKeyspace": _OPERATE,
             "GetAccess": _ACCESS,
             "ChangeAccess": _ACCESS,
         },
@@ -144,7 +148,7 @@ def check(path: str, caller: Caller) -> Rule:
             reason="this certificate names no user, and no token came with the call: set "
             "token_file or KOINON_TOKEN_FILE (`koinon admin tokens create` makes one)"
         )
-    elif rule.any_user or _some(caller.permissions, rule.actions):
+    elif rule.any_user or caller.may_some(*rule.actions):
         return rule
     actions = " or ".join(action.name.lower() for action in rule.actions)
     raise PermissionDeniedError(
@@ -162,7 +166,3 @@ def check_claim(rule: Rule, caller: Caller, request: Any) -> None:
         raise PermissionDeniedError(
             principal=caller.name, action="speak", what=f"for {claimed or 'nobody'!r}"
         )
-
-
-def _some(permissions: Permissions, actions: tuple[Action, ...]) -> bool:
-    return any(permissions.allows_some(action) for action in actions)

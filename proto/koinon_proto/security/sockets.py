@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable
 from typing import Protocol
 
@@ -14,6 +15,10 @@ from koinon_proto.security.plain_or_tls import BACKLOG, bound, first_byte, is_tl
 from koinon_proto.security.transport import Listening
 
 log = logging.getLogger(__name__)
+
+# What asyncio makes room for at each look whether there is more, twice a command. A quarter of a
+# megabyte is taken from the system anew each time, which costs as much as all else of TLS together.
+SSLProtocol.max_size = 64 * 1024
 
 _HANDSHAKE_S_MAX = 10.0
 _HANDSHAKES_MAX = 1_024
@@ -59,7 +64,7 @@ class _TlsServer:
         self._listening = listening
         self._listeners = listeners
         self._accepting = [self._loop.create_task(self._accept(one)) for one in listeners]
-        self._opening: set[asyncio.Task[None]] = set()
+        self._opening: dict[asyncio.Task[None], None] = {}
 
     def close(self) -> None:
         for task in (*self._accepting, *self._opening):
@@ -74,12 +79,13 @@ class _TlsServer:
             except OSError:  # no descriptors left, or the peer has gone already
                 await asyncio.sleep(0.01)
                 continue
-            if len(self._opening) >= _HANDSHAKES_MAX:
-                sock.close()
-                continue
+            if len(self._opening) >= _HANDSHAKES_MAX:  # strangers do not keep others out
+                oldest = next(iter(self._opening))
+                del self._opening[oldest]
+                oldest.cancel()
             task = self._loop.create_task(self._open(sock))
-            self._opening.add(task)
-            task.add_done_callback(self._opening.discard)
+            self._opening[task] = None
+            task.add_done_callback(lambda done: self._opening.pop(done, None))
 
     async def _open(self, sock: socket.socket) -> None:
         peer = ""

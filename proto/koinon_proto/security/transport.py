@@ -2,7 +2,8 @@
 
 No other module opens one (a test sees to that). Who listens has a ``Listening``, who connects a
 ``Dialing``. Both read their identity file again when it changes: what is opened after that goes by
-the new one, what stands goes on.
+the new one. What stands goes on, unless the authority of its certificate is trusted no more
+(``gate``).
 
 How TLS is turned on while a cluster serves (the modes are MongoDB's ``tlsMode``):
 

@@ -57,6 +57,13 @@ def families(guard: Guard) -> Iterator[Family]:
         },
     )
     yield labelled(
+        "koinon_unidentified_total",
+        "counter",
+        "Calls and commands that were let in from callers that have shown nothing.",
+        ("protocol",),
+        {(protocol,): count for protocol, count in guard.gate.unidentified.items()},
+    )
+    yield labelled(
         "koinon_admission_refusals_total",
         "counter",
         "Calls that were refused or cut short for want of room or time, by the reason.",

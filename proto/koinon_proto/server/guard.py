@@ -66,12 +66,19 @@ class Guard:
         self._audit = audit
         self._gate = gate or open_gate()
         self._gate_version = self._gate.version
+        self.on_callers_changed: list[Callable[[], None]] = []
+        """Called when what callers may do has changed, or who is trusted."""
         self._streams: dict[asyncio.Task[Any], _StreamContext] = {}  # under way
         self.data = Lane(data)
         self.control = Lane(control)
         self._reply_bytes = reply_bytes or {}
         self._kept_bytes = kept_bytes
         self._ticking: asyncio.TimerHandle | None = None
+
+    @property
+    def gate(self) -> Gate:
+        """The callers of this server."""
+        return self._gate
 
     @property
     def lanes(self) -> dict[str, Lane]:
@@ -119,13 +126,15 @@ class Guard:
                 found = self._gate.caller(context)
                 rule = rules.check(path, found)
                 caller.set(found)
+                if found.principal is None:
+                    self._gate.unidentified["grpc"] += 1
                 request = parse(await _received(call, context), context)
                 rules.check_claim(rule, found, request)
                 admission.handling.set(call)
                 reply: bytes = serialize(await handle(request, context))
             except KoinonError as error:
                 _count(path, error)
-                self._note(path, found, context, rpc.code_of(error))
+                self._note(path, found, context, rpc.code_of(error), error)
                 await rpc.abort(context, error)
             except grpc.aio.AbortError as aborted:
                 request = None
@@ -151,6 +160,9 @@ class Guard:
             self._streams[task] = guarded_context
             try:
                 guarded_context.check(path, self._gate)
+                assert guarded_context.caller is not None
+                if guarded_context.caller.principal is None:
+                    self._gate.unidentified["grpc"] += 1
                 if handler.request_streaming:
                     given: Any = _messages(guarded_context)
                 else:
@@ -168,7 +180,7 @@ class Guard:
                 raise _without_frames(aborted) from None
             except KoinonError as error:
                 _count(path, error)
-                self._note(path, guarded_context.caller, context, rpc.code_of(error))
+                self._note(path, guarded_context.caller, context, rpc.code_of(error), error)
                 await rpc.abort(context, error)
             except asyncio.CancelledError:
                 if guarded_context.fault is None:
@@ -190,8 +202,11 @@ class Guard:
         found: Caller | None,
         context: Any,
         code: grpc.StatusCode = grpc.StatusCode.OK,
+        error: Exception | None = None,
     ) -> None:
-        """Tell the audit log how a call ended, if it wants to know."""
+        """Tell the audit log how a call ended, if it wants to know. ``error`` None: with the one
+        that the handler has told the caller.
+        """
         audit = self._audit
         if not audit.is_on:
             return
@@ -200,7 +215,8 @@ class Guard:
             metadata = dict(context.invocation_metadata())
             request_id = request_ids.cleaned(str(metadata.get(request_ids.KEY, "")))
             who = found.name if found is not None else "nobody"
-            audit.note(who, context.peer(), path, outcome, request_id)
+            error = error or rpc.error_of(context)
+            audit.note(who, context.peer(), path, outcome, request_id, error)
 
     def _check_streams(self) -> None:
         """End the streams of callers that may no longer have them."""
@@ -216,6 +232,8 @@ class Guard:
         if self._gate_version != (version := self._gate.version):
             self._gate_version = version
             self._check_streams()
+            for tell in self.on_callers_changed:
+                tell()
         lanes = self.lanes.values()
         tick_s = _BUSY_TICK_S if any(lane.waiting for lane in lanes) else _TICK_S
         self._ticking = asyncio.get_running_loop().call_later(tick_s, self._tick)
@@ -250,7 +268,7 @@ class _StreamContext:
     def check(self, path: str, gate: Gate) -> None:
         """Find out who calls; raise KoinonError unless it may."""
         self.path = path
-        self.caller = found = gate.caller(self._context)
+        self.caller = found = gate.caller(self._context, stays=True)
         self._rule = rules.check(path, found)
         caller.set(found)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import gzip
 import http.server
 import logging
@@ -48,6 +49,7 @@ _LOOP_WAIT_S = 1.0
 _LAG_INTERVAL_S = 0.05
 _LAG_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _CONNECTIONS_MAX = 8
+_BEGINNING_MAX = 64
 _CONNECTION_TIMEOUT_S = 5.0
 _PAUSE_S = 0.0002
 _MANY = 64
@@ -199,21 +201,55 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self._listening = listening
         self.address_family = family
         self._places = threading.BoundedSemaphore(_CONNECTIONS_MAX)
+        self._lock = threading.Lock()
+        # Connections before their handshake's end, the oldest first. The handshake takes the
+        # socket's descriptor away, so beside each is one more.
+        self._beginning: dict[socket.socket, socket.socket] = {}
         self.scraping = threading.Lock()
         super().__init__(place, _Handler)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        return self._places.acquire(blocking=False)
+        """Let it begin. Where too many do, the oldest has to go: strangers that begin, and say
+        nothing more, do not keep a scraper out.
+        """
+        with self._lock:
+            if len(self._beginning) >= _BEGINNING_MAX:
+                oldest = self._beginning.pop(next(iter(self._beginning)))
+                with oldest, contextlib.suppress(OSError):  # it is gone already
+                    oldest.shutdown(socket.SHUT_RDWR)
+            try:
+                self._beginning[request] = request.dup()
+            except OSError:  # no descriptors left
+                return False
+        return True
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
-            with self._listening.wrap(request, _CONNECTION_TIMEOUT_S) as wrapped:
-                super().process_request_thread(wrapped, client_address)
+            wrapped = self._begun(request)
         except OSError:  # no handshake
             self.handle_error(request, client_address)
             self.shutdown_request(request)
+            return
+        with wrapped:
+            if self._places.acquire(blocking=False):
+                try:
+                    super().process_request_thread(wrapped, client_address)
+                finally:
+                    self._places.release()
+
+    def _begun(self, request: socket.socket) -> socket.socket:
+        """Return the connection after its handshake.
+
+        Raises:
+            OSError: there was none.
+        """
+        try:
+            return self._listening.wrap(request, _CONNECTION_TIMEOUT_S)
         finally:
-            self._places.release()
+            with self._lock:
+                known = self._beginning.pop(request, None)
+            if known is not None:
+                known.close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         log.debug("a scrape was cut off client=%s", client_address, exc_info=True)

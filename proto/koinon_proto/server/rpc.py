@@ -32,6 +32,7 @@ _CODES: dict[type[KoinonError], grpc.StatusCode] = {
     errors.WrongPartitionError: Code.INVALID_ARGUMENT,
     errors.ConfigurationError: Code.FAILED_PRECONDITION,
     errors.ConditionFailedError: Code.ABORTED,
+    errors.CheckFailedError: Code.ABORTED,
     errors.NotPrimaryError: Code.FAILED_PRECONDITION,
     errors.TableBehindError: Code.UNAVAILABLE,
     errors.LeaseExpiredError: Code.UNAVAILABLE,
@@ -51,6 +52,8 @@ _CODES: dict[type[KoinonError], grpc.StatusCode] = {
     errors.NodeFencedError: Code.FAILED_PRECONDITION,
     errors.RegistrationPendingError: Code.UNAVAILABLE,
     errors.MembershipChangeError: Code.FAILED_PRECONDITION,
+    errors.UnknownKeyspaceError: Code.NOT_FOUND,
+    errors.KeyspaceChangeError: Code.FAILED_PRECONDITION,
     errors.ResourceExhaustedError: Code.RESOURCE_EXHAUSTED,
     errors.ReplyTooLargeError: Code.OUT_OF_RANGE,
     errors.StorageFullError: Code.RESOURCE_EXHAUSTED,
@@ -193,12 +196,13 @@ async def abort(context: Any, error: Exception) -> None:
     await context.abort(code, str(error), ((convert.STATUS_DETAILS_KEY, details),))
 
 
-def error_of(failure: grpc.RpcError) -> KoinonError | None:
+def error_of(failure: Any) -> KoinonError | None:
     """Return the typed error that the other side answered with; None if it did not answer so
-    (the call never arrived, was cut off, or timed out: whether it took effect is not known).
+    (the call never arrived, was cut off, or timed out: whether it took effect is not known). Of a
+    server's context: the one that its handler has answered with.
     """
     # Blocking calls and grpc.aio give metadata of two types, which no one stub fits.
-    metadata = cast(Any, failure).trailing_metadata() or ()
+    metadata = failure.trailing_metadata() or ()
     for key, value in metadata:
         if key == convert.STATUS_DETAILS_KEY:
             return convert.error_from_status_details(value)

@@ -38,14 +38,16 @@ ACTION_OPERATE: Action
 ACTION_ACCESS: Action
 
 class Grant(_message.Message):
-    __slots__ = ("effect", "actions", "prefix")
+    __slots__ = ("effect", "actions", "prefix", "keyspace_id")
     EFFECT_FIELD_NUMBER: _ClassVar[int]
     ACTIONS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
+    KEYSPACE_ID_FIELD_NUMBER: _ClassVar[int]
     effect: GrantEffect
     actions: _containers.RepeatedScalarFieldContainer[Action]
     prefix: bytes
-    def __init__(self, effect: _Optional[_Union[GrantEffect, str]] = ..., actions: _Optional[_Iterable[_Union[Action, str]]] = ..., prefix: _Optional[bytes] = ...) -> None: ...
+    keyspace_id: int
+    def __init__(self, effect: _Optional[_Union[GrantEffect, str]] = ..., actions: _Optional[_Iterable[_Union[Action, str]]] = ..., prefix: _Optional[bytes] = ..., keyspace_id: _Optional[int] = ...) -> None: ...
 
 class Role(_message.Message):
     __slots__ = ("name", "grants")

@@ -58,7 +58,7 @@ class NodeSession(_message.Message):
     def __init__(self, node_number: _Optional[int] = ..., live: bool = ..., heard_ms_ago: _Optional[int] = ..., stats: _Optional[_Union[_membership_pb2.NodeStats, _Mapping]] = ...) -> None: ...
 
 class ClusterStatus(_message.Message):
-    __slots__ = ("member_id", "is_leader", "leader_id", "leader_address", "term", "commit_index", "applied_index", "coordinators", "sessions", "table", "lease_ms", "session_timeout_ms", "elections")
+    __slots__ = ("member_id", "is_leader", "leader_id", "leader_address", "term", "commit_index", "applied_index", "coordinators", "sessions", "table", "lease_ms", "session_timeout_ms", "elections", "tls_mode", "open_addresses")
     MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
     IS_LEADER_FIELD_NUMBER: _ClassVar[int]
     LEADER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +72,8 @@ class ClusterStatus(_message.Message):
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     SESSION_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     ELECTIONS_FIELD_NUMBER: _ClassVar[int]
+    TLS_MODE_FIELD_NUMBER: _ClassVar[int]
+    OPEN_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     member_id: str
     is_leader: bool
     leader_id: str
@@ -85,7 +87,9 @@ class ClusterStatus(_message.Message):
     lease_ms: int
     session_timeout_ms: int
     elections: RecentElections
-    def __init__(self, member_id: _Optional[str] = ..., is_leader: bool = ..., leader_id: _Optional[str] = ..., leader_address: _Optional[str] = ..., term: _Optional[int] = ..., commit_index: _Optional[int] = ..., applied_index: _Optional[int] = ..., coordinators: _Optional[_Iterable[_Union[CoordinatorStatus, _Mapping]]] = ..., sessions: _Optional[_Iterable[_Union[NodeSession, _Mapping]]] = ..., table: _Optional[_Union[_table_pb2.TableUpdate, _Mapping]] = ..., lease_ms: _Optional[int] = ..., session_timeout_ms: _Optional[int] = ..., elections: _Optional[_Union[RecentElections, _Mapping]] = ...) -> None: ...
+    tls_mode: str
+    open_addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, member_id: _Optional[str] = ..., is_leader: bool = ..., leader_id: _Optional[str] = ..., leader_address: _Optional[str] = ..., term: _Optional[int] = ..., commit_index: _Optional[int] = ..., applied_index: _Optional[int] = ..., coordinators: _Optional[_Iterable[_Union[CoordinatorStatus, _Mapping]]] = ..., sessions: _Optional[_Iterable[_Union[NodeSession, _Mapping]]] = ..., table: _Optional[_Union[_table_pb2.TableUpdate, _Mapping]] = ..., lease_ms: _Optional[int] = ..., session_timeout_ms: _Optional[int] = ..., elections: _Optional[_Union[RecentElections, _Mapping]] = ..., tls_mode: _Optional[str] = ..., open_addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RecentElections(_message.Message):
     __slots__ = ("leader_changes", "terms", "watched_ms", "quiet_ms")
@@ -140,18 +144,20 @@ class TransferLeadershipResponse(_message.Message):
     def __init__(self, leader_id: _Optional[str] = ...) -> None: ...
 
 class PlanRequest(_message.Message):
-    __slots__ = ("kind", "node_id", "with_node_id", "replication_factor", "cluster_id")
+    __slots__ = ("kind", "node_id", "with_node_id", "replication_factor", "cluster_id", "keyspace")
     KIND_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     WITH_NODE_ID_FIELD_NUMBER: _ClassVar[int]
     REPLICATION_FACTOR_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    KEYSPACE_FIELD_NUMBER: _ClassVar[int]
     kind: PlanKind
     node_id: str
     with_node_id: str
     replication_factor: int
     cluster_id: str
-    def __init__(self, kind: _Optional[_Union[PlanKind, str]] = ..., node_id: _Optional[str] = ..., with_node_id: _Optional[str] = ..., replication_factor: _Optional[int] = ..., cluster_id: _Optional[str] = ...) -> None: ...
+    keyspace: str
+    def __init__(self, kind: _Optional[_Union[PlanKind, str]] = ..., node_id: _Optional[str] = ..., with_node_id: _Optional[str] = ..., replication_factor: _Optional[int] = ..., cluster_id: _Optional[str] = ..., keyspace: _Optional[str] = ...) -> None: ...
 
 class PlannedMove(_message.Message):
     __slots__ = ("partition_id", "origin", "target", "reason")
@@ -337,6 +343,52 @@ class ForcePrimariesResponse(_message.Message):
     primaries: _containers.RepeatedCompositeFieldContainer[ForcedPrimary]
     def __init__(self, primaries: _Optional[_Iterable[_Union[ForcedPrimary, _Mapping]]] = ...) -> None: ...
 
+class CreateKeyspaceRequest(_message.Message):
+    __slots__ = ("cluster_id", "keyspace")
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    KEYSPACE_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    keyspace: _table_pb2.Keyspace
+    def __init__(self, cluster_id: _Optional[str] = ..., keyspace: _Optional[_Union[_table_pb2.Keyspace, _Mapping]] = ...) -> None: ...
+
+class AlterKeyspaceRequest(_message.Message):
+    __slots__ = ("cluster_id", "name", "min_in_sync", "max_value_bytes", "pool", "default_ttl_ms", "max_ttl_ms")
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MIN_IN_SYNC_FIELD_NUMBER: _ClassVar[int]
+    MAX_VALUE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    name: str
+    min_in_sync: int
+    max_value_bytes: int
+    pool: str
+    default_ttl_ms: int
+    max_ttl_ms: int
+    def __init__(self, cluster_id: _Optional[str] = ..., name: _Optional[str] = ..., min_in_sync: _Optional[int] = ..., max_value_bytes: _Optional[int] = ..., pool: _Optional[str] = ..., default_ttl_ms: _Optional[int] = ..., max_ttl_ms: _Optional[int] = ...) -> None: ...
+
+class DropKeyspaceRequest(_message.Message):
+    __slots__ = ("cluster_id", "name", "keyspace_id")
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KEYSPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    cluster_id: str
+    name: str
+    keyspace_id: int
+    def __init__(self, cluster_id: _Optional[str] = ..., name: _Optional[str] = ..., keyspace_id: _Optional[int] = ...) -> None: ...
+
+class KeyspaceResponse(_message.Message):
+    __slots__ = ("keyspace", "nodes_behind", "behind_serve_ms")
+    KEYSPACE_FIELD_NUMBER: _ClassVar[int]
+    NODES_BEHIND_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_SERVE_MS_FIELD_NUMBER: _ClassVar[int]
+    keyspace: _table_pb2.Keyspace
+    nodes_behind: _containers.RepeatedScalarFieldContainer[str]
+    behind_serve_ms: int
+    def __init__(self, keyspace: _Optional[_Union[_table_pb2.Keyspace, _Mapping]] = ..., nodes_behind: _Optional[_Iterable[str]] = ..., behind_serve_ms: _Optional[int] = ...) -> None: ...
+
 class GetAccessRequest(_message.Message):
     __slots__ = ("cluster_id",)
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -374,7 +426,11 @@ class ChangeAccessRequest(_message.Message):
     def __init__(self, cluster_id: _Optional[str] = ..., expected_access_version: _Optional[int] = ..., put_role: _Optional[_Union[_access_pb2.Role, _Mapping]] = ..., drop_role: _Optional[str] = ..., put_user: _Optional[_Union[_access_pb2.User, _Mapping]] = ..., drop_user: _Optional[str] = ..., add_token: _Optional[_Union[_access_pb2.Token, _Mapping]] = ..., drop_token: _Optional[str] = ..., revoke_certificate: _Optional[str] = ..., restore_certificate: _Optional[str] = ...) -> None: ...
 
 class ChangeAccessResponse(_message.Message):
-    __slots__ = ("access_version",)
+    __slots__ = ("access_version", "nodes_behind", "behind_serve_ms")
     ACCESS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    NODES_BEHIND_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_SERVE_MS_FIELD_NUMBER: _ClassVar[int]
     access_version: int
-    def __init__(self, access_version: _Optional[int] = ...) -> None: ...
+    nodes_behind: _containers.RepeatedScalarFieldContainer[str]
+    behind_serve_ms: int
+    def __init__(self, access_version: _Optional[int] = ..., nodes_behind: _Optional[_Iterable[str]] = ..., behind_serve_ms: _Optional[int] = ...) -> None: ...

@@ -96,6 +96,21 @@ class AdminStub(object):
                 request_serializer=koinon__proto_dot_v1_dot_admin__pb2.ForcePrimariesRequest.SerializeToString,
                 response_deserializer=koinon__proto_dot_v1_dot_admin__pb2.ForcePrimariesResponse.FromString,
                 _registered_method=True)
+        self.CreateKeyspace = channel.unary_unary(
+                '/koinon.v1.Admin/CreateKeyspace',
+                request_serializer=koinon__proto_dot_v1_dot_admin__pb2.CreateKeyspaceRequest.SerializeToString,
+                response_deserializer=koinon__proto_dot_v1_dot_admin__pb2.KeyspaceResponse.FromString,
+                _registered_method=True)
+        self.AlterKeyspace = channel.unary_unary(
+                '/koinon.v1.Admin/AlterKeyspace',
+                request_serializer=koinon__proto_dot_v1_dot_admin__pb2.AlterKeyspaceRequest.SerializeToString,
+                response_deserializer=koinon__proto_dot_v1_dot_admin__pb2.KeyspaceResponse.FromString,
+                _registered_method=True)
+        self.DropKeyspace = channel.unary_unary(
+                '/koinon.v1.Admin/DropKeyspace',
+                request_serializer=koinon__proto_dot_v1_dot_admin__pb2.DropKeyspaceRequest.SerializeToString,
+                response_deserializer=koinon__proto_dot_v1_dot_admin__pb2.KeyspaceResponse.FromString,
+                _registered_method=True)
         self.GetAccess = channel.unary_unary(
                 '/koinon.v1.Admin/GetAccess',
                 request_serializer=koinon__proto_dot_v1_dot_admin__pb2.GetAccessRequest.SerializeToString,
@@ -210,6 +225,29 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateKeyspace(self, request, context):
+        """Keyspaces stand in the table. A change answers once it is in force: it is committed, and every
+        live node has said that it goes by it, or can no longer hold a lease that it was given before.
+        Errors: NotLeader, InvalidArgument, UnknownKeyspace, KeyspaceChange (nothing was changed),
+        ClusterNotReady, UnknownFate, ResourceExhausted, Unavailable.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AlterKeyspace(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropKeyspace(self, request, context):
+        """All of its records are gone with it. Nodes erase them in the background.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetAccess(self, request, context):
         """Users, roles, tokens and revoked certificates. Errors: NotLeader.
         """
@@ -218,7 +256,8 @@ class AdminServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ChangeAccess(self, request, context):
-        """Answers once the change is committed; every node has it within lease_ms and a heartbeat.
+        """Answers once the change is in force: it is committed, and every live node has said that it goes
+        by it, or can no longer hold a lease that it was given before.
         Errors: NotLeader, InvalidArgument (nothing was changed), ConditionFailed (access_version is not
         the expected one; nothing was changed), UnknownFate, ResourceExhausted, Unavailable.
         """
@@ -288,6 +327,21 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ForcePrimaries,
                     request_deserializer=koinon__proto_dot_v1_dot_admin__pb2.ForcePrimariesRequest.FromString,
                     response_serializer=koinon__proto_dot_v1_dot_admin__pb2.ForcePrimariesResponse.SerializeToString,
+            ),
+            'CreateKeyspace': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateKeyspace,
+                    request_deserializer=koinon__proto_dot_v1_dot_admin__pb2.CreateKeyspaceRequest.FromString,
+                    response_serializer=koinon__proto_dot_v1_dot_admin__pb2.KeyspaceResponse.SerializeToString,
+            ),
+            'AlterKeyspace': grpc.unary_unary_rpc_method_handler(
+                    servicer.AlterKeyspace,
+                    request_deserializer=koinon__proto_dot_v1_dot_admin__pb2.AlterKeyspaceRequest.FromString,
+                    response_serializer=koinon__proto_dot_v1_dot_admin__pb2.KeyspaceResponse.SerializeToString,
+            ),
+            'DropKeyspace': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropKeyspace,
+                    request_deserializer=koinon__proto_dot_v1_dot_admin__pb2.DropKeyspaceRequest.FromString,
+                    response_serializer=koinon__proto_dot_v1_dot_admin__pb2.KeyspaceResponse.SerializeToString,
             ),
             'GetAccess': grpc.unary_unary_rpc_method_handler(
                     servicer.GetAccess,
@@ -625,6 +679,87 @@ class Admin(object):
             '/koinon.v1.Admin/ForcePrimaries',
             koinon__proto_dot_v1_dot_admin__pb2.ForcePrimariesRequest.SerializeToString,
             koinon__proto_dot_v1_dot_admin__pb2.ForcePrimariesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateKeyspace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/koinon.v1.Admin/CreateKeyspace',
+            koinon__proto_dot_v1_dot_admin__pb2.CreateKeyspaceRequest.SerializeToString,
+            koinon__proto_dot_v1_dot_admin__pb2.KeyspaceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AlterKeyspace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/koinon.v1.Admin/AlterKeyspace',
+            koinon__proto_dot_v1_dot_admin__pb2.AlterKeyspaceRequest.SerializeToString,
+            koinon__proto_dot_v1_dot_admin__pb2.KeyspaceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropKeyspace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/koinon.v1.Admin/DropKeyspace',
+            koinon__proto_dot_v1_dot_admin__pb2.DropKeyspaceRequest.SerializeToString,
+            koinon__proto_dot_v1_dot_admin__pb2.KeyspaceResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -16,14 +16,16 @@ DURABILITY_ALL_IN_SYNC: Durability
 DURABILITY_PRIMARY: Durability
 
 class GetRequest(_message.Message):
-    __slots__ = ("key", "table_version", "cluster_id")
+    __slots__ = ("key", "table_version", "cluster_id", "keyspace")
     KEY_FIELD_NUMBER: _ClassVar[int]
     TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    KEYSPACE_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     table_version: int
     cluster_id: str
-    def __init__(self, key: _Optional[bytes] = ..., table_version: _Optional[int] = ..., cluster_id: _Optional[str] = ...) -> None: ...
+    keyspace: str
+    def __init__(self, key: _Optional[bytes] = ..., table_version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., keyspace: _Optional[str] = ...) -> None: ...
 
 class GetResponse(_message.Message):
     __slots__ = ("found", "value", "version", "expires_at_ms")
@@ -38,7 +40,7 @@ class GetResponse(_message.Message):
     def __init__(self, found: bool = ..., value: _Optional[bytes] = ..., version: _Optional[int] = ..., expires_at_ms: _Optional[int] = ...) -> None: ...
 
 class PutRequest(_message.Message):
-    __slots__ = ("key", "value", "table_version", "ttl_ms", "if_version", "cluster_id", "durability")
+    __slots__ = ("key", "value", "table_version", "ttl_ms", "if_version", "cluster_id", "durability", "keyspace")
     KEY_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
     TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +48,7 @@ class PutRequest(_message.Message):
     IF_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     DURABILITY_FIELD_NUMBER: _ClassVar[int]
+    KEYSPACE_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     value: bytes
     table_version: int
@@ -53,7 +56,8 @@ class PutRequest(_message.Message):
     if_version: int
     cluster_id: str
     durability: Durability
-    def __init__(self, key: _Optional[bytes] = ..., value: _Optional[bytes] = ..., table_version: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., if_version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., durability: _Optional[_Union[Durability, str]] = ...) -> None: ...
+    keyspace: str
+    def __init__(self, key: _Optional[bytes] = ..., value: _Optional[bytes] = ..., table_version: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., if_version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., durability: _Optional[_Union[Durability, str]] = ..., keyspace: _Optional[str] = ...) -> None: ...
 
 class PutResponse(_message.Message):
     __slots__ = ("version",)
@@ -62,18 +66,20 @@ class PutResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ...) -> None: ...
 
 class DeleteRequest(_message.Message):
-    __slots__ = ("key", "table_version", "if_version", "cluster_id", "durability")
+    __slots__ = ("key", "table_version", "if_version", "cluster_id", "durability", "keyspace")
     KEY_FIELD_NUMBER: _ClassVar[int]
     TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
     IF_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     DURABILITY_FIELD_NUMBER: _ClassVar[int]
+    KEYSPACE_FIELD_NUMBER: _ClassVar[int]
     key: bytes
     table_version: int
     if_version: int
     cluster_id: str
     durability: Durability
-    def __init__(self, key: _Optional[bytes] = ..., table_version: _Optional[int] = ..., if_version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., durability: _Optional[_Union[Durability, str]] = ...) -> None: ...
+    keyspace: str
+    def __init__(self, key: _Optional[bytes] = ..., table_version: _Optional[int] = ..., if_version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., durability: _Optional[_Union[Durability, str]] = ..., keyspace: _Optional[str] = ...) -> None: ...
 
 class DeleteResponse(_message.Message):
     __slots__ = ("found",)
@@ -98,20 +104,22 @@ class RowError(_message.Message):
     def __init__(self, row: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.Error, _Mapping]] = ...) -> None: ...
 
 class BatchGetRequest(_message.Message):
-    __slots__ = ("table_version", "keys", "partition_ids", "want_versions", "cluster_id", "keys_only")
+    __slots__ = ("table_version", "keys", "partition_ids", "want_versions", "cluster_id", "keys_only", "keyspace_id")
     TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     PARTITION_IDS_FIELD_NUMBER: _ClassVar[int]
     WANT_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_ONLY_FIELD_NUMBER: _ClassVar[int]
+    KEYSPACE_ID_FIELD_NUMBER: _ClassVar[int]
     table_version: int
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     partition_ids: _containers.RepeatedScalarFieldContainer[int]
     want_versions: bool
     cluster_id: str
     keys_only: bool
-    def __init__(self, table_version: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ..., partition_ids: _Optional[_Iterable[int]] = ..., want_versions: bool = ..., cluster_id: _Optional[str] = ..., keys_only: bool = ...) -> None: ...
+    keyspace_id: int
+    def __init__(self, table_version: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ..., partition_ids: _Optional[_Iterable[int]] = ..., want_versions: bool = ..., cluster_id: _Optional[str] = ..., keys_only: bool = ..., keyspace_id: _Optional[int] = ...) -> None: ...
 
 class BatchGetResponse(_message.Message):
     __slots__ = ("values", "missing", "versions", "expires_at_ms", "refusals")
@@ -128,7 +136,7 @@ class BatchGetResponse(_message.Message):
     def __init__(self, values: _Optional[_Iterable[bytes]] = ..., missing: _Optional[_Iterable[int]] = ..., versions: _Optional[_Iterable[int]] = ..., expires_at_ms: _Optional[_Iterable[int]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ...) -> None: ...
 
 class BatchWriteRequest(_message.Message):
-    __slots__ = ("table_version", "keys", "values", "partition_ids", "deletes", "ttl_ms", "conditions", "want_versions", "cluster_id", "durability")
+    __slots__ = ("table_version", "keys", "values", "partition_ids", "deletes", "ttl_ms", "conditions", "want_versions", "cluster_id", "durability", "keyspace_id")
     TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
@@ -139,6 +147,7 @@ class BatchWriteRequest(_message.Message):
     WANT_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     DURABILITY_FIELD_NUMBER: _ClassVar[int]
+    KEYSPACE_ID_FIELD_NUMBER: _ClassVar[int]
     table_version: int
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     values: _containers.RepeatedScalarFieldContainer[bytes]
@@ -149,7 +158,8 @@ class BatchWriteRequest(_message.Message):
     want_versions: bool
     cluster_id: str
     durability: Durability
-    def __init__(self, table_version: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ..., values: _Optional[_Iterable[bytes]] = ..., partition_ids: _Optional[_Iterable[int]] = ..., deletes: _Optional[_Iterable[int]] = ..., ttl_ms: _Optional[_Iterable[int]] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ..., want_versions: bool = ..., cluster_id: _Optional[str] = ..., durability: _Optional[_Union[Durability, str]] = ...) -> None: ...
+    keyspace_id: int
+    def __init__(self, table_version: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ..., values: _Optional[_Iterable[bytes]] = ..., partition_ids: _Optional[_Iterable[int]] = ..., deletes: _Optional[_Iterable[int]] = ..., ttl_ms: _Optional[_Iterable[int]] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ..., want_versions: bool = ..., cluster_id: _Optional[str] = ..., durability: _Optional[_Union[Durability, str]] = ..., keyspace_id: _Optional[int] = ...) -> None: ...
 
 class Condition(_message.Message):
     __slots__ = ("row", "if_version")
@@ -172,20 +182,22 @@ class BatchWriteResponse(_message.Message):
     def __init__(self, versions: _Optional[_Iterable[int]] = ..., absent: _Optional[_Iterable[int]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., row_errors: _Optional[_Iterable[_Union[RowError, _Mapping]]] = ...) -> None: ...
 
 class BatchUpdateRequest(_message.Message):
-    __slots__ = ("table_version", "keys", "partition_ids", "updates", "cluster_id", "durability")
+    __slots__ = ("table_version", "keys", "partition_ids", "updates", "cluster_id", "durability", "keyspace_id")
     TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     PARTITION_IDS_FIELD_NUMBER: _ClassVar[int]
     UPDATES_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     DURABILITY_FIELD_NUMBER: _ClassVar[int]
+    KEYSPACE_ID_FIELD_NUMBER: _ClassVar[int]
     table_version: int
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     partition_ids: _containers.RepeatedScalarFieldContainer[int]
     updates: _containers.RepeatedCompositeFieldContainer[Update]
     cluster_id: str
     durability: Durability
-    def __init__(self, table_version: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ..., partition_ids: _Optional[_Iterable[int]] = ..., updates: _Optional[_Iterable[_Union[Update, _Mapping]]] = ..., cluster_id: _Optional[str] = ..., durability: _Optional[_Union[Durability, str]] = ...) -> None: ...
+    keyspace_id: int
+    def __init__(self, table_version: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ..., partition_ids: _Optional[_Iterable[int]] = ..., updates: _Optional[_Iterable[_Union[Update, _Mapping]]] = ..., cluster_id: _Optional[str] = ..., durability: _Optional[_Union[Durability, str]] = ..., keyspace_id: _Optional[int] = ...) -> None: ...
 
 class Update(_message.Message):
     __slots__ = ("increment", "touch", "get_or_put")
@@ -241,6 +253,70 @@ class BatchUpdateResponse(_message.Message):
     row_errors: _containers.RepeatedCompositeFieldContainer[RowError]
     def __init__(self, results: _Optional[_Iterable[_Union[UpdateResult, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., row_errors: _Optional[_Iterable[_Union[RowError, _Mapping]]] = ...) -> None: ...
 
+class CommitBatchRequest(_message.Message):
+    __slots__ = ("table_version", "cluster_id", "partition_id", "operations", "durability", "keyspace_id")
+    TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
+    OPERATIONS_FIELD_NUMBER: _ClassVar[int]
+    DURABILITY_FIELD_NUMBER: _ClassVar[int]
+    KEYSPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    table_version: int
+    cluster_id: str
+    partition_id: int
+    operations: _containers.RepeatedCompositeFieldContainer[Operation]
+    durability: Durability
+    keyspace_id: int
+    def __init__(self, table_version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., partition_id: _Optional[int] = ..., operations: _Optional[_Iterable[_Union[Operation, _Mapping]]] = ..., durability: _Optional[_Union[Durability, str]] = ..., keyspace_id: _Optional[int] = ...) -> None: ...
+
+class Operation(_message.Message):
+    __slots__ = ("key", "check", "put", "delete", "increment")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
+    PUT_FIELD_NUMBER: _ClassVar[int]
+    DELETE_FIELD_NUMBER: _ClassVar[int]
+    INCREMENT_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    check: CheckVersion
+    put: PutValue
+    delete: DeleteRecord
+    increment: Increment
+    def __init__(self, key: _Optional[bytes] = ..., check: _Optional[_Union[CheckVersion, _Mapping]] = ..., put: _Optional[_Union[PutValue, _Mapping]] = ..., delete: _Optional[_Union[DeleteRecord, _Mapping]] = ..., increment: _Optional[_Union[Increment, _Mapping]] = ...) -> None: ...
+
+class CheckVersion(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    def __init__(self, version: _Optional[int] = ...) -> None: ...
+
+class PutValue(_message.Message):
+    __slots__ = ("value", "ttl_ms")
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    value: bytes
+    ttl_ms: int
+    def __init__(self, value: _Optional[bytes] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
+
+class DeleteRecord(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class OperationResult(_message.Message):
+    __slots__ = ("number", "found")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    found: bool
+    def __init__(self, number: _Optional[int] = ..., found: bool = ...) -> None: ...
+
+class CommitBatchResponse(_message.Message):
+    __slots__ = ("version", "results")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    results: _containers.RepeatedCompositeFieldContainer[OperationResult]
+    def __init__(self, version: _Optional[int] = ..., results: _Optional[_Iterable[_Union[OperationResult, _Mapping]]] = ...) -> None: ...
+
 class ScanCursor(_message.Message):
     __slots__ = ("partition_id", "after_key")
     PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -250,7 +326,7 @@ class ScanCursor(_message.Message):
     def __init__(self, partition_id: _Optional[int] = ..., after_key: _Optional[bytes] = ...) -> None: ...
 
 class ScanRequest(_message.Message):
-    __slots__ = ("table_version", "partition_ids", "prefix", "cursor", "limit", "keys_only", "want_versions", "cluster_id", "start", "reverse")
+    __slots__ = ("table_version", "partition_ids", "prefix", "cursor", "limit", "keys_only", "want_versions", "cluster_id", "start", "reverse", "keyspace_id")
     TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
     PARTITION_IDS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
@@ -261,6 +337,7 @@ class ScanRequest(_message.Message):
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     REVERSE_FIELD_NUMBER: _ClassVar[int]
+    KEYSPACE_ID_FIELD_NUMBER: _ClassVar[int]
     table_version: int
     partition_ids: _containers.RepeatedScalarFieldContainer[int]
     prefix: bytes
@@ -271,7 +348,8 @@ class ScanRequest(_message.Message):
     cluster_id: str
     start: bytes
     reverse: bool
-    def __init__(self, table_version: _Optional[int] = ..., partition_ids: _Optional[_Iterable[int]] = ..., prefix: _Optional[bytes] = ..., cursor: _Optional[_Union[ScanCursor, _Mapping]] = ..., limit: _Optional[int] = ..., keys_only: bool = ..., want_versions: bool = ..., cluster_id: _Optional[str] = ..., start: _Optional[bytes] = ..., reverse: bool = ...) -> None: ...
+    keyspace_id: int
+    def __init__(self, table_version: _Optional[int] = ..., partition_ids: _Optional[_Iterable[int]] = ..., prefix: _Optional[bytes] = ..., cursor: _Optional[_Union[ScanCursor, _Mapping]] = ..., limit: _Optional[int] = ..., keys_only: bool = ..., want_versions: bool = ..., cluster_id: _Optional[str] = ..., start: _Optional[bytes] = ..., reverse: bool = ..., keyspace_id: _Optional[int] = ...) -> None: ...
 
 class ScanResponse(_message.Message):
     __slots__ = ("keys", "values", "partition_ids", "versions", "expires_at_ms", "next", "refusals", "in_range")

@@ -64,6 +64,11 @@ class KeyValueStub(object):
                 request_serializer=koinon__proto_dot_v1_dot_kv__pb2.BatchUpdateRequest.SerializeToString,
                 response_deserializer=koinon__proto_dot_v1_dot_kv__pb2.BatchUpdateResponse.FromString,
                 _registered_method=True)
+        self.CommitBatch = channel.unary_unary(
+                '/koinon.v1.KeyValue/CommitBatch',
+                request_serializer=koinon__proto_dot_v1_dot_kv__pb2.CommitBatchRequest.SerializeToString,
+                response_deserializer=koinon__proto_dot_v1_dot_kv__pb2.CommitBatchResponse.FromString,
+                _registered_method=True)
         self.Scan = channel.unary_unary(
                 '/koinon.v1.KeyValue/Scan',
                 request_serializer=koinon__proto_dot_v1_dot_kv__pb2.ScanRequest.SerializeToString,
@@ -120,6 +125,15 @@ class KeyValueServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CommitBatch(self, request, context):
+        """Several operations on keys that have the same routing bytes, and so lie in one partition: all
+        take effect in one step, or none does, on every replica, whatever crashes. Refused whole, by the
+        status: CheckFailed, NotANumber, NumberOverflow (nothing was written), and all that refuses a put.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Scan(self, request, context):
         """One page of records, in (partition_id, key) order. Stateless: the next page is asked for with
         the cursor of the last.
@@ -171,6 +185,11 @@ def add_KeyValueServicer_to_server(servicer, server):
                     servicer.BatchUpdate,
                     request_deserializer=koinon__proto_dot_v1_dot_kv__pb2.BatchUpdateRequest.FromString,
                     response_serializer=koinon__proto_dot_v1_dot_kv__pb2.BatchUpdateResponse.SerializeToString,
+            ),
+            'CommitBatch': grpc.unary_unary_rpc_method_handler(
+                    servicer.CommitBatch,
+                    request_deserializer=koinon__proto_dot_v1_dot_kv__pb2.CommitBatchRequest.FromString,
+                    response_serializer=koinon__proto_dot_v1_dot_kv__pb2.CommitBatchResponse.SerializeToString,
             ),
             'Scan': grpc.unary_unary_rpc_method_handler(
                     servicer.Scan,
@@ -345,6 +364,33 @@ class KeyValue(object):
             '/koinon.v1.KeyValue/BatchUpdate',
             koinon__proto_dot_v1_dot_kv__pb2.BatchUpdateRequest.SerializeToString,
             koinon__proto_dot_v1_dot_kv__pb2.BatchUpdateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CommitBatch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/koinon.v1.KeyValue/CommitBatch',
+            koinon__proto_dot_v1_dot_kv__pb2.CommitBatchRequest.SerializeToString,
+            koinon__proto_dot_v1_dot_kv__pb2.CommitBatchResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,7 +39,7 @@ class StreamBatch(_message.Message):
     def __init__(self, query_id: _Optional[str] = ..., batch_id: _Optional[int] = ...) -> None: ...
 
 class OpenLoadRequest(_message.Message):
-    __slots__ = ("cluster_id", "job_id", "mode", "prefix", "stream_batch", "description", "timeout_ms")
+    __slots__ = ("cluster_id", "job_id", "mode", "prefix", "stream_batch", "description", "timeout_ms", "keyspace_id")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +47,7 @@ class OpenLoadRequest(_message.Message):
     STREAM_BATCH_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    KEYSPACE_ID_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     job_id: str
     mode: LoadMode
@@ -54,7 +55,8 @@ class OpenLoadRequest(_message.Message):
     stream_batch: StreamBatch
     description: str
     timeout_ms: int
-    def __init__(self, cluster_id: _Optional[str] = ..., job_id: _Optional[str] = ..., mode: _Optional[_Union[LoadMode, str]] = ..., prefix: _Optional[bytes] = ..., stream_batch: _Optional[_Union[StreamBatch, _Mapping]] = ..., description: _Optional[str] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+    keyspace_id: int
+    def __init__(self, cluster_id: _Optional[str] = ..., job_id: _Optional[str] = ..., mode: _Optional[_Union[LoadMode, str]] = ..., prefix: _Optional[bytes] = ..., stream_batch: _Optional[_Union[StreamBatch, _Mapping]] = ..., description: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., keyspace_id: _Optional[int] = ...) -> None: ...
 
 class OpenLoadResponse(_message.Message):
     __slots__ = ("load_id", "state", "table_version", "cluster_id")
@@ -127,7 +129,7 @@ class AbortLoadResponse(_message.Message):
     def __init__(self, state: _Optional[_Union[LoadState, str]] = ...) -> None: ...
 
 class LoadInfo(_message.Message):
-    __slots__ = ("load_id", "job_id", "state", "mode", "prefix", "stream_batch", "description", "partitions", "partitions_merged", "rows", "bytes", "idle_ms", "timeout_ms", "reason")
+    __slots__ = ("load_id", "job_id", "state", "mode", "prefix", "stream_batch", "description", "partitions", "partitions_merged", "rows", "bytes", "idle_ms", "timeout_ms", "reason", "owner", "keyspace")
     LOAD_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +144,8 @@ class LoadInfo(_message.Message):
     IDLE_MS_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    KEYSPACE_FIELD_NUMBER: _ClassVar[int]
     load_id: int
     job_id: str
     state: LoadState
@@ -156,7 +160,9 @@ class LoadInfo(_message.Message):
     idle_ms: int
     timeout_ms: int
     reason: str
-    def __init__(self, load_id: _Optional[int] = ..., job_id: _Optional[str] = ..., state: _Optional[_Union[LoadState, str]] = ..., mode: _Optional[_Union[LoadMode, str]] = ..., prefix: _Optional[bytes] = ..., stream_batch: _Optional[_Union[StreamBatch, _Mapping]] = ..., description: _Optional[str] = ..., partitions: _Optional[int] = ..., partitions_merged: _Optional[int] = ..., rows: _Optional[int] = ..., bytes: _Optional[int] = ..., idle_ms: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    owner: str
+    keyspace: str
+    def __init__(self, load_id: _Optional[int] = ..., job_id: _Optional[str] = ..., state: _Optional[_Union[LoadState, str]] = ..., mode: _Optional[_Union[LoadMode, str]] = ..., prefix: _Optional[bytes] = ..., stream_batch: _Optional[_Union[StreamBatch, _Mapping]] = ..., description: _Optional[str] = ..., partitions: _Optional[int] = ..., partitions_merged: _Optional[int] = ..., rows: _Optional[int] = ..., bytes: _Optional[int] = ..., idle_ms: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., reason: _Optional[str] = ..., owner: _Optional[str] = ..., keyspace: _Optional[str] = ...) -> None: ...
 
 class GetLoadsRequest(_message.Message):
     __slots__ = ("cluster_id", "load_id")
@@ -181,18 +187,20 @@ class GetManifestRequest(_message.Message):
     def __init__(self, cluster_id: _Optional[str] = ..., load_id: _Optional[int] = ...) -> None: ...
 
 class LoadManifest(_message.Message):
-    __slots__ = ("load_id", "mode", "prefix", "attempts", "partition_ids")
+    __slots__ = ("load_id", "mode", "prefix", "attempts", "partition_ids", "keyspace_id")
     LOAD_ID_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     PARTITION_IDS_FIELD_NUMBER: _ClassVar[int]
+    KEYSPACE_ID_FIELD_NUMBER: _ClassVar[int]
     load_id: int
     mode: LoadMode
     prefix: bytes
     attempts: _containers.RepeatedScalarFieldContainer[int]
     partition_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, load_id: _Optional[int] = ..., mode: _Optional[_Union[LoadMode, str]] = ..., prefix: _Optional[bytes] = ..., attempts: _Optional[_Iterable[int]] = ..., partition_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    keyspace_id: int
+    def __init__(self, load_id: _Optional[int] = ..., mode: _Optional[_Union[LoadMode, str]] = ..., prefix: _Optional[bytes] = ..., attempts: _Optional[_Iterable[int]] = ..., partition_ids: _Optional[_Iterable[int]] = ..., keyspace_id: _Optional[int] = ...) -> None: ...
 
 class ReportMergedRequest(_message.Message):
     __slots__ = ("cluster_id", "load_id", "partition_ids")
@@ -263,7 +271,7 @@ class PrepareResponse(_message.Message):
     def __init__(self, refusals: _Optional[_Iterable[_Union[_kv_pb2.Refusal, _Mapping]]] = ..., duplicate_rows: _Optional[int] = ..., duplicate_keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ReadColumnsRequest(_message.Message):
-    __slots__ = ("cluster_id", "table_version", "partition_ids", "prefix", "cursor", "bytes_max", "keys_only", "want_versions")
+    __slots__ = ("cluster_id", "table_version", "partition_ids", "prefix", "cursor", "bytes_max", "keys_only", "want_versions", "keyspace_id")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
     PARTITION_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -272,6 +280,7 @@ class ReadColumnsRequest(_message.Message):
     BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     KEYS_ONLY_FIELD_NUMBER: _ClassVar[int]
     WANT_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    KEYSPACE_ID_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     table_version: int
     partition_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -280,7 +289,8 @@ class ReadColumnsRequest(_message.Message):
     bytes_max: int
     keys_only: bool
     want_versions: bool
-    def __init__(self, cluster_id: _Optional[str] = ..., table_version: _Optional[int] = ..., partition_ids: _Optional[_Iterable[int]] = ..., prefix: _Optional[bytes] = ..., cursor: _Optional[_Union[_kv_pb2.ScanCursor, _Mapping]] = ..., bytes_max: _Optional[int] = ..., keys_only: bool = ..., want_versions: bool = ...) -> None: ...
+    keyspace_id: int
+    def __init__(self, cluster_id: _Optional[str] = ..., table_version: _Optional[int] = ..., partition_ids: _Optional[_Iterable[int]] = ..., prefix: _Optional[bytes] = ..., cursor: _Optional[_Union[_kv_pb2.ScanCursor, _Mapping]] = ..., bytes_max: _Optional[int] = ..., keys_only: bool = ..., want_versions: bool = ..., keyspace_id: _Optional[int] = ...) -> None: ...
 
 class ReadColumnsResponse(_message.Message):
     __slots__ = ("columns", "partition_ids", "row_counts", "versions", "expires_at_ms", "next", "refusals")

@@ -10,7 +10,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("protocol_version", "cluster_id", "node_id", "address", "rack", "store_id", "last_node_epoch", "registration_id", "weight", "redis_address")
+    __slots__ = ("protocol_version", "cluster_id", "node_id", "address", "rack", "store_id", "last_node_epoch", "registration_id", "weight", "redis_address", "pool")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -21,6 +21,7 @@ class RegisterRequest(_message.Message):
     REGISTRATION_ID_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     REDIS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     cluster_id: str
     node_id: str
@@ -31,7 +32,8 @@ class RegisterRequest(_message.Message):
     registration_id: str
     weight: int
     redis_address: str
-    def __init__(self, protocol_version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., node_id: _Optional[str] = ..., address: _Optional[str] = ..., rack: _Optional[str] = ..., store_id: _Optional[str] = ..., last_node_epoch: _Optional[int] = ..., registration_id: _Optional[str] = ..., weight: _Optional[int] = ..., redis_address: _Optional[str] = ...) -> None: ...
+    pool: str
+    def __init__(self, protocol_version: _Optional[int] = ..., cluster_id: _Optional[str] = ..., node_id: _Optional[str] = ..., address: _Optional[str] = ..., rack: _Optional[str] = ..., store_id: _Optional[str] = ..., last_node_epoch: _Optional[int] = ..., registration_id: _Optional[str] = ..., weight: _Optional[int] = ..., redis_address: _Optional[str] = ..., pool: _Optional[str] = ...) -> None: ...
 
 class RegisterResponse(_message.Message):
     __slots__ = ("cluster_id", "node_epoch", "term", "heartbeat_interval_ms", "lease_ms", "table", "access")
@@ -62,7 +64,7 @@ class HostCommand(_message.Message):
     def __init__(self, partition_id: _Optional[int] = ..., primary_epoch: _Optional[int] = ..., partition_epoch: _Optional[int] = ...) -> None: ...
 
 class NodeStats(_message.Message):
-    __slots__ = ("records", "used_bytes", "map_bytes", "reads_per_second", "writes_per_second", "disk_free_bytes", "disk_bytes", "commit_out_ms", "commit_ms")
+    __slots__ = ("records", "used_bytes", "map_bytes", "reads_per_second", "writes_per_second", "disk_free_bytes", "disk_bytes", "commit_out_ms", "commit_ms", "tls_mode", "open_addresses")
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     USED_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAP_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +74,8 @@ class NodeStats(_message.Message):
     DISK_BYTES_FIELD_NUMBER: _ClassVar[int]
     COMMIT_OUT_MS_FIELD_NUMBER: _ClassVar[int]
     COMMIT_MS_FIELD_NUMBER: _ClassVar[int]
+    TLS_MODE_FIELD_NUMBER: _ClassVar[int]
+    OPEN_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     records: int
     used_bytes: int
     map_bytes: int
@@ -81,7 +85,9 @@ class NodeStats(_message.Message):
     disk_bytes: int
     commit_out_ms: int
     commit_ms: int
-    def __init__(self, records: _Optional[int] = ..., used_bytes: _Optional[int] = ..., map_bytes: _Optional[int] = ..., reads_per_second: _Optional[float] = ..., writes_per_second: _Optional[float] = ..., disk_free_bytes: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., commit_out_ms: _Optional[int] = ..., commit_ms: _Optional[int] = ...) -> None: ...
+    tls_mode: str
+    open_addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, records: _Optional[int] = ..., used_bytes: _Optional[int] = ..., map_bytes: _Optional[int] = ..., reads_per_second: _Optional[float] = ..., writes_per_second: _Optional[float] = ..., disk_free_bytes: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., commit_out_ms: _Optional[int] = ..., commit_ms: _Optional[int] = ..., tls_mode: _Optional[str] = ..., open_addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ReplicaProgress(_message.Message):
     __slots__ = ("partition_id", "stage", "records", "bytes", "records_total", "bytes_total")
@@ -112,7 +118,7 @@ class ReplicaProgress(_message.Message):
     def __init__(self, partition_id: _Optional[int] = ..., stage: _Optional[_Union[ReplicaProgress.Stage, str]] = ..., records: _Optional[int] = ..., bytes: _Optional[int] = ..., records_total: _Optional[int] = ..., bytes_total: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("cluster_id", "node_id", "node_epoch", "table_version", "hosted", "stats", "progress", "registration_id", "access_version")
+    __slots__ = ("cluster_id", "node_id", "node_epoch", "table_version", "hosted", "stats", "progress", "registration_id", "access_version", "erased_keyspaces")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +128,7 @@ class HeartbeatRequest(_message.Message):
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     REGISTRATION_ID_FIELD_NUMBER: _ClassVar[int]
     ACCESS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ERASED_KEYSPACES_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     node_id: str
     node_epoch: int
@@ -131,7 +138,8 @@ class HeartbeatRequest(_message.Message):
     progress: _containers.RepeatedCompositeFieldContainer[ReplicaProgress]
     registration_id: str
     access_version: int
-    def __init__(self, cluster_id: _Optional[str] = ..., node_id: _Optional[str] = ..., node_epoch: _Optional[int] = ..., table_version: _Optional[int] = ..., hosted: _Optional[_Iterable[_Union[HostCommand, _Mapping]]] = ..., stats: _Optional[_Union[NodeStats, _Mapping]] = ..., progress: _Optional[_Iterable[_Union[ReplicaProgress, _Mapping]]] = ..., registration_id: _Optional[str] = ..., access_version: _Optional[int] = ...) -> None: ...
+    erased_keyspaces: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, cluster_id: _Optional[str] = ..., node_id: _Optional[str] = ..., node_epoch: _Optional[int] = ..., table_version: _Optional[int] = ..., hosted: _Optional[_Iterable[_Union[HostCommand, _Mapping]]] = ..., stats: _Optional[_Union[NodeStats, _Mapping]] = ..., progress: _Optional[_Iterable[_Union[ReplicaProgress, _Mapping]]] = ..., registration_id: _Optional[str] = ..., access_version: _Optional[int] = ..., erased_keyspaces: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     __slots__ = ("term", "lease_ms", "table", "commands", "access")

@@ -102,7 +102,7 @@ class FollowResponse(_message.Message):
     def __init__(self, opened: _Optional[_Union[OpenedPartitions, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., closed: _Optional[_Union[ClosedPartitions, _Mapping]] = ..., floors: _Optional[_Union[PurgeFloors, _Mapping]] = ...) -> None: ...
 
 class OpenedPartition(_message.Message):
-    __slots__ = ("partition_id", "primary_epoch", "refusal", "take_snapshot", "common_point", "stream_from", "history", "records", "bytes")
+    __slots__ = ("partition_id", "primary_epoch", "refusal", "take_snapshot", "common_point", "stream_from", "history", "records", "bytes", "required")
     PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
     PRIMARY_EPOCH_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +112,7 @@ class OpenedPartition(_message.Message):
     HISTORY_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
+    REQUIRED_FIELD_NUMBER: _ClassVar[int]
     partition_id: int
     primary_epoch: int
     refusal: _errors_pb2.Error
@@ -121,7 +122,8 @@ class OpenedPartition(_message.Message):
     history: _containers.RepeatedCompositeFieldContainer[EpochStart]
     records: int
     bytes: int
-    def __init__(self, partition_id: _Optional[int] = ..., primary_epoch: _Optional[int] = ..., refusal: _Optional[_Union[_errors_pb2.Error, _Mapping]] = ..., take_snapshot: bool = ..., common_point: _Optional[int] = ..., stream_from: _Optional[int] = ..., history: _Optional[_Iterable[_Union[EpochStart, _Mapping]]] = ..., records: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+    required: bool
+    def __init__(self, partition_id: _Optional[int] = ..., primary_epoch: _Optional[int] = ..., refusal: _Optional[_Union[_errors_pb2.Error, _Mapping]] = ..., take_snapshot: bool = ..., common_point: _Optional[int] = ..., stream_from: _Optional[int] = ..., history: _Optional[_Iterable[_Union[EpochStart, _Mapping]]] = ..., records: _Optional[int] = ..., bytes: _Optional[int] = ..., required: bool = ...) -> None: ...
 
 class OpenedPartitions(_message.Message):
     __slots__ = ("partitions",)

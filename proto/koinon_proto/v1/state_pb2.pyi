@@ -10,7 +10,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Command(_message.Message):
-    __slots__ = ("format_version", "create_cluster", "register_node", "confirm_registration", "assign_partitions", "fence_node", "partitions_hosted", "alter_partitions", "accept_plan", "start_moves", "finish_moves", "cancel_moves", "set_move_settings", "set_node_status", "want_primaries", "force_primary", "set_replication_factor", "open_load", "commit_load", "abort_load", "partitions_merged", "put_role", "drop_role", "put_user", "drop_user", "add_token", "drop_token", "revoke_certificate", "restore_certificate")
+    __slots__ = ("format_version", "create_cluster", "register_node", "confirm_registration", "assign_partitions", "fence_node", "partitions_hosted", "alter_partitions", "accept_plan", "start_moves", "finish_moves", "cancel_moves", "set_move_settings", "set_node_status", "want_primaries", "force_primary", "set_replication_factor", "open_load", "commit_load", "abort_load", "partitions_merged", "put_role", "drop_role", "put_user", "drop_user", "add_token", "drop_token", "revoke_certificate", "restore_certificate", "create_keyspace", "alter_keyspace", "drop_keyspace", "forget_keyspace")
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     CREATE_CLUSTER_FIELD_NUMBER: _ClassVar[int]
     REGISTER_NODE_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +40,10 @@ class Command(_message.Message):
     DROP_TOKEN_FIELD_NUMBER: _ClassVar[int]
     REVOKE_CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     RESTORE_CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    CREATE_KEYSPACE_FIELD_NUMBER: _ClassVar[int]
+    ALTER_KEYSPACE_FIELD_NUMBER: _ClassVar[int]
+    DROP_KEYSPACE_FIELD_NUMBER: _ClassVar[int]
+    FORGET_KEYSPACE_FIELD_NUMBER: _ClassVar[int]
     format_version: int
     create_cluster: CreateClusterCommand
     register_node: RegisterNodeCommand
@@ -69,7 +73,11 @@ class Command(_message.Message):
     drop_token: DropTokenCommand
     revoke_certificate: RevokeCertificateCommand
     restore_certificate: RestoreCertificateCommand
-    def __init__(self, format_version: _Optional[int] = ..., create_cluster: _Optional[_Union[CreateClusterCommand, _Mapping]] = ..., register_node: _Optional[_Union[RegisterNodeCommand, _Mapping]] = ..., confirm_registration: _Optional[_Union[ConfirmRegistrationCommand, _Mapping]] = ..., assign_partitions: _Optional[_Union[AssignPartitionsCommand, _Mapping]] = ..., fence_node: _Optional[_Union[FenceNodeCommand, _Mapping]] = ..., partitions_hosted: _Optional[_Union[PartitionsHostedCommand, _Mapping]] = ..., alter_partitions: _Optional[_Union[AlterPartitionsCommand, _Mapping]] = ..., accept_plan: _Optional[_Union[AcceptPlanCommand, _Mapping]] = ..., start_moves: _Optional[_Union[StartMovesCommand, _Mapping]] = ..., finish_moves: _Optional[_Union[FinishMovesCommand, _Mapping]] = ..., cancel_moves: _Optional[_Union[CancelMovesCommand, _Mapping]] = ..., set_move_settings: _Optional[_Union[SetMoveSettingsCommand, _Mapping]] = ..., set_node_status: _Optional[_Union[SetNodeStatusCommand, _Mapping]] = ..., want_primaries: _Optional[_Union[WantPrimariesCommand, _Mapping]] = ..., force_primary: _Optional[_Union[ForcePrimaryCommand, _Mapping]] = ..., set_replication_factor: _Optional[_Union[SetReplicationFactorCommand, _Mapping]] = ..., open_load: _Optional[_Union[OpenLoadCommand, _Mapping]] = ..., commit_load: _Optional[_Union[CommitLoadCommand, _Mapping]] = ..., abort_load: _Optional[_Union[AbortLoadCommand, _Mapping]] = ..., partitions_merged: _Optional[_Union[PartitionsMergedCommand, _Mapping]] = ..., put_role: _Optional[_Union[PutRoleCommand, _Mapping]] = ..., drop_role: _Optional[_Union[DropRoleCommand, _Mapping]] = ..., put_user: _Optional[_Union[PutUserCommand, _Mapping]] = ..., drop_user: _Optional[_Union[DropUserCommand, _Mapping]] = ..., add_token: _Optional[_Union[AddTokenCommand, _Mapping]] = ..., drop_token: _Optional[_Union[DropTokenCommand, _Mapping]] = ..., revoke_certificate: _Optional[_Union[RevokeCertificateCommand, _Mapping]] = ..., restore_certificate: _Optional[_Union[RestoreCertificateCommand, _Mapping]] = ...) -> None: ...
+    create_keyspace: CreateKeyspaceCommand
+    alter_keyspace: AlterKeyspaceCommand
+    drop_keyspace: DropKeyspaceCommand
+    forget_keyspace: ForgetKeyspaceCommand
+    def __init__(self, format_version: _Optional[int] = ..., create_cluster: _Optional[_Union[CreateClusterCommand, _Mapping]] = ..., register_node: _Optional[_Union[RegisterNodeCommand, _Mapping]] = ..., confirm_registration: _Optional[_Union[ConfirmRegistrationCommand, _Mapping]] = ..., assign_partitions: _Optional[_Union[AssignPartitionsCommand, _Mapping]] = ..., fence_node: _Optional[_Union[FenceNodeCommand, _Mapping]] = ..., partitions_hosted: _Optional[_Union[PartitionsHostedCommand, _Mapping]] = ..., alter_partitions: _Optional[_Union[AlterPartitionsCommand, _Mapping]] = ..., accept_plan: _Optional[_Union[AcceptPlanCommand, _Mapping]] = ..., start_moves: _Optional[_Union[StartMovesCommand, _Mapping]] = ..., finish_moves: _Optional[_Union[FinishMovesCommand, _Mapping]] = ..., cancel_moves: _Optional[_Union[CancelMovesCommand, _Mapping]] = ..., set_move_settings: _Optional[_Union[SetMoveSettingsCommand, _Mapping]] = ..., set_node_status: _Optional[_Union[SetNodeStatusCommand, _Mapping]] = ..., want_primaries: _Optional[_Union[WantPrimariesCommand, _Mapping]] = ..., force_primary: _Optional[_Union[ForcePrimaryCommand, _Mapping]] = ..., set_replication_factor: _Optional[_Union[SetReplicationFactorCommand, _Mapping]] = ..., open_load: _Optional[_Union[OpenLoadCommand, _Mapping]] = ..., commit_load: _Optional[_Union[CommitLoadCommand, _Mapping]] = ..., abort_load: _Optional[_Union[AbortLoadCommand, _Mapping]] = ..., partitions_merged: _Optional[_Union[PartitionsMergedCommand, _Mapping]] = ..., put_role: _Optional[_Union[PutRoleCommand, _Mapping]] = ..., drop_role: _Optional[_Union[DropRoleCommand, _Mapping]] = ..., put_user: _Optional[_Union[PutUserCommand, _Mapping]] = ..., drop_user: _Optional[_Union[DropUserCommand, _Mapping]] = ..., add_token: _Optional[_Union[AddTokenCommand, _Mapping]] = ..., drop_token: _Optional[_Union[DropTokenCommand, _Mapping]] = ..., revoke_certificate: _Optional[_Union[RevokeCertificateCommand, _Mapping]] = ..., restore_certificate: _Optional[_Union[RestoreCertificateCommand, _Mapping]] = ..., create_keyspace: _Optional[_Union[CreateKeyspaceCommand, _Mapping]] = ..., alter_keyspace: _Optional[_Union[AlterKeyspaceCommand, _Mapping]] = ..., drop_keyspace: _Optional[_Union[DropKeyspaceCommand, _Mapping]] = ..., forget_keyspace: _Optional[_Union[ForgetKeyspaceCommand, _Mapping]] = ...) -> None: ...
 
 class CreateClusterCommand(_message.Message):
     __slots__ = ("config",)
@@ -78,7 +86,7 @@ class CreateClusterCommand(_message.Message):
     def __init__(self, config: _Optional[_Union[_table_pb2.ClusterConfig, _Mapping]] = ...) -> None: ...
 
 class RegisterNodeCommand(_message.Message):
-    __slots__ = ("node_id", "address", "rack", "store_id", "last_node_epoch", "registration_id", "known_node_epoch", "weight", "base_epoch_counts", "redis_address")
+    __slots__ = ("node_id", "address", "rack", "store_id", "last_node_epoch", "registration_id", "known_node_epoch", "weight", "base_epoch_counts", "redis_address", "pool")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     RACK_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +97,7 @@ class RegisterNodeCommand(_message.Message):
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     BASE_EPOCH_COUNTS_FIELD_NUMBER: _ClassVar[int]
     REDIS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     address: str
     rack: str
@@ -99,7 +108,8 @@ class RegisterNodeCommand(_message.Message):
     weight: int
     base_epoch_counts: bool
     redis_address: str
-    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ..., rack: _Optional[str] = ..., store_id: _Optional[str] = ..., last_node_epoch: _Optional[int] = ..., registration_id: _Optional[str] = ..., known_node_epoch: _Optional[int] = ..., weight: _Optional[int] = ..., base_epoch_counts: bool = ..., redis_address: _Optional[str] = ...) -> None: ...
+    pool: str
+    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ..., rack: _Optional[str] = ..., store_id: _Optional[str] = ..., last_node_epoch: _Optional[int] = ..., registration_id: _Optional[str] = ..., known_node_epoch: _Optional[int] = ..., weight: _Optional[int] = ..., base_epoch_counts: bool = ..., redis_address: _Optional[str] = ..., pool: _Optional[str] = ...) -> None: ...
 
 class ConfirmRegistrationCommand(_message.Message):
     __slots__ = ("node_number", "node_epoch")
@@ -249,26 +259,58 @@ class ForcePrimaryCommand(_message.Message):
     def __init__(self, partition_id: _Optional[int] = ..., node_number: _Optional[int] = ..., partition_epoch: _Optional[int] = ...) -> None: ...
 
 class SetReplicationFactorCommand(_message.Message):
-    __slots__ = ("replication_factor",)
+    __slots__ = ("replication_factor", "keyspace_id")
     REPLICATION_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    KEYSPACE_ID_FIELD_NUMBER: _ClassVar[int]
     replication_factor: int
-    def __init__(self, replication_factor: _Optional[int] = ...) -> None: ...
+    keyspace_id: int
+    def __init__(self, replication_factor: _Optional[int] = ..., keyspace_id: _Optional[int] = ...) -> None: ...
+
+class CreateKeyspaceCommand(_message.Message):
+    __slots__ = ("keyspace", "rows")
+    KEYSPACE_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    keyspace: _table_pb2.Keyspace
+    rows: _containers.RepeatedCompositeFieldContainer[AssignPartitionsCommand.Replicas]
+    def __init__(self, keyspace: _Optional[_Union[_table_pb2.Keyspace, _Mapping]] = ..., rows: _Optional[_Iterable[_Union[AssignPartitionsCommand.Replicas, _Mapping]]] = ...) -> None: ...
+
+class AlterKeyspaceCommand(_message.Message):
+    __slots__ = ("keyspace",)
+    KEYSPACE_FIELD_NUMBER: _ClassVar[int]
+    keyspace: _table_pb2.Keyspace
+    def __init__(self, keyspace: _Optional[_Union[_table_pb2.Keyspace, _Mapping]] = ...) -> None: ...
+
+class DropKeyspaceCommand(_message.Message):
+    __slots__ = ("keyspace_id",)
+    KEYSPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    keyspace_id: int
+    def __init__(self, keyspace_id: _Optional[int] = ...) -> None: ...
+
+class ForgetKeyspaceCommand(_message.Message):
+    __slots__ = ("keyspace_id",)
+    KEYSPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    keyspace_id: int
+    def __init__(self, keyspace_id: _Optional[int] = ...) -> None: ...
 
 class OpenLoadCommand(_message.Message):
-    __slots__ = ("job_id", "mode", "prefix", "stream_batch", "description", "timeout_ms")
+    __slots__ = ("job_id", "mode", "prefix", "stream_batch", "description", "timeout_ms", "owner", "keyspace_id")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     STREAM_BATCH_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    KEYSPACE_ID_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     mode: _loads_pb2.LoadMode
     prefix: bytes
     stream_batch: _loads_pb2.StreamBatch
     description: str
     timeout_ms: int
-    def __init__(self, job_id: _Optional[str] = ..., mode: _Optional[_Union[_loads_pb2.LoadMode, str]] = ..., prefix: _Optional[bytes] = ..., stream_batch: _Optional[_Union[_loads_pb2.StreamBatch, _Mapping]] = ..., description: _Optional[str] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+    owner: str
+    keyspace_id: int
+    def __init__(self, job_id: _Optional[str] = ..., mode: _Optional[_Union[_loads_pb2.LoadMode, str]] = ..., prefix: _Optional[bytes] = ..., stream_batch: _Optional[_Union[_loads_pb2.StreamBatch, _Mapping]] = ..., description: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., owner: _Optional[str] = ..., keyspace_id: _Optional[int] = ...) -> None: ...
 
 class CommitLoadCommand(_message.Message):
     __slots__ = ("load_id", "attempts", "partition_ids", "rows", "bytes")
@@ -365,7 +407,7 @@ class RestoreCertificateCommand(_message.Message):
     def __init__(self, serial: _Optional[str] = ..., expected_version: _Optional[int] = ...) -> None: ...
 
 class StateSnapshot(_message.Message):
-    __slots__ = ("format_version", "cluster", "table_version", "last_node_number", "nodes", "rows", "moves", "move_settings", "stranded", "loads", "ended_loads", "stream_batches", "load_id_base", "access")
+    __slots__ = ("format_version", "cluster", "table_version", "last_node_number", "nodes", "rows", "moves", "move_settings", "stranded", "loads", "ended_loads", "stream_batches", "load_id_base", "access", "keyspaces", "last_keyspace_id")
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -380,6 +422,8 @@ class StateSnapshot(_message.Message):
     STREAM_BATCHES_FIELD_NUMBER: _ClassVar[int]
     LOAD_ID_BASE_FIELD_NUMBER: _ClassVar[int]
     ACCESS_FIELD_NUMBER: _ClassVar[int]
+    KEYSPACES_FIELD_NUMBER: _ClassVar[int]
+    LAST_KEYSPACE_ID_FIELD_NUMBER: _ClassVar[int]
     format_version: int
     cluster: _table_pb2.ClusterConfig
     table_version: int
@@ -394,10 +438,12 @@ class StateSnapshot(_message.Message):
     stream_batches: _containers.RepeatedCompositeFieldContainer[_loads_pb2.StreamBatch]
     load_id_base: int
     access: _access_pb2.AccessState
-    def __init__(self, format_version: _Optional[int] = ..., cluster: _Optional[_Union[_table_pb2.ClusterConfig, _Mapping]] = ..., table_version: _Optional[int] = ..., last_node_number: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeRecord, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[_table_pb2.PartitionRow, _Mapping]]] = ..., moves: _Optional[_Iterable[_Union[Move, _Mapping]]] = ..., move_settings: _Optional[_Union[_table_pb2.MoveSettings, _Mapping]] = ..., stranded: _Optional[_Iterable[_Union[StrandedPartition, _Mapping]]] = ..., loads: _Optional[_Iterable[_Union[Load, _Mapping]]] = ..., ended_loads: _Optional[_Iterable[_Union[Load, _Mapping]]] = ..., stream_batches: _Optional[_Iterable[_Union[_loads_pb2.StreamBatch, _Mapping]]] = ..., load_id_base: _Optional[int] = ..., access: _Optional[_Union[_access_pb2.AccessState, _Mapping]] = ...) -> None: ...
+    keyspaces: _table_pb2.KeyspaceList
+    last_keyspace_id: int
+    def __init__(self, format_version: _Optional[int] = ..., cluster: _Optional[_Union[_table_pb2.ClusterConfig, _Mapping]] = ..., table_version: _Optional[int] = ..., last_node_number: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeRecord, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[_table_pb2.PartitionRow, _Mapping]]] = ..., moves: _Optional[_Iterable[_Union[Move, _Mapping]]] = ..., move_settings: _Optional[_Union[_table_pb2.MoveSettings, _Mapping]] = ..., stranded: _Optional[_Iterable[_Union[StrandedPartition, _Mapping]]] = ..., loads: _Optional[_Iterable[_Union[Load, _Mapping]]] = ..., ended_loads: _Optional[_Iterable[_Union[Load, _Mapping]]] = ..., stream_batches: _Optional[_Iterable[_Union[_loads_pb2.StreamBatch, _Mapping]]] = ..., load_id_base: _Optional[int] = ..., access: _Optional[_Union[_access_pb2.AccessState, _Mapping]] = ..., keyspaces: _Optional[_Union[_table_pb2.KeyspaceList, _Mapping]] = ..., last_keyspace_id: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("load_id", "job_id", "mode", "prefix", "stream_batch", "description", "timeout_ms", "state", "attempts", "attempts_digest", "partitions", "unmerged", "rows", "bytes", "reason", "committed_at")
+    __slots__ = ("load_id", "job_id", "mode", "prefix", "stream_batch", "description", "timeout_ms", "state", "attempts", "attempts_digest", "partitions", "unmerged", "rows", "bytes", "reason", "committed_at", "owner", "keyspace_id")
     LOAD_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
@@ -414,6 +460,8 @@ class Load(_message.Message):
     BYTES_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_AT_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    KEYSPACE_ID_FIELD_NUMBER: _ClassVar[int]
     load_id: int
     job_id: str
     mode: _loads_pb2.LoadMode
@@ -430,7 +478,9 @@ class Load(_message.Message):
     bytes: int
     reason: str
     committed_at: int
-    def __init__(self, load_id: _Optional[int] = ..., job_id: _Optional[str] = ..., mode: _Optional[_Union[_loads_pb2.LoadMode, str]] = ..., prefix: _Optional[bytes] = ..., stream_batch: _Optional[_Union[_loads_pb2.StreamBatch, _Mapping]] = ..., description: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., state: _Optional[_Union[_loads_pb2.LoadState, str]] = ..., attempts: _Optional[_Iterable[int]] = ..., attempts_digest: _Optional[bytes] = ..., partitions: _Optional[int] = ..., unmerged: _Optional[_Iterable[int]] = ..., rows: _Optional[int] = ..., bytes: _Optional[int] = ..., reason: _Optional[str] = ..., committed_at: _Optional[int] = ...) -> None: ...
+    owner: str
+    keyspace_id: int
+    def __init__(self, load_id: _Optional[int] = ..., job_id: _Optional[str] = ..., mode: _Optional[_Union[_loads_pb2.LoadMode, str]] = ..., prefix: _Optional[bytes] = ..., stream_batch: _Optional[_Union[_loads_pb2.StreamBatch, _Mapping]] = ..., description: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., state: _Optional[_Union[_loads_pb2.LoadState, str]] = ..., attempts: _Optional[_Iterable[int]] = ..., attempts_digest: _Optional[bytes] = ..., partitions: _Optional[int] = ..., unmerged: _Optional[_Iterable[int]] = ..., rows: _Optional[int] = ..., bytes: _Optional[int] = ..., reason: _Optional[str] = ..., committed_at: _Optional[int] = ..., owner: _Optional[str] = ..., keyspace_id: _Optional[int] = ...) -> None: ...
 
 class StrandedPartition(_message.Message):
     __slots__ = ("partition_id", "node_number", "store_id", "node_epoch", "registration_id", "base_node_epoch")

@@ -49,7 +49,7 @@ class GetTableRequest(_message.Message):
     def __init__(self, cluster_id: _Optional[str] = ..., known_version: _Optional[int] = ...) -> None: ...
 
 class ClusterConfig(_message.Message):
-    __slots__ = ("cluster_id", "partitioner", "partition_count", "replication_factor", "min_in_sync", "bootstrap_nodes", "max_value_bytes", "heartbeat_interval_ms", "session_timeout_ms", "lease_ms", "check_quorum_ms", "replica_timeout_ms", "rereplicate_after_ms")
+    __slots__ = ("cluster_id", "partitioner", "partition_count", "replication_factor", "min_in_sync", "bootstrap_nodes", "max_value_bytes", "heartbeat_interval_ms", "session_timeout_ms", "lease_ms", "check_quorum_ms", "replica_timeout_ms", "rereplicate_after_ms", "partitioner_fingerprint")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     PARTITIONER_FIELD_NUMBER: _ClassVar[int]
     PARTITION_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +63,7 @@ class ClusterConfig(_message.Message):
     CHECK_QUORUM_MS_FIELD_NUMBER: _ClassVar[int]
     REPLICA_TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     REREPLICATE_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     partitioner: str
     partition_count: int
@@ -76,7 +77,46 @@ class ClusterConfig(_message.Message):
     check_quorum_ms: int
     replica_timeout_ms: int
     rereplicate_after_ms: int
-    def __init__(self, cluster_id: _Optional[str] = ..., partitioner: _Optional[str] = ..., partition_count: _Optional[int] = ..., replication_factor: _Optional[int] = ..., min_in_sync: _Optional[int] = ..., bootstrap_nodes: _Optional[int] = ..., max_value_bytes: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., session_timeout_ms: _Optional[int] = ..., lease_ms: _Optional[int] = ..., check_quorum_ms: _Optional[int] = ..., replica_timeout_ms: _Optional[int] = ..., rereplicate_after_ms: _Optional[int] = ...) -> None: ...
+    partitioner_fingerprint: bytes
+    def __init__(self, cluster_id: _Optional[str] = ..., partitioner: _Optional[str] = ..., partition_count: _Optional[int] = ..., replication_factor: _Optional[int] = ..., min_in_sync: _Optional[int] = ..., bootstrap_nodes: _Optional[int] = ..., max_value_bytes: _Optional[int] = ..., heartbeat_interval_ms: _Optional[int] = ..., session_timeout_ms: _Optional[int] = ..., lease_ms: _Optional[int] = ..., check_quorum_ms: _Optional[int] = ..., replica_timeout_ms: _Optional[int] = ..., rereplicate_after_ms: _Optional[int] = ..., partitioner_fingerprint: _Optional[bytes] = ...) -> None: ...
+
+class Keyspace(_message.Message):
+    __slots__ = ("keyspace_id", "name", "base", "partition_count", "partitioner", "partitioner_fingerprint", "replication_factor", "min_in_sync", "max_value_bytes", "pool", "is_dropping", "default_ttl_ms", "max_ttl_ms")
+    KEYSPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_COUNT_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONER_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    REPLICATION_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    MIN_IN_SYNC_FIELD_NUMBER: _ClassVar[int]
+    MAX_VALUE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    IS_DROPPING_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    keyspace_id: int
+    name: str
+    base: int
+    partition_count: int
+    partitioner: str
+    partitioner_fingerprint: bytes
+    replication_factor: int
+    min_in_sync: int
+    max_value_bytes: int
+    pool: str
+    is_dropping: bool
+    default_ttl_ms: int
+    max_ttl_ms: int
+    def __init__(self, keyspace_id: _Optional[int] = ..., name: _Optional[str] = ..., base: _Optional[int] = ..., partition_count: _Optional[int] = ..., partitioner: _Optional[str] = ..., partitioner_fingerprint: _Optional[bytes] = ..., replication_factor: _Optional[int] = ..., min_in_sync: _Optional[int] = ..., max_value_bytes: _Optional[int] = ..., pool: _Optional[str] = ..., is_dropping: bool = ..., default_ttl_ms: _Optional[int] = ..., max_ttl_ms: _Optional[int] = ...) -> None: ...
+
+class KeyspaceList(_message.Message):
+    __slots__ = ("changed_at", "keyspaces")
+    CHANGED_AT_FIELD_NUMBER: _ClassVar[int]
+    KEYSPACES_FIELD_NUMBER: _ClassVar[int]
+    changed_at: int
+    keyspaces: _containers.RepeatedCompositeFieldContainer[Keyspace]
+    def __init__(self, changed_at: _Optional[int] = ..., keyspaces: _Optional[_Iterable[_Union[Keyspace, _Mapping]]] = ...) -> None: ...
 
 class MoveSettings(_message.Message):
     __slots__ = ("paused", "bytes_per_second", "moves_per_node")
@@ -89,7 +129,7 @@ class MoveSettings(_message.Message):
     def __init__(self, paused: bool = ..., bytes_per_second: _Optional[int] = ..., moves_per_node: _Optional[int] = ...) -> None: ...
 
 class NodeInfo(_message.Message):
-    __slots__ = ("node_number", "node_id", "address", "rack", "node_epoch", "status", "store_id", "changed_at", "weight", "registration_digest", "redis_address")
+    __slots__ = ("node_number", "node_id", "address", "rack", "node_epoch", "status", "store_id", "changed_at", "weight", "registration_digest", "redis_address", "pool")
     NODE_NUMBER_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -101,6 +141,7 @@ class NodeInfo(_message.Message):
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     REGISTRATION_DIGEST_FIELD_NUMBER: _ClassVar[int]
     REDIS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
     node_number: int
     node_id: str
     address: str
@@ -112,7 +153,8 @@ class NodeInfo(_message.Message):
     weight: int
     registration_digest: bytes
     redis_address: str
-    def __init__(self, node_number: _Optional[int] = ..., node_id: _Optional[str] = ..., address: _Optional[str] = ..., rack: _Optional[str] = ..., node_epoch: _Optional[int] = ..., status: _Optional[_Union[NodeStatus, str]] = ..., store_id: _Optional[str] = ..., changed_at: _Optional[int] = ..., weight: _Optional[int] = ..., registration_digest: _Optional[bytes] = ..., redis_address: _Optional[str] = ...) -> None: ...
+    pool: str
+    def __init__(self, node_number: _Optional[int] = ..., node_id: _Optional[str] = ..., address: _Optional[str] = ..., rack: _Optional[str] = ..., node_epoch: _Optional[int] = ..., status: _Optional[_Union[NodeStatus, str]] = ..., store_id: _Optional[str] = ..., changed_at: _Optional[int] = ..., weight: _Optional[int] = ..., registration_digest: _Optional[bytes] = ..., redis_address: _Optional[str] = ..., pool: _Optional[str] = ...) -> None: ...
 
 class PartitionRow(_message.Message):
     __slots__ = ("partition_id", "replicas", "in_sync", "primary", "primary_epoch", "partition_epoch", "adding", "removing", "status", "offline_reason", "changed_at", "wanted_primary")
@@ -143,7 +185,7 @@ class PartitionRow(_message.Message):
     def __init__(self, partition_id: _Optional[int] = ..., replicas: _Optional[_Iterable[int]] = ..., in_sync: _Optional[_Iterable[int]] = ..., primary: _Optional[int] = ..., primary_epoch: _Optional[int] = ..., partition_epoch: _Optional[int] = ..., adding: _Optional[_Iterable[int]] = ..., removing: _Optional[_Iterable[int]] = ..., status: _Optional[_Union[PartitionStatus, str]] = ..., offline_reason: _Optional[_Union[OfflineReason, str]] = ..., changed_at: _Optional[int] = ..., wanted_primary: _Optional[int] = ...) -> None: ...
 
 class TableUpdate(_message.Message):
-    __slots__ = ("format_version", "cluster", "base_version", "table_version", "nodes", "rows", "moves", "loads")
+    __slots__ = ("format_version", "cluster", "base_version", "table_version", "nodes", "rows", "moves", "loads", "keyspaces")
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -152,6 +194,7 @@ class TableUpdate(_message.Message):
     ROWS_FIELD_NUMBER: _ClassVar[int]
     MOVES_FIELD_NUMBER: _ClassVar[int]
     LOADS_FIELD_NUMBER: _ClassVar[int]
+    KEYSPACES_FIELD_NUMBER: _ClassVar[int]
     format_version: int
     cluster: ClusterConfig
     base_version: int
@@ -160,14 +203,19 @@ class TableUpdate(_message.Message):
     rows: _containers.RepeatedCompositeFieldContainer[PartitionRow]
     moves: MoveSettings
     loads: _containers.RepeatedCompositeFieldContainer[ActiveLoad]
-    def __init__(self, format_version: _Optional[int] = ..., cluster: _Optional[_Union[ClusterConfig, _Mapping]] = ..., base_version: _Optional[int] = ..., table_version: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[PartitionRow, _Mapping]]] = ..., moves: _Optional[_Union[MoveSettings, _Mapping]] = ..., loads: _Optional[_Iterable[_Union[ActiveLoad, _Mapping]]] = ...) -> None: ...
+    keyspaces: KeyspaceList
+    def __init__(self, format_version: _Optional[int] = ..., cluster: _Optional[_Union[ClusterConfig, _Mapping]] = ..., base_version: _Optional[int] = ..., table_version: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[PartitionRow, _Mapping]]] = ..., moves: _Optional[_Union[MoveSettings, _Mapping]] = ..., loads: _Optional[_Iterable[_Union[ActiveLoad, _Mapping]]] = ..., keyspaces: _Optional[_Union[KeyspaceList, _Mapping]] = ...) -> None: ...
 
 class ActiveLoad(_message.Message):
-    __slots__ = ("load_id", "merging", "committed_at")
+    __slots__ = ("load_id", "merging", "committed_at", "owner_digest", "keyspace_id")
     LOAD_ID_FIELD_NUMBER: _ClassVar[int]
     MERGING_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_AT_FIELD_NUMBER: _ClassVar[int]
+    OWNER_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    KEYSPACE_ID_FIELD_NUMBER: _ClassVar[int]
     load_id: int
     merging: bool
     committed_at: int
-    def __init__(self, load_id: _Optional[int] = ..., merging: bool = ..., committed_at: _Optional[int] = ...) -> None: ...
+    owner_digest: bytes
+    keyspace_id: int
+    def __init__(self, load_id: _Optional[int] = ..., merging: bool = ..., committed_at: _Optional[int] = ..., owner_digest: _Optional[bytes] = ..., keyspace_id: _Optional[int] = ...) -> None: ...

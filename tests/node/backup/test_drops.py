@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from koinon_node.backup.applier import Change, one
-from koinon_node.core import records
+from koinon_node.core import record_layout, records
 from koinon_node.core.membership.lease import NO_LEASE
 from koinon_node.core.records import EpochStart, PartitionEpochs
 from koinon_node.core.replication.copies import CopyState
@@ -96,7 +96,7 @@ def test_expiry_entries_of_deleted_copy_go_when_they_are_due(tmp_path: Path) -> 
         for partition_id in (0, 1):
             await rig.put(partition_id, rows, through=E4 + 10, epochs=EPOCHS)
             keys = [records.prefix_of(partition_id) + key for key in rows]
-            found = records.expiry_keys_of(keys, list(rows.values()))
+            found = record_layout.expiry_keys_of(keys, list(rows.values()))
             await rig.writer.submit(((EXPIRY_DB, *columns(found, b"")),), len(found), 0)
         table = a_table(1, [a_row(p, replicas=(P1, P2)) for p in range(PARTITIONS)])
         rig.on_table(replace(table, rows=(table.rows[0], a_row(1), *table.rows[2:])))

@@ -294,6 +294,75 @@ def test_rule_11_pass_cut_short_leaves_complete_through_where_it_was(tmp_path: P
     follow(tmp_path, primary, test)
 
 
+@pytest.mark.parametrize("by", ["row", "primary"])
+def test_rule_11_copy_that_may_be_elected_shows_nothing_of_a_pass_before_all_of_it(
+    tmp_path: Path, by: str
+) -> None:
+    """As the row says, or the primary, which may know of a newer one."""
+    primary = ScriptedPrimary()
+    lead = primary.lead(0, 5)
+    primary.page_rows, primary.requires = 10, by == "primary"
+    primary.write(0, {b"%03d" % number: b"v" for number in range(100)})
+
+    async def test(rig: Rig) -> None:
+        gate, pages = asyncio.Event(), []
+
+        async def hold(request: wire.ReadPageRequest) -> None:
+            pages.append(request.after_key)
+            if request.after_key >= b"049":
+                await gate.wait()
+
+        primary.before_page = hold
+        rig.on_table(one_row(in_sync=by == "row"))
+        await until(lambda: b"049" in pages, "half of the pass is here")
+        assert rig.durable(0)[:2] == (0, CopyState.USABLE)
+        assert rig.values(0) == {}
+        primary.write(0, {b"%03d" % number: b"w" for number in range(20)})
+        gate.set()
+        await live(rig, primary)
+        assert rig.durable(0)[:2] == (lead.streamed, CopyState.USABLE)
+        assert list(rig.values(0).values()) == [b"w"] * 20 + [b"v"] * 80
+
+    follow(tmp_path, primary, test)
+
+
+@pytest.mark.parametrize("newer", [False, True])
+def test_rule_11_copy_that_may_be_elected_stores_a_pass_whose_stream_was_dropped_if_it_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, newer: bool
+) -> None:
+    """A pass that brought something newer than its bound is of several moments."""
+    monkeypatch.setattr(replica_sync, "BUFFER_BYTES_MAX", 2_000)
+    primary = ScriptedPrimary()
+    lead = primary.lead(0, 5)
+    primary.page_rows = 10
+    primary.write(0, {b"%03d" % number: b"v" for number in range(30)})
+    through = lead.streamed
+
+    async def test(rig: Rig) -> None:
+        stored = []
+
+        async def at_next_opening(request: wire.ReadPageRequest) -> None:
+            if not request.after_key:
+                stored.append(rig.durable(0)[:2])
+
+        async def write(request: wire.ReadPageRequest) -> None:
+            if request.after_key == b"019":
+                primary.before_page = at_next_opening
+                key = b"025" if newer else b"000"  # read by the page to come, or before
+                primary.write(0, {key: b"x" * 3_000})
+                (link,) = rig.follower._context.links.values()
+                await until(lambda: link.following.partitions[0].overflowed, "too much is kept")
+
+        primary.before_page = write
+        rig.on_table(one_row())
+        await live(rig, primary)
+        assert stored[:1] == [(0 if newer else through, CopyState.USABLE)]
+        assert rig.durable(0)[:2] == (lead.streamed, CopyState.USABLE)
+        assert len(rig.values(0)) == 30
+
+    follow(tmp_path, primary, test)
+
+
 def test_rule_11_batch_after_a_gap_is_refused(tmp_path: Path) -> None:
     primary = ScriptedPrimary()
     lead = primary.lead(0, 5)
@@ -450,7 +519,7 @@ def test_paused_moves_begin_nothing_and_go_on_later(tmp_path: Path) -> None:
 
 def test_full_store_gives_up_and_goes_on_without_a_gap(tmp_path: Path) -> None:
     primary = ScriptedPrimary()
-    lead = primary.lead(0, 5)
+    primary.lead(0, 5)
 
     async def test(rig: Rig) -> None:
         rig.on_table(one_row())
@@ -460,8 +529,7 @@ def test_full_store_gives_up_and_goes_on_without_a_gap(tmp_path: Path) -> None:
         primary.write(0, {b"big": bytes(900_000)})
         await until(lambda: primary.count("close") == 1, "there is no room")
         assert rig.durable(0)[0] == E5 + 1
-        lead.rows = {b"a": lead.rows[b"a"], b"big": value(E5 + 3, b"small")}
-        lead.streamed = E5 + 3
+        primary.write(0, {b"big": b"small"})
         await until(lambda: primary.positions()[0] == E5 + 3, "it goes on")
         assert rig.values(0) == {b"a": b"1", b"big": b"small"}
 

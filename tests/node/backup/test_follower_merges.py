@@ -16,7 +16,7 @@ import pytest
 from koinon_node.backup import catch_up
 from koinon_node.backup.catch_up import crc_of
 from koinon_node.bulk_load import staging
-from koinon_node.core import records
+from koinon_node.core import record_layout, records
 from koinon_node.core.chunk_keys import Mark, chunk_key, encode_mark, mark_key
 from koinon_node.core.records import PartitionEpochs
 from koinon_node.core.replication import replica_sync
@@ -163,7 +163,7 @@ def test_copy_of_a_live_follower_ends_as_its_primarys_byte_by_byte(
         await until(lambda: primary.acknowledged() == batches[-1].number, "all is acknowledged")
         data, expiry = content(rig.store)
         assert data == left[0][0]
-        needed = set(records.expiry_keys_of(list(data), list(data.values())))
+        needed = set(record_layout.expiry_keys_of(list(data), list(data.values())))
         assert needed
         assert needed <= set(expiry)  # others fit no record: they depend on the writer's groups
         assert needed <= set(left[0][1])

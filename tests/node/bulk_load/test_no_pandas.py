@@ -14,7 +14,7 @@ _SCRIPT = """
 import sys
 from pathlib import Path
 from koinon_node.bulk_load import staging
-from koinon_node.config import StoreConfig
+from koinon_node.store_config import StoreConfig
 from koinon_node.storage import merge_steps
 from koinon_node.storage.store import Store
 from koinon_proto.contract import columns

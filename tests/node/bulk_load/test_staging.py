@@ -18,11 +18,11 @@ from koinon_node.bulk_load.staging import (
     staged_keys,
     staged_loads,
 )
-from koinon_node.config import StoreConfig
 from koinon_node.core import chunk_keys, records
 from koinon_node.core.chunk_keys import Mark, chunk_key, encode_mark, mark_key
 from koinon_node.storage import environment, opened_store
 from koinon_node.storage.store import Store
+from koinon_node.store_config import StoreConfig
 from koinon_proto.contract.errors import LoadIncompleteError
 from tests.node.kit.staged_chunks import LOAD, Partition, manifest_of
 

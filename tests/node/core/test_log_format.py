@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koinon_node.core import log_format
-from koinon_node.core.commit_group import Writes
+from koinon_node.core.frames import Writes
 from koinon_node.core.log_format import HEAD_BYTES, CorruptLogError, Head
 
 LIFE, BLOCK, SEGMENT_BYTES = 7, 512, 64 * 1024

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from koinon_node.core.commit_group import Writes
+from koinon_node.core.frames import Writes
 from koinon_node.core.overlay import Overlay
 
 ROW_BYTES = 10

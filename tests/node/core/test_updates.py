@@ -28,6 +28,7 @@ from koinon_node.core.updates import (
     Increment,
     IncrementDecimal,
     Presence,
+    Update,
     parse_decimal,
     parse_integer,
 )
@@ -175,8 +176,20 @@ def test_every_expiry_by_every_update_that_takes_one(expiry: Expiry, expires_at_
         assert decided == (expected if unchanged else (Change.PUT, result, b"v", expires_at_ms))
 
 
-def test_keep_of_a_new_record_never_expires() -> None:
-    assert Assign(b"new", KEEP).decide(None, NOW_MS).expires_at_ms == 0
+@pytest.mark.parametrize(("ttl_ms", "expires_at_ms"), [(0, 0), (50, NOW_MS + 50)])
+def test_update_that_keeps_an_expiry_gives_a_new_record_its_own(
+    ttl_ms: int, expires_at_ms: int
+) -> None:
+    keeping: list[Update] = [
+        Assign(b"2", Expiry(ExpiryKind.KEEP, ttl_ms)),
+        Increment(1, ttl_ms),
+        IncrementDecimal(Decimal(1), ttl_ms),
+        Append(b"1", 9, ttl_ms),
+    ]
+    for update in keeping:
+        assert update.decide(None, NOW_MS).expires_at_ms == expires_at_ms
+        assert update.decide(record(b"1", 3_000), NOW_MS).expires_at_ms == 3_000
+        assert update.decide(record(b"1"), NOW_MS).expires_at_ms == 0
 
 
 def assign_new(expiry: Expiry) -> Assign:

@@ -14,9 +14,9 @@ import struct
 import sys
 from pathlib import Path
 
-from koinon_node.config import StoreConfig
 from koinon_node.storage.environment import DATA_DB
 from koinon_node.storage.store import Store
+from koinon_node.store_config import StoreConfig
 from koinon_proto.contract.errors import KoinonError
 from tests.node.kit.groups import lone_writer
 

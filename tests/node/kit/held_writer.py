@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from koinon_node.config import Limits, StoreConfig
-from koinon_node.core.commit_group import GroupFrame, TicketFrame
+from koinon_node.config import Limits
+from koinon_node.core.frames import GroupFrame, TicketFrame
 from koinon_node.core.membership.assignment import Adoption, ServedPartitions
 from koinon_node.core.membership.disk_health import DiskHealth
 from koinon_node.core.membership.lease import NO_LEASE, Lease
@@ -45,6 +45,7 @@ from koinon_node.storage.store import Store
 from koinon_node.storage.transactions import stored_entries
 from koinon_node.storage.writer import Writer
 from koinon_node.storage.writer_process import MERGES
+from koinon_node.store_config import StoreConfig
 from koinon_proto.contract.table import (
     NO_NODE,
     ActiveLoad,

@@ -54,6 +54,7 @@ class Script:
     cluster_id: str = "cluster-a"
     partition_count: int = 16
     partitioner: str = "murmur2"
+    partitioner_fingerprint: bytes = b""
     max_value_bytes: int = 1024 * 1024
     heartbeat_interval_ms: int = 50
     lease_ms: int = 1000
@@ -322,6 +323,7 @@ class ScriptedCoordinator(
         cluster = ClusterConfig(
             cluster_id=script.cluster_id,
             partitioner=script.partitioner,
+            partitioner_fingerprint=script.partitioner_fingerprint,
             partition_count=script.partition_count,
             replication_factor=1,
             min_in_sync=1,

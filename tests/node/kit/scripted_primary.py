@@ -15,7 +15,7 @@ import numpy as np
 from koinon_node.backup.catch_up import crc_of
 from koinon_node.backup.drop import CopyDropper
 from koinon_node.backup.follower import Follower
-from koinon_node.config import Limits, StoreConfig
+from koinon_node.config import Limits
 from koinon_node.core import records
 from koinon_node.core.membership.assignment import ServedPartitions
 from koinon_node.core.membership.lease import Lease
@@ -28,6 +28,7 @@ from koinon_node.state import NodeState, WallClock
 from koinon_node.storage.environment import DATA_DB, PARTITIONS_DB
 from koinon_node.storage.store import Store
 from koinon_node.storage.writer import Writer
+from koinon_node.store_config import StoreConfig
 from koinon_proto.contract.convert import error_to_proto
 from koinon_proto.contract.errors import KoinonError, TableBehindError
 from koinon_proto.contract.table import (
@@ -168,7 +169,7 @@ async def live(rig: Rig, primary: ScriptedPrimary, partition_id: int = 0) -> Non
 
 
 class ScriptedPrimary:
-    """Answers by the contract, but for what a test has changed. Also the way to it: seams.Peers."""
+    """Answers by the contract, but for what a test has changed. Also the way to it: ports.Peers."""
 
     def __init__(self, number: NodeNumber = P1) -> None:
         self.number = number
@@ -176,6 +177,7 @@ class ScriptedPrimary:
         self.requests: list[wire.FollowRequest] = []
         self.streams: list[ScriptedStream] = []
         self.page_rows = 1_000
+        self.requires = False  # writes wait for whoever follows, it says
         self.page_requests: list[wire.ReadPageRequest] = []
         self.keys_requests: list[wire.ReadKeysRequest] = []
         self.before_page: Callable[[wire.ReadPageRequest], Awaitable[None]] | None = None
@@ -275,6 +277,7 @@ class ScriptedPrimary:
         self, stream: ScriptedStream, asked: wire.OpenPartition, answer: wire.OpenedPartition
     ) -> None:
         lead = self.leads.get(asked.partition_id)
+        answer.required = self.requires
         answer.partition_id, answer.primary_epoch = asked.partition_id, asked.primary_epoch
         if lead is None or lead.epoch != asked.primary_epoch or self.refuse_openings:
             answer.refusal.CopyFrom(
@@ -301,7 +304,7 @@ class ScriptedPrimary:
         answer.common_point, answer.stream_from = point, lead.streamed
         stream.open.add(asked.partition_id)
 
-    # --- seams.Peers -----------------------------------------------------------------------
+    # --- ports.Peers -----------------------------------------------------------------------
 
     def follow(self, node: NodeInfo) -> ScriptedStream:
         assert node.number == self.number

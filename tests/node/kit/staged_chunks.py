@@ -10,7 +10,7 @@ import numpy as np
 
 from koinon_node.bulk_load import staging
 from koinon_node.bulk_load.staging import Manifest
-from koinon_node.core import chunk_keys, records
+from koinon_node.core import chunk_keys, record_layout, records
 from koinon_node.core.chunk_keys import ChunkName, Mark
 from koinon_node.core.records import Record
 from koinon_node.storage import merge_steps
@@ -138,7 +138,7 @@ class Partition:
         with self.begin() as txn:
             txn.put(data_key, records.encode_record(sequence, value, expires_at_ms))
             if expires_at_ms:
-                entry = records.expiry_key(expires_at_ms, data_key)
+                entry = record_layout.expiry_key(expires_at_ms, data_key)
                 txn.put(entry, b"", db=self.store.databases[EXPIRY_DB])
 
     def delete(self, key: bytes, *, sequence: int = 1) -> None:
@@ -198,7 +198,7 @@ class Partition:
     def expiry(self) -> set[tuple[int, bytes]]:
         """The entries of the expiry index: when, and what follows the partition in the key."""
         with self.store.env.begin(self.store.databases[EXPIRY_DB]) as txn:
-            split = [records.split_expiry_key(bytes(key)) for key, _ in txn.cursor()]
+            split = [record_layout.split_expiry_key(bytes(key)) for key, _ in txn.cursor()]
         prefix = records.prefix_of(self.id)
         return {(at_ms, key[2:]) for at_ms, key in split if key.startswith(prefix)}
 

@@ -14,10 +14,11 @@ from typing import Any, TypeVar
 
 import grpc
 
-from koinon_node.config import Limits, StoreConfig
+from koinon_node.config import Limits
 from koinon_node.storage.store import Store
 from koinon_node.storage.writer import Writer
 from koinon_node.storage.writer_process import GROUP, LENGTH
+from koinon_node.store_config import StoreConfig
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.partitioner import partitioner
 from koinon_proto.server.rpc import CHANNEL_OPTIONS, error_of

@@ -10,8 +10,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from koinon_node.config import StoreConfig
 from koinon_node.storage.store import Store
+from koinon_node.store_config import StoreConfig
 from koinon_proto.contract.errors import (
     DuplicateNodeError,
     LeaseExpiredError,
@@ -20,6 +20,7 @@ from koinon_proto.contract.errors import (
     RegistrationPendingError,
     WrongClusterError,
 )
+from koinon_proto.partitioner import partitioner
 from koinon_proto.v1 import kv_pb2
 from tests.kit.addresses import free_address
 from tests.kit.waiting import wait_until
@@ -112,6 +113,28 @@ def test_node_refused_for_good_exits_with_2_and_one_clear_line(
         last_line = node.errors().strip().splitlines()[-1]
         assert all(word in last_line for word in words)
         assert "Traceback" not in node.errors()
+        node.close()
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (
+            Script(partitioner="md5(until:2f)", partitioner_fingerprint=b"\xab" * 32),
+            ("md5(until:2f)", "ab" * 32, partitioner("md5(until:2f)", 1).fingerprint.hex()),
+        ),
+        (Script(partitioner="murmur2(theirs:7)"), ("theirs:7", "koinon.routers")),
+    ],
+)
+def test_node_that_would_place_keys_otherwise_ends_before_it_leads(
+    tmp_path: Path, script: Script, words: tuple[str, ...]
+) -> None:
+    with ScriptedCoordinator(script) as coordinator:
+        node = NodeProcess(tmp_path / "n1", coordinator.address)
+        assert node.process.wait(WAIT_S) == 2
+        last_line = node.errors().strip().splitlines()[-1]
+        assert all(word in last_line for word in words)
+        assert not coordinator.heartbeats
         node.close()
 
 

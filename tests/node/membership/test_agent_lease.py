@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from koinon_node.config import NodeConfig, StoreConfig
+from koinon_node.config import NodeConfig
 from koinon_node.core.membership.assignment import Adoption
 from koinon_node.core.membership.lease import heartbeat_timeout_s
 from koinon_node.membership.agent import Agent
 from koinon_node.membership.coordinator_calls import Channels
 from koinon_node.state import NodeState
 from koinon_node.storage.opened_store import Identity
+from koinon_node.store_config import StoreConfig
 from koinon_proto.contract import convert
 from koinon_proto.contract.access import AccessState
 from koinon_proto.contract.table import (
@@ -163,6 +164,9 @@ class HeldHost:
 
     def progress(self) -> Sequence[membership_pb2.ReplicaProgress]:
         return [membership_pb2.ReplicaProgress(partition_id=7, records=len(self.adopting))]
+
+    def erased(self) -> Sequence[int]:
+        return ()
 
     async def put_meta(self, values: Mapping[bytes, str]) -> None:
         pass

@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
-from koinon_node.config import NodeConfig, StoreConfig
+from koinon_node.config import NodeConfig
 from koinon_node.membership.agent import Agent
 from koinon_node.membership.coordinator_calls import LeaderCalls
 from koinon_node.ports import RowChange
 from koinon_node.state import NodeState
 from koinon_node.storage.opened_store import Identity
+from koinon_node.store_config import StoreConfig
 from koinon_proto.contract.errors import (
     InternalError,
     KoinonError,

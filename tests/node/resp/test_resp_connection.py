@@ -15,6 +15,7 @@ from koinon_node.resp.commands.table import Arguments, Outcome, Spec, Write
 from koinon_node.resp.session import Session
 from koinon_node.serving.batches import ScanAnswer, ScanPage
 from koinon_proto.security.audit import NO_AUDIT
+from koinon_proto.security.gate import open_gate
 from koinon_proto.server.requests import Method
 from tests.node.kit.resp_client import packed
 
@@ -61,11 +62,14 @@ class Service:
     def __init__(self) -> None:
         self.done: list[Callable[[list[Any]], None]] = []
 
-    def cluster(self) -> Any:
+    def keyspace(self) -> Any:
         class Cluster:
             max_value_bytes = 1_000
+            unnamed_ttl_ms = 0
 
         return Cluster
+
+    def check_served(self, key: bytes) -> None: ...
 
     def weigh(self, write: Write) -> int:
         return 1
@@ -77,7 +81,7 @@ class Service:
 class Owner:
     def __init__(self) -> None:
         self.service: Any = Service()
-        self.gate: Any = None
+        self.gate = open_gate()
         self.audit = NO_AUDIT
         self.held = 0
 
@@ -150,6 +154,21 @@ def test_replies_that_do_not_leave_count_before_they_end_what_is_executed() -> N
         transport.waiting = 0
         connection.resume_writing()
         assert (transport.written, owner.held) == (b"+PONG\r\n", 0)
+
+    asyncio.run(run())
+
+
+def test_what_is_queued_counts_until_it_is_discarded() -> None:
+    async def run() -> None:
+        owner = Owner()
+        connection, transport = opened(owner)
+        command = packed("SET", "k", b"v" * 100_000)
+        connection.data_received(packed("MULTI") + command * 3)
+        await asyncio.sleep(0)
+        assert transport.written == b"+OK\r\n" + b"+QUEUED\r\n" * 3
+        assert owner.held >= 300_000
+        connection.data_received(packed("DISCARD"))
+        assert owner.held == 0
 
     asyncio.run(run())
 

@@ -16,7 +16,6 @@ from koinon_node.primary.sender import Batches, FollowerStream, GroupRows
 from koinon_node.serving import traffic as traffic_module
 from koinon_node.serving.batches import WriteBatch
 from koinon_node.serving.traffic import RankBy, Traffic, hottest, since
-from koinon_node.state import partitioner_of
 from koinon_proto.contract.errors import (
     InvalidArgumentError,
     KoinonError,
@@ -25,6 +24,7 @@ from koinon_proto.contract.errors import (
     WrongClusterError,
 )
 from koinon_proto.contract.table import NodeNumber
+from koinon_proto.partitioner import partitioner as partitioner_of
 from koinon_proto.v1 import kv_pb2, kv_pb2_grpc, traffic_pb2, traffic_pb2_grpc
 from tests.node.kit.held_writer import Bench, in_partition, with_engine
 from tests.node.kit.scripted_coordinator import Script, ScriptedCoordinator
@@ -165,7 +165,7 @@ def test_sample_finds_the_hot_key_and_about_its_rate_at_any_load() -> None:
             traffic.count_reads(partitioner.partitions_of(keys), keys, keys)
             time.now += 0.001
     home = partitioner.partition_of(b"hot")
-    found = sampler.hottest(partitioner, [home], 1)
+    found = sampler.hottest([home], 1)
     assert [(key.partition_id, key.key, key.writes) for key in found] == [(home, b"hot", 0)]
     assert found[0].reads == pytest.approx(rows * batches / 10, rel=0.2)
     slots = 0.4 / traffic_module.SLOT_S + 1
@@ -180,7 +180,7 @@ def test_sample_of_little_traffic_takes_every_row() -> None:
         for _ in range(50):
             traffic.count_writes(ids(1, 2), [b"a", b"b"], np.array([1, 1]))
             traffic.count_writes(ids(1), [b"a"], np.array([1]))
-    assert sampler.writes.counts == {b"a": 100, b"b": 50}
+    assert sampler.writes.counts == {(1, b"a"): 100, (2, b"b"): 50}
 
 
 def test_sample_forgets_rare_keys_and_says_by_how_much_counts_may_be_short(
@@ -197,7 +197,7 @@ def test_sample_forgets_rare_keys_and_says_by_how_much_counts_may_be_short(
             key = b"often" if often else b"%d" % n
             traffic.count_reads(ids(1), [key], [b""])
             assert len(sampler.reads.counts) <= 21
-    assert true - sampler.reads.missed_max <= sampler.reads.counts[b"often"] <= true
+    assert true - sampler.reads.missed_max <= sampler.reads.counts[1, b"often"] <= true
     assert sampler.reads.missed_max < 3_000 / 10
 
 
@@ -206,7 +206,7 @@ def test_sample_of_some_partitions_takes_only_theirs() -> None:
     with traffic.sampling([2]) as sampler:
         traffic.count_reads(ids(1, 2, 1), [b"a", b"b", b"c"], [b"", b"", b""])
         traffic.count_reads(ids(1), [b"a"], [b""])
-    assert (sampler.reads.counts, sampler.reads.offered) == ({b"b": 1}, 1)
+    assert (sampler.reads.counts, sampler.reads.offered) == ({(2, b"b"): 1}, 1)
 
 
 def test_sampling_ends_with_its_context_and_is_bounded_in_number() -> None:
@@ -322,7 +322,7 @@ class Sink:
 
 
 def test_lag_is_what_was_sent_and_not_acknowledged_and_how_old_that_is() -> None:
-    stream = FollowerStream(cast(Any, Sink()), NodeNumber(2), 1, 0, 4, 1 << 20)
+    stream = FollowerStream(cast(Any, Sink()), NodeNumber(2), 1, 0, 1 << 20)
 
     def send(number: int, rows: int, at: float) -> None:
         of_group = (ids(1), np.ones((4, 1), np.uint64), [b"%03d" % n for n in range(rows)])

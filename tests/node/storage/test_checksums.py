@@ -11,7 +11,6 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koinon_node.config import StoreConfig
 from koinon_node.core import records
 from koinon_node.core.records import PartitionEpochs
 from koinon_node.core.replication.copies import CopyState
@@ -19,6 +18,7 @@ from koinon_node.storage.checksums import Checksums, Digest
 from koinon_node.storage.environment import DATA_DB, PARTITIONS_DB
 from koinon_node.storage.store import Store
 from koinon_node.storage.writer import Writer
+from koinon_node.store_config import StoreConfig
 from koinon_proto.v1 import replication_pb2
 from tests.node.kit.support import with_writer
 

@@ -18,19 +18,21 @@ from typing import Any
 import lmdb
 import pytest
 
-from koinon_node.config import Limits, StoreConfig
-from koinon_node.core import log_format, records
-from koinon_node.core.commit_group import CHAINED, LOOSE, TicketFrame, Writes
+from koinon_node.config import Limits
+from koinon_node.core import log_format, record_layout, records
+from koinon_node.core.frames import CHAINED, LOOSE, TicketFrame, Writes
 from koinon_node.core.membership.disk_health import DiskHealth
 from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.storage import logged_channel
 from koinon_node.storage.channel import ProcessChannel
 from koinon_node.storage.environment import DATA_DB, EXPIRY_DB, PARTITIONS_DB
+from koinon_node.storage.log_files import LOG, Record, take_over
 from koinon_node.storage.logged_channel import Bounds, LoggedChannel, refused
 from koinon_node.storage.store import Store
 from koinon_node.storage.transactions import Gathered
-from koinon_node.storage.write_ahead_log import LOG, LogThread, Record, WriteAheadLog, take_over
+from koinon_node.storage.write_ahead_log import LogThread, WriteAheadLog
 from koinon_node.storage.writer import Writer
+from koinon_node.store_config import StoreConfig
 from koinon_proto.contract.errors import DataDirectoryError, StorageFullError
 from tests.node.kit.groups import lone_writer
 from tests.node.kit.support import WAIT_S
@@ -315,14 +317,14 @@ def test_expired_entries_are_those_of_the_newest_record(tmp_path: Path) -> None:
     async def test(rig: Rig) -> None:
         for at_ms in (1_000, 2_000, 3_000):
             record = records.encode_record(1, b"v", at_ms)
-            entry = records.expiry_key(at_ms, key("k"))
+            entry = record_layout.expiry_key(at_ms, key("k"))
             writes: Writes = ((DATA_DB, [key("k")], [record]), (EXPIRY_DB, [entry], [b""]))
             await rig.writer.submit(writes, 2, 1)
             if at_ms == 1_000:
                 await rig.channel.settle()
         await rig.channel.settle()
         entries, _ = rig.store.expired_entries(b"", 10_000, 100)
-        assert entries == [records.expiry_key(3_000, key("k"))]
+        assert entries == [record_layout.expiry_key(3_000, key("k"))]
         await rig.writer.submit(((EXPIRY_DB, entries, [None]),), 1, 1)
         assert rig.store.expired_entries(b"", 10_000, 100) == ([], b"")
 

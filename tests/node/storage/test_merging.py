@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from koinon_node.bulk_load import staging
-from koinon_node.config import StoreConfig
 from koinon_node.core import chunk_keys, records
 from koinon_node.core.chunk_keys import ChunkName, Mark
 from koinon_node.core.records import Record
 from koinon_node.storage import environment, opened_store
 from koinon_node.storage.merge_steps import MergeError
 from koinon_node.storage.store import Store
+from koinon_node.store_config import StoreConfig
 from koinon_proto.v1.replication_pb2 import MergeStep
 from tests.node.kit.staged_chunks import LOAD, Partition, manifest_of, step_of
 

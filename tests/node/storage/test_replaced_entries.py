@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from koinon_node.config import Limits
-from koinon_node.core import records
+from koinon_node.core import record_layout, records
 from koinon_node.storage import transactions
 from koinon_node.storage.environment import DATA_DB, EXPIRY_DB
 from koinon_node.storage.store import Store
@@ -22,7 +22,7 @@ from tests.node.kit.support import MIB, config_of, with_writer
 def with_entry(key: bytes, sequence: int, expires_at_ms: int) -> Any:
     """What a ticket writes of a record and, if it expires, of the expiry index."""
     record = records.encode_record(sequence, b"v", expires_at_ms)
-    entries = [records.expiry_key(expires_at_ms, key)] if expires_at_ms else []
+    entries = [record_layout.expiry_key(expires_at_ms, key)] if expires_at_ms else []
     return ((DATA_DB, [key], [record]), (EXPIRY_DB, entries, [b""] * len(entries)))
 
 
@@ -41,12 +41,15 @@ def test_key_written_again_with_a_time_to_live_has_one_entry_in_the_expiry_index
     async def use(writer: Writer, store: Store) -> None:
         await write(writer, 5, 9, 6, 6, 8)
         await write(writer, 8, 3)
-        assert set(content(store)[1]) == {records.expiry_key(3, key), records.expiry_key(7, other)}
+        assert set(content(store)[1]) == {
+            record_layout.expiry_key(3, key),
+            record_layout.expiry_key(7, other),
+        }
         await write(writer, 4, 0)  # it does not expire any more
-        left = set(content(store)[1]) - {records.expiry_key(7, other)}
-        assert left <= {records.expiry_key(4, key)}  # until it is due, at the most
+        left = set(content(store)[1]) - {record_layout.expiry_key(7, other)}
+        assert left <= {record_layout.expiry_key(4, key)}  # until it is due, at the most
         await write(writer, 5, 2)
-        assert records.expiry_key(2, key) in content(store)[1]
+        assert record_layout.expiry_key(2, key) in content(store)[1]
 
     with_writer(config_of(tmp_path), use, Limits(group_rows=group_rows))
 
@@ -64,7 +67,7 @@ def test_entries_of_large_records_are_found_without_a_copy_of_these(tmp_path: Pa
             found = transactions.stored_entries(before, keys)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-    assert found == [records.expiry_key(7, key) for key in keys]
+    assert found == [record_layout.expiry_key(7, key) for key in keys]
     assert peak < MIB
 
 
@@ -73,7 +76,7 @@ def test_tombstone_takes_the_place_of_its_record_in_the_expiry_index(tmp_path: P
 
     async def use(writer: Writer, store: Store) -> None:
         await writer.submit(with_entry(key, 1, 50), 2, 20)
-        entry = records.expiry_key(90, key)
+        entry = record_layout.expiry_key(90, key)
         tombstone = records.encode_tombstone(2, 90)
         await writer.submit(((DATA_DB, [key], [tombstone]), (EXPIRY_DB, [entry], [b""])), 2, 20)
         assert content(store) == ({key: tombstone}, {entry: b""})

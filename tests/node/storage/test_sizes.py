@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from koinon_node.config import StoreConfig
 from koinon_node.core import records
 from koinon_node.storage.environment import DATA_DB
 from koinon_node.storage.sizes import SizeEstimates, SizeScan
 from koinon_node.storage.store import Store
 from koinon_node.storage.writer import Writer
+from koinon_node.store_config import StoreConfig
 from tests.node.kit.support import with_writer
 
 ROW = records.KEY_AT + records.HEADER_BYTES

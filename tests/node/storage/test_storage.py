@@ -14,7 +14,6 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from koinon_node.config import StoreConfig
 from koinon_node.core import records
 from koinon_node.core.records import EpochStart, PartitionEpochs
 from koinon_node.core.replication.copies import CopyState
@@ -22,6 +21,7 @@ from koinon_node.storage import directory as files
 from koinon_node.storage.environment import DATA_DB, PARTITIONS_DB
 from koinon_node.storage.store import Store
 from koinon_node.storage.writer import Writer
+from koinon_node.store_config import StoreConfig
 from koinon_proto.contract.errors import ConfigurationError, DataDirectoryError
 from koinon_proto.contract.table import first_sequence
 from tests.kit.waiting import until

@@ -18,7 +18,7 @@ import lmdb
 import numpy as np
 import pytest
 
-from koinon_node.config import Limits, StoreConfig
+from koinon_node.config import Limits
 from koinon_node.core import records
 from koinon_node.storage import directory as files
 from koinon_node.storage import transactions
@@ -27,6 +27,7 @@ from koinon_node.storage.environment import DATA_DB, PARTITIONS_DB
 from koinon_node.storage.store import Store
 from koinon_node.storage.writer import Writer
 from koinon_node.storage.writer_process import WriterLoop
+from koinon_node.store_config import StoreConfig
 from koinon_proto.contract.errors import (
     DataDirectoryError,
     ResourceExhaustedError,
@@ -368,7 +369,7 @@ def test_writer_of_a_killed_node_keeps_what_was_acknowledged(
         """
         import asyncio, sys
         from pathlib import Path
-        from koinon_node.config import StoreConfig
+        from koinon_node.store_config import StoreConfig
         from koinon_node.storage.environment import DATA_DB
         from koinon_node.storage.store import Store
         from tests.node.kit.groups import lone_writer
@@ -517,7 +518,7 @@ def test_writer_stopped_when_its_node_is_killed_is_gone_before_the_directory_ope
         """
         import asyncio, sys
         from pathlib import Path
-        from koinon_node.config import StoreConfig
+        from koinon_node.store_config import StoreConfig
         from koinon_node.storage.store import Store
         from tests.node.kit.groups import lone_writer
 

@@ -9,10 +9,11 @@ options to it, and turns errors into one line on standard error and an exit code
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -44,7 +45,8 @@ BROKEN_PIPE = 141
 
 DEFAULT_COORDINATORS = "127.0.0.1:7400,127.0.0.1:7401,127.0.0.1:7402"
 DEFAULT_TIMEOUT_MS = 5000
-BUNDLE_VARIABLE = "KOINON_TLS_BUNDLE"  # as security.transport has it, which imports gRPC
+BUNDLE_VARIABLE = "KOINON_TLS_BUNDLE"  # as security.transport has both, which imports gRPC
+TOKEN_FILE_VARIABLE = "KOINON_TOKEN_FILE"
 CLUSTER_ID = "KOINON_CLUSTER_ID"
 """Names the cluster that an operator means: any other refuses."""
 CONNECTION_PANEL = "Connection and output"
@@ -53,11 +55,14 @@ _EXIT_CODES: dict[type[KoinonError], int] = {
     errors.InvalidArgumentError: USAGE,
     errors.ConfigurationError: USAGE,
     errors.DataDirectoryError: USAGE,
+    errors.PartitionerMismatchError: USAGE,
     errors.MembershipChangeError: USAGE,
     LocalClusterError: USAGE,
     CertificateError: USAGE,
     errors.ConditionFailedError: NOT_FOUND,
     errors.UnknownNodeError: NOT_FOUND,
+    errors.UnknownKeyspaceError: NOT_FOUND,
+    errors.KeyspaceChangeError: USAGE,
 }
 
 
@@ -70,6 +75,7 @@ class Session:
     timeout_given: bool
     json: bool
     debug: bool
+    keyspace: str = ""
 
     def timeout_or(self, default_ms: int) -> int:
         """Return the value of --timeout, or else the command's own default."""
@@ -79,7 +85,7 @@ class Session:
         """Connect the blocking client."""
         import koinon
 
-        return koinon.connect(self.coordinators, timeout_ms=self.timeout_ms)
+        return koinon.connect(self.coordinators, timeout_ms=self.timeout_ms, keyspace=self.keyspace)
 
     def admin(self, default_timeout_ms: int = DEFAULT_TIMEOUT_MS) -> Admin:
         """Connect to the coordinators for an operator's calls."""
@@ -175,6 +181,36 @@ Coordinators = Annotated[
         rich_help_panel=CONNECTION_PANEL,
     ),
 ]
+TlsBundle = Annotated[
+    str,
+    typer.Option(
+        "--tls-bundle",
+        metavar="FILE",
+        help="Your identity file: key, certificate and the CA's (koinon certs). By default the one "
+        "that KOINON_TLS_BUNDLE names, or the local cluster's.",
+        rich_help_panel=CONNECTION_PANEL,
+    ),
+]
+TokenFile = Annotated[
+    str,
+    typer.Option(
+        "--token-file",
+        metavar="FILE",
+        help="A user's token, beside the identity file that 'koinon certs client' makes. By "
+        "default the one that KOINON_TOKEN_FILE names.",
+        rich_help_panel=CONNECTION_PANEL,
+    ),
+]
+KeyspaceName = Annotated[
+    str,
+    typer.Option(
+        "--keyspace",
+        envvar="KOINON_KEYSPACE",
+        metavar="NAME",
+        help="The keyspace that keys are in. By default 'default'.",
+        rich_help_panel=CONNECTION_PANEL,
+    ),
+]
 Timeout = Annotated[
     str,
     typer.Option(
@@ -195,18 +231,41 @@ Debug = Annotated[
 
 _COMMON: tuple[tuple[str, Any, Any], ...] = (
     ("coordinators", Coordinators, ""),
+    ("tls_bundle", TlsBundle, ""),
+    ("token_file", TokenFile, ""),
+    ("keyspace", KeyspaceName, ""),
     ("timeout", Timeout, ""),
     ("json", Json, False),
     ("debug", Debug, False),
 )
-CONNECTION_OPTIONS = {"coordinators", "timeout"}
+CONNECTION_OPTIONS = {"coordinators", "tls_bundle", "token_file", "timeout"}
 
 
-def root_options(
-    context: typer.Context, coordinators: str, timeout: str, json: bool, debug: bool
-) -> None:
+def root_options(context: typer.Context, **given: Any) -> None:
     """Keep the common options that were given before the command's name."""
-    context.obj = {"coordinators": coordinators, "timeout": timeout, "json": json, "debug": debug}
+    context.obj = given
+
+
+@contextlib.contextmanager
+def _identity(chosen: Mapping[str, Any]) -> Iterator[None]:
+    """Have what connects find the files that the options name: where it looks by itself, as Spark's
+    workers do, which inherit it.
+    """
+    named = {
+        BUNDLE_VARIABLE: chosen.get("tls_bundle"),
+        TOKEN_FILE_VARIABLE: chosen.get("token_file"),
+    }
+    given = {name: str(Path(path).absolute()) for name, path in named.items() if path}
+    before = {name: os.environ.get(name) for name in given}
+    os.environ.update(given)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _chosen(context: typer.Context, given: dict[str, Any]) -> dict[str, Any]:
@@ -226,6 +285,7 @@ def _session(chosen: dict[str, Any], *, connects: bool) -> Session:
         timeout_given=bool(chosen["timeout"]),
         json=bool(chosen["json"]),
         debug=bool(chosen["debug"]),
+        keyspace=chosen["keyspace"] or "",
     )
 
 
@@ -239,9 +299,11 @@ def command(
     examples: Sequence[str] = (),
     panel: str | None = None,
     connects: bool = True,
+    keyed: bool = False,
 ) -> Callable[[Body], Body]:
     """Register ``function(session, …) -> exit code or None`` as a command of ``app``; one that
-    does not connect to a cluster has no options for it.
+    does not connect to a cluster has no options for it, and one that is about no keys (``keyed``)
+    none for the keyspace.
     """
 
     def register(function: Body) -> Body:
@@ -249,7 +311,7 @@ def command(
         if examples:
             text += "\n\n\b\nExamples:\n" + "\n".join(f"  $ {line}" for line in examples)
         app.command(name, cls=Command, help=text, rich_help_panel=panel)(
-            _with_common_options(function, connects=connects)
+            _with_common_options(function, connects=connects, keyed=keyed)
         )
         return function
 
@@ -268,9 +330,15 @@ def _help_text(function: Body) -> str:
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
-def _with_common_options(function: Body, *, connects: bool = True) -> Callable[..., None]:
+def _with_common_options(
+    function: Body, *, connects: bool = True, keyed: bool = False
+) -> Callable[..., None]:
     """Return the function as Typer takes it: with the common options in its signature."""
-    common = [row for row in _COMMON if connects or row[0] not in CONNECTION_OPTIONS]
+    common = [
+        row
+        for row in _COMMON
+        if (connects or row[0] not in CONNECTION_OPTIONS) and (keyed or row[0] != "keyspace")
+    ]
     own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
     groups: dict[str, Any] = {p.name: p.annotation for p in own if is_dataclass(p.annotation)}
     own = [part for p in own for part in (_fields_of(groups[p.name]) if p.name in groups else [p])]
@@ -291,13 +359,14 @@ def _with_common_options(function: Body, *, connects: bool = True) -> Callable[.
         arguments = {parameter.name: given[parameter.name] for parameter in own}
         for name, group in groups.items():
             arguments[name] = group(**{f.name: arguments.pop(f.name) for f in fields(group)})
-        guarded(
-            lambda: function(_session(chosen, connects=connects), **arguments),
-            debug=bool(chosen["debug"]),
-            as_json=bool(chosen["json"]),
-            coordinators=chosen["coordinators"] or "",
-            called=context.command_path,
-        )
+        with _identity(chosen):
+            guarded(
+                lambda: function(_session(chosen, connects=connects), **arguments),
+                debug=bool(chosen["debug"]),
+                as_json=bool(chosen["json"]),
+                coordinators=chosen["coordinators"] or "",
+                called=context.command_path,
+            )
 
     run.__name__ = function.__name__
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -429,6 +498,8 @@ def _advice(error: KoinonError, coordinators: str, called: str) -> str:
         case ChangeFateError():
             again = "; to repeat it does no harm" if error.repeatable else ""
             return f"\n  '{error.shown_by}' shows whether it was{again}."
+        case errors.UnknownFateError() if called == "koinon batch":
+            return "\n  Read one of its keys to see: all of it was written, or nothing."
         case errors.UnknownFateError():
             return "\n  Read the key to see; a plain put or delete may simply be repeated."
         case errors.ConditionFailedError():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,9 +17,11 @@ from koinon.cli.data.load import Interrupt
 from koinon.ingest import files, row_groups, survey
 from koinon.ingest.failures import explained
 from koinon.ingest.job import Job, Outcome
+from koinon.ingest.malformed import located
 from koinon.ingest.session import LOCAL_MASTER, require_spark, spark_session
 from koinon.ingest.settings import Settings
 from koinon.operate.bulk_loads import LoadsClient, LoadState
+from koinon_proto.contract.errors import KoinonError
 
 if TYPE_CHECKING:
     from koinon_proto.contract.table import Table
@@ -116,6 +118,7 @@ def ingest(
     """
     settings = Settings(
         coordinators=session.coordinators,
+        keyspace=session.keyspace,
         key=key,
         key_encoding=_one_of("--key-encoding", key_encoding, KEY_ENCODINGS),
         value=value,
@@ -129,12 +132,19 @@ def ingest(
     )
     spark_conf = dict(map(_setting, conf or ()))
     kind = files.format_of(paths, file_format)
-    with _explaining():
+
+    def explain(error: BaseException) -> KoinonError:
+        return located(explained(error), paths, kind)
+
+    with _explaining(explain):
         settings.write_options()
     require_spark()
     with session.connect() as client:
         table = client.table()
-    with spark_session(master=master, conf=spark_conf, verbose=verbose) as spark, _explaining():
+    with (
+        spark_session(master=master, conf=spark_conf, verbose=verbose) as spark,
+        _explaining(explain),
+    ):
         keep_malformed = dry_run or bad_records is not None
         frame, malformed = files.read(
             spark, paths, kind, keep_malformed=keep_malformed, typed=order_by
@@ -153,6 +163,7 @@ def ingest(
                 rows_total=rows_total,
                 what=what,
                 parts=_parts(frame, paths, kind, spark_conf),
+                explain=explain,
             )
             return _run(session, job, bad)
 
@@ -173,12 +184,12 @@ def _parts(
 
 
 @contextlib.contextmanager
-def _explaining() -> Iterator[None]:
+def _explaining(explain: Callable[[BaseException], KoinonError]) -> Iterator[None]:
     """Raise what an exception of Spark's comes to in its place."""
     try:
         yield
     except Exception as error:
-        told = explained(error)
+        told = explain(error)
         if told is error:
             raise
         raise told from error
@@ -268,6 +279,7 @@ def add_to(app: typer.Typer) -> None:
         app,
         "ingest",
         panel="Data",
+        keyed=True,
         examples=[
             "koinon ingest orders.parquet --key o_orderkey",
             "koinon ingest events/ --key user,day --encoding msgpack --order-by at",

@@ -165,6 +165,7 @@ def survey_json(schema: Any, survey: Survey, table: Table) -> dict[str, Any]:
         "rows_repeating_a_key": survey.duplicate_rows,
         "bytes": int(survey.bytes.sum()),
         "partitions": {
+            "first": survey.base,
             "count": len(survey.rows),
             "mean": round(skew.mean, 3),
             "least": skew.least,

@@ -235,6 +235,7 @@ def add_to(app: typer.Typer) -> None:
         app,
         "put",
         panel=PANEL,
+        keyed=True,
         examples=[
             "koinon put greeting hello",
             "koinon put session:7 token --ttl 30m",
@@ -246,12 +247,14 @@ def add_to(app: typer.Typer) -> None:
         app,
         "get",
         panel=PANEL,
+        keyed=True,
         examples=["koinon get greeting", "koinon get photo --raw > cat.jpg"],
     )(get)
-    command(app, "delete", panel=PANEL, examples=["koinon delete greeting"])(delete)
+    command(app, "delete", panel=PANEL, keyed=True, examples=["koinon delete greeting"])(delete)
     command(
         app,
         "scan",
         panel=PANEL,
+        keyed=True,
         examples=["koinon scan --prefix session: --limit 10", "koinon scan --json | jq .key"],
     )(scan)

@@ -229,7 +229,7 @@ def load(
         ) as advance,
         Loader(client, tally, session.timeout_or(DEFAULT_TIMEOUT_MS), advance) as loader,
     ):
-        limit = client.table().cluster.max_value_bytes
+        limit = client.table().keyspaces.named(session.keyspace).max_value_bytes
         sources = (
             open_source(path, kind, key, value, limit)
             for path, kind in zip(files, formats, strict=True)
@@ -389,6 +389,7 @@ def add_to(app: typer.Typer) -> None:
         app,
         "load",
         panel="Data",
+        keyed=True,
         examples=[
             "koinon load users.csv --key id",
             "koinon load a.parquet b.parquet --key id --value body",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +17,7 @@ from koinon.cli.console import output
 from koinon.cli.console.help import Group
 from koinon.cli.console.session import Body, Session, command, default_command, duration_ms
 from koinon.cli.operate.plans import Yes, ask
+from koinon.operate.keyspaces import table_of
 from koinon_proto.contract.access import (
     CLUSTER_ACTIONS,
     AccessState,
@@ -28,8 +30,12 @@ from koinon_proto.contract.access import (
     serial_text,
 )
 from koinon_proto.contract.errors import InvalidArgumentError
+from koinon_proto.contract.keyspaces import KeyspaceId, Keyspaces
 from koinon_proto.process.printable import printable_bytes
 from koinon_proto.process.private_files import opener
+
+if TYPE_CHECKING:
+    from koinon.operate.admin import Admin
 
 users_app = typer.Typer(cls=Group, help="Who is let in, and the roles that each has.")
 roles_app = typer.Typer(cls=Group, help="What may be done: grants on keys and on the cluster.")
@@ -40,16 +46,19 @@ ACTIONS = {action.name.lower(): action for action in Action}
 _NAMES = ", ".join(ACTIONS)
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
-Allow = Annotated[
-    str, typer.Option("--allow", metavar="ACTION,…", help=f"What is allowed: {_NAMES}.")
-]
+_ALLOW_HELP = f"What is allowed: {_NAMES}."
+Allow = Annotated[str, typer.Option("--allow", metavar="ACTION,…", help=_ALLOW_HELP)]
 Deny = Annotated[str, typer.Option("--deny", metavar="ACTION,…", help="What is denied.")]
-Prefix = Annotated[
-    str, typer.Option("--prefix", help="Of the keys that are meant; by default all keys.")
-]
-Roles = Annotated[
-    list[str] | None, typer.Option("--role", metavar="ROLE", help="May be given several times.")
-]
+_PREFIX_HELP = "Of the keys that are meant; by default all keys."
+Prefix = Annotated[str, typer.Option("--prefix", help=_PREFIX_HELP)]
+_KEYSPACE_HELP = (
+    "In which the grant holds; by default in every one, later ones included. One that was dropped: "
+    "its id, such as id:7."
+)
+InKeyspace = Annotated[str, typer.Option("--keyspace", metavar="NAME", help=_KEYSPACE_HELP)]
+_BY_ID = re.compile(r"id:(\d{1,9})")  # no keyspace's name has a colon
+_ROLE_HELP = "May be given several times."
+Roles = Annotated[list[str] | None, typer.Option("--role", metavar="ROLE", help=_ROLE_HELP)]
 
 
 def _actions(text: str, option: str) -> tuple[Action, ...]:
@@ -62,7 +71,29 @@ def _actions(text: str, option: str) -> tuple[Action, ...]:
     return tuple(sorted({ACTIONS[name] for name in names}))
 
 
-def _grants(allow: str, deny: str, prefix: str) -> list[Grant]:
+def _keyspace_id(admin: Admin, keyspace: str) -> KeyspaceId | None:
+    """Return the id of the keyspace of this name, or of what names an id; None: "", every one.
+
+    Raises:
+        UnknownKeyspaceError: there is none of this name.
+    """
+    if not keyspace:
+        return None
+    if by_id := _BY_ID.fullmatch(keyspace):
+        return KeyspaceId(int(by_id[1]))
+    return table_of(admin.status()).keyspaces.named(keyspace).keyspace_id
+
+
+def _keyspaces(admin: Admin, roles: Sequence[Role]) -> Keyspaces | None:
+    """Return the keyspaces, if a grant of the roles names one."""
+    if all(grant.keyspace_id is None for role in roles for grant in role.grants):
+        return None
+    return table_of(admin.status()).keyspaces
+
+
+def _grants(
+    allow: str, deny: str, prefix: str, keyspace_id: KeyspaceId | None = None
+) -> list[Grant]:
     """Return the grants that the options name: those on the cluster have no prefix."""
     found = []
     for text, option, effect in (
@@ -73,7 +104,19 @@ def _grants(allow: str, deny: str, prefix: str) -> list[Grant]:
         on_cluster = tuple(action for action in actions if action in CLUSTER_ACTIONS)
         on_keys = tuple(action for action in actions if action not in CLUSTER_ACTIONS)
         if on_keys:
-            found.append(Grant(effect=effect, actions=on_keys, prefix=os.fsencode(prefix)))
+            found.append(
+                Grant(
+                    effect=effect,
+                    actions=on_keys,
+                    prefix=os.fsencode(prefix),
+                    keyspace_id=keyspace_id,
+                )
+            )
+        if on_cluster and keyspace_id is not None:
+            name = on_cluster[0].name.lower()
+            raise InvalidArgumentError(
+                field="--keyspace", reason=f"{name} concerns no keyspace: grant it without one"
+            )
         if on_cluster:
             found.append(Grant(effect=effect, actions=on_cluster))
     return found
@@ -111,7 +154,7 @@ def create_user(session: Session, name: Name, *, role: Roles = None) -> None:
                 field="NAME", reason=f"user {name} is there: 'koinon admin users grant' gives roles"
             )
         admin.access.put_user(User(name=name, roles=_sorted(role)))
-    session.say(f"User {name} is known.", {"user": name, "roles": list(_sorted(role))})
+        _say(session, admin, f"User {name} is known.", {"user": name, "roles": list(_sorted(role))})
 
 
 def grant_roles(session: Session, name: Name, *, role: Roles = None) -> None:
@@ -151,7 +194,7 @@ def drop_user(session: Session, name: Name, *, yes: Yes = False) -> int | None:
         return refused
     with session.admin() as admin:
         admin.access.drop_user(name)
-    session.say(f"User {name} is not known any more.", {"dropped": name})
+        _say(session, admin, f"User {name} is not known any more.", {"dropped": name})
     return None
 
 
@@ -169,8 +212,8 @@ def _alter_roles(session: Session, name: str, roles: list[str] | None, *, gives:
 def _alter(session: Session, name: str, change: Any, what: str) -> None:
     with session.admin() as admin:
         user = admin.access.alter_user(name, change)
-    listed = ", ".join(user.roles) or "none"
-    session.say(f"User {name} {what}. Roles: {listed}.", _user_json(user))
+        listed = ", ".join(user.roles) or "none"
+        _say(session, admin, f"User {name} {what}. Roles: {listed}.", _user_json(user))
 
 
 def _sorted(roles: list[str] | None) -> tuple[str, ...]:
@@ -191,68 +234,95 @@ def _user_json(user: User) -> dict[str, Any]:
 
 def list_roles(session: Session) -> None:
     """Roles and their grants."""
-    state = _state(session)
+    with session.admin() as admin:
+        state = admin.access.state()
+        keyspaces = _keyspaces(admin, state.roles)
     if session.json:
-        output.print_json({"roles": [_role_json(role) for role in state.roles]})
+        output.print_json({"roles": [_role_json(role, keyspaces) for role in state.roles]})
         return
-    shown = output.table("ROLE", "", "ACTIONS", "KEYS THAT BEGIN WITH", ">USERS")
+    shown = output.table("ROLE", "", "ACTIONS", "KEYSPACE", "KEYS THAT BEGIN WITH", ">USERS")
     for role in state.roles:
         users = str(sum(role.name in user.roles for user in state.users))
         for number, grant in enumerate(role.grants or (None,)):
             shown.add_row(
                 output.escape(role.name) if not number else "",
-                *_grant_cells(grant),
+                *_grant_cells(grant, keyspaces),
                 users if not number else "",
             )
     _show(shown, len(state.roles), "role", "koinon admin roles create NAME --allow read,write")
 
 
 def create_role(
-    session: Session, name: Name, *, allow: Allow = "", deny: Deny = "", prefix: Prefix = ""
+    session: Session,
+    name: Name,
+    *,
+    allow: Allow = "",
+    deny: Deny = "",
+    prefix: Prefix = "",
+    keyspace: InKeyspace = "",
 ) -> None:
     """Make a role, with a first grant if one is given."""
-    role = Role(name=name, grants=tuple(_grants(allow, deny, prefix)))
     with session.admin() as admin:
+        keyspace_id = _keyspace_id(admin, keyspace)
+        role = Role(name=name, grants=tuple(_grants(allow, deny, prefix, keyspace_id)))
         if any(other.name == name for other in admin.access.state().roles):
             raise InvalidArgumentError(
                 field="NAME", reason=f"role {name} is there: 'koinon admin roles grant' adds to it"
             )
         admin.access.put_role(role)
-    session.say(f"Role {name} is known.", _role_json(role))
+        answer = _role_json(role, _keyspaces(admin, [role]))
+        _say(session, admin, f"Role {name} is known.", answer)
 
 
 def grant(
-    session: Session, name: Name, *, allow: Allow = "", deny: Deny = "", prefix: Prefix = ""
+    session: Session,
+    name: Name,
+    *,
+    allow: Allow = "",
+    deny: Deny = "",
+    prefix: Prefix = "",
+    keyspace: InKeyspace = "",
 ) -> None:
-    """Add a grant to a role. The longest prefix decides, and a denial among equal ones."""
-    added = _grants(allow, deny, prefix)
-    if not added:
-        raise InvalidArgumentError(field="--allow", reason="give --allow or --deny")
+    """Add a grant to a role. The longest prefix decides, and a denial among equal ones.
+
+    With --keyspace it holds in that keyspace alone. It ends when the keyspace is dropped, and does
+    not come back with another one of the same name.
+    """
     with session.admin() as admin:
+        added = _grants(allow, deny, prefix, _keyspace_id(admin, keyspace))
+        if not added:
+            raise InvalidArgumentError(field="--allow", reason="give --allow or --deny")
         role = admin.access.alter_role(
             name, lambda grants: [*grants, *(one for one in added if one not in grants)]
         )
-    session.say(f"Role {name} has {output.count(len(role.grants), 'grant')}.", _role_json(role))
+        _say_grants(session, admin, role)
 
 
 def revoke(
-    session: Session, name: Name, *, allow: Allow = "", deny: Deny = "", prefix: Prefix = ""
+    session: Session,
+    name: Name,
+    *,
+    allow: Allow = "",
+    deny: Deny = "",
+    prefix: Prefix = "",
+    keyspace: InKeyspace = "",
 ) -> None:
-    """Take a grant from a role: name it as it was given."""
-    gone = _grants(allow, deny, prefix)
-
-    def without(grants: tuple[Grant, ...]) -> Sequence[Grant]:
-        missing = [one for one in gone if one not in grants]
-        if missing or not gone:
-            raise InvalidArgumentError(
-                field="--allow",
-                reason=f"role {name} has no such grant: 'koinon admin roles' lists those it has",
-            )
-        return [one for one in grants if one not in gone]
-
+    """Take a grant from a role: name it as 'koinon admin roles' shows it."""
     with session.admin() as admin:
+        gone = _grants(allow, deny, prefix, _keyspace_id(admin, keyspace))
+
+        def without(grants: tuple[Grant, ...]) -> Sequence[Grant]:
+            missing = [one for one in gone if one not in grants]
+            if missing or not gone:
+                raise InvalidArgumentError(
+                    field="--allow",
+                    reason=f"role {name} has no such grant: 'koinon admin roles' lists those it "
+                    "has",
+                )
+            return [one for one in grants if one not in gone]
+
         role = admin.access.alter_role(name, without)
-    session.say(f"Role {name} has {output.count(len(role.grants), 'grant')}.", _role_json(role))
+        _say_grants(session, admin, role)
 
 
 def drop_role(session: Session, name: Name, *, yes: Yes = False) -> int | None:
@@ -261,21 +331,37 @@ def drop_role(session: Session, name: Name, *, yes: Yes = False) -> int | None:
         return refused
     with session.admin() as admin:
         admin.access.drop_role(name)
-    session.say(f"Role {name} is not known any more.", {"dropped": name})
+        _say(session, admin, f"Role {name} is not known any more.", {"dropped": name})
     return None
 
 
-def _grant_cells(grant: Grant | None) -> tuple[str, str, str]:
+def _keyspace_name(keyspace_id: KeyspaceId | None, keyspaces: Keyspaces | None) -> str:
+    """Return the name of the keyspace; "" if it was dropped, or none is meant."""
+    if keyspace_id is None or keyspaces is None:
+        return ""
+    found = keyspaces.by_id(keyspace_id)
+    return found.name if found is not None and not found.is_dropping else ""
+
+
+def _grant_cells(grant: Grant | None, keyspaces: Keyspaces | None) -> tuple[str, str, str, str]:
     if grant is None:
-        return "", "[dim]none[/]", ""
+        return "", "[dim]none[/]", "", ""
     denies = grant.effect is Effect.DENY
     actions = ", ".join(action.name.lower() for action in grant.actions)
     of_cluster = all(action in CLUSTER_ACTIONS for action in grant.actions)
     keys = output.escape(printable_bytes(grant.prefix)) if grant.prefix else "[dim]all[/]"
-    return "[red]deny[/]" if denies else "allow", actions, "[dim]-[/]" if of_cluster else keys
+    if grant.keyspace_id is None:
+        keyspace = "[dim]every[/]"
+    elif name := _keyspace_name(grant.keyspace_id, keyspaces):
+        keyspace = output.escape(name)
+    else:
+        keyspace = f"[yellow]id:{grant.keyspace_id} (dropped)[/]"
+    where = ("[dim]-[/]", "[dim]-[/]") if of_cluster else (keyspace, keys)
+    return "[red]deny[/]" if denies else "allow", actions, *where
 
 
-def _role_json(role: Role) -> dict[str, Any]:
+def _role_json(role: Role, keyspaces: Keyspaces | None) -> dict[str, Any]:
+    """``keyspace`` null, ``keyspace_id`` null: in every one; only ``keyspace`` null: dropped."""
     return {
         "role": role.name,
         "grants": [
@@ -283,6 +369,8 @@ def _role_json(role: Role) -> dict[str, Any]:
                 "effect": grant.effect.name.lower(),
                 "actions": [action.name.lower() for action in grant.actions],
                 "prefix": output.json_bytes(grant.prefix),
+                "keyspace": _keyspace_name(grant.keyspace_id, keyspaces) or None,
+                "keyspace_id": grant.keyspace_id,
             }
             for grant in role.grants
         ],
@@ -345,6 +433,7 @@ def create_token(
             if file is not None:
                 file.unlink()
             raise
+        _note_behind(admin)
     answer = {"id": token.id, "user": user, "expires_s": expires_s}
     if file is not None:
         session.say(f"Token {token.id} of {user} is in {file}.", {**answer, "file": str(file)})
@@ -359,7 +448,7 @@ def drop_token(session: Session, token_id: Annotated[str, typer.Argument(metavar
     """Refuse a token from now on. Name it by its id."""
     with session.admin() as admin:
         admin.access.drop_token(token_id)
-    session.say(f"Token {token_id} is refused from now on.", {"revoked": token_id})
+        _say(session, admin, f"Token {token_id} is refused from now on.", {"revoked": token_id})
 
 
 def _day(seconds: int) -> str:
@@ -368,9 +457,8 @@ def _day(seconds: int) -> str:
 
 # --- certificates --------------------------------------------------------------------------------
 
-Serial = Annotated[
-    str, typer.Argument(metavar="SERIAL", help="As 'koinon certs show' tells it, in hexadecimal.")
-]
+_SERIAL_HELP = "As 'koinon certs show' tells it, in hexadecimal."
+Serial = Annotated[str, typer.Argument(metavar="SERIAL", help=_SERIAL_HELP)]
 
 
 def list_certificates(session: Session) -> None:
@@ -390,7 +478,7 @@ def revoke_certificate(session: Session, serial: Serial) -> None:
     serial = _serial(serial)
     with session.admin() as admin:
         admin.access.revoke_certificate(serial)
-    session.say(f"Certificate {serial} is refused from now on.", {"revoked": serial})
+        _say(session, admin, f"Certificate {serial} is refused from now on.", {"revoked": serial})
 
 
 def restore_certificate(session: Session, serial: Serial) -> None:
@@ -398,7 +486,7 @@ def restore_certificate(session: Session, serial: Serial) -> None:
     serial = _serial(serial)
     with session.admin() as admin:
         admin.access.restore_certificate(serial)
-    session.say(f"Certificate {serial} is taken again.", {"restored": serial})
+        _say(session, admin, f"Certificate {serial} is taken again.", {"restored": serial})
 
 
 def _serial(text: str) -> str:
@@ -408,6 +496,24 @@ def _serial(text: str) -> str:
         raise InvalidArgumentError(
             field="SERIAL", reason=f"{text!r} is no number in hexadecimal: see 'koinon certs show'"
         ) from None
+
+
+def _say(session: Session, admin: Admin, text: str, answer: dict[str, Any]) -> None:
+    """Say what was changed, and which nodes have not said that they go by it."""
+    nodes = list(admin.access.behind.node_ids)
+    session.say(text, {**answer, "nodes_behind": nodes} if nodes else answer)
+    _note_behind(admin)
+
+
+def _note_behind(admin: Admin) -> None:
+    if remark := str(admin.access.behind):
+        output.note(remark)
+
+
+def _say_grants(session: Session, admin: Admin, role: Role) -> None:
+    grants = output.count(len(role.grants), "grant")
+    answer = _role_json(role, _keyspaces(admin, [role]))
+    _say(session, admin, f"Role {role.name} has {grants}.", answer)
 
 
 def _state(session: Session) -> AccessState:
@@ -445,7 +551,7 @@ _CHANGES: tuple[tuple[typer.Typer, str, dict[str, tuple[Body, str]]], ...] = (
         "roles",
         {
             "create": (create_role, "loader --allow load,scan --prefix sales:"),
-            "grant": (grant, "loader --deny scan --prefix sales:secret:"),
+            "grant": (grant, "loader --allow read --prefix sales: --keyspace vip"),
             "revoke": (revoke, "loader --deny scan --prefix sales:secret:"),
             "drop": (drop_role, "loader"),
         },

@@ -13,7 +13,18 @@ from rich.text import Text
 from koinon.cli.console import output
 from koinon.cli.console.help import Group
 from koinon.cli.console.session import NOT_FOUND, Body, Session, command, default_command
-from koinon.cli.operate import access, bulk_loads, force, hot, moves, partitions, plans, verify
+from koinon.cli.operate import (
+    access,
+    bulk_loads,
+    force,
+    hot,
+    keyspaces,
+    moves,
+    partitions,
+    plans,
+    size,
+    verify,
+)
 from koinon.operate.admin import Admin, ClusterStatus, count_by_primary
 from koinon.operate.bulk_loads import LoadView
 from koinon.operate.health import is_short, notes, problems, replicas_by_node, summary
@@ -73,12 +84,15 @@ def _print_facts(status: ClusterStatus) -> None:
         config = table.cluster
         facts.add_row("[dim]cluster[/]", output.escape(config.cluster_id))
         facts.add_row("[dim]table[/]", f"version {table.table_version:,}")
-        online = Counter(row.status for row in table.rows)[PartitionStatus.ONLINE]
+        online = Counter(row.status for row in table.used_rows)[PartitionStatus.ONLINE]
         facts.add_row(
             "[dim]partitions[/]",
-            f"{online:,} of {config.partition_count:,} online, by {config.partitioner}, "
+            f"{online:,} of {len(table.used_rows):,} online, by {config.partitioner}, "
             f"{output.count(config.replication_factor, 'copy')} each",
         )
+        if len(table.keyspaces) > 1:
+            names = ", ".join(keyspace.name for keyspace in table.keyspaces)
+            facts.add_row("[dim]keyspaces[/]", output.escape(names))
     if status.sessions:
         facts.add_row("[dim]data[/]", _data_text(status))
     facts.add_row("[dim]raft[/]", f"term {status.term}, committed up to {status.commit_index:,}")
@@ -89,7 +103,7 @@ def _data_text(status: ClusterStatus) -> str:
     """Return what all nodes hold together: they count copies, of which each record has several."""
     copies = sum(s.records for s in status.sessions if s.live)
     used = output.bytes_text(sum(s.used_bytes for s in status.sessions if s.live))
-    rows = status.table.rows if status.table is not None else ()
+    rows = status.table.used_rows if status.table is not None else ()
     replicas = sum(len(row.replicas) for row in rows)
     if replicas <= len(rows):
         return f"{output.count(copies, 'record')}, {used}"
@@ -172,7 +186,7 @@ def status_json(status: ClusterStatus, loads: Iterable[LoadView] = ()) -> dict[s
 
 def partitions_json(table: Table | None) -> dict[str, int]:
     """Return the numbers of partitions by state."""
-    rows = table.rows if table else ()
+    rows = table.used_rows if table else ()
     counts = Counter(row.status for row in rows)
     return {
         "online": counts[PartitionStatus.ONLINE],
@@ -358,6 +372,12 @@ for _panel, _commands in ((None, LOOKS), (REPLICAS_PANEL, CHANGES)):
     for _name_of, (_function, _arguments) in _commands.items():
         _examples = [f"koinon admin {_name_of} {text}".rstrip() for text in _arguments]
         command(app, _name_of, examples=_examples, panel=_panel)(_function)
+command(
+    app,
+    "size",
+    examples=["koinon admin size --peak-mb-s 400 --rows 2000000000 --nodes 12"],
+    connects=False,
+)(size.size)
 default_command(coordinators_app, list_coordinators)
 command(
     coordinators_app,
@@ -371,6 +391,7 @@ command(coordinators_app, "remove")(remove)
 command(coordinators_app, "transfer")(transfer)
 app.add_typer(coordinators_app, name="coordinators")
 app.add_typer(bulk_loads.app, name="loads")
+app.add_typer(keyspaces.app, name="keyspaces")
 access.add_to(app, "Who may do what")
 
 

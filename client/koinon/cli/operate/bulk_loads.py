@@ -15,6 +15,7 @@ from koinon.cli.console.units import UINT64_MAX
 from koinon.cli.operate.following import until_ended
 from koinon.cli.operate.plans import Yes, ask
 from koinon.operate.bulk_loads import LoadState, LoadView
+from koinon_proto.contract.keyspaces import DEFAULT
 from koinon_proto.process.printable import printable_bytes
 
 if TYPE_CHECKING:
@@ -110,10 +111,12 @@ def _print_loads(loads: Sequence[LoadView], ended_max: int) -> None:
 
 def _table(loads: Sequence[LoadView]) -> Any:
     aborted = any(load.reason for load in loads)
+    apart = any(load.keyspace not in ("", DEFAULT) for load in loads)
     columns = [">LOAD", "STATE", "MODE", "PREFIX", ">ROWS", ">BYTES", ">MERGED", ">IDLE", "WHAT"]
-    shown = output.table(*columns, *["WHY"] * aborted)
+    shown = output.table(*columns, *["KEYSPACE"] * apart, *["WHY"] * aborted)
     for load in loads:
-        shown.add_row(*_cells(load), *[output.escape(load.reason)] * aborted)
+        keyspace, why = output.escape(load.keyspace), output.escape(load.reason)
+        shown.add_row(*_cells(load), *[keyspace] * apart, *[why] * aborted)
     return shown
 
 
@@ -151,6 +154,7 @@ def load_json(load: LoadView) -> dict[str, Any]:
         "state": load.state.name.lower(),
         "mode": load.mode.name.lower() if load.mode is not None else None,
         "prefix": output.json_bytes(load.prefix),
+        "keyspace": load.keyspace or None,
         "stream_batch": None
         if batch is None
         else {"query_id": batch.query_id, "batch_id": batch.batch_id},

@@ -118,7 +118,7 @@ def force_primary(
 def _rows(table: Table, partitions: str) -> list[PartitionRow]:
     """Return the rows of the partitions named. Of those that are served by name, say so."""
     if partitions in (LOST, OFFLINE):
-        offline = [row for row in table.rows if row.status is PartitionStatus.OFFLINE]
+        offline = [row for row in table.used_rows if row.status is PartitionStatus.OFFLINE]
         lost = OfflineReason.STORE_LOST
         return [r for r in offline if partitions == OFFLINE or r.offline_reason is lost]
     chosen = partition_ids(partitions)

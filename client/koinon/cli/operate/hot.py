@@ -13,9 +13,9 @@ from rich.progress import BarColumn, Progress, TextColumn
 from koinon.cli.console import output
 from koinon.cli.console.progress import BAR_WIDTH, now_and_then, progress
 from koinon.cli.console.session import Session
+from koinon.cli.operate.remedies import advice, key_text
 from koinon.cli.operate.verify import ready_table
 from koinon.operate.hotspots import (
-    FEW_ROWS,
     READ_BYTES,
     READS,
     WRITES,
@@ -33,10 +33,8 @@ from koinon.operate.hotspots import (
 from koinon.operate.nodes import node_name
 from koinon.operate.traffic import NODE_KEYS_MAX, NODE_PARTITIONS_MAX, Survey, TrafficClient
 from koinon_proto.contract.table import Table
-from koinon_proto.process.printable import printable_bytes
 
 SECONDS_MAX = 60.0
-KEY_SHOWN = 48
 PARTITION_COLUMNS_EXPENDABLE = ("BYTES/S", "PRIMARY")
 
 
@@ -120,8 +118,9 @@ def _print(
     total = survey.rates.total
     printer.print(
         f"{total[READS]:,.0f} reads/s, {total[WRITES]:,.0f} writes/s, "
-        f"{output.bytes_text(_bytes(total))}/s in {output.count(len(table.rows), 'partition')} "
-        f"of {output.count(len(survey.rates.nodes), 'node')}, over {survey.seconds:.1f} s",
+        f"{output.bytes_text(_bytes(total))}/s in "
+        f"{output.count(len(table.used_rows), 'partition')} of "
+        f"{output.count(len(survey.rates.nodes), 'node')}, over {survey.seconds:.1f} s",
         markup=False,
     )
     if not found:
@@ -208,38 +207,6 @@ def _founded_on(survey: Survey) -> str:
     missed = max(survey.sample.read.missed_max, survey.sample.written.missed_max)
     short = f"; a key may have had {missed:,} rows more" if missed else ""
     return f"Keys are estimated from {' and '.join(looked)}; scans are not sampled{short}."
-
-
-def advice(blamed: Sequence[Blamed], survey: Survey, table: Table) -> list[str]:
-    """Return what an operator may do about the heat."""
-    lines = []
-    if survey.rates.rows < FEW_ROWS:
-        lines.append(
-            f"only {output.count(survey.rates.rows, 'row')} went by: these figures are mostly "
-            "chance; look for longer (--seconds), or under load"
-        )
-    for one in blamed:
-        partition, key = one.partition, one.key
-        if key is not None:
-            lines.append(
-                f"partition {partition.partition_id} is hot by one key, {key_text(key.key)} "
-                f"({key.share:.0%} of its rows): moving the partition does not help. Spread what "
-                "it holds over several keys, or let clients cache it"
-            )
-    spread = [str(one.partition.partition_id) for one in blamed if one.key is None]
-    if spread and survey.sample.keys:
-        word = "partition" if len(spread) == 1 else "partitions"
-        lines.append(
-            f"the heat of {word} {', '.join(spread)} comes from many keys: no single one has "
-            "much of it"
-        )
-    return lines
-
-
-def key_text(key: bytes) -> str:
-    """A key as one line that fits beside figures."""
-    text = printable_bytes(key)
-    return text if len(text) <= KEY_SHOWN else text[: KEY_SHOWN - 1] + "…"
 
 
 def rate_text(rate: float) -> str:

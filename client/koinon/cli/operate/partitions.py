@@ -23,7 +23,7 @@ from koinon_proto.contract.table import (
     PartitionStatus,
     Table,
 )
-from koinon_proto.partitioner import partitioner
+from koinon_proto.partitioner import partitioner_of
 from koinon_proto.process.printable import printable_bytes
 
 PARTITION_COLORS = {
@@ -95,7 +95,7 @@ def partitions(
     chosen = {p for text in which or () for p in partition_ids(text)}
     with session.admin() as admin:
         table = admin.status().table
-    rows = list(table.rows) if table else []
+    rows = list(table.used_rows) if table else []
     numbers = {} if table is None else {n.node_id: n.number for n in table.nodes.values()}
     if node is not None and node not in numbers:
         return session.refuse(
@@ -104,8 +104,8 @@ def partitions(
     if table is None or not rows:
         output.note(NO_PARTITIONS)
         return None
-    if chosen and max(chosen) >= len(rows):
-        return _unknown(session, max(chosen), len(rows))
+    if chosen and max(chosen) >= len(table.rows):
+        return _unknown(session, max(chosen), len(table.rows))
     if chosen:
         rows = [row for row in rows if row.partition_id in chosen]
     if node is not None:
@@ -272,8 +272,9 @@ def where(
     *,
     encoding: Encoding,
 ) -> int | None:
-    """Show in which partition keys are, and which nodes have them. Reads no record: a key has its
-    place whether there is one or not. --json: one object per line.
+    """Show in which partition keys are, and which nodes have them: ROUTED BY is what of the key is
+    hashed. Reads no record: a key has its place whether there is one or not. --json: one object per
+    line.
     """
     wanted = [encoding.decode(key, "KEY") for key in keys]
     with session.admin() as admin:
@@ -281,17 +282,35 @@ def where(
     if table is None or not table.rows:
         output.note(NO_PARTITIONS)
         return None
-    partition_of = partitioner(table.cluster.partitioner, len(table.rows)).partition_of
-    rows = [table.rows[partition_of(key)] for key in wanted]
+    known = partitioner_of(table.keyspaces.named(session.keyspace))
+    found = [(key, known.routing_bytes(key)) for key in wanted]
+    rows = [table.rows[known.partition_of_routing(routing_bytes)] for _, routing_bytes in found]
     if session.json:
-        for key, row in zip(wanted, rows, strict=True):
-            output.print_json({"key": output.json_bytes(key), **partition_json(row, table)})
+        for (key, routing_bytes), row in zip(found, rows, strict=True):
+            told = {
+                "key": output.json_bytes(key),
+                "routing_bytes": output.json_bytes(routing_bytes),
+                "hash": str(known.hash_of(routing_bytes)),  # of md5 it has more than 64 bits
+            }
+            output.print_json({**told, **partition_json(row, table)})
         return None
-    shown = output.table("KEY", ">PARTITION", "STATE", "PRIMARY", "ADDRESS", "IN SYNC", "REPLICAS")
-    for key, row in zip(wanted, rows, strict=True):
+    shown = output.table(
+        "KEY",
+        "ROUTED BY",
+        ">HASH",
+        ">PARTITION",
+        "STATE",
+        "PRIMARY",
+        "ADDRESS",
+        "IN SYNC",
+        "REPLICAS",
+    )
+    for (key, routing_bytes), row in zip(found, rows, strict=True):
         node = table.nodes.get(row.primary)
         shown.add_row(
             output.escape(printable_bytes(key)),
+            output.escape(printable_bytes(routing_bytes)),
+            str(known.hash_of(routing_bytes)),
             str(row.partition_id),
             _state(row),
             output.escape(_name(row.primary, table) or "-"),
@@ -299,12 +318,16 @@ def where(
             _names(row.in_sync, table),
             _names(row.replicas, table),
         )
-    output.show(shown, expendable=("REPLICAS", "ADDRESS"))
+    output.show(shown, expendable=("HASH", "REPLICAS", "ADDRESS"))
     return None
 
 
 def add_to(app: typer.Typer) -> None:
     """Add the command."""
     command(
-        app, "where", panel="Data", examples=["koinon where user:1 user:2", "koinon where 7 --json"]
+        app,
+        "where",
+        panel="Data",
+        keyed=True,
+        examples=["koinon where user:1 user:2", "koinon where 7 --json"],
     )(where)

@@ -162,12 +162,15 @@ def set_replication_factor(
     session: Session,
     copies: Annotated[int, typer.Argument(metavar="COPIES", min=1, max=UINT32_MAX)],
     *,
+    keyspace: Annotated[
+        str, typer.Option("--keyspace", help="Of this keyspace; by default of 'default'.")
+    ] = "",
     how: How,
 ) -> int | None:
-    """Keep so many copies of each partition."""
+    """Keep so many copies of each partition of a keyspace."""
     return _run(
         session,
-        PlanRequest(kind=PlanKind.REPLICATION_FACTOR, replication_factor=copies),
+        PlanRequest(kind=PlanKind.REPLICATION_FACTOR, replication_factor=copies, keyspace=keyspace),
         how,
         also=(f"Each partition is to have {output.count(copies, 'copy')}.", None),
     )

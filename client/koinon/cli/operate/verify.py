@@ -39,7 +39,11 @@ def verify_copies(
     """
     with session.admin(TIMEOUT_MS) as admin, Replicas() as replicas:
         table = ready_table(admin)
-        chosen = partition_ids(partition) if partition else list(range(len(table.rows)))
+        chosen = (
+            partition_ids(partition)
+            if partition
+            else [int(row.partition_id) for row in table.used_rows]
+        )
         if chosen and chosen[-1] >= len(table.rows):
             raise typer.BadParameter(f"the partitions are 0 to {len(table.rows) - 1}")
         report = _verify(session, admin, replicas, chosen)

@@ -38,7 +38,7 @@ class Chunk:
 
 
 class Batcher:
-    """Buffers rows and cuts chunks. ``rows_of`` counts all rows so far by partition."""
+    """Buffers rows and cuts chunks. ``rows_of`` counts all rows so far by partition id."""
 
     def __init__(self, partitioner: Partitioner, *, memory_bytes: int, expires_at_ms: int) -> None:
         self._partitioner = partitioner
@@ -48,7 +48,7 @@ class Batcher:
         self._values: list[Any] = []
         self._orders: list[U64Array] = []
         self._buffered = 0  # bytes, as encoded
-        self.rows_of: I64Array = np.zeros(partitioner.partition_count, np.int64)
+        self.rows_of: I64Array = np.zeros(partitioner.partition_ids.stop, np.int64)
         self.bytes = 0
         """Of keys and values so far."""
 

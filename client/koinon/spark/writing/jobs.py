@@ -15,6 +15,7 @@ from typing import Final, TextIO
 
 import numpy as np
 
+from koinon.core.target import DEFAULT_OPENED, OpenedKeyspace
 from koinon.operate.bulk_loads import (
     LoadMode,
     LoadsClient,
@@ -23,7 +24,7 @@ from koinon.operate.bulk_loads import (
     OpenedLoad,
     StreamBatch,
 )
-from koinon.spark.cluster import Cluster, cluster_of, loads_of
+from koinon.spark.cluster import Cluster, cluster_of, loads_of, named
 from koinon.spark.options import WriteOptions
 from koinon.spark.writing.load_keepalive import LoadKeepalive
 from koinon.spark.writing.planning import RowPlan
@@ -34,6 +35,7 @@ from koinon_proto.contract.errors import (
     LoadClosedError,
     UnavailableError,
     UnknownFateError,
+    UnknownKeyspaceError,
 )
 from koinon_proto.process.printable import printable, stream_of
 
@@ -59,16 +61,22 @@ class Job:
 
         Raises:
             LoadClosedError: it has been closed meanwhile.
+            UnknownKeyspaceError: the keyspace has been dropped, whether or not there is another of
+                its name.
             KoinonError: as ``LoadsClient.open_load``.
         """
-        opened = loads.open_load(
-            job_id=self.job_id,
-            mode=LoadMode.OVERWRITE if self.overwrite else LoadMode.APPEND,
-            prefix=self.options.prefix,
-            stream_batch=self.stream_batch,
-            description=self.options.description or "Spark",
-            timeout_ms=self.options.load_timeout_ms,
-        )
+        try:
+            opened = loads.open_load(
+                job_id=self.job_id,
+                mode=LoadMode.OVERWRITE if self.overwrite else LoadMode.APPEND,
+                prefix=self.options.prefix,
+                keyspace_id=self.options.opened.keyspace_id,
+                stream_batch=self.stream_batch,
+                description=self.options.description or "Spark",
+                timeout_ms=self.options.load_timeout_ms,
+            )
+        except UnknownKeyspaceError as error:
+            raise named(error, self.options.opened) from error
         is_open = opened.state is LoadState.OPEN or not opened.load_id
         if not is_open and (opened.state is LoadState.ABORTED or self.stream_batch is None):
             raise LoadClosedError(load_id=opened.load_id, state=opened.state.name.lower())
@@ -92,6 +100,7 @@ class TaskReport:
     load_id: int
     attempt: int
     task: int
+    opened: OpenedKeyspace = DEFAULT_OPENED
     stream_batch: StreamBatch | None = None
     applied: bool = False
     partition_ids: bytes = b""
@@ -116,7 +125,7 @@ class Commit:
             InvalidArgumentError: keys repeat, and there is no orderBy; the load is aborted.
             LoadClosedError: the load was aborted meanwhile, by its timeout or an operator.
             LoadIncompleteError: staged rows are missing.
-        UnknownFateError: the commit was lost with all coordinators, or its answer was.
+            UnknownFateError: the commit was lost with all coordinators, or its answer was.
             UnavailableError: it was not served in time; what the text says of the load holds.
         """
         self._commit(sorted(self.reports, key=lambda report: report.task))

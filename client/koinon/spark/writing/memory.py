@@ -1,4 +1,4 @@
-"""Memory that a task uses again and again stays its own until it ends.
+"""Keeps memory that a task frees in its process until the task ends.
 
 A task makes and drops columns of up to some 64 MB all the time: to fault their pages in anew, each
 time, was a fifth of a load's time. Arrow's own pool gives them back at once, whatever malloc does.

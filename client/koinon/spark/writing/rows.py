@@ -25,7 +25,7 @@ def faults_of(batch: Any, plan: RowPlan, keys: Any, values: Any, limits: Limits)
 
 
 def limits_of(plan: RowPlan, options: WriteOptions, max_value_bytes: int) -> Limits:
-    """Return the limits of the rows of a write to a cluster with this bound of values."""
+    """Return the limits of the rows of a write to a keyspace with this bound of values."""
     return Limits(
         key_name=plan.key_name,
         value_name=plan.value_name,

@@ -81,15 +81,16 @@ class _Task:
                     log.warning("bad rows of a failed attempt are left", exc_info=True)
 
     def run(self, batches: Iterable[Any]) -> TaskReport:
-        config = self._cluster.routing().table.cluster
+        target = self._cluster.target()
         options, plan = self._job.options, self._job.plan
         expires_at_ms = time.time_ns() // 1_000_000 + options.ttl_ms if options.ttl_ms else 0
         batcher = Batcher(
-            self._cluster.routing().partitioner,
+            target.partitioner,
             memory_bytes=options.memory_bytes,
             expires_at_ms=expires_at_ms,
         )
-        limits = limits_of(plan, options, config.max_value_bytes)
+        max_value_bytes = target.settings(self._cluster.routing()).max_value_bytes
+        limits = limits_of(plan, options, max_value_bytes)
         for batch in _slices(batches):
             if not self._rows_read:
                 self._open()  # and from now on somebody touches it, however slow the rows come
@@ -150,6 +151,7 @@ class _Task:
             load_id=self._load_id,
             attempt=self._attempt,
             task=self._task,
+            opened=self._job.options.opened,
             stream_batch=self._job.stream_batch,
             applied=self._applied,
             partition_ids=partition_ids.astype(np.int32).tobytes(),

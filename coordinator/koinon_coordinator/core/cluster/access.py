@@ -6,6 +6,8 @@ here once:
 
 * a role that users have is not dropped; a user is dropped with its tokens;
 * a user and a token name only what there is: roles, a user;
+* a grant that is new in its role names only a keyspace that can be used. Those that stand already
+  stay when their keyspace is dropped: no other ever has its id, so they hold nowhere any more;
 * ``root`` is no user of the state;
 * a command that brings nothing new changes nothing, the version neither.
 """
@@ -45,10 +47,12 @@ from koinon_proto.contract.access import (
     AccessState,
     Grant,
     Role,
+    grants_counted,
     is_serial,
     is_token_id,
 )
 from koinon_proto.contract.addresses import is_name
+from koinon_proto.contract.keyspaces import Keyspaces
 from koinon_proto.contract.table import MAX_KEY_BYTES
 
 NAMED_MAX = 10  # names that a text lists one by one
@@ -65,8 +69,8 @@ class Fault:
     reason: Reason = Reason.BAD_ACCESS
 
 
-def fault(state: AccessState, command: AccessCommand) -> Fault | None:
-    """Return why the state cannot be changed so; None: it can."""
+def fault(state: AccessState, command: AccessCommand, keyspaces: Keyspaces) -> Fault | None:
+    """Return why the state cannot be changed so; None: it can. ``keyspaces``: those there are."""
     expected = command.expected_version
     if expected is not None and expected != state.version:
         return Fault(
@@ -77,6 +81,8 @@ def fault(state: AccessState, command: AccessCommand) -> Fault | None:
             reason=Reason.ACCESS_CHANGED,
         )
     wrong = _FAULTS[type(command)](state, command)
+    if wrong is None and isinstance(command, PutRole):
+        wrong = _keyspace_fault(state, command.role, keyspaces)
     return wrong or _bytes_fault(state, _CHANGES[type(command)](state, command))
 
 
@@ -112,6 +118,23 @@ def _put_role_fault(state: AccessState, command: PutRole) -> Fault | None:
     return _count_fault(roles) or _users_fault(state, roles, role.name)
 
 
+def _keyspace_fault(state: AccessState, role: Role, keyspaces: Keyspaces) -> Fault | None:
+    """Return which new grant of the role names a keyspace that cannot be used."""
+    before = next((known for known in state.roles if known.name == role.name), None)
+    standing = set(before.grants) if before is not None else set()
+    usable = {keyspace.keyspace_id for keyspace in keyspaces}
+    for grant in role.grants:
+        keyspace_id = grant.keyspace_id
+        if keyspace_id is not None and keyspace_id not in usable and grant not in standing:
+            return Fault(
+                field="keyspace_id",
+                text=f"there is no keyspace with id {keyspace_id}",
+                actual=keyspace_id,
+                reason=Reason.KEYSPACE_UNKNOWN,
+            )
+    return None
+
+
 def _grant_fault(grant: Grant) -> Fault | None:
     if not grant.actions:
         return Fault(field="actions", text="a grant must name at least one")
@@ -121,6 +144,9 @@ def _grant_fault(grant: Grant) -> Fault | None:
     if grant.prefix and of_cluster:
         name = of_cluster[0].name.lower()
         return Fault(field="prefix", text=f"must be empty: {name} concerns no keys")
+    if grant.keyspace_id is not None and of_cluster:
+        name = of_cluster[0].name.lower()
+        return Fault(field="keyspace_id", text=f"must be absent: {name} concerns no keyspace")
     if len(grant.prefix) > MAX_KEY_BYTES:
         return Fault(
             field="prefix",
@@ -141,8 +167,7 @@ def _count_fault(roles: Mapping[str, Role]) -> Fault | None:
 
 def _users_fault(state: AccessState, roles: Mapping[str, Role], name: str) -> Fault | None:
     """Return which user would have too many grants with the role ``name`` as it is in ``roles``."""
-    if len(roles[name].grants) > GRANTS_MAX:
-        count = len(roles[name].grants)
+    if (count := grants_counted(roles[name].grants)) > GRANTS_MAX:
         return Fault(field="grants", text="too many", limit=GRANTS_MAX, actual=count)
     for user in state.users:
         if name in user.roles:
@@ -155,7 +180,7 @@ def _users_fault(state: AccessState, roles: Mapping[str, Role], name: str) -> Fa
 def _grants_of_user_fault(
     name: str, role_names: Iterable[str], roles: Mapping[str, Role]
 ) -> Fault | None:
-    grants = sum(len(roles[role].grants) for role in role_names)
+    grants = grants_counted(grant for role in role_names for grant in roles[role].grants)
     if grants <= GRANTS_MAX:
         return None
     text = f"too many in all roles of user {name} together"

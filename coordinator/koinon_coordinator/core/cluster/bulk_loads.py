@@ -18,8 +18,9 @@ The rules, each held by ``judge`` for every command on every member:
   answered with its own load, whoever asks: there are never two of one batch;
 * a load is committed once. Whoever commits it again with the same attempts (known by their digest)
   is answered alike, with other attempts refused;
-* in mode APPEND the partitions named by the commit are merged, in mode OVERWRITE all of them: also
-  where nothing was staged, records have to go.
+* in mode APPEND the partitions named by the commit are merged, in mode OVERWRITE all of the load's
+  keyspace: also where nothing was staged, records have to go. A keyspace in which a load is under
+  way is not dropped.
 
 What a command comes to without changing anything is what ``judge`` says: the leader asks it before
 it proposes, and ``apply`` asks it again.
@@ -50,7 +51,9 @@ from koinon_proto.contract.bulk_loads import (
     LoadMode,
     LoadState,
     StreamBatch,
+    owner_digest,
 )
+from koinon_proto.contract.keyspaces import DEFAULT_ID, KeyspaceId, Keyspaces
 from koinon_proto.contract.table import ActiveLoad, PartitionId
 
 ACTIVE_MAX = 100
@@ -66,7 +69,8 @@ ALREADY_APPLIED = LoadOutcome(load_id=0, state=LoadState.DONE)
 class Load:
     """One load. ``attempts`` and ``unmerged`` (ascending) are there while it is being merged;
     ``attempts_digest`` from its commit on, as are ``committed_at`` (its log index), ``partitions``
-    (that were to be merged), ``rows`` and ``bytes``.
+    (that were to be merged), ``rows`` and ``bytes``. ``owner`` is the user that opened it, "" where
+    nobody had to say.
     """
 
     load_id: int
@@ -85,6 +89,8 @@ class Load:
     rows: int = 0
     bytes: int = 0
     reason: str = ""
+    owner: str = ""
+    keyspace_id: KeyspaceId = DEFAULT_ID
 
     @property
     def outcome(self) -> LoadOutcome:
@@ -112,7 +118,10 @@ NO_LOADS = LoadsImage()
 
 
 class Loads:
-    """See the module's text. Only ``apply`` changes anything."""
+    """The loads of the cluster, as the Raft log has made them; part of ``ClusterState``.
+
+    Only ``apply`` changes anything.
+    """
 
     def __init__(self, image: LoadsImage = NO_LOADS) -> None:
         self._active = {load.load_id: load for load in image.active}
@@ -144,9 +153,15 @@ class Loads:
                 load_id=load.load_id,
                 merging=load.state is LoadState.MERGING,
                 committed_at=load.committed_at,
+                owner_digest=owner_digest(load.load_id, load.owner),
+                keyspace_id=load.keyspace_id,
             )
             for load in self._active.values()
         )
+
+    def are_active_in(self, keyspace_id: KeyspaceId) -> bool:
+        """Return whether a load of this keyspace is open or merging."""
+        return any(load.keyspace_id == keyspace_id for load in self._active.values())
 
     def image(self) -> LoadsImage:
         """Return all of it; ``Loads(image)`` equals this one."""
@@ -159,27 +174,28 @@ class Loads:
 
     # --- judging ------------------------------------------------------------------------------
 
-    def judge(self, command: LoadCommand, partition_count: int) -> LoadOutcome | Rejected | None:
+    def judge(self, command: LoadCommand, keyspaces: Keyspaces) -> LoadOutcome | Rejected | None:
         """Return what the command comes to without changing anything; None: it has an effect."""
         if isinstance(command, OpenLoad):
-            return self._judge_open(command)
+            return self._judge_open(command, keyspaces)
         load = self.get(command.load_id)
         if load is None:
             return Rejected(reason=Reason.LOAD_UNKNOWN)
         if isinstance(command, CommitLoad):
-            return self._judge_commit(load, command, partition_count)
+            return self._judge_commit(load, command, partitions_of(load, keyspaces))
         if isinstance(command, AbortLoad):
             return self._judge_abort(load)
         is_news = not set(command.partition_ids).isdisjoint(load.unmerged)
         return None if is_news else load.outcome
 
-    def _judge_open(self, command: OpenLoad) -> LoadOutcome | Rejected | None:
+    def _judge_open(self, command: OpenLoad, keyspaces: Keyspaces) -> LoadOutcome | Rejected | None:
         load = self._opened_before(command)
         if load is not None:
-            is_same = (load.mode, load.prefix, load.stream_batch) == (
+            is_same = (load.mode, load.prefix, load.stream_batch, load.keyspace_id) == (
                 command.mode,
                 command.prefix,
                 command.stream_batch,
+                command.keyspace_id,
             )
             return load.outcome if is_same else Rejected(reason=Reason.LOAD_DIFFERS)
         batch = command.stream_batch
@@ -187,6 +203,9 @@ class Loads:
             return ALREADY_APPLIED
         if len(self._active) >= ACTIVE_MAX:
             return Rejected(reason=Reason.TOO_MANY_LOADS)
+        keyspace = keyspaces.by_id(command.keyspace_id)
+        if keyspace is None or keyspace.is_dropping:
+            return Rejected(reason=Reason.KEYSPACE_UNKNOWN)
         return None
 
     def _opened_before(self, command: OpenLoad) -> Load | None:
@@ -201,12 +220,12 @@ class Loads:
         return None if is_late else load
 
     def _judge_commit(
-        self, load: Load, command: CommitLoad, partition_count: int
+        self, load: Load, command: CommitLoad, partition_ids: range
     ) -> LoadOutcome | Rejected | None:
         if load.state is not LoadState.OPEN:
             is_same = load.attempts_digest == digest(command.attempts)
             return load.outcome if is_same else Rejected(reason=Reason.LOAD_CLOSED)
-        if commit_fault(command, partition_count) is not None:
+        if commit_fault(command, partition_ids) is not None:
             return Rejected(reason=Reason.BAD_VALUE)
         batch = load.stream_batch
         if batch is not None and self._is_applied(batch):
@@ -231,21 +250,20 @@ class Loads:
     # --- applying -----------------------------------------------------------------------------
 
     def apply(
-        self, command: LoadCommand, *, index: int, partition_count: int
+        self, command: LoadCommand, *, index: int, keyspaces: Keyspaces
     ) -> LoadOutcome | Rejected:
         """Apply a committed command; return its result. ``index``: its place in the log."""
         if index < 1 and isinstance(command, OpenLoad):
             raise ValueError("a load is named by its command's place in the log, from 1 up")
-        judged = self.judge(command, partition_count)
+        judged = self.judge(command, keyspaces)
         if judged is not None:
             return judged
         if isinstance(command, OpenLoad):
             load = _opened(command, self._id_base + index)
             self._jobs[load.job_id] = load.load_id
         elif isinstance(command, CommitLoad):
-            load = _committed(
-                self._active[command.load_id], command, partition_count, self._id_base + index
-            )
+            load = self._active[command.load_id]
+            load = _committed(load, command, partitions_of(load, keyspaces), self._id_base + index)
             if load.stream_batch is not None:
                 self._batches[load.stream_batch.query_id] = load.stream_batch.batch_id
         elif isinstance(command, AbortLoad):
@@ -277,11 +295,13 @@ def _opened(command: OpenLoad, load_id: int) -> Load:
         stream_batch=command.stream_batch,
         description=command.description,
         timeout_ms=command.timeout_ms,
+        owner=command.owner,
+        keyspace_id=command.keyspace_id,
     )
 
 
-def _committed(load: Load, command: CommitLoad, partition_count: int, committed_at: int) -> Load:
-    to_merge = merged_partitions(load, command.partition_ids, partition_count)
+def _committed(load: Load, command: CommitLoad, partition_ids: range, committed_at: int) -> Load:
+    to_merge = merged_partitions(load, command.partition_ids, partition_ids)
     return replace(
         load,
         state=LoadState.MERGING if to_merge else LoadState.DONE,
@@ -301,18 +321,26 @@ def _merged(load: Load, command: PartitionsMerged) -> Load:
     return replace(load, unmerged=left, state=LoadState.MERGING if left else LoadState.DONE)
 
 
+def partitions_of(load: Load, keyspaces: Keyspaces) -> range:
+    """Return the partitions of the load's keyspace, which is there while the load is active."""
+    keyspace = keyspaces.by_id(load.keyspace_id)
+    return keyspace.partition_ids if keyspace is not None else range(0)
+
+
 def merged_partitions(
-    load: Load, partition_ids: Iterable[PartitionId], partition_count: int
+    load: Load, staged: Iterable[PartitionId], partition_ids: range
 ) -> tuple[PartitionId, ...]:
-    """Return the partitions that are to be merged if these were staged in."""
+    """Return the partitions of the load's, ``partition_ids``, that are to be merged if ``staged``
+    were staged in.
+    """
     if load.mode is LoadMode.OVERWRITE:
-        return tuple(PartitionId(p) for p in range(partition_count))
-    return tuple(partition_ids)
+        return tuple(map(PartitionId, partition_ids))
+    return tuple(staged)
 
 
-def commit_fault(command: CommitLoad, partition_count: int) -> tuple[str, str, int, int] | None:
+def commit_fault(command: CommitLoad, load_partitions: range) -> tuple[str, str, int, int] | None:
     """Return which field of a commit no state could accept, why, its limit and what it is; None:
-    all could be accepted.
+    all could be accepted. ``load_partitions``: those that the load's keyspace has.
     """
     attempts, partition_ids = command.attempts, command.partition_ids
     if len(attempts) > LOAD_ATTEMPTS_MAX:
@@ -324,8 +352,9 @@ def commit_fault(command: CommitLoad, partition_count: int) -> tuple[str, str, i
     if any(first >= second for first, second in pairwise(partition_ids)):
         return "partition_ids", "must be ascending, each one once", 0, 0
     for p in (*partition_ids[:1], *partition_ids[-1:]):
-        if not 0 <= p < partition_count:
-            return "partition_ids", "there is no such partition", partition_count - 1, p
+        if p not in load_partitions:
+            last = load_partitions.stop - 1
+            return "partition_ids", "there is no such partition in the load's keyspace", last, p
     if partition_ids and not attempts:
         return "attempts", "none is named, but partitions that were staged in", 0, 0
     return None

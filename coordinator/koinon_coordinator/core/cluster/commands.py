@@ -25,6 +25,10 @@ resend puts it into the log:
 ``WantPrimaries``        sets the same again
 ``ForcePrimary``         only at ``partition_epoch``, only while the partition is offline
 ``SetReplicationFactor`` sets the same again
+``CreateKeyspace``       only while no keyspace has its name or one of its partitions
+``AlterKeyspace``        sets the same again; only while there is that keyspace
+``DropKeyspace``         once an id; only while no bulk load is under way in it
+``ForgetKeyspace``       only while it is being dropped
 ``OpenLoad``             once a ``job_id``, and once a batch of a streaming query
 ``CommitLoad``           only while the load is open; the same attempts once more change nothing
 ``AbortLoad``            only while the load is open; the second changes nothing
@@ -44,6 +48,7 @@ from enum import Enum
 
 from koinon_proto.contract.access import Role, Token, User
 from koinon_proto.contract.bulk_loads import LOAD_TIMEOUT_MS, LoadMode, LoadState, StreamBatch
+from koinon_proto.contract.keyspaces import DEFAULT_ID, Keyspace, KeyspaceId
 from koinon_proto.contract.table import (
     DEFAULT_WEIGHT,
     NO_NODE,
@@ -82,6 +87,7 @@ class RegisterNode:
     weight: int = DEFAULT_WEIGHT
     base_epoch_counts: bool = False
     redis_address: str = ""
+    pool: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,8 +102,9 @@ class ConfirmRegistration:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AssignPartitions:
-    """The replicas of every partition, by ``partition_id``, first = preferred primary. Decided by
-    the leader's placer and carried whole, so that another placer never changes history.
+    """The replicas of every partition of ``default``, by ``partition_id``, first = preferred
+    primary. Decided by the leader's placer and carried whole, so that another placer never changes
+    history.
     """
 
     replicas: tuple[tuple[NodeNumber, ...], ...]
@@ -230,9 +237,43 @@ class ForcePrimary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SetReplicationFactor:
-    """Set the number of replicas that plans aim at; ``min_in_sync`` follows (half, rounded up)."""
+    """Set the number of replicas that plans aim at in a keyspace; ``min_in_sync`` follows (half,
+    rounded up).
+    """
 
     replication_factor: int
+    keyspace_id: KeyspaceId = DEFAULT_ID
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CreateKeyspace:
+    """Make a keyspace, whose id is given when this is applied (it is 0 here). ``replicas`` are as
+    ``AssignPartitions`` has them, of each of its partitions.
+    """
+
+    keyspace: Keyspace
+    replicas: tuple[tuple[NodeNumber, ...], ...] = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AlterKeyspace:
+    """Set all of a keyspace's settings that can be altered (``keyspaces.ALTERABLE``)."""
+
+    keyspace: Keyspace
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DropKeyspace:
+    """End a keyspace: it is gone for everybody, and nodes erase their copies."""
+
+    keyspace_id: KeyspaceId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForgetKeyspace:
+    """No node that may come back holds any of a dropped keyspace: its partition ids are free."""
+
+    keyspace_id: KeyspaceId
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -245,6 +286,8 @@ class OpenLoad:
     stream_batch: StreamBatch | None = None
     description: str = ""
     timeout_ms: int = LOAD_TIMEOUT_MS
+    owner: str = ""
+    keyspace_id: KeyspaceId = DEFAULT_ID
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -364,6 +407,10 @@ Command = (
     | WantPrimaries
     | ForcePrimary
     | SetReplicationFactor
+    | CreateKeyspace
+    | AlterKeyspace
+    | DropKeyspace
+    | ForgetKeyspace
     | LoadCommand
     | AccessCommand
 )
@@ -396,6 +443,9 @@ class Reason(Enum):
     TOO_MANY_LOADS = "too many loads are open or being merged"
     TOO_MANY_ATTEMPTS = "too many attempts are being merged"
     TOO_MANY_QUERIES = "too many streaming queries have applied a batch"
+    KEYSPACE_EXISTS = "a keyspace has this name, or one of these partitions"
+    KEYSPACE_UNKNOWN = "there is no such keyspace, or it has been dropped"
+    KEYSPACE_LOADING = "a bulk load is under way in the keyspace"
     ACCESS_CHANGED = "access has been changed meanwhile"
     BAD_ACCESS = "access cannot be changed so"
 
@@ -444,10 +494,17 @@ class LoadOutcome:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class KeyspaceChanged:
+    """The keyspace is as the command says: by it, or before it."""
+
+    keyspace_id: KeyspaceId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AccessChanged:
     """Access is as the command says: by it, or before it. ``version``: of the access state."""
 
     version: int
 
 
-Result = Rejected | Registered | Applied | LoadOutcome | AccessChanged
+Result = Rejected | Registered | Applied | LoadOutcome | KeyspaceChanged | AccessChanged

@@ -8,6 +8,7 @@ from koinon_coordinator.core.cluster.bulk_loads import NO_LOADS, LoadsImage
 from koinon_coordinator.core.cluster.commands import Move
 from koinon_coordinator.core.cluster.members import NodeRecord, Stranded
 from koinon_proto.contract.access import NO_ACCESS_STATE, AccessState
+from koinon_proto.contract.keyspaces import NO_KEYSPACES, KeyspaceList
 from koinon_proto.contract.table import ClusterConfig, MoveSettings, PartitionRow
 
 
@@ -25,6 +26,8 @@ class StateImage:
     stranded: tuple[Stranded, ...] = ()
     loads: LoadsImage = NO_LOADS
     access: AccessState = NO_ACCESS_STATE
+    keyspaces: KeyspaceList = NO_KEYSPACES
+    last_keyspace_id: int = 0
 
 
 EMPTY_IMAGE = StateImage(config=None, table_version=0, last_node_number=0, nodes=(), rows=())

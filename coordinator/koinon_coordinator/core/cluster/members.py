@@ -138,6 +138,7 @@ def registered(
             weight=command.weight,
             registration_digest=registration_digest(command.registration_id),
             redis_address=command.redis_address,
+            pool=command.pool,
         ),
         registration_id=command.registration_id,
         base_node_epoch=command.last_node_epoch,
@@ -154,6 +155,7 @@ def repeated(known: NodeRecord, command: RegisterNode, version: int) -> NodeReco
         rack=command.rack,
         weight=command.weight,
         redis_address=command.redis_address,
+        pool=command.pool,
     )
     if info == known.info:
         return known

@@ -21,9 +21,9 @@ from dataclasses import replace
 
 from koinon_coordinator.core.cluster.commands import Move, Reason
 from koinon_coordinator.core.cluster.members import NodeRecord
+from koinon_proto.contract.keyspaces import Keyspace
 from koinon_proto.contract.table import (
     NO_NODE,
-    ClusterConfig,
     NodeNumber,
     PartitionId,
     PartitionRow,
@@ -58,19 +58,14 @@ def started(row: PartitionRow, move: Move, *, version: int) -> PartitionRow:
     return _redirected(row, move.target, adding, version)
 
 
-def min_in_sync_after(cluster: ClusterConfig, target: Sequence[NodeNumber]) -> int:
-    """Return how many of ``target`` must be in sync for it to be all the replicas there are."""
-    return max(1, min(cluster.min_in_sync, (len(target) + 1) // 2))
-
-
-def can_finish(cluster: ClusterConfig, row: PartitionRow, move: Move) -> bool:
+def can_finish(keyspace: Keyspace, row: PartitionRow, move: Move) -> bool:
     """Return whether the replicas that are to be removed are needed no longer."""
     return (
         move.running
         and row.status is PartitionStatus.ONLINE
         and row.primary in move.target
         and set(row.in_sync).issuperset(row.adding)
-        and _is_held_by(cluster, row, move.target)
+        and _is_held_by(keyspace, row, move.target)
     )
 
 
@@ -92,7 +87,7 @@ def finished(row: PartitionRow, move: Move, *, version: int) -> PartitionRow:
     )
 
 
-def can_turn_back(cluster: ClusterConfig, row: PartitionRow, move: Move) -> bool:
+def can_turn_back(keyspace: Keyspace, row: PartitionRow, move: Move) -> bool:
     """Return whether a running move may be turned round.
 
     Only to replicas of which enough are in sync: else it would wait for copies that may never come
@@ -101,8 +96,8 @@ def can_turn_back(cluster: ClusterConfig, row: PartitionRow, move: Move) -> bool
     """
     return (
         move.running
-        and _is_held_by(cluster, row, move.origin)
-        and not (move.cancelled and _is_held_by(cluster, row, move.target))
+        and _is_held_by(keyspace, row, move.origin)
+        and not (move.cancelled and _is_held_by(keyspace, row, move.target))
     )
 
 
@@ -154,9 +149,10 @@ def _redirected(
     )
 
 
-def _is_held_by(cluster: ClusterConfig, row: PartitionRow, replicas: Sequence[NodeNumber]) -> bool:
+def _is_held_by(keyspace: Keyspace, row: PartitionRow, replicas: Sequence[NodeNumber]) -> bool:
+    """Whether enough of ``replicas`` are in sync for them to be all the replicas there are."""
     in_sync = sum(n in row.in_sync for n in replicas)
-    return in_sync >= min_in_sync_after(cluster, replicas)
+    return in_sync >= keyspace.min_in_sync_among(len(replicas))
 
 
 def _is_target(target: Sequence[NodeNumber], nodes: Mapping[NodeNumber, NodeRecord]) -> bool:

@@ -47,6 +47,8 @@ LOAD_ID_SHIFT = 20
 raises the version by at least ``VERSION_JUMP``, so that the ids that the old group may have given
 out, its log indices above the base that it began with, are all below.
 """
+KEYSPACE_ID_JUMP = 100_000
+"""Far more than the keyspaces that the old group can have created unseen."""
 PLAN_ID = "recovered"
 LOST_REASON = "it was being merged when the coordinators were lost: run its job again"
 
@@ -69,6 +71,8 @@ def image_of(table: Table) -> StateImage:
         ),
         rows=tuple(table.rows),
         move_settings=table.moves,
+        keyspaces=table.keyspace_list,
+        last_keyspace_id=max((k.keyspace_id for k in table.keyspace_list.keyspaces), default=0),
     )
 
 
@@ -162,13 +166,16 @@ def recovered(image: StateImage) -> StateImage:
         loads=replace(image.loads, id_base=version << LOAD_ID_SHIFT),
         # The table's version is above that of every recovery before, also if those lost this one.
         access=replace(image.access, version=max(image.access.version + VERSION_JUMP, version)),
+        keyspaces=replace(image.keyspaces, changed_at=version),
+        last_keyspace_id=image.last_keyspace_id + KEYSPACE_ID_JUMP,
     )
 
 
 def copies_at_risk(image: StateImage, reached: Iterable[NodeNumber]) -> list[PartitionRow]:
     """Return the rows of which no in-sync replica is on a node that was reached."""
     there = set(reached)
-    return [row for row in image.rows if not there.intersection(row.in_sync)]
+    rows = [row for row in image.rows if not row.unused]
+    return [row for row in rows if not there.intersection(row.in_sync)]
 
 
 def _fenced(record: NodeRecord, version: int) -> NodeRecord:
@@ -180,13 +187,14 @@ def _fenced(record: NodeRecord, version: int) -> NodeRecord:
 
 def _without_primary(row: PartitionRow, version: int) -> PartitionRow:
     lost = row.offline_reason is OfflineReason.STORE_LOST
+    reason = OfflineReason.STORE_LOST if lost else OfflineReason.NO_LIVE_REPLICA
     return replace(
         row,
         primary=NO_NODE,
         primary_epoch=row.primary_epoch + EPOCH_JUMP,
         partition_epoch=row.partition_epoch + EPOCH_JUMP,
         status=PartitionStatus.OFFLINE,
-        offline_reason=OfflineReason.STORE_LOST if lost else OfflineReason.NO_LIVE_REPLICA,
+        offline_reason=OfflineReason.NONE if row.unused else reason,
         changed_at=version,
     )
 

@@ -20,6 +20,10 @@ Bulk loads
 ``bulk_loads`` has their rules. The table shows which of them are open and which are being merged:
 each change of that is a version, how far a merge has come is none.
 
+Keyspaces
+---------
+``keyspaces`` has the rules. The table shows them whole.
+
 Access
 ------
 ``access`` has the rules of users, roles and tokens. They have a version of their own, and the table
@@ -33,12 +37,13 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from koinon_coordinator.core.cluster import access, election, members, moves
+from koinon_coordinator.core.cluster import access, election, keyspaces, members, moves
 from koinon_coordinator.core.cluster.bulk_loads import Loads
 from koinon_coordinator.core.cluster.commands import (
     AcceptPlan,
     AccessChanged,
     AccessCommand,
+    AlterKeyspace,
     AlterPartitions,
     Applied,
     AssignPartitions,
@@ -46,9 +51,13 @@ from koinon_coordinator.core.cluster.commands import (
     Command,
     ConfirmRegistration,
     CreateCluster,
+    CreateKeyspace,
+    DropKeyspace,
     FenceNode,
     FinishMoves,
     ForcePrimary,
+    ForgetKeyspace,
+    KeyspaceChanged,
     LoadCommand,
     Move,
     PartitionsHosted,
@@ -66,6 +75,7 @@ from koinon_coordinator.core.cluster.commands import (
 from koinon_coordinator.core.cluster.image import EMPTY_IMAGE, StateImage
 from koinon_coordinator.core.cluster.members import NodeRecord
 from koinon_proto.contract.access import Access
+from koinon_proto.contract.keyspaces import Keyspace, KeyspaceId, Keyspaces
 from koinon_proto.contract.table import (
     ClusterConfig,
     MoveSettings,
@@ -76,12 +86,11 @@ from koinon_proto.contract.table import (
     PartitionRow,
     PartitionStatus,
     Table,
-    min_in_sync_of,
 )
 
 
 class ClusterState:
-    """See the module's text."""
+    """The replicated state of the cluster. Only ``apply`` changes it."""
 
     def __init__(self, image: StateImage = EMPTY_IMAGE) -> None:
         self._config = image.config
@@ -96,6 +105,9 @@ class ClusterState:
         self._loads = Loads(image.loads)
         self._access = image.access
         self._compiled = Access()
+        self._keyspace_list = image.keyspaces
+        self._last_keyspace_id = image.last_keyspace_id
+        self._keyspaces: Keyspaces | None = None  # of config and list; made when it is asked for
         self._live = {number for number, record in self._nodes.items() if record.live}
         self._table: Table | None = None
         self._assigned: dict[NodeNumber, tuple[PartitionRow, ...]] | None = None
@@ -155,6 +167,19 @@ class ClusterState:
         return self._loads
 
     @property
+    def keyspaces(self) -> Keyspaces:
+        """The keyspaces. Only once there is a cluster."""
+        if self._keyspaces is None:
+            assert self._config is not None, "there is no cluster yet"
+            self._keyspaces = Keyspaces(self._config, self._keyspace_list)
+        return self._keyspaces
+
+    @property
+    def partition_ids_end(self) -> int:
+        """The first partition id above all rows."""
+        return len(self._rows)
+
+    @property
     def access(self) -> Access:
         """Who may do what. Made once a version."""
         if self._compiled.state is not self._access:
@@ -173,6 +198,7 @@ class ClusterState:
                 rows=tuple(self._rows),
                 moves=self._move_settings,
                 loads=self._loads.shown(),
+                keyspace_list=self._keyspace_list,
             )
         return self._table
 
@@ -205,6 +231,8 @@ class ClusterState:
             stranded=tuple(self._stranded[p] for p in sorted(self._stranded)),
             loads=self._loads.image(),
             access=self._access,
+            keyspaces=self._keyspace_list,
+            last_keyspace_id=self._last_keyspace_id,
         )
 
     # --- applying -----------------------------------------------------------------------------
@@ -223,6 +251,7 @@ class ClusterState:
         if self._config is not None:
             return Rejected(reason=Reason.CLUSTER_EXISTS)
         self._config = command.config
+        self._keyspaces = None
         self._version += 1
         return Applied()
 
@@ -351,8 +380,6 @@ class ClusterState:
         record = self._at_epoch(command.node_number, command.node_epoch)
         if isinstance(record, Rejected):
             return record
-        config = self._config
-        assert config is not None  # there are no nodes before there is a cluster
         self._version += 1
         self._put_node(members.fenced(record, self._version))
         changed = self._change_rows(
@@ -360,7 +387,7 @@ class ClusterState:
                 row,
                 command.node_number,
                 self._live,
-                min_in_sync=min_in_sync_of(config, row),
+                min_in_sync=self.keyspaces.min_in_sync(row),
                 version=self._version,
             )
         )
@@ -399,8 +426,6 @@ class ClusterState:
         record = self._at_epoch(command.node_number, command.node_epoch)
         if isinstance(record, Rejected):
             return record
-        config = self._config
-        assert config is not None  # there are no nodes before there is a cluster
         after: dict[PartitionId, PartitionRow] = {}
         rejected: list[PartitionId] = []
         for change in command.changes:
@@ -410,7 +435,7 @@ class ClusterState:
                 change,
                 command.node_number,
                 self._live,
-                min_in_sync=min_in_sync_of(config, row),
+                min_in_sync=self.keyspaces.min_in_sync(row),
                 version=self._version + 1,
             )
             if altered is None or change.partition_id in after:
@@ -445,8 +470,9 @@ class ClusterState:
         after: list[PartitionRow] = []
         rejected: list[PartitionId] = []
         for p in command.partition_ids:
-            move, config = self._moves.get(p), self._config
-            if config is None or move is None or not moves.can_finish(config, self._rows[p], move):
+            move = self._moves.get(p)
+            keyspace = self.keyspaces.of(p) if move is not None else None
+            if not (move and keyspace and moves.can_finish(keyspace, self._rows[p], move)):
                 rejected.append(p)
                 continue
             after.append(moves.finished(self._rows[p], move, version=self._version + 1))
@@ -458,11 +484,12 @@ class ClusterState:
         rejected: list[PartitionId] = []
         dropped = 0
         for p in command.partition_ids:
-            move, config = self._moves.get(p), self._config
+            move = self._moves.get(p)
+            keyspace = self.keyspaces.of(p) if move is not None else None
             if move is not None and not move.running:
                 del self._moves[p]
                 dropped += 1
-            elif move and config and moves.can_turn_back(config, self._rows[p], move):
+            elif move and keyspace and moves.can_turn_back(keyspace, self._rows[p], move):
                 row, self._moves[p] = moves.turned_back(
                     self._rows[p], move, version=self._version + 1
                 )
@@ -533,13 +560,100 @@ class ClusterState:
         config, factor = self._config, command.replication_factor
         if config is None:
             return Rejected(reason=Reason.NO_CLUSTER)
+        keyspace = self._usable(command.keyspace_id)
+        if keyspace is None:
+            return Rejected(reason=Reason.KEYSPACE_UNKNOWN)
         if not 1 <= factor <= sum(not record.left for record in self._nodes.values()):
             return Rejected(reason=Reason.BAD_VALUE)
-        after = replace(config, replication_factor=factor, min_in_sync=(factor + 1) // 2)
-        if after != config:
-            self._config = after
-            self._version += 1
+        self._set_keyspace(
+            replace(keyspace, replication_factor=factor, min_in_sync=(factor + 1) // 2)
+        )
         return Applied()
+
+    # --- keyspaces ----------------------------------------------------------------------------
+
+    def _usable(self, keyspace_id: KeyspaceId) -> Keyspace | None:
+        """The keyspace, unless there is none or it is being dropped."""
+        found = self.keyspaces.by_id(keyspace_id)
+        return None if found is None or found.is_dropping else found
+
+    def _set_keyspace(self, keyspace: Keyspace) -> None:
+        """Let the keyspace be so; a version, if that is a change."""
+        if self.keyspaces.by_id(keyspace.keyspace_id) == keyspace:
+            return
+        assert self._config is not None
+        self._version += 1
+        self._config = keyspaces.with_settings(self._config, keyspace)
+        self._keyspaces = None
+        if self.keyspaces.by_id(keyspace.keyspace_id) != keyspace:  # more than the config says
+            self._keyspace_list = keyspaces.with_keyspace(
+                self._keyspace_list, keyspace, self._version
+            )
+            self._keyspaces = None
+
+    def _create_keyspace(self, command: CreateKeyspace) -> Result:
+        if self._config is None or not self._rows:
+            return Rejected(reason=Reason.NO_CLUSTER)
+        refusal = keyspaces.creation_refusal(command, self.keyspaces, self._rows, self._live)
+        if refusal is not None:
+            return Rejected(reason=refusal)
+        rows = [
+            keyspaces.created_row(p, replicas, self.row(p), self._version + 1)
+            for p, replicas in zip(command.keyspace.partition_ids, command.replicas, strict=True)
+        ]
+        made = [row for row in rows if row is not None]
+        if len(made) < len(rows):
+            return Rejected(reason=Reason.BAD_VALUE)
+        self._last_keyspace_id += 1
+        keyspace_id = KeyspaceId(self._last_keyspace_id)
+        self._set_keyspace(replace(command.keyspace, keyspace_id=keyspace_id))
+        for row in made:
+            self._put_row(row)
+        return KeyspaceChanged(keyspace_id=keyspace_id)
+
+    def _alter_keyspace(self, command: AlterKeyspace) -> Result:
+        if self._config is None:
+            return Rejected(reason=Reason.NO_CLUSTER)
+        before = self._usable(command.keyspace.keyspace_id)
+        if before is None:
+            return Rejected(reason=Reason.KEYSPACE_UNKNOWN)
+        after = keyspaces.altered(before, command.keyspace)
+        if after is None:
+            return Rejected(reason=Reason.BAD_VALUE)
+        self._set_keyspace(after)
+        return KeyspaceChanged(keyspace_id=after.keyspace_id)
+
+    def _drop_keyspace(self, command: DropKeyspace) -> Result:
+        if self._config is None:
+            return Rejected(reason=Reason.NO_CLUSTER)
+        keyspace = self.keyspaces.by_id(command.keyspace_id)
+        if keyspace is None:
+            return Rejected(reason=Reason.KEYSPACE_UNKNOWN)
+        if keyspace.is_dropping:
+            return KeyspaceChanged(keyspace_id=keyspace.keyspace_id)
+        if keyspace is self.keyspaces.default:
+            return Rejected(reason=Reason.BAD_VALUE)
+        if self._loads.are_active_in(keyspace.keyspace_id):
+            return Rejected(reason=Reason.KEYSPACE_LOADING)
+        self._set_keyspace(replace(keyspace, is_dropping=True))
+        for p in map(PartitionId, keyspace.partition_ids):
+            self._moves.pop(p, None)
+            self._stranded.pop(p, None)
+            self._put_row(keyspaces.dropped_row(self._rows[p], self._version))
+        return KeyspaceChanged(keyspace_id=keyspace.keyspace_id)
+
+    def _forget_keyspace(self, command: ForgetKeyspace) -> Result:
+        if self._config is None:
+            return Rejected(reason=Reason.NO_CLUSTER)
+        keyspace = self.keyspaces.by_id(command.keyspace_id)
+        if keyspace is None or not keyspace.is_dropping:
+            return Rejected(reason=Reason.KEYSPACE_UNKNOWN)
+        self._version += 1
+        self._keyspace_list = keyspaces.without_keyspace(
+            self._keyspace_list, keyspace.keyspace_id, self._version
+        )
+        self._keyspaces = None
+        return KeyspaceChanged(keyspace_id=keyspace.keyspace_id)
 
     # --- bulk loads ---------------------------------------------------------------------------
 
@@ -547,8 +661,7 @@ class ClusterState:
         if self._config is None:
             return Rejected(reason=Reason.NO_CLUSTER)
         before = self._loads.shown()
-        count = self._config.partition_count
-        result = self._loads.apply(command, index=index, partition_count=count)
+        result = self._loads.apply(command, index=index, keyspaces=self.keyspaces)
         self._version += self._loads.shown() != before
         return result
 
@@ -557,7 +670,7 @@ class ClusterState:
     def _change_access(self, command: AccessCommand) -> Result:
         if self._config is None:
             return Rejected(reason=Reason.NO_CLUSTER)
-        fault = access.fault(self._access, command)
+        fault = access.fault(self._access, command, self.keyspaces)
         if fault is not None:
             return Rejected(reason=fault.reason)
         self._access = access.changed(self._access, command)
@@ -583,6 +696,8 @@ class ClusterState:
         (self._live.add if record.live else self._live.discard)(number)
 
     def _put_row(self, row: PartitionRow) -> None:
+        if row.partition_id == len(self._rows):
+            self._rows.append(row)
         self._rows[row.partition_id] = row
         if row.in_sync:
             self._stranded.pop(row.partition_id, None)
@@ -623,4 +738,8 @@ _APPLY: dict[type[Any], Callable[[ClusterState, Any], Result]] = {
     WantPrimaries: ClusterState._want_primaries,
     ForcePrimary: ClusterState._force_primary,
     SetReplicationFactor: ClusterState._set_replication_factor,
+    CreateKeyspace: ClusterState._create_keyspace,
+    AlterKeyspace: ClusterState._alter_keyspace,
+    DropKeyspace: ClusterState._drop_keyspace,
+    ForgetKeyspace: ClusterState._forget_keyspace,
 }

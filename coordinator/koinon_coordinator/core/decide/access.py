@@ -10,30 +10,37 @@ from koinon_proto.contract.errors import (
     InvalidArgumentError,
     KoinonError,
     UnavailableError,
+    UnknownKeyspaceError,
 )
+from koinon_proto.contract.keyspaces import Keyspaces
 
 
-def check_change(state: AccessState, command: AccessCommand) -> None:
+def check_change(state: AccessState, command: AccessCommand, keyspaces: Keyspaces) -> None:
     """Check that the state can be changed so.
 
     Raises:
         InvalidArgumentError: it cannot; the field is named.
+        UnknownKeyspaceError: it cannot; a grant names a keyspace that is gone.
         ConditionFailedError: it has been changed since the version that the command names.
     """
-    wrong = fault(state, command)
+    wrong = fault(state, command, keyspaces)
     if wrong is None:
         return
     if wrong.reason is Reason.ACCESS_CHANGED:
         raise ConditionFailedError(expected_version=wrong.limit, current_version=wrong.actual)
+    if wrong.reason is Reason.KEYSPACE_UNKNOWN:
+        raise UnknownKeyspaceError()
     raise InvalidArgumentError(
         field=wrong.field, reason=wrong.text, limit=wrong.limit, actual=wrong.actual
     )
 
 
-def refusal(state: AccessState, command: AccessCommand, reason: Reason) -> KoinonError:
+def refusal(
+    state: AccessState, command: AccessCommand, keyspaces: Keyspaces, reason: Reason
+) -> KoinonError:
     """Return the typed error for a change that was refused when it was applied."""
     try:
-        check_change(state, command)
+        check_change(state, command, keyspaces)
     except KoinonError as error:
         return error
     return UnavailableError(reason=f"refused, access was changed meanwhile: {reason.value}")

@@ -19,6 +19,7 @@ from koinon_coordinator.core.cluster.bulk_loads import (
     Load,
     commit_fault,
     merged_partitions,
+    partitions_of,
 )
 from koinon_coordinator.core.cluster.commands import (
     AbortLoad,
@@ -31,7 +32,7 @@ from koinon_coordinator.core.cluster.commands import (
     Rejected,
 )
 from koinon_coordinator.core.cluster.state import ClusterState
-from koinon_coordinator.core.decide.operations import check_bootstrapped
+from koinon_coordinator.core.decide.operations import check_bootstrapped, check_partition
 from koinon_coordinator.core.decide.registrations import check_printable
 from koinon_proto.contract.bulk_loads import (
     LOAD_ATTEMPTS_MAX,
@@ -51,8 +52,10 @@ from koinon_proto.contract.errors import (
     PartitionOfflineError,
     ResourceExhaustedError,
     UnavailableError,
+    UnknownKeyspaceError,
 )
-from koinon_proto.contract.table import MAX_KEY_BYTES, ClusterConfig, PartitionId, PartitionStatus
+from koinon_proto.contract.keyspaces import DEFAULT_ID, KeyspaceId
+from koinon_proto.contract.table import MAX_KEY_BYTES, PartitionId, PartitionStatus
 from koinon_proto.process.printable import printable
 
 UNKNOWN = "unknown"
@@ -67,7 +70,7 @@ Decision = LoadCommand | LoadOutcome
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadWish:
-    """A request to open a load, as it came; ``timeout_ms`` 0: the usual."""
+    """A request to open a load, as it came; ``timeout_ms`` 0: the usual. ``owner``: who asks."""
 
     job_id: str
     mode: int
@@ -75,6 +78,8 @@ class LoadWish:
     stream_batch: StreamBatch | None = None
     description: str = ""
     timeout_ms: int = 0
+    owner: str = ""
+    keyspace_id: KeyspaceId = DEFAULT_ID
 
 
 # --- decisions ---------------------------------------------------------------------------------
@@ -84,9 +89,9 @@ def decide_open(state: ClusterState, wish: LoadWish) -> Decision:
     """Return the command that opens the load, or the load that there is already.
 
     Raises:
-        ClusterNotReadyError, InvalidArgumentError, ResourceExhaustedError.
+        ClusterNotReadyError, InvalidArgumentError, ResourceExhaustedError, UnknownKeyspaceError.
     """
-    config = check_bootstrapped(state)
+    check_bootstrapped(state)
     _check_wish(wish)
     command = OpenLoad(
         job_id=wish.job_id,
@@ -95,8 +100,10 @@ def decide_open(state: ClusterState, wish: LoadWish) -> Decision:
         stream_batch=wish.stream_batch,
         description=printable(wish.description)[:LOAD_TEXT_CHARS_MAX],
         timeout_ms=wish.timeout_ms or LOAD_TIMEOUT_MS,
+        owner=wish.owner,
+        keyspace_id=wish.keyspace_id,
     )
-    return _judged(state, config, command)
+    return _judged(state, command)
 
 
 def decide_commit(state: ClusterState, command: CommitLoad) -> Decision:
@@ -106,12 +113,13 @@ def decide_commit(state: ClusterState, command: CommitLoad) -> Decision:
         ClusterNotReadyError, InvalidArgumentError, LoadClosedError, ResourceExhaustedError
         PartitionOfflineError: a partition that would have to be merged has no primary.
     """
-    config = check_bootstrapped(state)
-    decision = _judged(state, config, command)
+    check_bootstrapped(state)
+    decision = _judged(state, command)
     load = state.loads.get(command.load_id)
     if decision is not command or load is None:
         return decision
-    for p in merged_partitions(load, command.partition_ids, config.partition_count):
+    load_partitions = partitions_of(load, state.keyspaces)
+    for p in merged_partitions(load, command.partition_ids, load_partitions):
         row = state.row(p)
         if row is not None and row.status is PartitionStatus.OFFLINE:
             raise PartitionOfflineError(partition_id=p, reason=row.offline_reason.name.lower())
@@ -126,30 +134,33 @@ def decide_abort(state: ClusterState, load_id: int, reason: str) -> Decision:
         LoadClosedError: it is committed, or not known.
     """
     command = AbortLoad(load_id=load_id, reason=printable(reason)[:LOAD_TEXT_CHARS_MAX])
-    return _judged(state, check_bootstrapped(state), command)
+    check_bootstrapped(state)
+    return _judged(state, command)
 
 
-def decide_merged(state: ClusterState, load_id: int, partition_ids: Iterable[int]) -> Decision:
+def decide_merged(
+    state: ClusterState, load_id: int, partition_ids: Iterable[int], reporter: str = ""
+) -> Decision:
     """Return the command that records merged partitions, or the load's state if it says nothing
-    new: of a load that is forgotten, UNKNOWN.
+    new: of a load that is forgotten, UNKNOWN. Of a ``reporter`` that is known, only what it leads
+    counts: who leads the others reports them.
 
     Raises:
         ClusterNotReadyError, InvalidArgumentError.
     """
-    config = check_bootstrapped(state)
+    check_bootstrapped(state)
     named = sorted(set(partition_ids))
     for p in (*named[:1], *named[-1:]):
-        if not 0 <= p < config.partition_count:
-            raise InvalidArgumentError(
-                field="partition_ids",
-                reason="there is no such partition",
-                limit=config.partition_count - 1,
-                actual=p,
-            )
-    if state.loads.get(load_id) is None:
+        check_partition(state, p)
+    if (load := state.loads.get(load_id)) is None:
         return LoadOutcome(load_id=load_id, state=LoadState.UNKNOWN)
+    if reporter:
+        node = state.node_by_id(reporter)
+        named = [p for p in named if node and (r := state.row(p)) and r.primary == node.info.number]
+    if not named:
+        return LoadOutcome(load_id=load_id, state=load.state)
     command = PartitionsMerged(load_id=load_id, partition_ids=tuple(PartitionId(p) for p in named))
-    return _judged(state, config, command)
+    return _judged(state, command)
 
 
 def load_in(state: ClusterState, load_id: int, wanted: LoadState) -> Load:
@@ -174,13 +185,15 @@ def refusal(reason: Reason, command: LoadCommand, state: ClusterState) -> Koinon
             return InvalidArgumentError(
                 field="job_id", reason=f"{reason.value}: choose another job_id for another load"
             )
+        if reason is Reason.KEYSPACE_UNKNOWN:
+            return UnknownKeyspaceError()
         return UnavailableError(reason=f"refused, the cluster has changed: {reason.value}")
-    if reason is Reason.BAD_VALUE and isinstance(command, CommitLoad) and state.config is not None:
-        fault = commit_fault(command, state.config.partition_count)
+    load = state.loads.get(command.load_id)
+    if reason is Reason.BAD_VALUE and isinstance(command, CommitLoad) and load is not None:
+        fault = commit_fault(command, partitions_of(load, state.keyspaces))
         if fault is not None:
             name, why, limit, actual = fault
             return InvalidArgumentError(field=name, reason=why, limit=limit, actual=actual)
-    load = state.loads.get(command.load_id)
     if reason is Reason.BATCH_APPLIED:
         return closed(command.load_id, load, f"{reason.value}; abort this load")
     return closed(command.load_id, load, _closed_reason(load, command))
@@ -203,9 +216,9 @@ def _closed_reason(load: Load | None, command: LoadCommand) -> str:
     return "it is committed and can no longer be aborted"
 
 
-def _judged(state: ClusterState, config: ClusterConfig, command: LoadCommand) -> Decision:
+def _judged(state: ClusterState, command: LoadCommand) -> Decision:
     """Return the command if it would have an effect, else what it comes to."""
-    judged = state.loads.judge(command, config.partition_count)
+    judged = state.loads.judge(command, state.keyspaces)
     if isinstance(judged, Rejected):
         raise refusal(judged.reason, command, state)
     return command if judged is None else judged

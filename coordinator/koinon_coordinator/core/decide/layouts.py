@@ -1,8 +1,9 @@
 """The planner's view of the state, and what an operator or a lost node asks of it. Pure.
 
 Planning counts replicas where they will be once every move is over, and leaves alone what is being
-moved. A node that is to be emptied (drained or replaced) counts as such before it is told so: then
-the plan that was shown and the one that is carried out are the same.
+moved. Each keyspace is planned by itself (``by_keyspace``). A node that is to be emptied (drained
+or replaced) counts as such before it is told so: then the plan that was shown and the one that is
+carried out are the same.
 
 A plan may take a second, so it is made in two steps: the first takes from the state all that the
 second needs, which may then run beside whatever changes the state.
@@ -10,9 +11,10 @@ second needs, which may then run beside whatever changes the state.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Container
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 
 from koinon_coordinator.core.cluster.commands import AcceptPlan, Move
 from koinon_coordinator.core.cluster.members import NodeRecord
@@ -24,6 +26,7 @@ from koinon_coordinator.core.decide.operations import (
     check_bootstrapped,
     named_node,
 )
+from koinon_coordinator.core.planning.by_keyspace import KeyspaceLayout, in_pool, plan_each
 from koinon_coordinator.core.planning.planner import (
     Layout,
     Plan,
@@ -36,6 +39,7 @@ from koinon_coordinator.core.planning.planner import (
     plan_replication_factor,
 )
 from koinon_proto.contract.errors import InvalidArgumentError, MembershipChangeError
+from koinon_proto.contract.keyspaces import Keyspace
 from koinon_proto.contract.table import NO_NODE, NodeNumber, NodeStatus, PartitionId
 
 MOVES_PER_COMMAND_MAX = 2_048
@@ -59,6 +63,8 @@ class PlanWish:
     node_id: str = ""
     with_node_id: str = ""
     replication_factor: int = 0
+    keyspace: str = ""
+    """Which one's factor; "": ``default``. The other kinds are about all keyspaces."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +82,7 @@ class PlanTask:
     """
 
     wish: PlanWish
-    layout: Layout
+    layouts: tuple[KeyspaceLayout, ...]
     emptied: NodeNumber = NO_NODE
     successor: NodeNumber = NO_NODE
 
@@ -85,19 +91,20 @@ def plan_task(state: ClusterState, wish: PlanWish) -> PlanTask:
     """Return what planning needs to know of the state.
 
     Raises:
-        ClusterNotReadyError, UnknownNodeError, InvalidArgumentError
+        ClusterNotReadyError, UnknownNodeError, InvalidArgumentError, UnknownKeyspaceError
         MembershipChangeError: the node cannot give or take anything.
     """
     check_bootstrapped(state)
     if wish.kind is PlanKind.REBALANCE:
-        return PlanTask(wish=wish, layout=layout_of(state))
+        return PlanTask(wish=wish, layouts=layouts_of(state))
     if wish.kind is PlanKind.REPLICATION_FACTOR:
-        _check_factor(state, wish.replication_factor)
-        return PlanTask(wish=wish, layout=layout_of(state))
+        keyspace = state.keyspaces.named(wish.keyspace)
+        _check_factor(state, keyspace, wish.replication_factor)
+        return PlanTask(wish=wish, layouts=(layout_of(state, keyspace),))
     emptied = _member(named_node(state, wish.node_id)).info.number
-    layout = layout_of(state, emptied=(emptied,))
+    layouts = _holding(layouts_of(state, emptied=(emptied,)), emptied)
     if wish.kind is PlanKind.DRAIN:
-        return PlanTask(wish=wish, layout=layout, emptied=emptied)
+        return PlanTask(wish=wish, layouts=layouts, emptied=emptied)
     successor = _member(named_node(state, wish.with_node_id, "with_node_id"))
     if successor.info.number == emptied:
         raise InvalidArgumentError(field="with_node_id", reason="must be another node")
@@ -106,20 +113,24 @@ def plan_task(state: ClusterState, wish: PlanWish) -> PlanTask:
             reason=f"{wish.with_node_id} is {successor.info.status.name.lower()}: "
             "it cannot take any replicas"
         )
-    return PlanTask(wish=wish, layout=layout, emptied=emptied, successor=successor.info.number)
+    return PlanTask(wish=wish, layouts=layouts, emptied=emptied, successor=successor.info.number)
 
 
 def planned(task: PlanTask) -> Planned:
     """Return the plan. It reads nothing but the task: it may run in any thread."""
-    layout, kind = task.layout, task.wish.kind
+    return Planned(plan=plan_each(task.layouts, _planner(task)), emptied=task.emptied)
+
+
+def _planner(task: PlanTask) -> Callable[[Layout], Plan]:
+    """Return what plans one keyspace."""
+    kind = task.wish.kind
     if kind is PlanKind.REBALANCE:
-        return Planned(plan=plan_rebalance(layout))
+        return plan_rebalance
     if kind is PlanKind.REPLICATION_FACTOR:
-        return Planned(plan=plan_replication_factor(layout, task.wish.replication_factor))
+        return partial(plan_replication_factor, factor=task.wish.replication_factor)
     if kind is PlanKind.DRAIN:
-        return Planned(plan=plan_drain(layout, task.emptied), emptied=task.emptied)
-    plan = plan_replace(layout, task.emptied, task.successor)
-    return Planned(plan=plan, emptied=task.emptied)
+        return partial(plan_drain, node=task.emptied)
+    return partial(plan_replace, old=task.emptied, new=task.successor)
 
 
 def plan(state: ClusterState, wish: PlanWish) -> Planned:
@@ -178,20 +189,22 @@ def repair_task(state: ClusterState, lost: Collection[NodeNumber]) -> RepairTask
     )
 
 
-def repair_layout(state: ClusterState, task: RepairTask) -> Layout:
+def repair_layouts(state: ClusterState, task: RepairTask) -> tuple[KeyspaceLayout, ...]:
     """Return the state as the planner sees it, in which only the task's partitions may move."""
-    fixed = frozenset(
-        row.partition_id for row in all_rows(state) if row.partition_id not in task.partition_ids
-    )
-    return replace(layout_of(state), fixed=fixed)
+    concerned = [
+        keyspace
+        for keyspace in state.keyspaces
+        if not task.partition_ids.isdisjoint(keyspace.partition_ids)
+    ]
+    return tuple(layout_of(state, keyspace, movable=task.partition_ids) for keyspace in concerned)
 
 
-def repair(layout: Layout, task: RepairTask) -> Plan:
+def repair(layouts: tuple[KeyspaceLayout, ...], task: RepairTask) -> Plan:
     """Return the plan that replaces the lost nodes in the task's partitions. What it leaves out
     because it is being moved, or is offline, is no refusal: it becomes a task of its own later.
     It reads nothing but its arguments: it may run in any thread.
     """
-    plan = plan_repair(layout, task.lost)
+    plan = plan_each(layouts, partial(plan_repair, dead=task.lost))
     refusals = tuple(r for r in plan.refusals if r.code is not RefusalCode.MOVE_UNDER_WAY)
     return replace(plan, refusals=refusals)
 
@@ -200,24 +213,48 @@ def repair_plan_id(plan: Plan) -> str:
     return f"{REPAIR_PREFIX}{plan.plan_id}"
 
 
-# --- the layout --------------------------------------------------------------------------------
+# --- layouts -----------------------------------------------------------------------------------
 
 
-def layout_of(state: ClusterState, *, emptied: Collection[NodeNumber] = ()) -> Layout:
-    """Return the state as the planner sees it, with ``emptied`` taken for draining."""
-    config = check_bootstrapped(state)
-    return Layout(
-        nodes=_plan_nodes(state, emptied),
-        replicas=tuple(
-            state.moves[row.partition_id].target
-            if row.partition_id in state.moves
-            else row.replicas
-            for row in all_rows(state)
-        ),
-        fixed=frozenset(state.moves),
-        replication_factor=config.replication_factor,
+def layouts_of(
+    state: ClusterState, *, emptied: Collection[NodeNumber] = ()
+) -> tuple[KeyspaceLayout, ...]:
+    """Return all keyspaces as the planner sees them, with ``emptied`` taken for draining."""
+    return tuple(layout_of(state, keyspace, emptied=emptied) for keyspace in state.keyspaces)
+
+
+def layout_of(
+    state: ClusterState,
+    keyspace: Keyspace,
+    *,
+    emptied: Collection[NodeNumber] = (),
+    movable: Container[PartitionId] | None = None,
+) -> KeyspaceLayout:
+    """Return a keyspace as the planner sees it. ``movable``: only these partitions may move."""
+    replicas: list[tuple[NodeNumber, ...]] = []
+    fixed: set[PartitionId] = set()
+    for place, p in enumerate(map(PartitionId, keyspace.partition_ids)):
+        row, move = state.row(p), state.moves.get(p)
+        assert row is not None, "every partition of a keyspace has a row"
+        replicas.append(row.replicas if move is None else move.target)
+        if move is not None or (movable is not None and p not in movable):
+            fixed.add(PartitionId(place))
+    layout = Layout(
+        nodes=in_pool(_plan_nodes(state, emptied), keyspace.pool),
+        replicas=tuple(replicas),
+        fixed=frozenset(fixed),
+        replication_factor=keyspace.replication_factor,
         names={record.info.number: record.info.node_id for record in state.nodes},
     )
+    return KeyspaceLayout(name=keyspace.name, base=keyspace.base, layout=layout)
+
+
+def _holding(layouts: tuple[KeyspaceLayout, ...], node: NodeNumber) -> tuple[KeyspaceLayout, ...]:
+    """Return the layouts in which the node has replicas; the first one where it has none at all."""
+    held = tuple(
+        part for part in layouts if any(node in replicas for replicas in part.layout.replicas)
+    )
+    return held or layouts[:1]
 
 
 def _plan_nodes(state: ClusterState, emptied: Collection[NodeNumber]) -> tuple[PlanNode, ...]:
@@ -228,6 +265,7 @@ def _plan_nodes(state: ClusterState, emptied: Collection[NodeNumber]) -> tuple[P
             weight=info.weight,
             takes=info.status is NodeStatus.ACTIVE and info.number not in emptied,
             gives=record.draining or info.number in emptied,
+            pool=info.pool,
         )
         for record in state.nodes
         if not record.left
@@ -241,7 +279,7 @@ def _member(record: NodeRecord) -> NodeRecord:
     return record
 
 
-def _check_factor(state: ClusterState, factor: int) -> None:
+def _check_factor(state: ClusterState, keyspace: Keyspace, factor: int) -> None:
     if not 1 <= factor <= REPLICATION_FACTOR_MAX:
         raise InvalidArgumentError(
             field="replication_factor",
@@ -249,11 +287,12 @@ def _check_factor(state: ClusterState, factor: int) -> None:
             limit=REPLICATION_FACTOR_MAX,
             actual=factor,
         )
-    members = sum(not record.left for record in state.nodes)
+    members = sum(not r.left and r.info.pool == keyspace.pool for r in state.nodes)
     if factor > members:
+        of_pool = f" in pool {keyspace.pool!r}" if keyspace.pool else ""
         raise InvalidArgumentError(
             field="replication_factor",
-            reason="above the number of nodes",
+            reason=f"above the number of nodes{of_pool}",
             limit=members,
             actual=factor,
         )

@@ -25,7 +25,7 @@ from koinon_coordinator.core.cluster.commands import (
     Move,
     StartMoves,
 )
-from koinon_coordinator.core.cluster.moves import can_finish, can_turn_back, min_in_sync_after
+from koinon_coordinator.core.cluster.moves import can_finish, can_turn_back
 from koinon_coordinator.core.cluster.state import ClusterState
 from koinon_proto.contract.table import (
     NO_NODE,
@@ -174,10 +174,10 @@ def _to_cancel(
 
 def _is_stuck(state: ClusterState, move: Move, gone: set[NodeNumber]) -> bool:
     """Return whether a running move waits for a node that has gone, and can do without it."""
-    row, config = state.row(move.partition_id), state.config
-    if row is None or config is None or gone.isdisjoint(_missing(state, move)):
+    row, keyspace = state.row(move.partition_id), state.keyspaces.of(move.partition_id)
+    if row is None or keyspace is None or gone.isdisjoint(_missing(state, move)):
         return False
-    return can_turn_back(config, row, move)
+    return can_turn_back(keyspace, row, move)
 
 
 def _is_moot(state: ClusterState, move: Move, lost: set[NodeNumber]) -> bool:
@@ -193,14 +193,13 @@ def _is_moot(state: ClusterState, move: Move, lost: set[NodeNumber]) -> bool:
 
 
 def _to_finish(state: ClusterState) -> tuple[PartitionId, ...]:
-    config = state.config
     return tuple(
         move.partition_id
         for move in state.moves.values()
         if move.running
-        and config is not None
         and (row := state.row(move.partition_id)) is not None
-        and can_finish(config, row, move)
+        and (keyspace := state.keyspaces.of(move.partition_id)) is not None
+        and can_finish(keyspace, row, move)
     )
 
 
@@ -250,8 +249,8 @@ def waits_for(
 
 
 def _running_waits_for(state: ClusterState, move: Move, progress: ProgressOf) -> str:
-    row, config = state.row(move.partition_id), state.config
-    if row is None or config is None or can_finish(config, row, move):
+    row, keyspace = state.row(move.partition_id), state.keyspaces.of(move.partition_id)
+    if row is None or keyspace is None or can_finish(keyspace, row, move):
         return ""
     missing = _missing(state, move)
     down = [n for n in missing if not is_live(state, n)]
@@ -304,14 +303,15 @@ def is_live(state: ClusterState, number: NodeNumber) -> bool:
 
 def _missing(state: ClusterState, move: Move) -> list[NodeNumber]:
     """Return the nodes that a running move waits for to be in sync."""
-    row, config = state.row(move.partition_id), state.config
-    if row is None or config is None:
+    row, keyspace = state.row(move.partition_id), state.keyspaces.of(move.partition_id)
+    if row is None or keyspace is None:
         return []
     missing = [n for n in row.adding if n not in row.in_sync]
     if missing:
         return missing
     missing = [n for n in move.target if n not in row.in_sync]
-    too_few = len(move.target) - len(missing) < min_in_sync_after(config, move.target)
+    needed = keyspace.min_in_sync_among(len(move.target))
+    too_few = len(move.target) - len(missing) < needed
     return missing if too_few else []
 
 

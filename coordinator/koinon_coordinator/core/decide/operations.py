@@ -148,7 +148,8 @@ def decide_restore(state: ClusterState) -> WantPrimaries | None:
     wishes = tuple(
         (row.partition_id, preferred)
         for row in all_rows(state)
-        if row.primary not in (NO_NODE, preferred := row.replicas[0])
+        if not row.unused
+        and row.primary not in (NO_NODE, preferred := row.replicas[0])
         and preferred in row.in_sync
         and (record := state.node(preferred)) is not None
         and record.live
@@ -172,6 +173,8 @@ def decide_force(state: ClusterState, partition_id: int, node_id: str) -> ForceP
             reason=f"partition {partition_id} is led by {names(state, (row.primary,))}: "
             "nothing has to be forced"
         )
+    if row.unused:
+        raise MembershipChangeError(reason=f"partition {partition_id} is of no keyspace")
     if number not in row.replicas:
         raise MembershipChangeError(
             reason=f"{node_id} is not a replica of partition {partition_id}; its replicas are "

@@ -55,6 +55,7 @@ class Registration:
     registration_id: str
     weight: int = DEFAULT_WEIGHT
     redis_address: str = ""
+    pool: str = ""
 
 
 def check_registration(request: Registration) -> None:
@@ -66,7 +67,7 @@ def check_registration(request: Registration) -> None:
     for field in ("store_id", "registration_id"):
         if not getattr(request, field):
             raise InvalidArgumentError(field=field, reason="must not be empty")
-    for field in ("rack", "store_id", "registration_id"):
+    for field in ("rack", "store_id", "registration_id", "pool"):
         _check_length(field, getattr(request, field))
         check_printable(field, getattr(request, field))
     if not 1 <= request.weight <= WEIGHT_MAX:
@@ -85,7 +86,7 @@ def check_registration(request: Registration) -> None:
         )
 
 
-def check_changes(changes: Sequence[PartitionChange], partition_count: int) -> None:
+def check_changes(changes: Sequence[PartitionChange], partitions: int) -> None:
     """Raise InvalidArgumentError for a primary's proposal that no state could accept."""
     if len(changes) > CHANGES_MAX:
         raise InvalidArgumentError(
@@ -95,11 +96,11 @@ def check_changes(changes: Sequence[PartitionChange], partition_count: int) -> N
             actual=len(changes),
         )
     for change in changes:
-        if not 0 <= change.partition_id < partition_count:
+        if not 0 <= change.partition_id < partitions:
             raise InvalidArgumentError(
                 field="partition_id",
                 reason="there is no such partition",
-                limit=partition_count - 1,
+                limit=partitions - 1,
                 actual=change.partition_id,
             )
 
@@ -175,7 +176,9 @@ def decide_bootstrap(
     live = [
         record.info
         for record in state.live_nodes
-        if not record.draining and sessions.is_live(record.info.number, now)
+        if not record.draining
+        and record.info.pool == state.keyspaces.default.pool
+        and sessions.is_live(record.info.number, now)
     ]
     if len(live) < max(config.bootstrap_nodes, config.replication_factor):
         return None

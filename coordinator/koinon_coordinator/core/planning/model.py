@@ -16,8 +16,9 @@ class PlanNode:
     """A node as the planner sees it.
 
     ``takes``: it may get replicas (live, neither draining nor gone). ``gives``: it is to be
-    emptied (draining or gone). A node that does neither is down: it keeps what it has, for it is
-    expected back. ``weight`` is its share relative to the others', at least 1.
+    emptied (draining, gone, or of another pool). A node that does neither is down: it keeps what it
+    has, for it is expected back. ``weight`` is its share relative to the others', at least 1.
+    ``pool``: it holds replicas of the keyspaces of this pool. ``gives_because`` is for people.
     """
 
     number: NodeNumber
@@ -25,6 +26,8 @@ class PlanNode:
     weight: int
     takes: bool
     gives: bool = False
+    pool: str = ""
+    gives_because: str = "is being drained"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

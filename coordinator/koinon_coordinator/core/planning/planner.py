@@ -87,7 +87,7 @@ def plan_rebalance(layout: Layout) -> Plan:
     factor = layout.replication_factor
     for i, node in enumerate(nodes):
         if node.gives and not node.takes:
-            work.leave(i, f"{work.name(i)} is being drained")
+            work.leave(i, f"{work.name(i)} {node.gives_because}")
     for p in work.free():
         down = [i for i in rows[p] if not nodes[i].takes and not nodes[i].gives]
         # Too many replicas: those on nodes that are down go before those that are live.

@@ -46,6 +46,7 @@ class RaftCoreConfig:
     heartbeat_interval_ms: int = 75
     check_quorum_ms: int = 400
     save_timeout_ms: int = 1500  # a disk that takes longer for one save counts as hanging
+    quiet_ms_max: int = 3000  # without an entry: then a leader appends one, to try all disks
     leaderless_ms: int = 5000  # without a leader for so long: others than members are listened to
     step_ms_max: int = 60  # from one look at the clock to the next no more counts as waiting
     append_entries_max: int = 1024

@@ -4,6 +4,9 @@ A `Leader` lives as long as one term of leadership; what it knows of its followe
 Inputs only change what it knows; `flush` then sends whatever that makes due, so that everything
 proposed between two flushes shares one message per follower and all reads share one round.
 
+Where nothing is proposed, an entry that says nothing is appended now and then: a disk that is dead
+or hangs, the leader's or a follower's, is noticed by writing only.
+
 Commitment (Raft paper, 5.4.2): only an entry of the leader's own term is committed by counting,
 and only durable copies count, the leader's own not excepted.
 """
@@ -79,6 +82,7 @@ class Leader:
         self.transfer: LeadershipTransfer | None = None
         self.progress: dict[str, Progress] = {}
         self._log.append(term, EntryKind.NOOP, b"")
+        self._quiet_from = log.last_index, now  # the newest entry that was seen, and when first
         self._follow_configuration(now)
 
     # -- what it knows
@@ -255,7 +259,19 @@ class Leader:
         if self.transfer is not None and now >= self.transfer.deadline:
             given_up, self.transfer = self.transfer.to, None
             return given_up
+        self._try_disks(now)
         return None
+
+    def _try_disks(self, now: float) -> None:
+        """Have every member write something if there was nothing to write for a while."""
+        log, (last_index, since) = self._log, self._quiet_from
+        if log.last_index > last_index:
+            self._quiet_from = log.last_index, now
+            return
+        is_quiet = now - since >= self._config.quiet_ms_max / 1000
+        if is_quiet and log.commit_index == last_index and self.transfer is None:
+            log.append(self._term, EntryKind.NOOP, b"")
+            self._quiet_from = log.last_index, now
 
     @property
     def tick_due_at(self) -> float:

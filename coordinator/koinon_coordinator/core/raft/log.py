@@ -32,7 +32,7 @@ class LostEntriesError(InvariantError):
 
 class EntryKind(IntEnum):
     COMMAND = 1
-    NOOP = 2  # opens a leader's term
+    NOOP = 2  # opens a leader's term; within it: has all disks written to
     CONFIGURATION = 3
 
 

@@ -61,7 +61,9 @@ class ServedPartitions:
 
 
 class Assignment:
-    """The decisions. ``seen`` are the highest epochs in the store when it was opened."""
+    """The partitions that this node leads, or is taking over. ``seen``: the highest epochs in the
+    store when it was opened.
+    """
 
     def __init__(self, node_id: NodeId, seen: Mapping[int, int]) -> None:
         self._node_id = node_id
@@ -69,10 +71,10 @@ class Assignment:
         self._node_epoch = 0
         self._table: Table | None = None
         self._wanted: dict[int, int] = {}  # by the newest rows: partition -> epoch
-        self._adopting: dict[int, int] = {}
-        self._adopted: dict[int, int] = {}
-        self._commands: dict[int, HostCommand] = {}
-        self._refused: list[Adoption] = []
+        self._adopting: dict[int, int] = {}  # partition -> epoch that is being made durable
+        self._adopted: dict[int, int] = {}  # partition -> epoch that is durable
+        self._commands: dict[int, HostCommand] = {}  # by partition: not acknowledged yet
+        self._refused: list[Adoption] = []  # their epoch is below one in the store
 
     @property
     def table(self) -> Table | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from koinon_proto.contract.table import NO_NODE, NodeNumber, PartitionRow, Table, min_in_sync_of
+from koinon_proto.contract.table import NO_NODE, NodeNumber, PartitionRow, Table
 
 
 def is_waited_for(table: Table, me: NodeNumber) -> bool:
@@ -13,4 +13,4 @@ def is_waited_for(table: Table, me: NodeNumber) -> bool:
 def _counts(table: Table, row: PartitionRow, me: NodeNumber) -> bool:
     if me not in row.in_sync or row.primary in (NO_NODE, me):
         return False
-    return len(row.in_sync) > min_in_sync_of(table.cluster, row)
+    return len(row.in_sync) > table.keyspaces.min_in_sync(row)

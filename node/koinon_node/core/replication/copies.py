@@ -64,6 +64,15 @@ class Copies:
     def epochs_of(self, partition_id: int) -> PartitionEpochs:
         return self.epochs.get(partition_id, PartitionEpochs(primary_epoch=0))
 
+    def are_held(self, partition_ids: range) -> bool:
+        """Return whether any of these is here, whole, in part, or half deleted."""
+        span = slice(partition_ids.start, partition_ids.stop)
+        return (
+            bool(self.complete_through[span].any())
+            or bool(self.states[span].any())
+            or any(p in partition_ids for p in self.epochs)
+        )
+
     def journal_floors(self) -> U64Array:
         """Return what a journal that begins now does not cover: all of a copy with a dirty tail."""
         dirty = (self.states & CopyState.DIRTY_TAIL) != 0

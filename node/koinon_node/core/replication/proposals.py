@@ -78,8 +78,8 @@ class HandOver:
 
     to: NodeNumber
     why: Why
-    since: float
-    partition_epoch: int
+    since: float  # when it was stopped; seconds of the driver's clock
+    partition_epoch: int  # of the row then: a newer row decides anew
     proposed: bool = False
 
 
@@ -102,10 +102,11 @@ class Proposals:
         self._faster: BoolArray | None = None  # by follower, while the disk hangs: rule 22
         self._spare_until = 0.0  # followers that leave, since their disks may be this one's
         self._given_up: list[int] = []  # partitions, because it does, since they were taken
+        # All by partition.
         self.hand_overs: dict[int, HandOver] = {}
-        self._under_way: dict[int, RowChange] = {}
-        self._unknown: dict[int, list[RowChange]] = {}
-        self._again_at: dict[int, float] = {}
+        self._under_way: dict[int, RowChange] = {}  # proposed and not answered
+        self._unknown: dict[int, list[RowChange]] = {}  # proposed, of unknown fate
+        self._again_at: dict[int, float] = {}  # nothing is proposed before
         self._widen_at = self._widened_until = 0.0
         self._completed_before = leading.completed
         self._cut_off_since: dict[int, float] = {}

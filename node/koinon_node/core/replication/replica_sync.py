@@ -17,9 +17,17 @@ pulled of a key is its state at or after L, so its version at X is the last one 
 among the batches, or else the pulled one. Before that transaction the records pulled are above
 ``complete_through`` and the copy is marked DIRTY_TAIL: if the primary changes, they are repaired.
 
+A copy that writes wait for, because it is in sync or about to be, may be elected at any moment,
+with what it has by then. Nothing of that may be half: some records of a group that it pulls, and
+not the others, or half of its own tail. Such a copy *holds* what it pulls and removes, in memory,
+and stores all of it in that one transaction; until then the copy is what it was. That is bounded:
+what such a copy lacks, or has too much, is not complete, and a primary has so much in flight and no
+more. (Else an atomic batch could be half: its records lie apart in the order of keys.)
+
 Where more is kept back than there is room for, it is dropped; the pass goes on for what it brings,
 and makes the copy complete through its first page's bound; the newer records that it brought remain
-a tail until the partition has been opened again.
+a tail until the partition has been opened again. A copy that holds what it pulled stores that if it
+is nothing newer than this bound, and else pulls it again.
 """
 
 from __future__ import annotations
@@ -27,11 +35,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum, auto
+from itertools import zip_longest
 from typing import NamedTuple
 
 from koinon_node.core.records import EpochStart
 from koinon_node.core.replication.copies import CopyState
-from koinon_proto.contract.errors import KoinonError
+from koinon_proto.contract.errors import KoinonError, ResourceExhaustedError
 from koinon_proto.contract.table import (
     NO_NODE,
     NodeNumber,
@@ -43,6 +52,8 @@ from koinon_proto.contract.table import (
 
 BUFFER_PARTITION_BYTES_MAX = 4 * 1024 * 1024
 BUFFER_BYTES_MAX = 48 * 1024 * 1024  # of one stream
+HELD_BYTES_MAX = 256 * 1024 * 1024
+"""Of one partition; far above what a primary has in flight (``Limits.pending_bytes``)."""
 ROW_OVERHEAD_BYTES = 48
 _RETRY_MIN_S, _RETRY_MAX_S, _RETRY_IN_SYNC_MAX_S = 0.02, 1.0, 0.1
 
@@ -113,9 +124,10 @@ class Wanted:
         ):
             self._forget(None, 0)
             return self._wants
-        if self._of != (me, node_epoch) or len(self._rows) != len(table.rows):
-            self._forget((me, node_epoch), len(table.rows))
-        changed = [new for new, old in zip(table.rows, self._rows, strict=True) if new is not old]
+        if self._of != (me, node_epoch) or len(self._rows) > len(table.rows):
+            self._forget((me, node_epoch), 0)
+        pairs = zip_longest(table.rows, self._rows)
+        changed = [new for new, old in pairs if new is not None and new is not old]
         self._rows = table.rows
         for row in changed:
             self._take(row, table, me, seen_epoch)
@@ -210,8 +222,9 @@ class Opened:
     common_point: int = 0
     stream_from: int = 0
     history: tuple[EpochStart, ...] = ()
-    records: int = 0
-    size: int = 0
+    records: int = 0  # that the partition has there, about
+    size: int = 0  # bytes of them
+    required: bool = False  # the primary's writes wait for this copy
 
 
 class KeptBack(NamedTuple):
@@ -233,24 +246,28 @@ def retry_delay_s(followed: Followed) -> float:
 
 @dataclass(slots=True, eq=False)
 class Followed:
-    """One partition at its primary. What stands below ``stage`` begins anew with every opening."""
+    """A followed partition: its stage, and below it what has come since it was opened."""
 
     partition_id: int
     want: Want
-    due_at: float = 0.0
-    attempts: int = 0
+    due_at: float = 0.0  # when it is to be opened next; seconds of the driver's clock
+    attempts: int = 0  # to open it, since the last that went well
     stage: Stage = Stage.WAITING
     sent: Sent = _NOTHING_SENT
     opened: Opened = field(default_factory=Opened)
     received: int = 0  # the last sequence streamed
     newest_pulled: int = 0
     bound: int = 0  # of a whole pass: what it makes the copy complete through; 0: none
-    kept_back: list[KeptBack] = field(default_factory=list)
+    kept_back: list[KeptBack] = field(default_factory=list)  # batches until the pass has ended
     kept_bytes: int = 0
-    overflowed: bool = False
+    overflowed: bool = False  # they were too many, and were dropped: another pass has to come
+    holds: bool = False  # what is pulled, until the position: the copy may be elected meanwhile
+    held: dict[bytes, bytes] = field(default_factory=dict)  # b"": removed
+    held_bytes: int = 0
+    held_floor: int = 0  # the purge floor that removals raise
     purge_floor: int = 0  # announced by the primary
-    records: int = 0
-    size: int = 0
+    records: int = 0  # pulled
+    size: int = 0  # bytes pulled
 
     def take(self, step: Step) -> None:
         """Change the stage."""
@@ -267,8 +284,28 @@ class Followed:
         self.opened = Opened()
         self.received = self.newest_pulled = self.bound = self.purge_floor = 0
         self.records = self.size = 0
-        self.overflowed = False
+        self.overflowed = self.holds = False
         self.drop_kept_back()
+        self.drop_held()
+
+    def hold(self, keys: Sequence[bytes], records: Sequence[bytes], floor: int) -> None:
+        """Keep aside what was pulled; an empty record removes the key.
+
+        Raises:
+            ResourceExhaustedError: it is more than any primary has in flight.
+        """
+        self.held.update(zip(keys, records, strict=True))
+        self.held_floor = max(self.held_floor, floor)
+        self.held_bytes += sum(map(len, keys)) + sum(map(len, records))
+        self.held_bytes += ROW_OVERHEAD_BYTES * len(keys)
+        if self.held_bytes > HELD_BYTES_MAX:
+            raise ResourceExhaustedError(
+                resource="bytes that a copy in sync lacks", limit=HELD_BYTES_MAX
+            )
+
+    def drop_held(self) -> None:
+        self.held = {}
+        self.held_bytes = self.held_floor = 0
 
     def drop_kept_back(self) -> None:
         self.kept_back = []
@@ -429,9 +466,8 @@ class ReplicaSync:
         """Keep rows until the copy is ready for them; drop all of the partition's if too many."""
         size = sum(map(len, keys)) + sum(map(len, records)) + ROW_OVERHEAD_BYTES * len(keys)
         if (
-            followed.kept_bytes + size > BUFFER_PARTITION_BYTES_MAX
-            or self.kept_bytes + size > BUFFER_BYTES_MAX
-        ):
+            followed.kept_bytes + size > BUFFER_PARTITION_BYTES_MAX and not followed.holds
+        ) or self.kept_bytes + size > BUFFER_BYTES_MAX:
             self.kept_bytes -= followed.kept_bytes
             followed.drop_kept_back()
             followed.overflowed = True
@@ -476,11 +512,12 @@ def chunks_by_size(ready: Sequence[Followed], bytes_max: int) -> Iterator[list[F
     chunk: list[Followed] = []
     size = 0
     for followed in ready:
-        if chunk and size + followed.kept_bytes > bytes_max:
+        own = followed.kept_bytes + followed.held_bytes
+        if chunk and size + own > bytes_max:
             yield chunk
             chunk, size = [], 0
         chunk.append(followed)
-        size += followed.kept_bytes
+        size += own
     if chunk:
         yield chunk
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum, auto
+from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
@@ -46,7 +47,6 @@ from koinon_proto.contract.table import (
     PartitionRow,
     Table,
     first_sequence,
-    min_in_sync_of,
 )
 
 _LIVE = (NodeStatus.ACTIVE, NodeStatus.DRAINING)
@@ -65,11 +65,12 @@ class Answer(Enum):
 
 
 class Opening(NamedTuple):
-    """``common_point`` and ``stream_from`` count only for OPENED."""
+    """All but the answer counts only for OPENED. ``required``: writes wait for this follower."""
 
     answer: Answer
     common_point: int = 0
     stream_from: int = 0
+    required: bool = False
 
 
 class Adopted(NamedTuple):
@@ -165,26 +166,25 @@ class ReplicaTracker:
         self.any_required = False  # whether any partition has a required follower
         self.any_replicated = False  # whether any row has more than one replica
         self._looked_at = 0.0  # monotonic seconds
-        self._size = -1  # partitions; 0 before there is a table with rows
+        self._size = -1  # of rows in the table, which keyspaces make longer
         self._resize(0, 0)
 
     def _resize(self, slots: int, size: int) -> None:
-        """Make room for so many followers and partitions; what is known of followers stays."""
-        known = self._size
+        """Make room for so many followers and partitions; what is known of them stays."""
+        is_first = self._size < 0
+        self._size = size
         for shape, columns in (
             ((slots, size), _BY_FOLLOWER_AND_PARTITION),
             ((slots,), _BY_FOLLOWER),
+            ((size,), _BY_PARTITION),
         ):
             for name, (kind, empty) in columns.items():
-                grown = np.full(shape, empty, kind)
-                if known > 0:
+                column = np.full(shape, empty, kind)
+                if not is_first:
                     old = getattr(self, name)
-                    grown[: len(old)] = old
-                setattr(self, name, grown)
-        if known != size:
-            self._size = size
-            for name, (kind, empty) in _BY_PARTITION.items():
-                setattr(self, name, np.full(size, empty, kind))
+                    kept = tuple(slice(min(pair)) for pair in zip(shape, old.shape, strict=True))
+                    column[kept] = old[kept]
+                setattr(self, name, column)
 
     def slot_of(self, number: NodeNumber) -> int:
         """Return the node's slot; a new one if it has none."""
@@ -213,15 +213,20 @@ class ReplicaTracker:
         self.table, self.me = table, me
         if not table.rows:
             return [], []
-        if not self._size:
+        if self._size != len(table.rows):
             self._resize(len(self.live), len(table.rows))
         info = table.nodes.get(me)
         registered = info is not None and node_epoch != 0 and info.node_epoch == node_epoch
-        old_rows = before.rows if before is not None and before.rows else [None] * self._size
-        rows = [row for row, old in zip(table.rows, old_rows, strict=True) if row is not old]
+        old_rows = before.rows if before is not None else ()
+        pairs = zip_longest(table.rows, old_rows[: self._size])
+        rows = [row for row, old in pairs if row is not old]
         changed: list[int] = [row.partition_id for row in rows]
         for row in rows:
             self._take_row(row)
+        settings = table.cluster, table.keyspace_list
+        if before is not None and (before.cluster, before.keyspace_list) != settings:
+            # They count for rows that have not changed, too.
+            self.minima[:] = list(map(table.keyspaces.min_in_sync, table.rows))
         for mask in (self.joining, self.opened, self.positioned):
             mask[:, changed] &= self.replicas[:, changed]
         self.leaving[:, changed] &= self.in_sync[:, changed]
@@ -251,7 +256,7 @@ class ReplicaTracker:
     def _take_row(self, row: PartitionRow) -> None:
         assert self.table is not None
         p = row.partition_id
-        self.minima[p] = min_in_sync_of(self.table.cluster, row)
+        self.minima[p] = self.table.keyspaces.min_in_sync(row)
         self.given_up[p] = row.wanted_primary != NO_NODE or bool(row.removing)
         self.primaries.replicated[p] = len(row.replicas) > 1
         for number in row.replicas:
@@ -345,7 +350,7 @@ class ReplicaTracker:
         self.opened[slot, p] = True
         if point == asked.complete_through == int(self.clean_from[p]):
             point = first_sequence(asked.primary_epoch)  # the epoch began right there
-        return Opening(Answer.OPENED, point, stream_from)
+        return Opening(Answer.OPENED, point, stream_from, bool(self.required[slot, p]))
 
     def close(self, slot: int, partition_ids: U32Array) -> None:
         """The follower has these open no more."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from koinon_node.core.updates import KEEP, NEVER, Expiry, ExpiryKind, parse_integer
-from koinon_node.resp.errors import NOT_AN_INTEGER, RefusedError
+from koinon_node.resp.errors import CROSS_SLOT, NOT_AN_INTEGER, RefusedError
 from koinon_node.serving.checks import check_key
 from koinon_proto.contract.errors import NotANumberError
 from koinon_proto.contract.table import MAX_TTL_MS
@@ -37,7 +37,7 @@ def keys_of_one_slot(keys: Sequence[bytes]) -> Sequence[bytes]:
     for key in keys:
         check_key(key)
     if len(keys) > 1 and len(set(map(slot_of, keys))) > 1:
-        raise RefusedError("CROSSSLOT Keys in request don't hash to the same slot")
+        raise RefusedError(CROSS_SLOT)
     return keys
 
 

@@ -26,13 +26,12 @@ def topology_of(session: Session) -> Topology:
         RefusedError: the cluster does not route by Redis's slots.
         ClusterNotReadyError: there is no table yet.
     """
-    table = session.service.table()
-    name = table.cluster.partitioner
+    name = session.service.keyspace().partitioner
     if name != "crc16":
         raise RefusedError(
-            f"ERR this cluster routes keys by {name}, clients of Redis Cluster by crc16. That is "
-            "chosen when a cluster is made: koinon coordinator --partitioner crc16, or koinon up "
-            "--partitioner crc16"
+            f"ERR this cluster routes keys by {name}, clients of Redis Cluster by crc16 (with no "
+            "router but the hash tag). That is chosen when a cluster is made: koinon coordinator "
+            "--partitioner crc16, or koinon up --partitioner crc16"
         )
     return session.service.topology()
 
@@ -134,6 +133,7 @@ def _myid(session: Session, arguments: Arguments) -> Outcome:
 
 
 def _keyslot(session: Session, arguments: Arguments) -> Outcome:
+    topology_of(session)  # where keys are not routed by slots, a slot would mislead
     return wire.integer(slot_of(arguments[2]))
 
 
@@ -142,8 +142,9 @@ def _countkeysinslot(session: Session, arguments: Arguments) -> Outcome:
     if not 0 <= slot < SLOT_COUNT:
         raise RefusedError("ERR Invalid slot")
     check_counting(session.caller)
-    count = topology_of(session).table.cluster.partition_count
-    return _count_in_slot(session, slot * count // SLOT_COUNT, slot)
+    keyspace = topology_of(session).keyspace
+    partition_id = keyspace.base + slot * keyspace.partition_count // SLOT_COUNT
+    return _count_in_slot(session, partition_id, slot)
 
 
 async def _count_in_slot(session: Session, partition_id: int, slot: int) -> bytes:

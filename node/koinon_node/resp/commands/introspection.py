@@ -153,7 +153,7 @@ def _sections(session: Session) -> dict[str, dict[str, object]]:
         "koinon": {
             "cluster_id": table.cluster.cluster_id,
             "table_version": table.table_version,
-            "partitioner": table.cluster.partitioner,
+            "partitioner": session.service.keyspace().partitioner,
             "partitions_led": len(session.service.led()),
         },
     }

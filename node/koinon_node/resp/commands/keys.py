@@ -23,7 +23,7 @@ from koinon_node.resp.commands.table import (
 )
 from koinon_node.resp.errors import RefusedError
 from koinon_node.resp.session import Session
-from koinon_node.serving.checks import check_key
+from koinon_node.serving.checks import check_expiry, check_key
 
 _READ = ("readonly", "fast")
 _ONE, _ALL = (1, 1, 1), (1, -1, 1)
@@ -113,7 +113,9 @@ def _expires(name: str, kind: ExpiryKind, unit_ms: int) -> Handler:
     def handler(session: Session, arguments: Arguments) -> Outcome:
         _, key, number, *conditions = arguments
         check_key(key)
-        until = expiry(kind, number, unit_ms, session.service.now_ms(), name)
+        now_ms = session.service.now_ms()
+        until = expiry(kind, number, unit_ms, now_ms, name)
+        check_expiry(session.service.keyspace(), until, now_ms)
         return _expire(key, until, _condition(conditions))
 
     return handler
@@ -153,4 +155,5 @@ for _name, _kind, _unit_ms in (
 def persist(session: Session, arguments: Arguments) -> Outcome:
     """Have a record never expire; say whether it would have."""
     check_key(arguments[1])
+    check_expiry(session.service.keyspace(), NEVER, 0)
     return _expire(arguments[1], NEVER, ExpireIf.SOME)

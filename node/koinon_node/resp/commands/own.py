@@ -19,9 +19,9 @@
     KOINON.GETORPUT key value ttl_ms table_version durability [request_id]
         -> the value that is there, or nil: this one was written
 
-Numbers are decimal, ``by`` with a sign. ``ttl_ms`` 0: it never expires; ``if_version`` '':
-unconditional; ``durability`` as in v1/kv.proto. Errors are whole: ``-KOINON <v1.Error, base64>
-<request id>``.
+Numbers are decimal, ``by`` with a sign. ``ttl_ms`` 0: the keyspace's default, and with
+KOINON.TOUCH never; ``if_version`` '': unconditional; ``durability`` as in v1/kv.proto. Errors are
+whole: ``-KOINON <v1.Error, base64> <request id>``.
 """
 
 from __future__ import annotations
@@ -31,14 +31,12 @@ from typing import cast
 
 from koinon_node.core import records
 from koinon_node.core.updates import (
-    NEVER,
     Assign,
     Expire,
-    Expiry,
-    ExpiryKind,
     Increment,
     Presence,
     Update,
+    expires_after,
     parse_integer,
 )
 from koinon_node.resp import errors, wire
@@ -54,7 +52,7 @@ from koinon_node.resp.commands.table import (
 )
 from koinon_node.resp.session import Session
 from koinon_node.serving.batches import Durability
-from koinon_node.serving.checks import check_key, check_ttl, check_value
+from koinon_node.serving.checks import check_expiry, check_key, check_value, expiry_of, ttl_of
 from koinon_proto.contract import request_ids
 from koinon_proto.contract.errors import (
     InvalidArgumentError,
@@ -83,17 +81,6 @@ def _signed(text: bytes, field: str) -> int:
         return parse_integer(text)
     except NotANumberError:
         raise InvalidArgumentError(field=field, reason="must be an integer of 64 bits") from None
-
-
-def _ttl(text: bytes) -> int:
-    ttl_ms = number(text, "ttl_ms")
-    check_ttl(ttl_ms)
-    return ttl_ms
-
-
-def _until(text: bytes) -> Expiry:
-    ttl_ms = _ttl(text)
-    return Expiry(ExpiryKind.AFTER, ttl_ms) if ttl_ms else NEVER
 
 
 def _request_id(arguments: Arguments, at: int) -> str:
@@ -125,7 +112,7 @@ def hello(session: Session, arguments: Arguments) -> Outcome:
     if len(arguments) > 3:
         session.authenticate(arguments[3].decode("ascii", "replace"))
     session.check_known()
-    session.service.cluster().check_id(arguments[2].decode("utf-8", "replace"))
+    session.service.table().cluster.check_id(arguments[2].decode("utf-8", "replace"))
     session.attend(lambda: session.tell(LEAVING))
     return wire.bulk(session.service.node_id.encode())
 
@@ -176,8 +163,10 @@ def put(session: Session, arguments: Arguments) -> Outcome:
     """Write a record."""
     _, key, value, table_version, ttl, if_version, durability, *_ = arguments
     check_key(key)
-    check_value(len(value), session.service.cluster())
-    row = Row(key, value, ttl_ms=_ttl(ttl), if_version=_condition(if_version))
+    keyspace = session.service.keyspace()
+    check_value(len(value), keyspace)
+    ttl_ms = ttl_of(keyspace, number(ttl, "ttl_ms"))
+    row = Row(key, value, ttl_ms=ttl_ms, if_version=_condition(if_version))
     return Write(
         (row,),
         _version,
@@ -218,7 +207,8 @@ def was_there(written: Sequence[Written]) -> bytes:
 def increment(session: Session, arguments: Arguments) -> Outcome:
     """Add to an integer."""
     _, key, by, ttl, table_version, durability, *_ = arguments
-    update = Increment(_signed(by, "by"), _ttl(ttl))
+    ttl_ms = ttl_of(session.service.keyspace(), number(ttl, "ttl_ms"))
+    update = Increment(_signed(by, "by"), ttl_ms)
     return _update(
         key, update, _number_result, table_version, durability, _request_id(arguments, 6)
     )
@@ -228,7 +218,9 @@ def increment(session: Session, arguments: Arguments) -> Outcome:
 def touch(session: Session, arguments: Arguments) -> Outcome:
     """Change when a record expires."""
     _, key, ttl, table_version, durability, *_ = arguments
-    update = Expire(_until(ttl))
+    expiry = expires_after(number(ttl, "ttl_ms"))
+    check_expiry(session.service.keyspace(), expiry, 0)
+    update = Expire(expiry)
     return _update(
         key, update, _number_result, table_version, durability, _request_id(arguments, 5)
     )
@@ -238,8 +230,9 @@ def touch(session: Session, arguments: Arguments) -> Outcome:
 def get_or_put(session: Session, arguments: Arguments) -> Outcome:
     """Read a record, or make it."""
     _, key, value, ttl, table_version, durability, *_ = arguments
-    check_value(len(value), session.service.cluster())
-    update = Assign(value, _until(ttl), Presence.ABSENT)
+    keyspace = session.service.keyspace()
+    check_value(len(value), keyspace)
+    update = Assign(value, expiry_of(keyspace, number(ttl, "ttl_ms")), Presence.ABSENT)
     return _update(key, update, _found_before, table_version, durability, _request_id(arguments, 6))
 
 

@@ -1,6 +1,7 @@
 """The actions that a user needs for each command: what is not in this table is refused.
 
-The actions are needed on each key of the command, or, of one without keys, at all.
+The actions are needed on each key of the command, or, of one without keys, on some key: in the
+keyspace ``default``, which is the one that this port serves.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from koinon_node.resp.commands.table import COMMANDS, Arguments, Spec
 from koinon_proto.contract.access import Action, Permissions
 from koinon_proto.contract.errors import PermissionDeniedError
+from koinon_proto.contract.keyspaces import DEFAULT_ID
 from koinon_proto.security.caller import Caller
 
 _NONE: tuple[Action, ...] = ()
@@ -17,6 +19,7 @@ NEEDS: dict[str, tuple[Action, ...]] = {
     **dict.fromkeys(
         ("AUTH", "CLIENT", "CLUSTER", "COMMAND", "CONFIG", "ECHO", "HELLO", "INFO"), _NONE
     ),
+    **dict.fromkeys(("DISCARD", "EXEC", "MULTI", "UNWATCH"), _NONE),  # what is queued is checked
     **dict.fromkeys(
         ("KOINON.HELLO", "PING", "QUIT", "READONLY", "READWRITE", "RESET", "SELECT", "WAIT"), _NONE
     ),
@@ -24,7 +27,7 @@ NEEDS: dict[str, tuple[Action, ...]] = {
         ("EXISTS", "EXPIRETIME", "GET", "MGET", "PEXPIRETIME", "PTTL", "STRLEN", "TTL", "TYPE"),
         _READ,
     ),
-    **dict.fromkeys(("KOINON.ENTRY", "KOINON.EXISTS", "KOINON.GET"), _READ),
+    **dict.fromkeys(("KOINON.ENTRY", "KOINON.EXISTS", "KOINON.GET", "WATCH"), _READ),
     **dict.fromkeys(
         ("DEL", "EXPIRE", "EXPIREAT", "MSET", "PERSIST", "PEXPIRE", "PEXPIREAT", "PSETEX"), _WRITE
     ),
@@ -52,15 +55,13 @@ def check(spec: Spec, arguments: Arguments, caller: Caller) -> None:
         )
     if spec.name == "SET" and any(option.upper() == b"GET" for option in arguments[3:]):
         actions = _BOTH
-    first, last, step = spec.keys
-    keys = arguments[first : last + 1 or None : step] if first else ()
+    keys = spec.keys_in(arguments)
     for action in actions:
-        if not caller.permissions.allows_some(action):
-            raise caller.denied(action)
-        caller.check_keys(action, keys)
+        caller.check_some(action, DEFAULT_ID)
+        caller.check_keys(action, DEFAULT_ID, keys)
 
 
 def check_counting(caller: Caller) -> None:
     """Raise PermissionDeniedError unless the caller may know how many records there are."""
-    if not caller.permissions.allows_all(Action.VIEW):
-        caller.check_prefix(Action.SCAN, b"")
+    if not caller.may_on_cluster(Action.VIEW):
+        caller.check_prefix(Action.SCAN, DEFAULT_ID, b"")

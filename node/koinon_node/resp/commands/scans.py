@@ -21,6 +21,7 @@ from koinon_node.resp.service import RedisService
 from koinon_node.resp.session import Session
 from koinon_node.serving.batches import ScanAnswer, ScanPage
 from koinon_proto.contract.access import Action
+from koinon_proto.contract.keyspaces import DEFAULT_ID
 
 _COUNT_DEFAULT = 10
 _COUNT_MAX = 4_096
@@ -54,7 +55,8 @@ def scan(session: Session, arguments: Arguments) -> Outcome:
             raise RefusedError(SYNTAX)
     if not strings:
         return _reply(0, ())
-    session.caller.check_prefix(Action.SCAN, literal_prefix(pattern) if pattern else b"")
+    prefix = literal_prefix(pattern) if pattern else b""
+    session.caller.check_prefix(Action.SCAN, DEFAULT_ID, prefix)
     return _scan(session.service, cursor, pattern, min(count, _COUNT_MAX))
 
 

@@ -97,7 +97,9 @@ def select(session: Session, arguments: Arguments) -> Outcome:
 
 @command("RESET", 1, errors.guest, flags=("fast",))
 def reset(session: Session, arguments: Arguments) -> Outcome:
-    """Forget what the connection has said of itself."""
+    """Forget what the connection has said of itself, a token too."""
+    session.forget()
+    session.forget_transaction()
     session.name, session.resp3 = b"", False
     session.library.clear()
     return wire.simple("RESET")

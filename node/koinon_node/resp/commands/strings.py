@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from koinon_node.core import records
 from koinon_node.core.updates import (
     KEEP,
-    NEVER,
     Append,
     Assign,
     Expiry,
@@ -41,7 +40,7 @@ from koinon_node.resp.commands.table import (
 )
 from koinon_node.resp.errors import RefusedError
 from koinon_node.resp.session import Session
-from koinon_node.serving.checks import check_key, check_value
+from koinon_node.serving.checks import check_expiry, check_key, check_value, expiry_of
 
 _READ = ("readonly", "fast")
 _WRITE = ("write", "denyoom")
@@ -90,10 +89,15 @@ def set_(session: Session, arguments: Arguments) -> Outcome:
     _, key, value, *rest = arguments
     _check(session, key, value)
     if not rest:
-        return Write((Row(key, value),), _ok)
-    options = Options(rest, "set", session.service.now_ms())
+        return Write((Row(key, value, ttl_ms=_unnamed_ttl_ms(session)),), _ok)
+    now_ms, keyspace = session.service.now_ms(), session.service.keyspace()
+    options = Options(rest, "set", now_ms)
     options.take(b"NX", b"XX", b"GET", b"KEEPTTL", b"EX")
-    flags, expiry = options.flags, options.expiry or NEVER
+    flags, expiry = options.flags, options.expiry or expiry_of(keyspace, 0)
+    if expiry.kind is ExpiryKind.KEEP:
+        expiry = Expiry(ExpiryKind.KEEP, keyspace.unnamed_ttl_ms)
+    elif options.expiry is not None:
+        check_expiry(keyspace, expiry, now_ms)
     if flags >= {b"NX", b"XX"}:
         raise RefusedError(SYNTAX)
     if not flags and expiry.kind is ExpiryKind.AFTER:
@@ -132,7 +136,8 @@ def setnx(session: Session, arguments: Arguments) -> Outcome:
     """Write a value where there is none."""
     _, key, value = arguments
     _check(session, key, value)
-    return _update(key, Assign(value, only_if=Presence.ABSENT), _one_if_done)
+    expiry = expiry_of(session.service.keyspace(), 0)
+    return _update(key, Assign(value, expiry, Presence.ABSENT), _one_if_done)
 
 
 @command("SETEX", 4, errors.guest, flags=_WRITE, keys=_ONE)
@@ -151,6 +156,7 @@ def _set_until(session: Session, arguments: Arguments, unit_ms: int, name: str) 
     _, key, number, value = arguments
     _check(session, key, value)
     expiry = positive_expiry(ExpiryKind.AFTER, number, unit_ms, 0, name)
+    check_expiry(session.service.keyspace(), expiry, 0)
     return Write((Row(key, value, ttl_ms=expiry.ms),), _ok)
 
 
@@ -160,9 +166,15 @@ def mset(session: Session, arguments: Arguments) -> Outcome:
     if len(arguments) % 2 == 0:
         raise RefusedError("ERR wrong number of arguments for 'mset' command")
     keys, values = keys_of_one_slot(arguments[1::2]), arguments[2::2]
+    keyspace = session.service.keyspace()
     for value in values:
-        check_value(len(value), session.service.cluster())
-    return Write(list(map(Row, keys, values)), _ok)
+        check_value(len(value), keyspace)
+    ttl_ms = keyspace.unnamed_ttl_ms
+    return Write([Row(k, v, ttl_ms=ttl_ms) for k, v in zip(keys, values, strict=True)], _ok)
+
+
+def _unnamed_ttl_ms(session: Session) -> int:
+    return session.service.keyspace().unnamed_ttl_ms
 
 
 # --- updates -----------------------------------------------------------------------------------
@@ -193,9 +205,11 @@ def getex(session: Session, arguments: Arguments) -> Outcome:
     """Read a value and change when it expires."""
     key = arguments[1]
     check_key(key)
-    options = Options(arguments[2:], "getex", session.service.now_ms())
+    now_ms = session.service.now_ms()
+    options = Options(arguments[2:], "getex", now_ms)
     options.take(b"PERSIST", b"EX")
-    expiry: Expiry = options.expiry or KEEP
+    expiry = options.expiry or KEEP
+    check_expiry(session.service.keyspace(), expiry, now_ms)
     return _update(key, GetAndExpire(expiry), _result)
 
 
@@ -204,46 +218,47 @@ def append(session: Session, arguments: Arguments) -> Outcome:
     """Append to a value."""
     _, key, value = arguments
     _check(session, key, value)
-    limit = session.service.cluster().max_value_bytes
-    return _update(key, Append(value, limit), _result)
+    limit = session.service.keyspace().max_value_bytes
+    return _update(key, Append(value, limit, _unnamed_ttl_ms(session)), _result)
 
 
 @command("INCR", 2, errors.guest, flags=_FAST, keys=_ONE)
 def incr(session: Session, arguments: Arguments) -> Outcome:
     """Add one."""
-    return _increment(arguments[1], 1)
+    return _increment(session, arguments[1], 1)
 
 
 @command("DECR", 2, errors.guest, flags=_FAST, keys=_ONE)
 def decr(session: Session, arguments: Arguments) -> Outcome:
     """Take one away."""
-    return _increment(arguments[1], -1)
+    return _increment(session, arguments[1], -1)
 
 
 @command("INCRBY", 3, errors.guest, flags=_FAST, keys=_ONE)
 def incrby(session: Session, arguments: Arguments) -> Outcome:
     """Add."""
-    return _increment(arguments[1], integer(arguments[2]))
+    return _increment(session, arguments[1], integer(arguments[2]))
 
 
 @command("DECRBY", 3, errors.guest, flags=_FAST, keys=_ONE)
 def decrby(session: Session, arguments: Arguments) -> Outcome:
     """Take away."""
-    return _increment(arguments[1], -integer(arguments[2]))
+    return _increment(session, arguments[1], -integer(arguments[2]))
 
 
-def _increment(key: bytes, by: int) -> Outcome:
+def _increment(session: Session, key: bytes, by: int) -> Outcome:
     check_key(key)
-    return _update(key, Increment(by), _result)
+    return _update(key, Increment(by, _unnamed_ttl_ms(session)), _result)
 
 
 @command("INCRBYFLOAT", 3, errors.guest, flags=_FAST, keys=_ONE)
 def incrbyfloat(session: Session, arguments: Arguments) -> Outcome:
     """Add to a decimal number."""
     check_key(arguments[1])
-    return _update(arguments[1], IncrementDecimal(parse_decimal(arguments[2])), _result)
+    by = parse_decimal(arguments[2])
+    return _update(arguments[1], IncrementDecimal(by, _unnamed_ttl_ms(session)), _result)
 
 
 def _check(session: Session, key: bytes, value: bytes) -> None:
     check_key(key)
-    check_value(len(value), session.service.cluster())
+    check_value(len(value), session.service.keyspace())

@@ -1,4 +1,4 @@
-"""What a command is: its entry in the table of all, and what its handler has carried out.
+"""The table of Redis commands, and the outcomes that a handler may return.
 
 A handler checks the arguments of a command and returns what is to be done:
 
@@ -115,6 +115,11 @@ class Spec:
     method: Method  # counts and times its requests
     flags: frozenset[str] = frozenset()
     keys: tuple[int, int, int] = (0, 0, 0)
+
+    def keys_in(self, arguments: Arguments) -> Arguments:
+        """Return the keys among the arguments."""
+        first, last, step = self.keys
+        return arguments[first : last + 1 or None : step] if first else []
 
     def takes(self, arguments: int) -> bool:
         """Return whether it may have so many arguments, its name included."""

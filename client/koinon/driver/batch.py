@@ -1,0 +1,118 @@
+"""Atomic batches as programs build them: the blocking client's, and the asyncio client's."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+from koinon.types import BatchResult, BytesLike, Durability
+from koinon_proto.contract.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from koinon.core.atomic import Operation
+
+
+class BatchBuilder:
+    """Operations on keys that have the same routing bytes as ``routing_key``, which may be one of
+    these keys; they take effect together with ``commit``, or not at all.
+
+    Checks are decided first, against what is there before the batch, wherever they stand. All other
+    operations take place in their order: one on a key that repeats finds what those before it left.
+    At most 1,000 operations, and 4 MiB of keys and values.
+    """
+
+    def __init__(self, client: Any, routing_key: BytesLike) -> None:
+        self._client = client
+        self._operations = client._engine.rows.make_batch(client._target, routing_key)
+        self._committed = False
+
+    def __len__(self) -> int:
+        return len(self._operations.operations)
+
+    @property
+    def operations(self) -> Sequence[Operation]:
+        """What has been added so far."""
+        return tuple(self._operations.operations)
+
+    def check(self, key: BytesLike, version: int) -> Self:
+        """Refuse the whole batch unless the record has this version; 0: unless there is none.
+
+        Raises:
+            InvalidArgumentError: the key has other routing bytes, or the batch is full.
+        """
+        self._operations.check(key, version)
+        return self
+
+    def put(self, key: BytesLike, value: BytesLike, *, ttl_ms: int | None = None) -> Self:
+        """Write a record, which expires so many milliseconds later. Errors: those of ``check``."""
+        self._operations.put(key, value, ttl_ms)
+        return self
+
+    def delete(self, key: BytesLike) -> Self:
+        """Delete a record, if there is one. Errors: those of ``check``."""
+        self._operations.delete(key)
+        return self
+
+    def increment(self, key: BytesLike, by: int = 1, *, ttl_ms: int | None = None) -> Self:
+        """Add to an integer, as the client's ``increment`` does; one that cannot be added to
+        refuses the whole batch. Errors: those of ``check``.
+        """
+        self._operations.increment(key, by, ttl_ms)
+        return self
+
+    def _commit(self, durability: Durability, timeout_ms: int | None) -> Any:
+        """Return the client's work; a batch has one commit, since what became of it may be unknown.
+
+        Raises:
+            InvalidArgumentError: it has no operations, or was committed before.
+        """
+        with self._client._engine.observing.call("batch", len(self)):
+            return self._begin(durability, timeout_ms)
+
+    def _begin(self, durability: Durability, timeout_ms: int | None) -> Any:
+        if self._committed:
+            raise InvalidArgumentError(
+                field="batch", reason="was committed before: make a new one, after a look"
+            )
+        if not len(self):
+            raise InvalidArgumentError(field="batch", reason="has no operations")
+        engine = self._client._engine
+        work = engine.rows.commit(
+            self._client._target, self._operations, durability=durability, timeout_ms=timeout_ms
+        )
+        self._committed = True
+        return self._client._run(work)
+
+
+class Batch(BatchBuilder):
+    """An atomic batch of the blocking client; see :class:`BatchBuilder`."""
+
+    def commit(
+        self, *, durability: Durability = "all_in_sync", timeout_ms: int | None = None
+    ) -> BatchResult:
+        """Write all of it in one step, or nothing; return the version that all of it has.
+
+        What the batch reads and writes belongs to one moment, and no reader, replica or crash ever
+        shows a part of it. It is sent once; a refusal of which nothing was applied is retried.
+
+        Raises:
+            CheckFailedError: a check did not hold; the error names the key. Nothing was written.
+            NotANumberError, NumberOverflowError: of an increment. Nothing was written.
+            UnknownFateError: it was sent, and no answer came: all of it was written, or nothing.
+                It is never repeated.
+            UnavailableError: the deadline passed; nothing was written.
+            UnsupportedVersionError: the node is of a build that knows no atomic batches.
+        """
+        result: BatchResult = self._commit(durability, timeout_ms)
+        return result
+
+
+class AsyncBatch(BatchBuilder):
+    """An atomic batch of the asyncio client; see :class:`BatchBuilder`."""
+
+    def commit(
+        self, *, durability: Durability = "all_in_sync", timeout_ms: int | None = None
+    ) -> Coroutine[Any, Any, BatchResult]:
+        """Write all of it in one step, or nothing; as :meth:`Batch.commit`."""
+        work: Coroutine[Any, Any, BatchResult] = self._commit(durability, timeout_ms)
+        return work

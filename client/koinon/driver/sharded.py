@@ -1,0 +1,131 @@
+"""Counters and sets of values that lie in several partitions: for what is written so often that one
+partition would be hot, and is only read as a sum or a union.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from itertools import chain
+from os.path import commonprefix
+from typing import Any, Final
+
+from koinon.core import limits
+from koinon.core.shards import shard_of, shards_of
+from koinon.types import BytesLike
+from koinon_proto.contract.errors import InvalidArgumentError, NotANumberError
+
+_SEPARATOR: Final = b"/"
+
+
+class Shards:
+    """A counter, a set, or both, in so many shards. A program may take more shards than others did
+    before it, never fewer: it would not see the rest.
+
+    ``keys`` are those of the shards: a counter's records. A member of a set is a record of its
+    own, whose key is that of a shard, a slash and the member; it is always in the same shard as
+    long as the number of shards is the same, and counts once wherever it is.
+    """
+
+    def __init__(self, client: Any, key: BytesLike, count: int) -> None:
+        self._client = client
+        self._known = client._target.partitioner
+        self.keys = shards_of(limits.check_key(key), count, self._known)
+
+    def _by_chance(self) -> bytes:
+        return random.choice(self.keys)
+
+    @staticmethod
+    def _checked(member: BytesLike) -> bytes:
+        checked = limits.check_key_part("member", member)
+        if not checked:
+            raise InvalidArgumentError(field="member", reason="is empty")
+        return checked
+
+    def _key_of(self, member: BytesLike) -> bytes:
+        checked = self._checked(member)
+        return self.keys[shard_of(checked, len(self.keys), self._known)] + _SEPARATOR + checked
+
+    def _everywhere(self, member: BytesLike) -> list[bytes]:
+        """Return the keys that the member may have: it may have been added with fewer shards."""
+        checked = self._checked(member)
+        return [key + _SEPARATOR + checked for key in self.keys]
+
+    def _prefixes(self) -> list[bytes]:
+        """Return the prefixes to scan for members: of each shard, where it is in one partition;
+        else what all have in common, since each scan would ask all partitions.
+        """
+        prefixes = [key + _SEPARATOR for key in self.keys]
+        common = commonprefix(prefixes) or b""  # noqa: RUF071 (byte by byte is what it is for)
+        apart = self._known.partition_of_prefix(prefixes[0]) is not None
+        return prefixes if apart or not common else [common]
+
+    def _members(self, keys: Iterable[bytes]) -> set[bytes]:
+        """Return the members among keys that may be others' too."""
+        shards, at = set(self.keys), len(self.keys[0])  # all are of one length
+        behind = at + len(_SEPARATOR)
+        return {key[behind:] for key in keys if key[:at] in shards and key[at:behind] == _SEPARATOR}
+
+
+def _sum(values: Iterable[bytes | None]) -> int:
+    try:
+        return sum(int(value) for value in values if value is not None)
+    except ValueError:
+        raise NotANumberError(expected="an integer of 64 bits") from None
+
+
+class Sharded(Shards):
+    """Shards of the blocking client; see :class:`Shards`. Errors are those of the operations that
+    it is made of: ``increment``, ``get_many``, ``put``, ``delete_many``, ``scan``.
+    """
+
+    def increment(self, by: int = 1, *, ttl_ms: int | None = None) -> None:
+        """Add to the counter, in a shard that chance chooses."""
+        self._client.increment(self._by_chance(), by, ttl_ms=ttl_ms)
+
+    def total(self) -> int:
+        """Return the counter's sum. It has all that was added before the call; of what is added
+        meanwhile it may have a part.
+        """
+        return _sum(self._client.get_many(self.keys))
+
+    def add(self, member: BytesLike, *, ttl_ms: int | None = None) -> None:
+        """Add a member to the set, which expires so many milliseconds later."""
+        self._client.put(self._key_of(member), b"", ttl_ms=ttl_ms)
+
+    def discard(self, member: BytesLike) -> None:
+        """Take a member out of the set, if it is there."""
+        self._client.delete_many(self._everywhere(member)).raise_for_errors()
+
+    def members(self) -> set[bytes]:
+        """Return the set, shard by shard; as ``scan``, it is no snapshot."""
+        scans = (self._client.scan(prefix=p, keys_only=True) for p in self._prefixes())
+        return self._members(entry.key for entry in chain.from_iterable(scans))
+
+
+class AsyncSharded(Shards):
+    """Shards of the asyncio client; see :class:`Sharded`."""
+
+    async def increment(self, by: int = 1, *, ttl_ms: int | None = None) -> None:
+        """Add to the counter; as :meth:`Sharded.increment`."""
+        await self._client.increment(self._by_chance(), by, ttl_ms=ttl_ms)
+
+    async def total(self) -> int:
+        """Return the counter's sum; as :meth:`Sharded.total`."""
+        return _sum(await self._client.get_many(self.keys))
+
+    async def add(self, member: BytesLike, *, ttl_ms: int | None = None) -> None:
+        """Add a member to the set; as :meth:`Sharded.add`."""
+        await self._client.put(self._key_of(member), b"", ttl_ms=ttl_ms)
+
+    async def discard(self, member: BytesLike) -> None:
+        """Take a member out of the set, if it is there."""
+        (await self._client.delete_many(self._everywhere(member))).raise_for_errors()
+
+    async def members(self) -> set[bytes]:
+        """Return the set; as :meth:`Sharded.members`."""
+        found: set[bytes] = set()
+        for prefix in self._prefixes():
+            scan = self._client.scan(prefix=prefix, keys_only=True)
+            found |= self._members([entry.key async for entry in scan])
+        return found

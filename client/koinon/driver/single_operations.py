@@ -1,0 +1,338 @@
+"""Single operations, from the call to the end: sent together, sent again, ended at a deadline.
+
+An operation goes to its partition's owner by RESP where the node offers that, else in a batch of
+gRPC with the others of its ``NodeQueue`` (``koinon.core.batching``). One that is refused, or was
+not sent, waits for news of the table and goes again. All methods run on the engine's loop, unless
+they say otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from koinon.core import limits
+from koinon.core.batching import (
+    Deferred,
+    Failed,
+    Kind,
+    NodeQueue,
+    PendingOperation,
+    settle_failed,
+    settle_singles,
+)
+from koinon.core.operations import ReadReply, UpdateReply, WriteReply, attempt_timeout_s
+from koinon.core.routing import Routing
+from koinon.core.target import Target
+from koinon.driver import request_ids
+from koinon.driver.deadlines import Deadlines
+from koinon.driver.messages import single_reads, single_updates, single_writes
+from koinon.driver.node_link import Link
+from koinon.driver.resp.link import RespLink
+from koinon.types import BytesLike, Durability
+from koinon_proto.contract.errors import (
+    ClientClosedError,
+    KoinonError,
+    ReplyTooLargeError,
+    ResourceExhaustedError,
+    UnknownFateError,
+)
+
+if TYPE_CHECKING:
+    from koinon.driver.engine import Engine
+
+_ROWS_MAX = 1_000
+
+
+class SingleOperations:
+    """The single operations of one engine that have begun and not ended."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._options = engine.options
+        self._loop = asyncio.get_running_loop()
+        self.now = engine.now
+        self._resp_links: dict[tuple[str, str], RespLink] = {}  # by the addresses for gRPC and RESP
+        self._queues: dict[tuple[str, int, bool, bool, Durability], NodeQueue] = {}
+        self._live: set[PendingOperation] = set()  # ``max_pending`` at most
+        self._deadlines = Deadlines(self.now)  # of those that are live
+
+    @property
+    def resp_links(self) -> list[RespLink]:
+        """Every node's link by RESP."""
+        return [*self._resp_links.values()]
+
+    async def close(self) -> None:
+        """Close the links by RESP, then end every operation."""
+        await asyncio.gather(*[link.close() for link in self._resp_links.values()])
+        for single in list(self._live):
+            sent = UnknownFateError(reason="the client was closed before the answer came")
+            single.fail(sent if single.sent and single.write else ClientClosedError())
+        self._deadlines.close()
+
+    def routing(self) -> Routing:
+        """Return the current routing. From any thread."""
+        return self._engine.routing()
+
+    def watch_answers(self) -> None:
+        """Look after nodes that do not answer."""
+        self._engine.watch_answers()
+
+    def redirect(self, addresses: set[str]) -> None:
+        """Send what is queued for these nodes, and not sent, to who serves its partitions now."""
+        queues: list[NodeQueue | RespLink]
+        queues = [*self._queues.values(), *self._resp_links.values()]
+        for queue in queues:
+            if queue.address in addresses:
+                self.send_again(queue.drain())
+
+    def make(
+        self,
+        target: Target,
+        kind: Kind,
+        key: BytesLike,
+        *,
+        timeout_ms: int | None,
+        value: BytesLike = b"",
+        ttl_ms: int | None = None,
+        by: int = 0,
+        if_version: int | None = None,
+        retry_unknown: bool | None = None,
+        durability: Durability = "all_in_sync",
+    ) -> PendingOperation:
+        """Check the arguments and return the operation, ready for ``submit``. From any thread."""
+        routing = self.routing()
+        key = limits.check_key(key)
+        value = limits.check_value(value, target.settings(routing).max_value_bytes)
+        limits.check_ttl(ttl_ms)
+        limits.check_increment(by)
+        limits.check_version(if_version)
+        limits.check_durability(durability)
+        timeout_ms = self._engine.timeout_ms(timeout_ms)
+        if retry_unknown is None:
+            retry_unknown = self._options.retry_unknown
+        return PendingOperation(
+            kind,
+            key,
+            target.partitioner.partition_of(key),
+            keyspace_id=target.keyspace_id,
+            deadline=self.now() + timeout_ms / 1000,
+            timeout_ms=timeout_ms,
+            value=value,
+            ttl_ms=ttl_ms,
+            by=by,
+            if_version=if_version,
+            retry_unknown=retry_unknown,
+            durability=durability,
+            request=request_ids.given(),
+        )
+
+    def submit(
+        self,
+        single: PendingOperation,
+        waiter: Callable[[PendingOperation], None],
+        failure: KoinonError | None = None,
+    ) -> None:
+        """Begin an operation; ``waiter`` is called with it, once, when it has ended. ``failure`` is
+        what an attempt came to that a thread has made.
+
+        Raises:
+            ResourceExhaustedError: ``max_pending`` operations are under way.
+        """
+        direct = self._engine.pools.in_use if self._engine.pools is not None else 0
+        if len(self._live) + direct >= self._options.max_pending:
+            raise ResourceExhaustedError(
+                resource="client operations under way", limit=self._options.max_pending
+            )
+        if self._engine.closed:
+            raise ClientClosedError()
+        self._live.add(single)
+        single.waiter = waiter
+        single.on_done = self._ended
+        self._deadlines.add(single)
+        if failure is None:
+            self._enqueue(single)
+        else:
+            self.settle_failed([(single, failure)])
+
+    def _ended(self, single: PendingOperation) -> None:
+        self._live.discard(single)
+        self._deadlines.discard(single)
+        single.waiter(single)
+
+    def abandon(self, single: PendingOperation) -> None:
+        """The caller has gone. Unsent, the operation is dropped; sent, its batch goes on."""
+        if not single.done:
+            single.abandon()
+            self._live.discard(single)
+            self._deadlines.discard(single)
+
+    def _enqueue(self, single: PendingOperation) -> None:
+        routing = self.routing()
+        address = routing.owner_of[single.partition_id]
+        if not address:
+            error = routing.offline(single.partition_id)
+            self._settle([single], error, routing.revision)
+            return
+        if not single.keyspace_id:
+            link = self._resp_link(address, routing)
+            if link is not None and link.add(single):
+                return
+        kind = address, single.keyspace_id, single.write, single.update, single.durability
+        queue = self._queues.get(kind)
+        if queue is None:
+            queue = self._queues[kind] = NodeQueue(
+                address,
+                write=single.write,
+                update=single.update,
+                durability=single.durability,
+                rows_max=_ROWS_MAX,
+                bytes_max=self._options.batch_bytes,
+            )
+        queue.add(single)
+        self._flush_soon(queue)
+
+    def _resp_link(self, address: str, routing: Routing) -> RespLink | None:
+        """Return the node's link by RESP, if it offers that and may be asked so."""
+        listener = routing.redis_addresses.get(address)
+        if listener is None or self._options.transport == "grpc":
+            return None
+        link = self._resp_links.get((address, listener))
+        if link is None:
+            link = RespLink(
+                address,
+                listener,
+                self._engine.cluster_id,
+                self,
+                self._engine.pools,
+                self._engine.dialing,
+            )
+            self._resp_links[address, listener] = link
+        return link
+
+    def send_again(self, singles: Sequence[PendingOperation]) -> None:
+        """These were not sent: route them anew."""
+        for single in singles:
+            if not self._engine.closed:
+                self._enqueue(single)
+
+    def _flush_soon(self, queue: NodeQueue) -> None:
+        """Send at the end of this turn of the loop, so that operations begun in it go along."""
+        if not queue.flush_due and queue.in_flight < self._options.singles_in_flight:
+            queue.flush_due = True
+            self._loop.call_soon(self._flush, queue)
+
+    def _flush(self, queue: NodeQueue) -> None:
+        queue.flush_due = False
+        link = self._engine.link(queue.address)
+        while (
+            len(queue)
+            and queue.in_flight < self._options.singles_in_flight
+            and not self._engine.closed
+        ):
+            if not link.ready():
+                queue.flush_due = True  # by the connection
+                self._engine.spawn(self._flush_connected(queue, link))
+                return
+            batch = queue.take()
+            if batch:
+                queue.in_flight += 1
+                self._engine.spawn(self._exchange(queue, link, batch))
+
+    async def _flush_connected(self, queue: NodeQueue, link: Link) -> None:
+        connected = await link.connect_soon()
+        if connected:
+            self._flush(queue)
+            return
+        queue.flush_due = False
+        self._settle(queue.drain(), link.not_sent(), self._engine.router.revision)
+
+    async def _exchange(self, queue: NodeQueue, link: Link, batch: list[PendingOperation]) -> None:
+        routing = self.routing()
+        request_ids.adopt(_named(batch))
+        left_s = max([single.deadline for single in batch]) - self.now()
+        timeout_s = attempt_timeout_s(left_s, write=queue.write)
+        outcome: ReadReply | WriteReply | UpdateReply | KoinonError
+        self.watch_answers()
+        try:
+            if queue.update:
+                outcome = await link.update(single_updates(batch, routing), timeout_s)
+            elif queue.write:
+                outcome = await link.write(single_writes(batch, routing), timeout_s)
+            else:
+                outcome = await link.read(single_reads(batch, routing), timeout_s)
+                too_large = isinstance(outcome, ReplyTooLargeError)
+                queue.on_reply_size(len(batch), too_large)
+        finally:
+            queue.in_flight -= 1
+        self._settle(batch, outcome, routing.revision)
+        self._flush_soon(queue)
+
+    def settle_failed(self, failed: Failed) -> None:
+        """End operations that were sent each by itself and not served, or send them again."""
+        by_revision: dict[int, Failed] = {}
+        for single, error in failed:
+            by_revision.setdefault(single.revision, []).append((single, error))
+        for revision, group in by_revision.items():
+            parked = settle_failed(
+                group,
+                revision=revision,
+                router=self._engine.router,
+                policy=self._engine.policy,
+                random=self._engine.random,
+            )
+            self._park(parked, revision)
+
+    def _settle(
+        self,
+        batch: Sequence[PendingOperation],
+        outcome: ReadReply | WriteReply | UpdateReply | KoinonError,
+        revision: int,
+    ) -> None:
+        parked = settle_singles(
+            batch,
+            outcome,
+            revision=revision,
+            router=self._engine.router,
+            policy=self._engine.policy,
+            random=self._engine.random,
+        )
+        self._park(parked, revision)
+
+    def _park(self, parked: Deferred | None, revision: int) -> None:
+        """Let operations wait for news, if any are to go again, after outcomes under ``revision``
+        were learned from.
+        """
+        self._engine.wake_on_news(revision)
+        if parked is not None:
+            self._engine.discovery.on_news(
+                lambda: self._resume(parked),
+                parked.again,
+                parked.revision,
+                [single.partition_id for single in parked.singles],
+            )
+
+    def _resume(self, parked: Deferred) -> None:
+        """Send operations on their way again; where the partition has changed, back-off begins
+        anew.
+        """
+        if self._engine.closed:
+            return
+        routing = self.routing()
+        for single in parked.singles:
+            if not single.done:
+                if routing.changed_since([single.partition_id], parked.revision):
+                    single.attempt = 0
+                self._enqueue(single)
+
+
+def _named(batch: Sequence[PendingOperation]) -> request_ids.RequestId:
+    """Let all go under the id of the first that has one; return it."""
+    request: request_ids.RequestId | None
+    request = next((single.request for single in batch if single.request is not None), None)
+    if request is None:
+        request = request_ids.RequestId()
+    for single in batch:
+        single.request = request
+    return request

@@ -1,0 +1,48 @@
+"""A RESP transaction: the commands queued since MULTI, bounded as an atomic batch is. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from koinon_node.resp.errors import RefusedError
+from koinon_proto.contract.table import MAX_ATOMIC_BYTES, MAX_ATOMIC_OPERATIONS
+
+if TYPE_CHECKING:
+    from koinon_node.resp.commands.table import Arguments, Spec
+
+WATCHED_MAX: Final = MAX_ATOMIC_OPERATIONS
+_OBJECT_BYTES: Final = 64  # of Python, for each argument
+
+
+class Transaction:
+    """Commands that EXEC will carry out."""
+
+    def __init__(self) -> None:
+        self.queued: list[tuple[Spec, Arguments]] = []
+        self.is_spoilt = False  # one was refused: nothing of it is carried out
+        self.held_bytes = 0
+        self._operations = 0
+        self._bytes = 0
+
+    def add(self, spec: Spec, arguments: Arguments, keys: Sequence[bytes]) -> None:
+        """Queue a command with these keys.
+
+        Raises:
+            RefusedError: there is no room.
+        """
+        operations = self._operations + max(1, len(keys))
+        size = self._bytes + sum(map(len, arguments))
+        if operations > MAX_ATOMIC_OPERATIONS or size > MAX_ATOMIC_BYTES:
+            raise RefusedError(
+                f"ERR a transaction has {MAX_ATOMIC_OPERATIONS:,} operations and "
+                f"{MAX_ATOMIC_BYTES // 1024**2} MiB of arguments at most"
+            )
+        self._operations, self._bytes = operations, size
+        self.held_bytes += sum(map(len, arguments)) + _OBJECT_BYTES * len(arguments)
+        self.queued.append((spec, arguments))
+
+
+def held_by_watches(watched: Mapping[bytes, int]) -> int:
+    """Return the bytes that watched keys take."""
+    return sum(map(len, watched)) + 2 * _OBJECT_BYTES * len(watched)

@@ -1,0 +1,214 @@
+"""Keyspaces: named rooms of keys with partitions and rules of their own. Pure.
+
+A keyspace is a contiguous range of partition ids, ``[base, base + partition_count)``, and settings.
+Partition ids are the cluster's, so records, replication, moves and loads need nothing more to keep
+keyspaces apart: a key lies in a partition, and a partition lies in one keyspace. The keyspace
+``default`` is there from the beginning; its range begins with 0 and its count never changes. Its
+settings are those of the cluster, so that builds that know no keyspaces read them where they were.
+
+An id names one keyspace for ever. A name or a range of partitions may come back for another one, so
+requests name the id beside the partitions: one that means a keyspace of the past is refused, and
+never touches the keyspace that has its partitions now.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, NewType
+
+from koinon_proto.contract.errors import InvalidArgumentError, UnknownKeyspaceError
+
+if TYPE_CHECKING:
+    from koinon_proto.contract.table import ClusterConfig, PartitionRow
+
+KeyspaceId = NewType("KeyspaceId", int)
+"""A keyspace's number: given at its creation, from 1 up, never again; 0 is ``default``."""
+
+ALTERABLE = (
+    "replication_factor",
+    "min_in_sync",
+    "max_value_bytes",
+    "pool",
+    "default_ttl_ms",
+    "max_ttl_ms",
+)
+"""The settings that an operator can change later; the others are chosen once."""
+DEFAULT = "default"
+DEFAULT_ID = KeyspaceId(0)
+KEYSPACES_MAX = 1_000
+"""Beside ``default``, those that are being dropped included: everybody is sent all of them."""
+NAME_CHARS_MAX = 64
+_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Keyspace:
+    """One keyspace. ``min_in_sync`` is for rows that have all their replicas (``min_in_sync_of``).
+
+    ``pool``: its replicas lie on nodes of this pool; "" is a pool as well. ``is_dropping``: it is
+    gone for everybody, and nodes still erase its copies. ``default_ttl_ms`` and ``max_ttl_ms``: see
+    ``unnamed_ttl_ms``; 0: there is none.
+    """
+
+    keyspace_id: KeyspaceId
+    name: str
+    base: int
+    partition_count: int
+    partitioner: str
+    partitioner_fingerprint: bytes = b""
+    replication_factor: int
+    min_in_sync: int
+    max_value_bytes: int
+    pool: str = ""
+    is_dropping: bool = False
+    default_ttl_ms: int = 0
+    max_ttl_ms: int = 0
+
+    @property
+    def partition_ids(self) -> range:
+        """The ids of its partitions."""
+        return range(self.base, self.base + self.partition_count)
+
+    @property
+    def unnamed_ttl_ms(self) -> int:
+        """The time to live of a record that is written without one: the default, or the maximum,
+        which nothing that is written may exceed; 0: it never expires.
+        """
+        return self.default_ttl_ms or self.max_ttl_ms
+
+    def min_in_sync_among(self, replicas: int) -> int:
+        """Return how many in-sync replicas a write needs where there are so many replicas.
+
+        ``min_in_sync``, or less where there are fewer replicas than wanted: half of them, rounded
+        up, or all but as many as may fail by the settings, if that is more. So a row that is only
+        on its way to more replicas, or back from there, is served meanwhile.
+        """
+        may_fail = self.replication_factor - self.min_in_sync
+        return max(1, min(self.min_in_sync, max((replicas + 1) // 2, replicas - may_fail)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeyspaceList:
+    """What the table carries of keyspaces: those beside ``default``, by ``base``, and an entry for
+    ``default`` once it has settings that a cluster's configuration has no place for.
+    ``changed_at``: the table version of the last change.
+    """
+
+    changed_at: int = 0
+    keyspaces: tuple[Keyspace, ...] = ()
+
+
+NO_KEYSPACES = KeyspaceList()
+
+
+class Keyspaces:
+    """All keyspaces of a cluster, ``default`` included, by name, id and partition. Immutable."""
+
+    def __init__(self, cluster: ClusterConfig, known: KeyspaceList = NO_KEYSPACES) -> None:
+        others = [k for k in known.keyspaces if k.keyspace_id != DEFAULT_ID]
+        own = next((k for k in known.keyspaces if k.keyspace_id == DEFAULT_ID), None)
+        self.default = default_keyspace(cluster, own)
+        self._all = (self.default, *sorted(others, key=lambda k: k.base))
+
+    def __iter__(self) -> Iterator[Keyspace]:
+        """Those that can be used, by ``base``."""
+        return (keyspace for keyspace in self._all if not keyspace.is_dropping)
+
+    def __len__(self) -> int:
+        return sum(not keyspace.is_dropping for keyspace in self._all)
+
+    @property
+    def all(self) -> tuple[Keyspace, ...]:
+        """Those that are being dropped included, by ``base``."""
+        return self._all
+
+    @property
+    def dropping(self) -> tuple[Keyspace, ...]:
+        """Those of which nodes still erase copies."""
+        return tuple(keyspace for keyspace in self._all if keyspace.is_dropping)
+
+    @cached_property
+    def _by_name(self) -> dict[str, Keyspace]:
+        return {keyspace.name: keyspace for keyspace in self}
+
+    @cached_property
+    def _by_id(self) -> dict[int, Keyspace]:
+        return {keyspace.keyspace_id: keyspace for keyspace in self._all}
+
+    @cached_property
+    def _bases(self) -> list[int]:
+        return [keyspace.base for keyspace in self._all]
+
+    def get(self, name: str) -> Keyspace | None:
+        """The keyspace of this name; "" is ``default``. None: there is none, or it is dropped."""
+        return self._by_name.get(name) if name else self.default
+
+    def by_id(self, keyspace_id: int) -> Keyspace | None:
+        """The keyspace with this id, if it is not gone entirely."""
+        return self._by_id.get(keyspace_id)
+
+    def named(self, name: str) -> Keyspace:
+        """Return the keyspace of this name; "" is ``default``.
+
+        Raises:
+            UnknownKeyspaceError: there is none.
+        """
+        found = self.get(name)
+        if found is None:
+            raise UnknownKeyspaceError(keyspace=name)
+        return found
+
+    def of(self, partition_id: int) -> Keyspace | None:
+        """Return the keyspace that the partition lies in, also one that is being dropped."""
+        found = self._all[max(bisect_right(self._bases, partition_id) - 1, 0)]
+        return found if partition_id in found.partition_ids else None
+
+    def min_in_sync(self, row: PartitionRow) -> int:
+        """Return how many in-sync replicas a write to the row needs; ``in_sync`` never shrinks
+        below. It counts by the replicas that the row had before the move under way, or has after
+        it, if these are fewer.
+        """
+        keyspace = self.of(row.partition_id)
+        fewest = min(len(row.settled), len(row.target))
+        return keyspace.min_in_sync_among(fewest) if keyspace is not None else 1
+
+    def free_base(self, count: int, end: int) -> int | None:
+        """Return where ``count`` partitions that no keyspace has begin, the first place below
+        ``end`` in which they fit; None: there is none.
+        """
+        base = 0
+        for keyspace in self._all:
+            if keyspace.base - base >= count:
+                return base
+            base = keyspace.base + keyspace.partition_count
+        return base if base + count <= end else None
+
+
+def default_keyspace(cluster: ClusterConfig, own: Keyspace | None = None) -> Keyspace:
+    """Return the keyspace ``default``, with what ``own`` has beyond the cluster's configuration."""
+    shared = {
+        field.name: getattr(cluster, field.name)
+        for field in fields(Keyspace)
+        if hasattr(cluster, field.name)
+    }
+    if own is not None:
+        return replace(own, **shared)
+    return Keyspace(keyspace_id=DEFAULT_ID, name=DEFAULT, base=0, **shared)
+
+
+def check_keyspace_name(name: str, field: str = "keyspace") -> None:
+    """Raise InvalidArgumentError unless a keyspace may have this name."""
+    if len(name) > NAME_CHARS_MAX:
+        raise InvalidArgumentError(
+            field=field, reason="too long", limit=NAME_CHARS_MAX, actual=len(name)
+        )
+    if not _NAME.fullmatch(name):
+        raise InvalidArgumentError(
+            field=field,
+            reason=f"{name!r} must begin with a small letter or a digit, and have only these, "
+            "'_', '.' and '-'",
+        )
