@@ -142,7 +142,7 @@ class Servers:
         node, coordinator = self.process_of_node, self.process_of_coordinator
         assert node is not None
         assert coordinator is not None
-        coordinator.state._access = access.state  # as a command would
+        coordinator.state._data.access = access.state  # as a command would
         node.state.access = self.access = access
 
     def _run(self) -> None:
