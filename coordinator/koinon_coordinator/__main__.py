@@ -22,9 +22,9 @@ from koinon_coordinator.config import (
     parse_members,
 )
 from koinon_coordinator.server import serve
+from koinon_proto.contract.cluster_errors import DataDirectoryError
 from koinon_proto.contract.errors import (
     ConfigurationError,
-    DataDirectoryError,
     InvalidArgumentError,
     KoinonError,
     UnsupportedVersionError,

@@ -26,13 +26,8 @@ from koinon_coordinator.raft import (
 )
 from koinon_coordinator.state_machine import ReplicatedState
 from koinon_proto.contract.access import Access
-from koinon_proto.contract.errors import (
-    ConfigurationError,
-    KoinonError,
-    MembershipChangeError,
-    NotLeaderError,
-    UnavailableError,
-)
+from koinon_proto.contract.cluster_errors import MembershipChangeError, NotLeaderError
+from koinon_proto.contract.errors import ConfigurationError, KoinonError, UnavailableError
 from koinon_proto.contract.table import ClusterConfig, Table
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,8 @@ from koinon_coordinator.coordinator import Coordinator
 from koinon_coordinator.metrics import coordinator_metrics
 from koinon_coordinator.raft import GrpcRaftTransport
 from koinon_coordinator.services.cluster_services import SERVICES, add_services
-from koinon_proto.contract.errors import ConfigurationError, DataDirectoryError
+from koinon_proto.contract.cluster_errors import DataDirectoryError
+from koinon_proto.contract.errors import ConfigurationError
 from koinon_proto.process import stopping
 from koinon_proto.security.exposure import warn_of_strangers
 from koinon_proto.security.gate import Gate

@@ -16,10 +16,9 @@ import uvloop
 from koinon_node.config import NodeConfig
 from koinon_node.node import Node
 from koinon_node.store_config import DEFAULT_MAP_SIZE_BYTES, KEPT_BYTES, StoreConfig
+from koinon_proto.contract.cluster_errors import DataDirectoryError, DuplicateNodeError
 from koinon_proto.contract.errors import (
     ConfigurationError,
-    DataDirectoryError,
-    DuplicateNodeError,
     InvalidArgumentError,
     KoinonError,
     PartitionerMismatchError,

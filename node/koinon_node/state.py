@@ -18,11 +18,11 @@ from koinon_node.core.membership.lease import NO_LEASE, Lease
 from koinon_node.core.records import BoolArray, U32Array
 from koinon_node.core.wall_time import WallTime
 from koinon_proto.contract.access import Access
+from koinon_proto.contract.cluster_errors import LoadClosedError
 from koinon_proto.contract.errors import (
     ClusterNotReadyError,
     KoinonError,
     LeaseExpiredError,
-    LoadClosedError,
     PartitionOfflineError,
     TableBehindError,
 )

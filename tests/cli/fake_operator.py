@@ -19,7 +19,7 @@ from koinon_coordinator.core.decide.access import check_change
 from koinon_coordinator.services.admin_service import _access_change
 from koinon_proto.contract import convert
 from koinon_proto.contract.access import AccessState
-from koinon_proto.contract.errors import (
+from koinon_proto.contract.cluster_errors import (
     LoadClosedError,
     MembershipChangeError,
     NotLeaderError,

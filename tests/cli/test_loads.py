@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 from koinon.cli.app import make_app
 from koinon.cli.console import output, progress
 from koinon.cli.operate import following
-from koinon_proto.contract.errors import LoadClosedError, UnavailableError
+from koinon_proto.contract.cluster_errors import LoadClosedError
+from koinon_proto.contract.errors import UnavailableError
 from koinon_proto.v1 import loads_pb2
 from tests.cli.fake_operator import FakeOperator
 

@@ -10,11 +10,10 @@ import grpc
 import pytest
 
 from koinon.operate.bulk_loads import LoadMode, LoadsClient, LoadState, LoadView, StreamBatch
+from koinon_proto.contract.cluster_errors import LoadClosedError, NotLeaderError
 from koinon_proto.contract.errors import (
     ConfigurationError,
     KoinonError,
-    LoadClosedError,
-    NotLeaderError,
     ResourceExhaustedError,
     UnavailableError,
     UnknownFateError,

@@ -11,12 +11,12 @@ from typing import Any
 import grpc
 
 from koinon_proto.contract import convert
-from koinon_proto.contract.errors import (
-    KoinonError,
+from koinon_proto.contract.cluster_errors import (
     NodeFencedError,
     NotLeaderError,
     RegistrationPendingError,
 )
+from koinon_proto.contract.errors import KoinonError
 from koinon_proto.contract.table import Table, apply_update
 from koinon_proto.server.rpc import CHANNEL_OPTIONS, error_of
 from koinon_proto.v1 import (

@@ -12,15 +12,13 @@ from koinon_coordinator.coordinator import Coordinator
 from koinon_coordinator.core.cluster.commands import AlterPartitions
 from koinon_coordinator.core.decide.registrations import CHANGES_MAX
 from koinon_proto.contract import convert
+from koinon_proto.contract.cluster_errors import NodeFencedError, NotLeaderError, UnknownNodeError
 from koinon_proto.contract.errors import (
     InvalidArgumentError,
     KoinonError,
-    NodeFencedError,
-    NotLeaderError,
     ResourceExhaustedError,
     UnavailableError,
     UnknownFateError,
-    UnknownNodeError,
     WrongClusterError,
 )
 from koinon_proto.contract.table import NodeId, PartitionStatus, apply_update

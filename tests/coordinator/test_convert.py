@@ -74,8 +74,9 @@ from koinon_proto.contract.access import (
     User,
 )
 from koinon_proto.contract.bulk_loads import LoadMode, StreamBatch
+from koinon_proto.contract.cluster_errors import DataDirectoryError
 from koinon_proto.contract.codec import Codec
-from koinon_proto.contract.errors import DataDirectoryError, UnsupportedVersionError
+from koinon_proto.contract.errors import UnsupportedVersionError
 from koinon_proto.contract.keyspaces import Keyspace, KeyspaceId
 from koinon_proto.contract.table import (
     NO_NODE,

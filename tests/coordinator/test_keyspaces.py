@@ -32,11 +32,8 @@ from koinon_coordinator.core.decide.layouts import PlanKind, PlanWish, accepted,
 from koinon_coordinator.wire.convert import image_from_bytes, image_to_bytes
 from koinon_proto.contract import convert
 from koinon_proto.contract.bulk_loads import LoadMode
-from koinon_proto.contract.errors import (
-    InvalidArgumentError,
-    KeyspaceChangeError,
-    UnknownKeyspaceError,
-)
+from koinon_proto.contract.cluster_errors import KeyspaceChangeError
+from koinon_proto.contract.errors import InvalidArgumentError, UnknownKeyspaceError
 from koinon_proto.contract.keyspaces import Keyspace, KeyspaceId, Keyspaces
 from koinon_proto.contract.table import (
     MAX_TTL_MS,

@@ -17,14 +17,12 @@ from koinon_coordinator.core.cluster.commands import (
     RegisterNode,
 )
 from koinon_coordinator.core.decide.registrations import Registration
-from koinon_proto.contract.errors import (
-    KoinonError,
+from koinon_proto.contract.cluster_errors import (
     NodeFencedError,
     NotLeaderError,
     RegistrationPendingError,
-    ResourceExhaustedError,
-    WrongClusterError,
 )
+from koinon_proto.contract.errors import KoinonError, ResourceExhaustedError, WrongClusterError
 from koinon_proto.contract.table import NodeNumber, NodeStatus, PartitionStatus
 from tests.kit.waiting import until
 

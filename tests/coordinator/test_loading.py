@@ -25,10 +25,10 @@ from koinon_coordinator.core.decide.bulk_loads import (
     load_in,
 )
 from koinon_proto.contract.bulk_loads import LOAD_TIMEOUT_MS, LoadMode, LoadState, StreamBatch
+from koinon_proto.contract.cluster_errors import LoadClosedError
 from koinon_proto.contract.errors import (
     ClusterNotReadyError,
     InvalidArgumentError,
-    LoadClosedError,
     PartitionOfflineError,
     ResourceExhaustedError,
 )

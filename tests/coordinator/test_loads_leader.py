@@ -12,13 +12,8 @@ import pytest
 from koinon_coordinator.core.cluster.commands import AbortLoad, CommitLoad, LoadOutcome, OpenLoad
 from koinon_coordinator.core.decide.bulk_loads import LoadWish
 from koinon_proto.contract.bulk_loads import LoadMode, LoadState
-from koinon_proto.contract.errors import (
-    LoadClosedError,
-    NotLeaderError,
-    ResourceExhaustedError,
-    UnknownFateError,
-    WrongClusterError,
-)
+from koinon_proto.contract.cluster_errors import LoadClosedError, NotLeaderError
+from koinon_proto.contract.errors import ResourceExhaustedError, UnknownFateError, WrongClusterError
 from tests.kit.waiting import until
 
 from .load_states import ABORTED, DONE, MERGING, OPEN, commit_load, small_state

@@ -21,10 +21,10 @@ from koinon_proto.contract.bulk_loads import (
     LoadState,
     StreamBatch,
 )
+from koinon_proto.contract.cluster_errors import LoadClosedError
 from koinon_proto.contract.errors import (
     ClusterNotReadyError,
     InvalidArgumentError,
-    LoadClosedError,
     PartitionOfflineError,
     WrongClusterError,
 )

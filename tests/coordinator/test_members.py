@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from koinon_coordinator.coordinator import check_listens
-from koinon_proto.contract.errors import MembershipChangeError
+from koinon_proto.contract.cluster_errors import MembershipChangeError
 
 
 @pytest.mark.parametrize(

@@ -26,14 +26,16 @@ from koinon_coordinator.core.decide.layouts import (
 from koinon_coordinator.core.decide.move_scheduler import Progress, Stage
 from koinon_coordinator.metrics import bytes_remaining
 from koinon_coordinator.wire.convert import command_from_bytes
-from koinon_proto.contract.errors import (
-    ConfigurationError,
+from koinon_proto.contract.cluster_errors import (
     MembershipChangeError,
     NotLeaderError,
     PlanStaleError,
+    UnknownNodeError,
+)
+from koinon_proto.contract.errors import (
+    ConfigurationError,
     ResourceExhaustedError,
     UnknownFateError,
-    UnknownNodeError,
 )
 from koinon_proto.contract.table import NodeNumber, NodeStatus
 from tests.kit.waiting import until

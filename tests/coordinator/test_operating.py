@@ -36,14 +36,16 @@ from koinon_coordinator.core.decide.operations import (
 from koinon_coordinator.core.planning.planner import Layout, Plan, PlannedMove
 from koinon_coordinator.raft import RaftConfig
 from koinon_coordinator.wire.convert import command_to_bytes
+from koinon_proto.contract.cluster_errors import (
+    MembershipChangeError,
+    PlanStaleError,
+    UnknownNodeError,
+)
 from koinon_proto.contract.errors import (
     ClusterNotReadyError,
     InvalidArgumentError,
     KoinonError,
-    MembershipChangeError,
-    PlanStaleError,
     UnavailableError,
-    UnknownNodeError,
 )
 from koinon_proto.contract.table import MoveSettings, NodeNumber, NodeStatus, PartitionId
 

@@ -16,7 +16,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from koinon_proto.contract.errors import KoinonError, NotLeaderError
+from koinon_proto.contract.cluster_errors import NotLeaderError
+from koinon_proto.contract.errors import KoinonError
 from koinon_proto.v1 import admin_pb2, membership_pb2
 from tests.kit.addresses import free_addresses
 from tests.kit.waiting import until

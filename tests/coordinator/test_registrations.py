@@ -16,14 +16,13 @@ from koinon_coordinator.core.decide.registrations import (
     decide_registration,
 )
 from koinon_coordinator.core.decide.sessions import Sessions
-from koinon_proto.contract.errors import (
+from koinon_proto.contract.cluster_errors import (
     DuplicateNodeError,
-    InvalidArgumentError,
     NodeFencedError,
     RegistrationPendingError,
-    ResourceExhaustedError,
     UnknownNodeError,
 )
+from koinon_proto.contract.errors import InvalidArgumentError, ResourceExhaustedError
 from koinon_proto.contract.table import NodeNumber, NodeStatus
 
 from .support import TIMING, bootstrapped, cluster_config, fence, register, request

@@ -26,19 +26,21 @@ from koinon_coordinator.services.cluster_services import SERVICES, _bound_exposu
 from koinon_coordinator.wire.updates import UpdateCache
 from koinon_proto.contract import convert
 from koinon_proto.contract.access import AccessState, make_token
-from koinon_proto.contract.errors import (
-    ClusterNotReadyError,
-    ConditionFailedError,
-    ConfigurationError,
+from koinon_proto.contract.cluster_errors import (
     DataDirectoryError,
     DuplicateNodeError,
-    InvalidArgumentError,
     MembershipChangeError,
     NodeFencedError,
     PlanStaleError,
     RegistrationPendingError,
-    UnavailableError,
     UnknownNodeError,
+)
+from koinon_proto.contract.errors import (
+    ClusterNotReadyError,
+    ConditionFailedError,
+    ConfigurationError,
+    InvalidArgumentError,
+    UnavailableError,
     UnsupportedVersionError,
     WrongClusterError,
 )

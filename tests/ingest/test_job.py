@@ -14,7 +14,8 @@ from koinon.ingest.job import Job
 from koinon.ingest.progress import Phase, Snapshot
 from koinon.ingest.settings import Settings
 from koinon.operate.bulk_loads import LoadsClient, LoadState, LoadView
-from koinon_proto.contract.errors import LoadClosedError, UnavailableError
+from koinon_proto.contract.cluster_errors import LoadClosedError
+from koinon_proto.contract.errors import UnavailableError
 from tests.ingest.test_progress import view
 
 pytest.importorskip("pyspark", reason="the spark extra is not installed")

@@ -22,7 +22,8 @@ from koinon.operate.admin import Admin
 from koinon.operate.bulk_loads import LoadsClient, LoadState
 from koinon.operate.moves import PlanKind, PlanRequest
 from koinon.spark.writing.jobs import Commit
-from koinon_proto.contract.errors import InvalidArgumentError, LoadClosedError
+from koinon_proto.contract.cluster_errors import LoadClosedError
+from koinon_proto.contract.errors import InvalidArgumentError
 from tests.conftest import ClusterFactory
 from tests.integration.copies import assert_copies_are_identical, is_settled
 from tests.integration.loading import Load, readable, rows_of, wait_until_clean

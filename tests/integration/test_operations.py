@@ -16,7 +16,7 @@ from koinon.client import Client
 from koinon.local import LocalCluster
 from koinon.operate.admin import Admin, ClusterStatus
 from koinon.operate.moves import PlanKind, PlanRequest
-from koinon_proto.contract.errors import PlanStaleError
+from koinon_proto.contract.cluster_errors import PlanStaleError
 from koinon_proto.contract.table import NodeStatus, OfflineReason, PartitionStatus
 from tests.checkers.load import RecordedLoad
 from tests.conftest import ClusterFactory

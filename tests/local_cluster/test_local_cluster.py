@@ -19,7 +19,7 @@ from koinon.local import LocalCluster, files
 from koinon.local.files import LocalClusterError
 from koinon.local.processes import ProcessState, identify
 from koinon.operate.admin import Admin
-from koinon_proto.contract.errors import DataDirectoryError
+from koinon_proto.contract.cluster_errors import DataDirectoryError
 from koinon_proto.contract.table import NodeStatus
 from tests.conftest import ClusterFactory
 from tests.kit.clusters import running_cluster

@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Callable
 
 from koinon.operate.moves import PlanKind, PlanRequest
-from koinon_proto.contract.errors import KoinonError, PlanStaleError
+from koinon_proto.contract.cluster_errors import PlanStaleError
+from koinon_proto.contract.errors import KoinonError
 from koinon_proto.contract.table import NodeStatus
 from tests.nemesis.cluster import CLIENTS, NemesisCluster
 from tests.nemesis.journal import Journal

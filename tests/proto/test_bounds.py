@@ -14,12 +14,8 @@ from google.protobuf.message_factory import GetMessageClass
 
 import koinon_proto.v1
 from koinon_proto.contract import bounds, convert
-from koinon_proto.contract.errors import (
-    InternalError,
-    InvalidArgumentError,
-    RegistrationPendingError,
-    UnavailableError,
-)
+from koinon_proto.contract.cluster_errors import RegistrationPendingError
+from koinon_proto.contract.errors import InternalError, InvalidArgumentError, UnavailableError
 from koinon_proto.v1 import errors_pb2, membership_pb2, raft_pb2, table_pb2
 
 NUMBERS = {

@@ -9,18 +9,18 @@ from typing import Any, cast
 
 import pytest
 
-from koinon_proto.contract import convert, errors
+from koinon_proto.contract import cluster_errors, convert, errors
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.v1 import errors_pb2
 
 ALL = [
     cls
-    for cls in vars(errors).values()
+    for cls in {**vars(errors), **vars(cluster_errors)}.values()
     if isinstance(cls, type) and issubclass(cls, KoinonError) and is_dataclass(cls)
 ]
 LOCAL_ONLY = {
     errors.ClientClosedError,
-    errors.DataDirectoryError,
+    cluster_errors.DataDirectoryError,
     errors.ForkedError,
     errors.NobodyListensError,
     errors.NotSentError,

@@ -10,10 +10,9 @@ import grpc
 import pytest
 
 from koinon_proto.contract import convert
+from koinon_proto.contract.cluster_errors import LoadClosedError, NotLeaderError
 from koinon_proto.contract.errors import (
     KoinonError,
-    LoadClosedError,
-    NotLeaderError,
     NotSentError,
     ResourceExhaustedError,
     UnavailableError,

@@ -12,7 +12,7 @@ import grpc
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from koinon_proto.contract import convert, errors, request_ids
+from koinon_proto.contract import cluster_errors, convert, errors, request_ids
 from koinon_proto.contract.errors import ConditionFailedError, KoinonError, NotPrimaryError
 from koinon_proto.contract.request_ids import CHARS_MAX, KEY, Metadata
 from koinon_proto.server import request_metrics, requests, rpc
@@ -115,7 +115,7 @@ def samples() -> dict[tuple[str, ...], float]:
         (kv_pb2.BatchGetResponse(), "ok"),
         (NOT_PRIMARY, "not_primary"),
         (errors.UnknownFateError(reason="x"), "unknown_fate"),
-        (errors.DataDirectoryError(path="x", reason="y"), "internal"),
+        (cluster_errors.DataDirectoryError(path="x", reason="y"), "internal"),
         (ZeroDivisionError(), "internal"),
         (
             kv_pb2.BatchGetResponse(

@@ -19,11 +19,8 @@ from koinon_coordinator.raft import (
     ProposalUnknownError,
     StorageFailedError,
 )
-from koinon_proto.contract.errors import (
-    InvalidArgumentError,
-    MembershipChangeError,
-    NotLeaderError,
-)
+from koinon_proto.contract.cluster_errors import MembershipChangeError, NotLeaderError
+from koinon_proto.contract.errors import InvalidArgumentError
 from koinon_proto.process.clock import boottime
 from tests.kit.waiting import run, until
 

@@ -17,9 +17,7 @@ from koinon_coordinator.raft import (
     RaftMember,
     StoreChangedError,
 )
-from koinon_proto.contract.errors import (
-    DataDirectoryError,
-)
+from koinon_proto.contract.cluster_errors import DataDirectoryError
 from tests.kit.addresses import free_address
 from tests.kit.waiting import run, until
 

@@ -29,7 +29,8 @@ from koinon_coordinator.raft import (
 from koinon_coordinator.raft import (
     storage as storage_module,
 )
-from koinon_proto.contract.errors import DataDirectoryError, UnsupportedVersionError
+from koinon_proto.contract.cluster_errors import DataDirectoryError
+from koinon_proto.contract.errors import UnsupportedVersionError
 
 from .group import addresses, entries_of
 from .memory import MemoryRaftStorage

@@ -20,11 +20,8 @@ from koinon_proto.contract.access import (
     Role,
     User,
 )
-from koinon_proto.contract.errors import (
-    LoadClosedError,
-    PermissionDeniedError,
-    TableBehindError,
-)
+from koinon_proto.contract.cluster_errors import LoadClosedError
+from koinon_proto.contract.errors import PermissionDeniedError, TableBehindError
 from koinon_proto.partitioner import partitioner
 from koinon_proto.security.names import ANY_SERVER, Kind
 from koinon_proto.server.rpc import error_of

@@ -41,7 +41,8 @@ from koinon_proto.contract.access import (
     User,
     secret_hash,
 )
-from koinon_proto.contract.errors import KoinonError, NotLeaderError
+from koinon_proto.contract.cluster_errors import NotLeaderError
+from koinon_proto.contract.errors import KoinonError
 from koinon_proto.contract.keyspaces import DEFAULT_ID
 from tests.simulation.checkers import ViolationError
 from tests.simulation.loop import Process

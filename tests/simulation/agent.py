@@ -26,15 +26,17 @@ from koinon_node.state import NodeState
 from koinon_node.storage.opened_store import CLUSTER_ID, NODE_EPOCH, REGISTRATION_ID
 from koinon_node.storage.store import Store
 from koinon_proto.contract.access import Access, AccessState
-from koinon_proto.contract.errors import (
-    KoinonError,
+from koinon_proto.contract.cluster_errors import (
     NodeFencedError,
     NotLeaderError,
     RegistrationPendingError,
+    UnknownNodeError,
+)
+from koinon_proto.contract.errors import (
+    KoinonError,
     StorageFullError,
     UnavailableError,
     UnknownFateError,
-    UnknownNodeError,
 )
 from koinon_proto.contract.table import (
     ClusterConfig,

@@ -23,7 +23,8 @@ from koinon_coordinator.leader.leadership import Leadership
 from koinon_coordinator.state_machine import ReplicatedState
 from koinon_coordinator.wire.convert import command_from_bytes
 from koinon_proto.contract.access import AccessState
-from koinon_proto.contract.errors import NotLeaderError, UnknownFateError
+from koinon_proto.contract.cluster_errors import NotLeaderError
+from koinon_proto.contract.errors import UnknownFateError
 from koinon_proto.contract.table import Table, TableUpdate
 from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.network import Network

@@ -25,12 +25,12 @@ from koinon_coordinator.core.decide.bulk_loads import LoadWish
 from koinon_node.bulk_load.stager import Prepared, StageBatch
 from koinon_proto.contract import columns
 from koinon_proto.contract.bulk_loads import LoadMode, LoadState
-from koinon_proto.contract.errors import (
-    KoinonError,
+from koinon_proto.contract.cluster_errors import (
     LoadClosedError,
     LoadIncompleteError,
     NotLeaderError,
 )
+from koinon_proto.contract.errors import KoinonError
 from koinon_proto.contract.table import PartitionId, Table, apply_update
 from koinon_proto.partitioner import partitioner
 from tests.checkers.history import History, Kind

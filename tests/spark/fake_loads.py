@@ -15,13 +15,8 @@ import numpy as np
 
 from koinon_proto.contract import columns
 from koinon_proto.contract.bulk_loads import LoadMode, LoadState, StreamBatch
-from koinon_proto.contract.errors import (
-    InvalidArgumentError,
-    KoinonError,
-    LoadClosedError,
-    LoadIncompleteError,
-    TableBehindError,
-)
+from koinon_proto.contract.cluster_errors import LoadClosedError, LoadIncompleteError
+from koinon_proto.contract.errors import InvalidArgumentError, KoinonError, TableBehindError
 from koinon_proto.server import rpc
 from koinon_proto.v1 import loads_pb2, loads_pb2_grpc
 from tests.client.fake_cluster import FakeCluster, FakeNode, _to_proto

@@ -16,12 +16,11 @@ from koinon.spark.encoding.faults import SettingAside
 from koinon.spark.writing import jobs
 from koinon.spark.writing.tasks import run_task
 from koinon_proto.contract.bulk_loads import LoadState, StreamBatch
+from koinon_proto.contract.cluster_errors import LoadClosedError, LoadIncompleteError
 from koinon_proto.contract.errors import (
     InvalidArgumentError,
     KoinonError,
     LeaseExpiredError,
-    LoadClosedError,
-    LoadIncompleteError,
     NotPrimaryError,
     PartitionOfflineError,
     ResourceExhaustedError,

@@ -22,7 +22,8 @@ from koinon.ingest.row_groups import Part, fields_of
 from koinon.ingest.settings import Settings
 from koinon.operate.bulk_loads import LoadsClient, LoadState, LoadView
 from koinon.spark.options import write_options
-from koinon_proto.contract.errors import KoinonError, LoadClosedError
+from koinon_proto.contract.cluster_errors import LoadClosedError
+from koinon_proto.contract.errors import KoinonError
 
 POLL_S = 0.1
 SETTLE_S = 30.0

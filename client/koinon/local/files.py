@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from koinon.local.processes import ProcessIdentity, ProcessState, state_of
-from koinon_proto.contract.errors import DataDirectoryError, KoinonError
+from koinon_proto.contract.cluster_errors import DataDirectoryError
+from koinon_proto.contract.errors import KoinonError
 from koinon_proto.process import private_files
 
 FORMAT = 1

@@ -21,10 +21,10 @@ import grpc
 from koinon.driver.channels import Channels
 from koinon.operate.fates import told
 from koinon.options import parse_addresses
+from koinon_proto.contract.cluster_errors import NotLeaderError
 from koinon_proto.contract.errors import (
     ConfigurationError,
     KoinonError,
-    NotLeaderError,
     NotSentError,
     PermissionDeniedError,
     UnauthenticatedError,

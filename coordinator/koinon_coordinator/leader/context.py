@@ -14,10 +14,10 @@ from koinon_coordinator.core.cluster.commands import Command, Result
 from koinon_coordinator.core.cluster.state import ClusterState
 from koinon_coordinator.state_machine import ReplicatedState
 from koinon_coordinator.wire.convert import command_to_bytes
+from koinon_proto.contract.cluster_errors import NotLeaderError
 from koinon_proto.contract.errors import (
     InvalidArgumentError,
     KoinonError,
-    NotLeaderError,
     ResourceExhaustedError,
     UnavailableError,
     UnknownFateError,

@@ -51,13 +51,13 @@ from koinon_coordinator.core.decide.registrations import (
 from koinon_coordinator.core.decide.sessions import Sessions, may_acknowledge
 from koinon_coordinator.leader.context import NEVER_APPENDED, LeaderContext
 from koinon_coordinator.leader.mover import Mover
-from koinon_proto.contract.errors import (
+from koinon_proto.contract.cluster_errors import (
     MembershipChangeError,
     NodeFencedError,
     RegistrationPendingError,
-    UnknownFateError,
     UnknownNodeError,
 )
+from koinon_proto.contract.errors import UnknownFateError
 from koinon_proto.contract.table import NO_NODE, NodeId, NodeNumber, PartitionId
 from koinon_proto.v1.membership_pb2 import NodeStats
 

@@ -43,7 +43,7 @@ from koinon_coordinator.core.decide.operations import (
 )
 from koinon_coordinator.leader.context import LeaderContext
 from koinon_coordinator.leader.mover import Mover
-from koinon_proto.contract.errors import MembershipChangeError, PlanStaleError
+from koinon_proto.contract.cluster_errors import MembershipChangeError, PlanStaleError
 from koinon_proto.contract.table import NO_NODE, MoveSettings, NodeNumber, NodeStatus
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""The errors of a Raft member, beside `koinon_proto.contract.errors.NotLeaderError`.
+"""The errors of a Raft member, beside `koinon_proto.contract.cluster_errors.NotLeaderError`.
 
 Two of them are the wire's own errors under the name that they have here, so that a service can
 pass them on as they are.

@@ -40,7 +40,11 @@ from koinon_coordinator.raft.status import RaftCounters, RaftStatus, status_of
 from koinon_coordinator.raft.storage import LmdbRaftStorage, RaftStorage
 from koinon_coordinator.raft.transport import RaftTransport
 from koinon_coordinator.raft.waiting import Waiting
-from koinon_proto.contract.errors import DataDirectoryError, MembershipChangeError, NotLeaderError
+from koinon_proto.contract.cluster_errors import (
+    DataDirectoryError,
+    MembershipChangeError,
+    NotLeaderError,
+)
 from koinon_proto.process.clock import boottime
 from koinon_proto.process.measures import Histogram
 

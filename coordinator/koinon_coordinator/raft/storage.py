@@ -37,7 +37,8 @@ from koinon_coordinator.core.raft import (
     SnapshotWrite,
 )
 from koinon_coordinator.raft.errors import StorageFailedError
-from koinon_proto.contract.errors import DataDirectoryError, UnsupportedVersionError
+from koinon_proto.contract.cluster_errors import DataDirectoryError
+from koinon_proto.contract.errors import UnsupportedVersionError
 from koinon_proto.process import private_files
 
 STORAGE_FORMAT_VERSION = 1

@@ -30,8 +30,9 @@ from koinon_coordinator.core.cluster.members import NodeRecord, StoreLife, Stran
 from koinon_proto.contract import convert
 from koinon_proto.contract.access import NO_ACCESS_STATE
 from koinon_proto.contract.bulk_loads import StreamBatch
+from koinon_proto.contract.cluster_errors import DataDirectoryError
 from koinon_proto.contract.codec import Codec, Value, codec
-from koinon_proto.contract.errors import DataDirectoryError, UnsupportedVersionError
+from koinon_proto.contract.errors import UnsupportedVersionError
 from koinon_proto.contract.keyspaces import NO_KEYSPACES
 from koinon_proto.contract.table import (
     MoveSettings,

@@ -36,12 +36,8 @@ from koinon_node.state import NodeState, WallClock
 from koinon_node.storage.store import Store
 from koinon_node.storage.writer import Writer
 from koinon_node.storage.writer_process import MERGES
-from koinon_proto.contract.errors import (
-    KoinonError,
-    LoadClosedError,
-    ResourceExhaustedError,
-    StorageFullError,
-)
+from koinon_proto.contract.cluster_errors import LoadClosedError
+from koinon_proto.contract.errors import KoinonError, ResourceExhaustedError, StorageFullError
 from koinon_proto.contract.table import NodeNumber, Table
 from koinon_proto.v1.replication_pb2 import MergeStep
 

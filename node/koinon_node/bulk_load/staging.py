@@ -18,8 +18,8 @@ from koinon_node.core.chunk_keys import ChunkName, Mark, Slice, slice_of
 from koinon_node.storage.environment import DATA_DB
 from koinon_node.storage.store import Store
 from koinon_proto.contract import columns
+from koinon_proto.contract.cluster_errors import LoadIncompleteError
 from koinon_proto.contract.columns import Columns
-from koinon_proto.contract.errors import LoadIncompleteError
 from koinon_proto.v1.loads_pb2 import LOAD_MODE_OVERWRITE, LoadManifest
 from koinon_proto.v1.replication_pb2 import MergeStep
 

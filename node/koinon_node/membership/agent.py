@@ -49,17 +49,19 @@ from koinon_node.state import NodeState
 from koinon_node.storage.opened_store import CLUSTER_ID, NODE_EPOCH, REGISTRATION_ID, Identity
 from koinon_proto.contract import convert
 from koinon_proto.contract.access import Access
+from koinon_proto.contract.cluster_errors import (
+    DuplicateNodeError,
+    MembershipChangeError,
+    NodeFencedError,
+    RegistrationPendingError,
+    UnknownNodeError,
+)
 from koinon_proto.contract.codec import codec
 from koinon_proto.contract.errors import (
     ConfigurationError,
-    DuplicateNodeError,
     InvalidArgumentError,
     KoinonError,
-    MembershipChangeError,
-    NodeFencedError,
     PartitionerMismatchError,
-    RegistrationPendingError,
-    UnknownNodeError,
     UnsupportedVersionError,
     WrongClusterError,
 )

@@ -20,10 +20,10 @@ from koinon_node.primary.completion import Completion
 from koinon_node.primary.sender import FollowerStream
 from koinon_node.storage.sizes import SizeEstimates
 from koinon_proto.contract import convert
+from koinon_proto.contract.cluster_errors import NodeFencedError
 from koinon_proto.contract.errors import (
     InvalidArgumentError,
     KoinonError,
-    NodeFencedError,
     NotPrimaryError,
     TableBehindError,
 )

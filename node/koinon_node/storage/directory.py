@@ -21,7 +21,7 @@ import time
 import zlib
 from pathlib import Path
 
-from koinon_proto.contract.errors import DataDirectoryError
+from koinon_proto.contract.cluster_errors import DataDirectoryError
 from koinon_proto.process import private_files
 from koinon_proto.process.printable import tell
 

@@ -18,7 +18,7 @@ from koinon_node.core.log_format import RECORD_HEAD_BYTES, Found
 from koinon_node.storage.directory import sync_directory
 from koinon_node.storage.environment import META_DB
 from koinon_node.storage.transactions import Gathered, gathered
-from koinon_proto.contract.errors import DataDirectoryError
+from koinon_proto.contract.cluster_errors import DataDirectoryError
 from koinon_proto.process.private_files import make_directory
 
 LOG = "log"

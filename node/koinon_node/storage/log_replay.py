@@ -14,7 +14,7 @@ import lmdb
 
 from koinon_node.storage import log_files, transactions
 from koinon_node.storage.transactions import Gathered
-from koinon_proto.contract.errors import DataDirectoryError
+from koinon_proto.contract.cluster_errors import DataDirectoryError
 
 log = logging.getLogger(__name__)
 

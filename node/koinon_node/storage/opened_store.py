@@ -31,7 +31,8 @@ from koinon_node.storage.environment import (
 )
 from koinon_node.storage.log_files import LOG_STATE
 from koinon_node.store_config import StoreConfig
-from koinon_proto.contract.errors import DataDirectoryError, UnsupportedVersionError
+from koinon_proto.contract.cluster_errors import DataDirectoryError
+from koinon_proto.contract.errors import UnsupportedVersionError
 
 log = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from koinon_node.core.frames import Writes
 from koinon_node.core.log_format import HEAD_BYTES, RECORD_HEAD_BYTES, Head
 from koinon_node.storage.directory import sync_directory
 from koinon_node.storage.log_files import LOG, NO_ROOM, Stretch, segment_paths
-from koinon_proto.contract.errors import DataDirectoryError
+from koinon_proto.contract.cluster_errors import DataDirectoryError
 from koinon_proto.process.private_files import FILE_MODE
 
 SEGMENT_BYTES = 64 * 1024 * 1024

@@ -69,7 +69,7 @@ from koinon_node.storage.log_files import (
 )
 from koinon_node.storage.transactions import Gathered, gathered, put, stored_entries
 from koinon_node.store_config import KEPT_BYTES, StoreConfig
-from koinon_proto.contract.errors import DataDirectoryError
+from koinon_proto.contract.cluster_errors import DataDirectoryError
 from koinon_proto.process.memory import keep_freed
 from koinon_proto.process.printable import protect_streams
 from koinon_proto.process.private_files import only_for_owner

@@ -10,7 +10,7 @@ from typing import Any, cast
 from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 
-from koinon_proto.contract import bounds, errors
+from koinon_proto.contract import bounds, cluster_errors, errors
 from koinon_proto.contract.access import AccessState, Role, Token, User
 from koinon_proto.contract.codec import codec
 from koinon_proto.contract.errors import InvalidArgumentError, KoinonError, UnsupportedVersionError
@@ -24,10 +24,11 @@ TABLE_FORMAT_VERSION = 1
 
 STATUS_DETAILS_KEY = "grpc-status-details-bin"
 
+_CLASSES: dict[str, Any] = {**vars(errors), **vars(cluster_errors)}
 _KIND_BY_CLASS: dict[type[KoinonError], str] = {}
 _CLASS_BY_KIND: dict[str, type[KoinonError]] = {}
 for _field in errors_pb2.Error.DESCRIPTOR.oneofs_by_name["kind"].fields:
-    _class = cast("type[KoinonError]", getattr(errors, cast(Any, _field.message_type).name))
+    _class: type[KoinonError] = _CLASSES[cast(Any, _field.message_type).name]
     _KIND_BY_CLASS[_class] = _field.name
     _CLASS_BY_KIND[_field.name] = _class
 

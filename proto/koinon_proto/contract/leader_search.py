@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from koinon_proto.contract.cluster_errors import NotLeaderError
 from koinon_proto.contract.errors import (
     KoinonError,
-    NotLeaderError,
     NotSentError,
     UnavailableError,
     UnknownFateError,

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar, cast
 import grpc
 from google.protobuf.message import Message
 
-from koinon_proto.contract import bounds, convert, errors
+from koinon_proto.contract import bounds, cluster_errors, convert, errors
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.contract.table import MAX_MESSAGE_BYTES
 from koinon_proto.server import requests
@@ -36,24 +36,24 @@ _CODES: dict[type[KoinonError], grpc.StatusCode] = {
     errors.NotPrimaryError: Code.FAILED_PRECONDITION,
     errors.TableBehindError: Code.UNAVAILABLE,
     errors.LeaseExpiredError: Code.UNAVAILABLE,
-    errors.FencedEpochError: Code.FAILED_PRECONDITION,
-    errors.PlanStaleError: Code.FAILED_PRECONDITION,
-    errors.LoadClosedError: Code.FAILED_PRECONDITION,
-    errors.LoadIncompleteError: Code.FAILED_PRECONDITION,
+    cluster_errors.FencedEpochError: Code.FAILED_PRECONDITION,
+    cluster_errors.PlanStaleError: Code.FAILED_PRECONDITION,
+    cluster_errors.LoadClosedError: Code.FAILED_PRECONDITION,
+    cluster_errors.LoadIncompleteError: Code.FAILED_PRECONDITION,
     errors.NotANumberError: Code.FAILED_PRECONDITION,
     errors.NumberOverflowError: Code.OUT_OF_RANGE,
     errors.PartitionOfflineError: Code.UNAVAILABLE,
     errors.ClusterNotReadyError: Code.UNAVAILABLE,
     errors.WrongClusterError: Code.FAILED_PRECONDITION,
     errors.UnsupportedVersionError: Code.FAILED_PRECONDITION,
-    errors.NotLeaderError: Code.FAILED_PRECONDITION,
-    errors.DuplicateNodeError: Code.ALREADY_EXISTS,
-    errors.UnknownNodeError: Code.NOT_FOUND,
-    errors.NodeFencedError: Code.FAILED_PRECONDITION,
-    errors.RegistrationPendingError: Code.UNAVAILABLE,
-    errors.MembershipChangeError: Code.FAILED_PRECONDITION,
+    cluster_errors.NotLeaderError: Code.FAILED_PRECONDITION,
+    cluster_errors.DuplicateNodeError: Code.ALREADY_EXISTS,
+    cluster_errors.UnknownNodeError: Code.NOT_FOUND,
+    cluster_errors.NodeFencedError: Code.FAILED_PRECONDITION,
+    cluster_errors.RegistrationPendingError: Code.UNAVAILABLE,
+    cluster_errors.MembershipChangeError: Code.FAILED_PRECONDITION,
     errors.UnknownKeyspaceError: Code.NOT_FOUND,
-    errors.KeyspaceChangeError: Code.FAILED_PRECONDITION,
+    cluster_errors.KeyspaceChangeError: Code.FAILED_PRECONDITION,
     errors.ResourceExhaustedError: Code.RESOURCE_EXHAUSTED,
     errors.ReplyTooLargeError: Code.OUT_OF_RANGE,
     errors.StorageFullError: Code.RESOURCE_EXHAUSTED,

@@ -14,11 +14,10 @@ from koinon_node.bulk_load import stager, staging
 from koinon_node.bulk_load.stager import Prepared, _Room
 from koinon_node.config import Limits
 from koinon_node.core.chunk_keys import ChunkName, chunk_key
+from koinon_proto.contract.cluster_errors import LoadClosedError, LoadIncompleteError
 from koinon_proto.contract.errors import (
     InvalidArgumentError,
     LeaseExpiredError,
-    LoadClosedError,
-    LoadIncompleteError,
     NotEnoughReplicasError,
     PartitionOfflineError,
     TableBehindError,

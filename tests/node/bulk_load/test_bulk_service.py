@@ -11,11 +11,10 @@ import pytest
 
 from koinon_node.bulk_load.service import CHUNK_BYTES_MAX
 from koinon_proto.contract import columns, convert
+from koinon_proto.contract.cluster_errors import LoadClosedError, LoadIncompleteError
 from koinon_proto.contract.errors import (
     InvalidArgumentError,
     KoinonError,
-    LoadClosedError,
-    LoadIncompleteError,
     NotPrimaryError,
     TableBehindError,
     UnsupportedVersionError,

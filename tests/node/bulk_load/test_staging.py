@@ -23,7 +23,7 @@ from koinon_node.core.chunk_keys import Mark, chunk_key, encode_mark, mark_key
 from koinon_node.storage import environment, opened_store
 from koinon_node.storage.store import Store
 from koinon_node.store_config import StoreConfig
-from koinon_proto.contract.errors import LoadIncompleteError
+from koinon_proto.contract.cluster_errors import LoadIncompleteError
 from tests.node.kit.staged_chunks import LOAD, Partition, manifest_of
 
 LATER_MS = 2_000_000_000_000

@@ -17,7 +17,8 @@ from koinon_node.bulk_load.stager import StageBatch, Stager
 from koinon_node.config import Limits
 from koinon_node.core import records
 from koinon_proto.contract import columns
-from koinon_proto.contract.errors import KoinonError, LoadClosedError
+from koinon_proto.contract.cluster_errors import LoadClosedError
+from koinon_proto.contract.errors import KoinonError
 from koinon_proto.contract.table import ActiveLoad, Table, first_sequence
 from koinon_proto.v1.loads_pb2 import LOAD_MODE_APPEND, LOAD_MODE_OVERWRITE, LoadManifest
 from tests.kit.waiting import until

@@ -17,12 +17,8 @@ from typing import Any
 import grpc
 
 from koinon_proto.contract import convert
-from koinon_proto.contract.errors import (
-    ClusterNotReadyError,
-    KoinonError,
-    LoadClosedError,
-    NodeFencedError,
-)
+from koinon_proto.contract.cluster_errors import LoadClosedError, NodeFencedError
+from koinon_proto.contract.errors import ClusterNotReadyError, KoinonError
 from koinon_proto.contract.table import (
     ClusterConfig,
     NodeId,

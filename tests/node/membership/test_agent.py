@@ -12,14 +12,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from koinon_node.storage.store import Store
 from koinon_node.store_config import StoreConfig
-from koinon_proto.contract.errors import (
+from koinon_proto.contract.cluster_errors import (
     DuplicateNodeError,
-    LeaseExpiredError,
     MembershipChangeError,
     NotLeaderError,
     RegistrationPendingError,
-    WrongClusterError,
 )
+from koinon_proto.contract.errors import LeaseExpiredError, WrongClusterError
 from koinon_proto.partitioner import partitioner
 from koinon_proto.v1 import kv_pb2
 from tests.kit.addresses import free_address

@@ -21,11 +21,10 @@ from koinon_node.ports import RowChange
 from koinon_node.state import NodeState
 from koinon_node.storage.opened_store import Identity
 from koinon_node.store_config import StoreConfig
+from koinon_proto.contract.cluster_errors import NodeFencedError, NotLeaderError
 from koinon_proto.contract.errors import (
     InternalError,
     KoinonError,
-    NodeFencedError,
-    NotLeaderError,
     UnavailableError,
     UnknownFateError,
 )

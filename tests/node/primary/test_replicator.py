@@ -13,10 +13,10 @@ from koinon_node.core import records
 from koinon_node.core.membership.assignment import Adoption
 from koinon_node.serving.batches import Durability, WriteBatch
 from koinon_node.storage.sizes import SizeScan
+from koinon_proto.contract.cluster_errors import NodeFencedError
 from koinon_proto.contract.errors import (
     KoinonError,
     LeaseExpiredError,
-    NodeFencedError,
     NotPrimaryError,
     TableBehindError,
     UnknownFateError,

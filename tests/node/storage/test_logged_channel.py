@@ -33,7 +33,8 @@ from koinon_node.storage.transactions import Gathered
 from koinon_node.storage.write_ahead_log import LogThread, WriteAheadLog
 from koinon_node.storage.writer import Writer
 from koinon_node.store_config import StoreConfig
-from koinon_proto.contract.errors import DataDirectoryError, StorageFullError
+from koinon_proto.contract.cluster_errors import DataDirectoryError
+from koinon_proto.contract.errors import StorageFullError
 from tests.node.kit.groups import lone_writer
 from tests.node.kit.support import WAIT_S
 

@@ -22,7 +22,8 @@ from koinon_node.storage.environment import DATA_DB, PARTITIONS_DB
 from koinon_node.storage.store import Store
 from koinon_node.storage.writer import Writer
 from koinon_node.store_config import StoreConfig
-from koinon_proto.contract.errors import ConfigurationError, DataDirectoryError
+from koinon_proto.contract.cluster_errors import DataDirectoryError
+from koinon_proto.contract.errors import ConfigurationError
 from koinon_proto.contract.table import first_sequence
 from tests.kit.waiting import until
 from tests.node.kit.scripted_primary import PARTITIONS, Rig, ScriptedPrimary, a_row, a_table, follow

@@ -28,12 +28,8 @@ from koinon_node.storage.store import Store
 from koinon_node.storage.writer import Writer
 from koinon_node.storage.writer_process import WriterLoop
 from koinon_node.store_config import StoreConfig
-from koinon_proto.contract.errors import (
-    DataDirectoryError,
-    ResourceExhaustedError,
-    StorageFullError,
-    UnknownFateError,
-)
+from koinon_proto.contract.cluster_errors import DataDirectoryError
+from koinon_proto.contract.errors import ResourceExhaustedError, StorageFullError, UnknownFateError
 from tests.kit.waiting import wait_until
 from tests.node.kit.groups import lone_writer
 from tests.node.kit.support import MIB, WAIT_S, config_of, framed, with_writer

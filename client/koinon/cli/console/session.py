@@ -27,7 +27,7 @@ from koinon.core.quantities import parse_duration_ms
 from koinon.local.files import ClusterFile, LocalClusterError, running_cluster
 from koinon.local.members import coordinators_of
 from koinon.operate.fates import ChangeFateError
-from koinon_proto.contract import errors
+from koinon_proto.contract import cluster_errors, errors
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.contract.table import MAX_TTL_MS
 from koinon_proto.process import printable
@@ -54,15 +54,15 @@ CONNECTION_PANEL = "Connection and output"
 _EXIT_CODES: dict[type[KoinonError], int] = {
     errors.InvalidArgumentError: USAGE,
     errors.ConfigurationError: USAGE,
-    errors.DataDirectoryError: USAGE,
+    cluster_errors.DataDirectoryError: USAGE,
     errors.PartitionerMismatchError: USAGE,
-    errors.MembershipChangeError: USAGE,
+    cluster_errors.MembershipChangeError: USAGE,
     LocalClusterError: USAGE,
     CertificateError: USAGE,
     errors.ConditionFailedError: NOT_FOUND,
-    errors.UnknownNodeError: NOT_FOUND,
+    cluster_errors.UnknownNodeError: NOT_FOUND,
     errors.UnknownKeyspaceError: NOT_FOUND,
-    errors.KeyspaceChangeError: USAGE,
+    cluster_errors.KeyspaceChangeError: USAGE,
 }
 
 

@@ -16,7 +16,8 @@ from koinon.cli.operate.verify import ready_table
 from koinon.operate.health import ranges
 from koinon.operate.nodes import node_name
 from koinon.operate.replicas import Checksum, Replicas
-from koinon_proto.contract.errors import MembershipChangeError, UnknownFateError, UnknownNodeError
+from koinon_proto.contract.cluster_errors import MembershipChangeError, UnknownNodeError
+from koinon_proto.contract.errors import UnknownFateError
 from koinon_proto.contract.table import (
     NodeNumber,
     OfflineReason,

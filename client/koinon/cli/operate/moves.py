@@ -15,7 +15,7 @@ from koinon.cli.operate.plans import NodeId, Yes, ask, steps
 from koinon.operate.health import replicas_by_node
 from koinon.operate.moves import CopyProgress, MovesView, MoveView, Stage
 from koinon.operate.nodes import node_name
-from koinon_proto.contract.errors import UnknownNodeError
+from koinon_proto.contract.cluster_errors import UnknownNodeError
 from koinon_proto.contract.table import MoveSettings, NodeStatus, Table
 
 MOVES_SHOWN = 20

@@ -17,7 +17,8 @@ from koinon.operate.health import ranges
 from koinon.operate.moves import Plan, PlanKind, PlannedMove, PlanRequest
 from koinon.operate.nodes import name_order, node_name
 from koinon.operate.replicas import PartitionSize, Replicas
-from koinon_proto.contract.errors import KoinonError, PlanStaleError, UnknownFateError
+from koinon_proto.contract.cluster_errors import PlanStaleError
+from koinon_proto.contract.errors import KoinonError, UnknownFateError
 from koinon_proto.contract.table import NodeStatus, Table
 
 if TYPE_CHECKING:

@@ -29,10 +29,10 @@ from koinon.spark.options import WriteOptions
 from koinon.spark.writing.load_keepalive import LoadKeepalive
 from koinon.spark.writing.planning import RowPlan
 from koinon.spark.writing.preparing import prepare
+from koinon_proto.contract.cluster_errors import LoadClosedError
 from koinon_proto.contract.errors import (
     InvalidArgumentError,
     KoinonError,
-    LoadClosedError,
     UnavailableError,
     UnknownFateError,
     UnknownKeyspaceError,

@@ -11,7 +11,8 @@ from typing import Final
 
 from koinon.spark.cluster import loads_of
 from koinon.spark.options import WriteOptions
-from koinon_proto.contract.errors import KoinonError, LoadClosedError
+from koinon_proto.contract.cluster_errors import LoadClosedError
+from koinon_proto.contract.errors import KoinonError
 
 log = logging.getLogger(__name__)
 

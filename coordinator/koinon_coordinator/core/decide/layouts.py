@@ -38,7 +38,8 @@ from koinon_coordinator.core.planning.planner import (
     plan_replace,
     plan_replication_factor,
 )
-from koinon_proto.contract.errors import InvalidArgumentError, MembershipChangeError
+from koinon_proto.contract.cluster_errors import MembershipChangeError
+from koinon_proto.contract.errors import InvalidArgumentError
 from koinon_proto.contract.keyspaces import Keyspace
 from koinon_proto.contract.table import NO_NODE, NodeNumber, NodeStatus, PartitionId
 

@@ -16,14 +16,16 @@ from koinon_coordinator.core.cluster.commands import (
 )
 from koinon_coordinator.core.cluster.members import NodeRecord
 from koinon_coordinator.core.cluster.state import ClusterState
+from koinon_proto.contract.cluster_errors import (
+    MembershipChangeError,
+    PlanStaleError,
+    UnknownNodeError,
+)
 from koinon_proto.contract.errors import (
     ClusterNotReadyError,
     InvalidArgumentError,
     KoinonError,
-    MembershipChangeError,
-    PlanStaleError,
     UnavailableError,
-    UnknownNodeError,
 )
 from koinon_proto.contract.table import (
     NO_NODE,

@@ -20,16 +20,14 @@ from koinon_coordinator.core.cluster.state import ClusterState
 from koinon_coordinator.core.decide.sessions import NEVER, Sessions
 from koinon_coordinator.core.planning.placement import place
 from koinon_proto.contract.addresses import NAME_CHARS_MAX, check_name, is_address
-from koinon_proto.contract.errors import (
+from koinon_proto.contract.cluster_errors import (
     DuplicateNodeError,
-    InvalidArgumentError,
-    KoinonError,
     MembershipChangeError,
     NodeFencedError,
     RegistrationPendingError,
-    ResourceExhaustedError,
     UnknownNodeError,
 )
+from koinon_proto.contract.errors import InvalidArgumentError, KoinonError, ResourceExhaustedError
 from koinon_proto.contract.table import DEFAULT_WEIGHT, NodeStatus
 from koinon_proto.process.printable import printable
 
