@@ -324,9 +324,10 @@ class Client(Operations, Closing):
         routing = engine.router.routing
         assert routing is not None, "the engine has started"
         pools = engine.pools
-        if pools is None or single.keyspace_id:
+        if pools is None:
             return None
-        pool = pools.by_address.get(routing.owner_of[single.partition_id])
+        owner = routing.owner_of[single.partition_id]
+        pool = pools.by_place.get((owner, single.keyspace_id))
         if pool is None:
             return None
         failure = pool.run(single, routing)

@@ -54,7 +54,13 @@ def test_command_of_each_kind_has_its_arguments_in_order() -> None:
     assert touch == [b"KOINON.TOUCH", b"key", b"0", b"7", b"1", b"id/1"]
     get_or_put = sent(single(Kind.GET_OR_PUT, value=b"v", ttl_ms=9))
     assert get_or_put == [b"KOINON.GETORPUT", b"key", b"v", b"9", b"7", b"0", b"id/1"]
+
+
+def test_hello_names_the_keyspace_unless_it_is_the_one_that_every_build_knows() -> None:
     assert parsed(resp.hello("c1")) == [b"KOINON.HELLO", b"1", b"c1"]
+    assert parsed(resp.hello("c1", 0, "t")) == [b"KOINON.HELLO", b"1", b"c1", b"t"]
+    assert parsed(resp.hello("c1", 7)) == [b"KOINON.HELLO", b"2", b"c1", b"7"]
+    assert parsed(resp.hello("c1", 7, "t")) == [b"KOINON.HELLO", b"2", b"c1", b"7", b"t"]
 
 
 @given(key=st.binary(min_size=1, max_size=500), value=st.binary(max_size=40_000))

@@ -206,7 +206,7 @@ def test_socket_on_which_a_push_came_with_the_reply_is_not_used_again(
 def listener_sockets(client: koinon.Client) -> int:
     pools = client._engine.pools
     assert pools is not None
-    return sum(len(pool.sockets) for pool in pools.by_address.values())
+    return sum(len(pool.sockets) for pool in pools.by_place.values())
 
 
 def test_write_on_a_socket_that_was_cut_while_idle_is_sent_once(
@@ -226,7 +226,7 @@ def test_socket_that_was_cut_is_looked_at_before_anything_is_sent_on_it(
     """The loop has heard nothing: its own connections stand."""
     applied = len(cluster.applied)
     assert blocking._engine.pools is not None
-    (pool,) = blocking._engine.pools.by_address.values()
+    (pool,) = blocking._engine.pools.by_place.values()
     (idle,) = pool.sockets
     cluster.thread.loop.call_soon_threadsafe(listener.cut_newest)
     wait_until(idle.readable)

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import koinon
 from koinon.cli.app import make_app
 from koinon.client import Client, KeyspaceClient
+from koinon.driver.engine import Engine
 from koinon.local import LocalCluster
 from koinon.operate.admin import Admin
 from koinon_proto.contract.errors import InvalidArgumentError, UnknownKeyspaceError
@@ -81,6 +82,39 @@ def test_every_operation_stays_in_its_keyspace(admin: Admin, client: Client) -> 
     assert rides.delete_many(list(rows())).absent == 0
     assert client.get(b"city1/1") == b"default"
     drop(admin, "rides")
+
+
+def test_single_operations_go_over_resp_in_any_keyspace_until_it_is_dropped(
+    cluster: LocalCluster, admin: Admin
+) -> None:
+    made = admin.keyspaces.create("fast", partition_count=8).keyspace
+    with koinon.connect(cluster.coordinators, timeout_ms=TIMEOUT_MS) as client:
+        fast = client.keyspace("fast")
+        for n in range(40):
+            fast.put(b"k%d" % n, b"fast")
+        assert {fast.get(b"k%d" % n) for n in range(40)} == {b"fast"}
+        assert (fast.increment(b"n", 4), fast.get_or_put(b"k1", b"new")) == (4, b"fast")
+        assert client.get(b"k1") is None
+        engine = client._engine
+        assert isinstance(engine, Engine)
+        assert engine.pools is not None
+        pools = engine.pools.by_place
+
+        def goes_over_resp() -> bool:
+            fast.put(b"k1", b"fast")
+            return any(place[1] == made.keyspace_id and pools[place].sockets for place in pools)
+
+        wait_until(goes_over_resp)
+        drop(admin, "fast")
+        admin.keyspaces.create("fast", partition_count=8)
+        for use in (lambda: fast.get(b"k1"), lambda: fast.put(b"k1", b"v")):
+            with pytest.raises(UnknownKeyspaceError):
+                use()
+        again = client.keyspace("fast")
+        assert again.get(b"k1") is None
+        links = {place[2] for place in engine.singles._resp_links}
+        assert made.keyspace_id not in links, "those of the keyspace that is gone were ended"
+    drop(admin, "fast")
 
 
 def test_asyncio_client_and_url_open_a_keyspace(

@@ -14,6 +14,7 @@ from typing import Any
 
 from koinon.core.batching import Kind, PendingOperation
 from koinon.types import Entry
+from koinon_proto.contract.keyspaces import DEFAULT_ID
 
 _GET_KIND, _ENTRY_KIND = Kind.GET, Kind.GET_ENTRY  # attributes of an Enum are slow
 _PUT_KIND, _DELETE_KIND = Kind.PUT, Kind.DELETE
@@ -23,7 +24,9 @@ _TOUCH_KIND, _GET_OR_PUT_KIND = Kind.TOUCH, Kind.GET_OR_PUT
 LEAVING = b"koinon.leaving"
 """The push by which a node says that it is about to stop."""
 
-_PROTOCOL = 1
+_PROTOCOL = 2
+_DEFAULT_ALONE = 1
+"""The version before, which names no keyspace; nodes of every build know it."""
 _REFUSAL = "KOINON "
 _JOINED_BYTES_MAX = 16 * 1024
 """Up to so many bytes of a value, copying it is cheaper than a buffer more in a system call."""
@@ -42,9 +45,14 @@ _YES_OR_NO = (_DELETE_KIND, _EXISTS_KIND, _TOUCH_KIND)
 _DURABILITIES = {"all_in_sync": b"$1\r\n0\r\n", "primary": b"$1\r\n1\r\n"}
 
 
-def hello(cluster_id: str, token: str = "") -> bytes:
-    """Return the first command of a connection; its answer is the node's id."""
-    arguments = [_number(_PROTOCOL), _bulk(cluster_id.encode())]
+def hello(cluster_id: str, keyspace_id: int = DEFAULT_ID, token: str = "") -> bytes:
+    """Return the first command of a connection, whose operations are all in this keyspace; its
+    answer is the node's id. A node that does not know that there are keyspaces refuses it.
+    """
+    if keyspace_id == DEFAULT_ID:
+        arguments = [_number(_DEFAULT_ALONE), _bulk(cluster_id.encode())]
+    else:
+        arguments = [_number(_PROTOCOL), _bulk(cluster_id.encode()), _number(keyspace_id)]
     if token:
         arguments.append(_bulk(token.encode()))
     return b"*%d\r\n$12\r\nKOINON.HELLO\r\n%b" % (1 + len(arguments), b"".join(arguments))

@@ -53,7 +53,8 @@ class SingleOperations:
         self._options = engine.options
         self._loop = asyncio.get_running_loop()
         self.now = engine.now
-        self._resp_links: dict[tuple[str, str], RespLink] = {}  # by the addresses for gRPC and RESP
+        self._resp_links: dict[tuple[str, str, int], RespLink] = {}
+        """By the node's addresses for gRPC and RESP, and the keyspace's id."""
         self._queues: dict[tuple[str, int, bool, bool, Durability], NodeQueue] = {}
         self._live: set[PendingOperation] = set()  # ``max_pending`` at most
         self._deadlines = Deadlines(self.now)  # of those that are live
@@ -175,10 +176,9 @@ class SingleOperations:
             error = routing.offline(single.partition_id)
             self._settle([single], error, routing.revision)
             return
-        if not single.keyspace_id:
-            link = self._resp_link(address, routing)
-            if link is not None and link.add(single):
-                return
+        link = self._resp_link(address, single.keyspace_id, routing)
+        if link is not None and link.add(single):
+            return
         kind = address, single.keyspace_id, single.write, single.update, single.durability
         queue = self._queues.get(kind)
         if queue is None:
@@ -193,23 +193,31 @@ class SingleOperations:
         queue.add(single)
         self._flush_soon(queue)
 
-    def _resp_link(self, address: str, routing: Routing) -> RespLink | None:
+    def _resp_link(self, address: str, keyspace_id: int, routing: Routing) -> RespLink | None:
         """Return the node's link by RESP, if it offers that and may be asked so."""
         listener = routing.redis_addresses.get(address)
         if listener is None or self._options.transport == "grpc":
             return None
-        link = self._resp_links.get((address, listener))
+        link = self._resp_links.get((address, listener, keyspace_id))
         if link is None:
+            self._retire_dropped(routing)
             link = RespLink(
                 address,
                 listener,
                 self._engine.cluster_id,
+                keyspace_id,
                 self,
                 self._engine.pools,
                 self._engine.dialing,
             )
-            self._resp_links[address, listener] = link
+            self._resp_links[address, listener, keyspace_id] = link
         return link
+
+    def _retire_dropped(self, routing: Routing) -> None:
+        """End the links of keyspaces that are gone entirely."""
+        known = routing.table.keyspaces
+        for place in [place for place in self._resp_links if known.by_id(place[2]) is None]:
+            self._resp_links.pop(place).retire()
 
     def send_again(self, singles: Sequence[PendingOperation]) -> None:
         """These were not sent: route them anew."""

@@ -25,10 +25,16 @@ from typing import Any, Protocol, cast
 from koinon_node.resp import errors, wire
 from koinon_node.resp.commands import rules, transactions
 from koinon_node.resp.commands.table import Arguments, Outcome, Read, Spec, Write, find, first_key
+from koinon_node.resp.served_keyspace import ServedKeyspace
 from koinon_node.resp.service import RUN_BYTES, Answer, RedisService
 from koinon_node.resp.session import Session
 from koinon_proto.contract import request_ids
-from koinon_proto.contract.errors import InternalError, KoinonError, NotPrimaryError
+from koinon_proto.contract.errors import (
+    InternalError,
+    KoinonError,
+    NotPrimaryError,
+    UnknownKeyspaceError,
+)
 from koinon_proto.contract.request_ids import Handling
 from koinon_proto.security.audit import Audit
 from koinon_proto.security.gate import Gate
@@ -283,7 +289,9 @@ class Connection(asyncio.Protocol):
                 self._owner.gate.unidentified["redis"] += 1
             elif "no_auth" not in spec.flags:
                 session.check_known()
-                rules.check(spec, arguments, session.caller)
+                rules.check(spec, arguments, session)
+            if spec.keys[0]:
+                _ = session.served  # found out here, where it may be refused
             queueing = session.transaction
             if spec is _NOT_KNOWN:
                 session.spoil_transaction()
@@ -309,9 +317,10 @@ class Connection(asyncio.Protocol):
         if type(outcome) is Read:
             return self._execute_reads(pending)
         if type(outcome) is Write:
-            self._under_way = self._run_of(pending, self._room_beside(outcome))
+            served = self.session.served  # a command behind the run may enter another keyspace
+            self._under_way = self._run_of(pending, self._room_beside(served, outcome))
             writes = [cast(Write, write) for _, write in self._under_way]
-            self._owner.service.write(writes, self._answered)
+            self._owner.service.write(served, writes, self._answered)
         else:
             self._under_way = (pending,)
             self._begin(self._await(cast(Coroutine[Any, Any, bytes], outcome)))
@@ -321,13 +330,15 @@ class Connection(asyncio.Protocol):
         """Return the replies of this read and of those after it; None if one has to be waited
         for. As many go along as their replies were large lately.
         """
+        served = self.session.served  # as in ``_execute``
         run = self._run_of(first, lambda other: type(other) is Read, self._reads_at_once)
         reads = [cast(Read, read) for _, read in run]
         keys = [key for read in reads for key in read.keys]
-        found = self._owner.service.read_now(keys) if len(keys) <= _READS_MAX else None
+        is_small = len(keys) <= _READS_MAX
+        found = self._owner.service.read_now(served, keys) if is_small else None
         if found is None:
             self._under_way = run
-            self._begin(self._read(reads))
+            self._begin(self._read(served, reads))
             return None
         if len(found) == len(reads):
             replies = [read.reply((record,)) for read, record in zip(reads, found, strict=True)]
@@ -354,16 +365,16 @@ class Connection(asyncio.Protocol):
             run.append(pending)
         return run
 
-    def _room_beside(self, write: Write) -> Callable[[Outcome], bool]:
+    def _room_beside(self, served: ServedKeyspace, write: Write) -> Callable[[Outcome], bool]:
         """Return what says of the writes that follow, one by one, whether they go along."""
         weigh, durability = self._owner.service.weigh, write.durability
-        left = RUN_BYTES - weigh(write)
+        left = RUN_BYTES - weigh(served, write)
 
         def goes_along(other: Outcome) -> bool:
             nonlocal left
             if type(other) is not Write or other.durability is not durability:
                 return False
-            left -= weigh(other)
+            left -= weigh(served, other)
             return left >= 0
 
         return goes_along
@@ -371,10 +382,10 @@ class Connection(asyncio.Protocol):
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         self._task = self._loop.create_task(work)
 
-    async def _read(self, reads: Sequence[Read]) -> None:
+    async def _read(self, served: ServedKeyspace, reads: Sequence[Read]) -> None:
         answers: Sequence[Answer]
         try:
-            answers = await self._owner.service.read(reads)
+            answers = await self._owner.service.read(served, reads)
         except Exception as error:
             log.exception("a read failed keys=%d", len(reads))
             answers = [InternalError(reason=str(error))] * len(reads)
@@ -412,6 +423,8 @@ class Connection(asyncio.Protocol):
         if self._transport.is_closing():
             return
         self._transport.write(b"".join(replies))
+        if self.session.closing and self._looked_at is None:
+            self.is_closing = True
         self._go_on()
 
     def _failed(
@@ -432,8 +445,11 @@ class Connection(asyncio.Protocol):
                     error,
                     self.session.peer,
                 )
-        is_moved = isinstance(error, NotPrimaryError)
-        moved_to = self._owner.service.moved_to(key) if is_moved and key else ""
+        session, moved_to = self.session, ""
+        if isinstance(error, NotPrimaryError) and key:
+            moved_to = session.served.moved_to(key)
+        elif isinstance(error, UnknownKeyspaceError) and spec.fail is errors.guest:
+            session.closing |= session.is_bound  # on a new connection the name may be another's
         return spec.fail(error, request_id, moved_to)
 
     def _ended(

@@ -8,18 +8,16 @@ a write each cost little more than one with fifty.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
-
-import numpy as np
+from typing import NamedTuple
 
 from koinon_node.core import records
 from koinon_node.core.atomic_batch import Step
 from koinon_node.core.updates import Result
 from koinon_node.resp.commands.table import Encoded, Read, Write, Written
-from koinon_node.resp.errors import CROSS_SLOT, RefusedError
-from koinon_node.resp.topology import Topology
+from koinon_node.resp.served_keyspace import ServedKeyspace
 from koinon_node.serving.batches import (
     AtomicBatch,
     ReadAnswer,
@@ -31,16 +29,10 @@ from koinon_node.serving.batches import (
 from koinon_node.serving.engine import Engine
 from koinon_node.serving.graceful_drain import GracefulDrain
 from koinon_node.serving.row_metrics import RowCounts
-from koinon_node.state import NodeState, partitioner_of
-from koinon_proto.contract.errors import (
-    InternalError,
-    KoinonError,
-    NotPrimaryError,
-    UnknownFateError,
-)
-from koinon_proto.contract.keyspaces import Keyspace
+from koinon_node.state import NodeState
+from koinon_proto.contract.errors import InternalError, KoinonError, UnknownFateError
+from koinon_proto.contract.keyspaces import KeyspaceId
 from koinon_proto.contract.table import Table
-from koinon_proto.partitioner import Crc16Partitioner, Partitioner, slot_of
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +41,14 @@ RUN_BYTES = 4 * 1024 * 1024
 """Of a batch, by ``weigh``; one write alone may have more."""
 Answer = bytes | KoinonError
 """What a command comes to: its reply, or the error to be told in its dialect."""
+
+
+class _Queued(NamedTuple):
+    """What a connection has to write, all of one durability."""
+
+    served: ServedKeyspace
+    writes: Sequence[Write]
+    done: Callable[[list[Answer]], None]
 
 
 class RedisService:
@@ -61,26 +61,14 @@ class RedisService:
         self._engine = engine
         self._state = state
         self._counts = counts
-        self._queue: list[tuple[Sequence[Write], Callable[[list[Answer]], None]]] = []
+        self._queue: list[_Queued] = []
         self.connected: Callable[[], int] = lambda: 0  # how many connections there are
-        self._topology: Topology | None = None  # of the table that it was asked for last
+        self._served: dict[int, ServedKeyspace] = {}  # of this table's or a recent one's
         self._tasks: set[asyncio.Task[None]] = set()  # asyncio itself holds tasks weakly
 
     @property
     def node_id(self) -> str:
         return self._state.node_id
-
-    def keyspace(self) -> Keyspace:
-        """Return the keyspace that this port serves.
-
-        Raises:
-            ClusterNotReadyError: there is no table yet.
-        """
-        return self._state.table().keyspaces.default
-
-    def partitioner(self) -> Partitioner:
-        """Return the keyspace's partitioner; raises as ``keyspace``."""
-        return partitioner_of(self.keyspace())
 
     def table(self) -> Table:
         """Return the table that is served from.
@@ -90,57 +78,20 @@ class RedisService:
         """
         return self._state.table()
 
-    def topology(self) -> Topology:
-        """Return what clients of Redis Cluster see of the table; made once for each."""
-        table = self._state.table()
-        if self._topology is None or self._topology.table is not table:
-            self._topology = Topology(table, self.keyspace())
-        return self._topology
+    def served(self, keyspace_id: KeyspaceId) -> ServedKeyspace:
+        """Return the keyspace with this id, which need not be known here (any more)."""
+        found = self._served.get(keyspace_id)
+        if found is None:
+            found = ServedKeyspace(self._state, keyspace_id)
+            known = self.table().keyspaces
+            if known.by_id(keyspace_id) is not None:  # a client may name any id
+                kept = {i: one for i, one in self._served.items() if known.by_id(i) is not None}
+                self._served = {**kept, keyspace_id: found}
+        return found
 
     def now_ms(self) -> int:
         """Return the Unix time by which records expire here."""
         return self._engine.now_ms()
-
-    def led(self) -> list[int]:
-        """Return the partitions of the keyspace that this node leads, ascending."""
-        partition_ids = self.keyspace().partition_ids
-        return [p for p in np.flatnonzero(self._state.served.epochs).tolist() if p in partition_ids]
-
-    def moved_to(self, key: bytes) -> str:
-        """Return the key's slot and where it is served, ``slot host:port``; '' if nobody does."""
-        table = self._state.table()
-        primary = table.primary_of(self.partitioner().partition_of(key))
-        address = primary.redis_address if primary is not None else ""
-        return f"{slot_of(key)} {address}" if address else ""
-
-    def redirected(self, error: KoinonError, key: bytes) -> KoinonError:
-        """Return the error as the key's command has it: with where the key is served, if that is
-        known and another node.
-        """
-        moved_to = self.moved_to(key) if isinstance(error, NotPrimaryError) else ""
-        if not moved_to:
-            return error
-        refused = RefusedError(f"MOVED {moved_to}")
-        refused.__cause__ = error
-        return refused
-
-    def check_served(self, key: bytes) -> None:
-        """Raise why the partition of the key is not served here, if it is not."""
-        view = self._state.served
-        partition_id = self.partitioner().partition_of(key)
-        if view.table is None:
-            self._state.check_lease()
-        elif not view.epochs[partition_id] or self._state.stopped[partition_id]:
-            raise self.redirected(self._state.refusal(view, partition_id, 0), key)
-
-    def check_one_slot(self, keys: Sequence[bytes]) -> None:
-        """Raise unless the keys lie together whatever happens: in one slot or, where the cluster
-        has other routers, with the same routing bytes.
-        """
-        known = self.partitioner()
-        place = slot_of if known.name == Crc16Partitioner.hash_name else known.routing_bytes
-        if len(set(map(place, keys))) > 1:
-            raise RefusedError(CROSS_SLOT)
 
     async def scan(self, page: ScanPage) -> ScanAnswer:
         """Return a page of records.
@@ -156,13 +107,14 @@ class RedisService:
 
     # --- reads -----------------------------------------------------------------------------
 
-    def read_now(self, keys: Sequence[bytes]) -> list[Encoded] | None:
+    def read_now(self, served: ServedKeyspace, keys: Sequence[bytes]) -> list[Encoded] | None:
         """Return the records of the keys, or None where one has to be waited for (or is refused):
         ``read`` does.
         """
-        if self._state.served.table is None:
+        try:
+            partitioner = served.partitioner()
+        except KoinonError:
             return None
-        partitioner = self.partitioner()
         if len(keys) == 1:
             partition_ids = [partitioner.partition_of(keys[0])]
         else:
@@ -172,12 +124,12 @@ class RedisService:
             self._counts.read_rows(found)
         return found
 
-    async def read(self, reads: Sequence[Read]) -> list[Answer]:
+    async def read(self, served: ServedKeyspace, reads: Sequence[Read]) -> list[Answer]:
         """Return what each read comes to; all wait for the slowest."""
         keys = [key for read in reads for key in read.keys]
+        version = max(read.table_version for read in reads)
         try:
-            partition_ids = self.partitioner().partitions_of(keys)
-            version = max(read.table_version for read in reads)
+            partition_ids = served.partitioner(version).partitions_of(keys)
             answer = await self._engine.read(keys, partition_ids, version, want_versions=True)
         except KoinonError as error:
             self._counts.read_failed(len(keys), error)
@@ -188,23 +140,29 @@ class RedisService:
 
     # --- writes ----------------------------------------------------------------------------
 
-    def weigh(self, write: Write) -> int:
+    def weigh(self, served: ServedKeyspace, write: Write) -> int:
         """Note, and return, what the write counts as in a batch: the bytes that it brings, and
         those of the records that its updates look at.
         """
         write.weight = sum(row.size for row in write.rows)
         updated = [row.key for row in write.rows if row.update is not None]
-        if updated and self._state.served.table is not None:
-            partition_of = self.partitioner().partition_of
-            ids = [partition_of(key) for key in updated]
-            write.weight += sum(self._engine.lengths_now(updated, ids))
+        if updated:
+            with contextlib.suppress(KoinonError):  # it is refused as soon as it is carried out
+                partition_of = served.partitioner().partition_of
+                ids = [partition_of(key) for key in updated]
+                write.weight += sum(self._engine.lengths_now(updated, ids))
         return write.weight
 
-    def write(self, writes: Sequence[Write], done: Callable[[list[Answer]], None]) -> None:
+    def write(
+        self,
+        served: ServedKeyspace,
+        writes: Sequence[Write],
+        done: Callable[[list[Answer]], None],
+    ) -> None:
         """Write; ``done`` is called with what each comes to. All have the same durability."""
         if not self._queue:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._queue.append((writes, done))
+        self._queue.append(_Queued(served, writes, done))
 
     def _flush(self) -> None:
         queue, self._queue = self._queue, []
@@ -213,13 +171,11 @@ class RedisService:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _carry_out(
-        self, batch: list[tuple[Sequence[Write], Callable[[list[Answer]], None]]]
-    ) -> None:
-        """Write what several connections have to write, and tell each."""
-        writes = [write for some, _ in batch for write in some]
+    async def _carry_out(self, batch: list[_Queued]) -> None:
+        """Write what several connections have to write in one keyspace, and tell each."""
+        writes = [write for queued in batch for write in queued.writes]
         try:
-            answers = await self._write(writes)
+            answers = await self._write(batch[0].served, writes)
         except KoinonError as error:
             answers = [error] * len(writes)
         except asyncio.CancelledError:
@@ -228,20 +184,24 @@ class RedisService:
             log.exception("a batch of commands failed rows=%d", len(writes))
             answers = [InternalError(reason=str(error))] * len(writes)
         start = 0
-        for some, done in batch:
-            done(answers[start : start + len(some)])
-            start += len(some)
+        for queued in batch:
+            end = start + len(queued.writes)
+            queued.done(answers[start:end])
+            start = end
 
-    async def _write(self, writes: list[Write]) -> list[Answer]:
+    async def _write(self, served: ServedKeyspace, writes: list[Write]) -> list[Answer]:
+        table_version = max(write.table_version for write in writes)
+        partitioner = served.partitioner(table_version)
         if len(writes) == 1 and len(writes[0].rows) == 1 and writes[0].rows[0].is_put:
-            return [await self._put(writes[0])]
+            key = writes[0].rows[0].key
+            return [await self._put(writes[0], partitioner.partition_of(key))]
         rows = [row for write in writes for row in write.rows]
         keys = [row.key for row in rows]
         batch = WriteBatch(
-            table_version=max(write.table_version for write in writes),
+            table_version=table_version,
             keys=keys,
             values=[row.value for row in rows],
-            partition_ids=self.partitioner().partitions_of(keys),
+            partition_ids=partitioner.partitions_of(keys),
             deletes=frozenset(at for at, row in enumerate(rows) if row.is_delete),
             ttl_ms=[row.ttl_ms for row in rows] if any(row.ttl_ms for row in rows) else None,
             conditions={at: v for at, row in enumerate(rows) if (v := row.if_version) is not None},
@@ -257,7 +217,9 @@ class RedisService:
         results = _written(answer, batch.partition_ids.tolist())
         return [_write_answer(write, [next(results) for _ in write.rows]) for write in writes]
 
-    async def commit(self, keys: Sequence[bytes], steps: Sequence[Step]) -> Sequence[Result]:
+    async def commit(
+        self, served: ServedKeyspace, keys: Sequence[bytes], steps: Sequence[Step]
+    ) -> Sequence[Result]:
         """Carry out an atomic batch; a step that its record does not allow has its error as its
         result, and the others take place.
 
@@ -267,7 +229,7 @@ class RedisService:
         """
         batch = AtomicBatch(
             table_version=0,
-            partition_id=self.partitioner().partition_of(keys[0]),
+            partition_id=served.partitioner().partition_of(keys[0]),
             keys=keys,
             steps=steps,
             goes_on=True,
@@ -280,13 +242,13 @@ class RedisService:
         self._counts.batch_committed(batch, answer)
         return answer.results
 
-    async def _put(self, write: Write) -> bytes:
+    async def _put(self, write: Write, partition_id: int) -> bytes:
         row = write.rows[0]
         try:
             version = await self._engine.put(
                 row.key,
                 row.value,
-                self.partitioner().partition_of(row.key),
+                partition_id,
                 ttl_ms=row.ttl_ms,
                 table_version=write.table_version,
                 durability=write.durability,
@@ -304,17 +266,20 @@ class RedisService:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-def _batches(queue: list[Any]) -> Iterator[list[Any]]:
-    """Cut what was queued in one turn into batches of one durability and of bounded size."""
-    by_durability: dict[int, list[Any]] = {}
+def _batches(queue: list[_Queued]) -> Iterator[list[_Queued]]:
+    """Cut what was queued in one turn into batches of one keyspace, one durability and of bounded
+    size.
+    """
+    alike: dict[tuple[int, int], list[_Queued]] = {}
     for entry in queue:
-        by_durability.setdefault(entry[0][0].durability, []).append(entry)
-    for entries in by_durability.values():
-        batch: list[Any] = []
+        kind = entry.served.keyspace_id, entry.writes[0].durability
+        alike.setdefault(kind, []).append(entry)
+    for entries in alike.values():
+        batch: list[_Queued] = []
         rows = size = 0
         for entry in entries:
-            added = sum(len(write.rows) for write in entry[0])
-            more = sum(write.weight for write in entry[0])
+            added = sum(len(write.rows) for write in entry.writes)
+            more = sum(write.weight for write in entry.writes)
             if batch and (rows + added > _BATCH_ROWS or size + more > RUN_BYTES):
                 yield batch
                 batch, rows, size = [], 0, 0

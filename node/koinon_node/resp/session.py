@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from koinon_node.resp.served_keyspace import ServedKeyspace
 from koinon_node.resp.service import RedisService
 from koinon_node.resp.transaction import Transaction, held_by_watches
 from koinon_proto.contract.access import Permissions
 from koinon_proto.contract.errors import KoinonError, UnauthenticatedError
+from koinon_proto.contract.keyspaces import DEFAULT, KeyspaceId
 from koinon_proto.security.audit import NO_AUDIT, Audit
 from koinon_proto.security.caller import ANYBODY, Caller
 from koinon_proto.security.gate import Gate
@@ -19,9 +21,10 @@ _NOBODY = Caller(Principal(Kind.CLIENT), Permissions.NONE)
 class Session:
     """The session of one connection.
 
-    ``tell`` sends a message that answers no command. ``certificate`` (DER) is what a client has
-    shown by TLS, if anything, ``chain`` (PEM) how it was verified. Without a ``gate`` nobody has to
-    say who it is.
+    Its commands are in the keyspace of its port (``port_keyspace``, by name), or in the one that
+    one of our own clients names. ``tell`` sends a message that answers no command. ``certificate``
+    (DER) is what a client has shown by TLS, if anything, ``chain`` (PEM) how it was verified.
+    Without a ``gate`` nobody has to say who it is.
     """
 
     def __init__(
@@ -34,8 +37,11 @@ class Session:
         certificate: bytes = b"",
         chain: bytes = b"",
         audit: Audit = NO_AUDIT,
+        port_keyspace: str = DEFAULT,
     ) -> None:
         self.service = service
+        self._port_keyspace = port_keyspace
+        self._served: ServedKeyspace | None = None  # once a command has asked for it
         self.number = number  # CLIENT ID
         self.peer = peer
         self.tell = tell
@@ -55,6 +61,30 @@ class Session:
         self._fault: KoinonError | None = None  # why it is nobody, if it has shown something
         self._end_attendance: Callable[[], None] | None = None
         self._on_leaving: Callable[[], None] | None = None
+
+    @property
+    def served(self) -> ServedKeyspace:
+        """The keyspace that commands are in: of the name of the port's when it is asked for first,
+        and the same one from then on.
+
+        Raises:
+            ClusterNotReadyError: there is no table yet.
+            UnknownKeyspaceError: there is no keyspace of this name.
+        """
+        if self._served is None:
+            named = self.service.table().keyspaces.named(self._port_keyspace)
+            self._served = self.service.served(named.keyspace_id)
+        return self._served
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether it is known which keyspace commands are in."""
+        return self._served is not None
+
+    def enter(self, keyspace_id: KeyspaceId) -> None:
+        """Have the commands that follow be in this keyspace."""
+        self._served = self.service.served(keyspace_id)
+        self.forget_transaction()  # its keys are of the keyspace before
 
     @property
     def held_bytes(self) -> int:

@@ -33,12 +33,16 @@ def keyspace_of(state: NodeState, request: Any) -> Keyspace:
         UnknownKeyspaceError: it is gone.
         TableBehindError: it is not known here, and the sender's table is newer.
     """
-    table = table_of(state, request)
-    found = table.keyspaces.by_id(request.keyspace_id)
-    if found is None and request.table_version > table.table_version:
-        raise TableBehindError(
-            table_version=table.table_version, required_version=request.table_version
-        )
+    return known_keyspace(table_of(state, request), request.keyspace_id, request.table_version)
+
+
+def known_keyspace(table: Table, keyspace_id: int, table_version: int) -> Keyspace:
+    """Return the keyspace with this id, for a sender whose table has this version; raises as
+    ``keyspace_of``.
+    """
+    found = table.keyspaces.by_id(keyspace_id)
+    if found is None and table_version > table.table_version:
+        raise TableBehindError(table_version=table.table_version, required_version=table_version)
     if found is None or found.is_dropping:
         raise UnknownKeyspaceError()
     return found

@@ -162,8 +162,11 @@ def test_hello_refuses_another_cluster_and_another_protocol(
 ) -> None:
     error, _ = typed(client.call("KOINON.HELLO", 1, "another"))
     assert isinstance(error, WrongClusterError)
-    error, _ = typed(client.call("KOINON.HELLO", 2, ""))
+    error, _ = typed(client.call("KOINON.HELLO", 3, ""))
     assert isinstance(error, UnsupportedVersionError)
+    error, _ = typed(client.call("KOINON.HELLO", 2, ""))
+    assert isinstance(error, InvalidArgumentError)
+    assert error.field == "keyspace_id"
     assert client.call("KOINON.HELLO", 1, "") == b"n1"
 
 

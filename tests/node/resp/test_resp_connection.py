@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +15,12 @@ from koinon_node.resp.commands import scans, table
 from koinon_node.resp.commands.table import Arguments, Outcome, Spec, Write
 from koinon_node.resp.session import Session
 from koinon_node.serving.batches import ScanAnswer, ScanPage
+from koinon_proto.contract.keyspaces import Keyspace, default_keyspace
+from koinon_proto.contract.table import Table
 from koinon_proto.security.audit import NO_AUDIT
 from koinon_proto.security.gate import open_gate
 from koinon_proto.server.requests import Method
+from tests.kit.tables import config_of, node_of, row_of, table_with
 from tests.node.kit.resp_client import packed
 
 
@@ -56,25 +60,35 @@ class Socket:
     def setsockopt(self, *_: int) -> None: ...
 
 
+class Served:
+    """A keyspace that is there."""
+
+    keyspace_id = 0
+
+    def keyspace(self, table_version: int = 0) -> Keyspace:
+        return default_keyspace(config_of(1, max_value_bytes=1_000))
+
+    def check_served(self, key: bytes) -> None: ...
+
+
 class Service:
     """Writes end when the test says so."""
 
     def __init__(self) -> None:
         self.done: list[Callable[[list[Any]], None]] = []
 
-    def keyspace(self) -> Any:
-        class Cluster:
-            max_value_bytes = 1_000
-            unnamed_ttl_ms = 0
+    def table(self) -> Table:
+        return table_with([row_of(0, 1)], [node_of(1)])
 
-        return Cluster
+    def served(self, keyspace_id: int) -> Served:
+        return Served()
 
-    def check_served(self, key: bytes) -> None: ...
-
-    def weigh(self, write: Write) -> int:
+    def weigh(self, served: Served, write: Write) -> int:
         return 1
 
-    def write(self, writes: Sequence[Write], done: Callable[[list[Any]], None]) -> None:
+    def write(
+        self, served: Served, writes: Sequence[Write], done: Callable[[list[Any]], None]
+    ) -> None:
         self.done.append(done)
 
 
@@ -187,10 +201,11 @@ def test_command_that_is_coming_in_counts_also_behind_another() -> None:
 
 
 def test_dbsize_lets_others_have_their_turn_between_pages() -> None:
-    class Pages(Service):
+    class Led(Served):
         def led(self) -> list[int]:
             return [0]
 
+    class Pages:
         async def scan(self, page: ScanPage) -> ScanAnswer:
             turns_at.append(turns)
             more = len(turns_at) < 5
@@ -205,8 +220,8 @@ def test_dbsize_lets_others_have_their_turn_between_pages() -> None:
             asyncio.get_running_loop().call_soon(turn)
 
         turn()
-        pages: Any = Pages()
-        assert await scans._dbsize(pages) == b":5\r\n"
+        session: Any = SimpleNamespace(service=Pages(), served=Led())
+        assert await scans._dbsize(session) == b":5\r\n"
         assert turns_at == sorted(set(turns_at))
 
     asyncio.run(run())

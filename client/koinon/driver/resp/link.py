@@ -1,4 +1,4 @@
-"""The way to one node by RESP: what stands, what is being opened, and when it ends.
+"""The way to one node and keyspace by RESP: what stands, what is being opened, and when it ends.
 
 Two connections of the loop's own, for reads and for writes: a node carries out what comes on one in
 order, and a read would wait for the write before it. They also hear when the node leaves, or is
@@ -26,7 +26,8 @@ _CLOSE_S_MAX = 1.0
 
 class RespLink:
     """Belongs to one event loop. ``address`` is the node's own, ``listener`` where it speaks RESP;
-    ``pools`` get one of the node's while a connection of the loop's stands, if there are any.
+    all operations are in one keyspace. ``pools`` get one for both while a connection of the loop's
+    stands, if there are any.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class RespLink:
         address: str,
         listener: str,
         cluster_id: str,
+        keyspace_id: int,
         operations: Operations,
         pools: Pools | None,
         dialing: Dialing = PLAIN,
@@ -41,7 +43,8 @@ class RespLink:
         self._dialing = dialing
         self.address = address
         self._listener = listener
-        self._hello = resp.hello(cluster_id, dialing.token)
+        self._keyspace_id = keyspace_id
+        self._hello = resp.hello(cluster_id, keyspace_id, dialing.token)
         self._operations = operations
         self._pools = pools
         self._pool: Pool | None = None
@@ -109,7 +112,9 @@ class RespLink:
         self._failed = False
         self._open[write] = connection
         if self._pools is not None and self._pool is None:
-            self._pool = self._pools.open(self.address, connection.peer, self._hello)
+            self._pool = self._pools.open(
+                self.address, self._keyspace_id, connection.peer, self._hello
+            )
         queued, self._queued[write] = self._queued[write], []
         for single in queued:
             if not single.done:
@@ -142,6 +147,14 @@ class RespLink:
         connections = self._cut(f"{self.address} was fenced before the answer came")
         for connection in connections:
             connection.lose(f"{self.address} was fenced before the answer came")
+
+    def retire(self) -> None:
+        """Nobody needs this link any more: send nothing, and end once what was sent is answered."""
+        self._closed = True
+        for write, connecting in list(self._connecting.items()):
+            connecting.cancel()
+            self._wait_no_more(write)
+        self._retire()
 
     def _pause(self) -> None:
         """Nobody waits for a connection to this node for a while."""

@@ -1,4 +1,4 @@
-"""Sockets of one node on which threads send operations themselves, without a hop to the loop.
+"""Sockets of one node and keyspace, on which threads send operations without a hop to the loop.
 
 Only what goes as it should ends here. All else is handed to the engine: an operation that was not
 sent as if it had never come here, one that was with the error that it came to. A socket is used by
@@ -44,8 +44,8 @@ _KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPC
 
 
 class Pools:
-    """The pools of a client. Threads look a node's up; ``on_late`` is called on any thread, when an
-    answer is late.
+    """The pools of a client. Threads look one up by node and keyspace; ``on_late`` is called on any
+    thread, when an answer is late.
     """
 
     def __init__(
@@ -55,7 +55,8 @@ class Pools:
         *,
         sockets_max: int = SOCKETS_MAX,
     ) -> None:
-        self.by_address: dict[str, Pool] = {}  # of nodes; one that has ended sends nothing
+        self.by_place: dict[tuple[str, int], Pool] = {}
+        """By the node's address and the keyspace's id. One that has ended sends nothing."""
         self._dialing = dialing
         self._on_late = on_late
         self._sockets_max = sockets_max
@@ -63,18 +64,18 @@ class Pools:
     @property
     def in_use(self) -> int:
         """Operations under way on threads' sockets."""
-        return sum(pool.in_use for pool in list(self.by_address.values()))
+        return sum(pool.in_use for pool in list(self.by_place.values()))
 
-    def open(self, address: str, peer: tuple[int, Any], hello: bytes) -> Pool:
+    def open(self, address: str, keyspace_id: int, peer: tuple[int, Any], hello: bytes) -> Pool:
         pool = Pool(
             address, peer, hello, self._on_late, self._dialing, sockets_max=self._sockets_max
         )
-        self.by_address[address] = pool
+        self.by_place[address, keyspace_id] = pool
         return pool
 
     def let_go(self) -> None:
         """In a forked child: the connections are the parent's, which goes on with them."""
-        for pool in self.by_address.values():
+        for pool in self.by_place.values():
             for one in pool.sockets:
                 one.let_go()
 

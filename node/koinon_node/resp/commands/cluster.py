@@ -12,28 +12,39 @@ from koinon_node.resp.errors import RefusedError
 from koinon_node.resp.session import Session
 from koinon_node.resp.topology import SlotRange, Topology, cluster_node_id
 from koinon_node.serving.batches import ScanPage
+from koinon_proto.contract.keyspaces import DEFAULT_ID
 from koinon_proto.contract.table import SLOT_COUNT, NodeInfo, NodeStatus
 from koinon_proto.partitioner import slot_of
 
 _BUS_PORT_ABOVE = 10_000  # where Redis would have its bus; nobody listens there
 _PAGE_ROWS = 1_000
+_CHOSEN_WITH_CLUSTER = (
+    "That is chosen when a cluster is made: koinon coordinator --partitioner crc16, or koinon up "
+    "--partitioner crc16"
+)
+_CHOSEN_WITH_KEYSPACE = (
+    "That is chosen when a keyspace is created: koinon admin keyspaces create --partitioner crc16"
+)
 
 
 def topology_of(session: Session) -> Topology:
     """Return the topology now.
 
     Raises:
-        RefusedError: the cluster does not route by Redis's slots.
+        RefusedError: the keyspace does not route by Redis's slots.
+        UnknownKeyspaceError: it is gone, or never was.
         ClusterNotReadyError: there is no table yet.
     """
-    name = session.service.keyspace().partitioner
-    if name != "crc16":
+    keyspace = session.served.keyspace()
+    if keyspace.partitioner != "crc16":
+        is_default = keyspace.keyspace_id == DEFAULT_ID
+        which = "this cluster" if is_default else f"keyspace {keyspace.name}"
+        chosen = _CHOSEN_WITH_CLUSTER if is_default else _CHOSEN_WITH_KEYSPACE
         raise RefusedError(
-            f"ERR this cluster routes keys by {name}, clients of Redis Cluster by crc16 (with no "
-            "router but the hash tag). That is chosen when a cluster is made: koinon coordinator "
-            "--partitioner crc16, or koinon up --partitioner crc16"
+            f"ERR {which} routes keys by {keyspace.partitioner}, clients of Redis Cluster by crc16 "
+            f"(with no router but the hash tag). {chosen}"
         )
-    return session.service.topology()
+    return session.served.topology()
 
 
 def _host_port(node: NodeInfo) -> tuple[str, int]:
@@ -141,18 +152,19 @@ def _countkeysinslot(session: Session, arguments: Arguments) -> Outcome:
     slot = integer(arguments[2])
     if not 0 <= slot < SLOT_COUNT:
         raise RefusedError("ERR Invalid slot")
-    check_counting(session.caller)
+    check_counting(session)
     keyspace = topology_of(session).keyspace
     partition_id = keyspace.base + slot * keyspace.partition_count // SLOT_COUNT
     return _count_in_slot(session, partition_id, slot)
 
 
 async def _count_in_slot(session: Session, partition_id: int, slot: int) -> bytes:
-    if partition_id not in session.service.led():
+    if partition_id not in session.served.led():
         return wire.ZERO  # as Redis says of another node's slot
     found = 0
     after_key: bytes | None = b""
     while after_key is not None:
+        session.served.keyspace()  # raises if it is gone: its partitions may be another's
         answer = await session.service.scan(
             ScanPage(
                 table_version=0,
@@ -203,5 +215,5 @@ def wait(session: Session, arguments: Arguments) -> Outcome:
     """Say how many backups have what was written: all in sync have, since it was answered."""
     integer(arguments[1])
     integer(arguments[2])
-    rows, led = session.service.table().rows, session.service.led()
+    rows, led = session.service.table().rows, session.served.led()
     return wire.integer(min((len(rows[p].in_sync) for p in led), default=1) - 1)

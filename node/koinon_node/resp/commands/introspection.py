@@ -153,8 +153,8 @@ def _sections(session: Session) -> dict[str, dict[str, object]]:
         "koinon": {
             "cluster_id": table.cluster.cluster_id,
             "table_version": table.table_version,
-            "partitioner": session.service.keyspace().partitioner,
-            "partitions_led": len(session.service.led()),
+            "partitioner": session.served.keyspace().partitioner,
+            "partitions_led": len(session.served.led()),
         },
     }
 

@@ -115,7 +115,7 @@ def _expires(name: str, kind: ExpiryKind, unit_ms: int) -> Handler:
         check_key(key)
         now_ms = session.service.now_ms()
         until = expiry(kind, number, unit_ms, now_ms, name)
-        check_expiry(session.service.keyspace(), until, now_ms)
+        check_expiry(session.served.keyspace(), until, now_ms)
         return _expire(key, until, _condition(conditions))
 
     return handler
@@ -155,5 +155,5 @@ for _name, _kind, _unit_ms in (
 def persist(session: Session, arguments: Arguments) -> Outcome:
     """Have a record never expire; say whether it would have."""
     check_key(arguments[1])
-    check_expiry(session.service.keyspace(), NEVER, 0)
+    check_expiry(session.served.keyspace(), NEVER, 0)
     return _expire(arguments[1], NEVER, ExpireIf.SOME)

@@ -1,7 +1,8 @@
 """The commands of Koinon's own clients: single operations with all that gRPC's have.
 
-    KOINON.HELLO protocol cluster_id [token]
-        -> the node's id
+    KOINON.HELLO 1 cluster_id [token]
+    KOINON.HELLO 2 cluster_id keyspace_id [token]
+        -> the node's id; with 1, what follows is in the keyspace ``default``
     KOINON.GET key table_version [request_id]
         -> the value, or nil
     KOINON.ENTRY key table_version [request_id]
@@ -59,8 +60,11 @@ from koinon_proto.contract.errors import (
     NotANumberError,
     UnsupportedVersionError,
 )
+from koinon_proto.contract.keyspaces import DEFAULT_ID, KeyspaceId
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
+_DEFAULT_ALONE = 1
+"""The version before: its connections are all in the keyspace ``default``."""
 LEAVING = wire.push(b"koinon.leaving")
 _U64_DIGITS_MAX, _U64_MAX = 20, 2**64 - 1
 
@@ -103,16 +107,24 @@ def _durability(text: bytes) -> Durability:
 
 @command("KOINON.HELLO", -3, errors.own, flags=("no_auth",))
 def hello(session: Session, arguments: Arguments) -> Outcome:
-    """Say which cluster is meant, and attend."""
+    """Say which cluster and which keyspace are meant, and attend. Whether the keyspace is known is
+    told to the commands that follow.
+    """
     version = number(arguments[1], "protocol")
-    if version != PROTOCOL_VERSION:
+    if version not in (_DEFAULT_ALONE, PROTOCOL_VERSION):
         raise UnsupportedVersionError(
             what="the protocol of Koinon's commands", version=version, supported=PROTOCOL_VERSION
         )
-    if len(arguments) > 3:
-        session.authenticate(arguments[3].decode("ascii", "replace"))
+    keyspace_id, options = DEFAULT_ID, arguments[3:]
+    if version != _DEFAULT_ALONE:
+        if not options:
+            raise InvalidArgumentError(field="keyspace_id", reason="must be there")
+        keyspace_id, options = KeyspaceId(number(options[0], "keyspace_id")), options[1:]
+    if options:
+        session.authenticate(options[0].decode("ascii", "replace"))
     session.check_known()
     session.service.table().cluster.check_id(arguments[2].decode("utf-8", "replace"))
+    session.enter(keyspace_id)
     session.attend(lambda: session.tell(LEAVING))
     return wire.bulk(session.service.node_id.encode())
 
@@ -163,7 +175,8 @@ def put(session: Session, arguments: Arguments) -> Outcome:
     """Write a record."""
     _, key, value, table_version, ttl, if_version, durability, *_ = arguments
     check_key(key)
-    keyspace = session.service.keyspace()
+    version = number(table_version, "table_version")
+    keyspace = session.served.keyspace(version)
     check_value(len(value), keyspace)
     ttl_ms = ttl_of(keyspace, number(ttl, "ttl_ms"))
     row = Row(key, value, ttl_ms=ttl_ms, if_version=_condition(if_version))
@@ -171,7 +184,7 @@ def put(session: Session, arguments: Arguments) -> Outcome:
         (row,),
         _version,
         _durability(durability),
-        number(table_version, "table_version"),
+        version,
         _request_id(arguments, 7),
     )
 
@@ -207,47 +220,45 @@ def was_there(written: Sequence[Written]) -> bytes:
 def increment(session: Session, arguments: Arguments) -> Outcome:
     """Add to an integer."""
     _, key, by, ttl, table_version, durability, *_ = arguments
-    ttl_ms = ttl_of(session.service.keyspace(), number(ttl, "ttl_ms"))
+    version = number(table_version, "table_version")
+    ttl_ms = ttl_of(session.served.keyspace(version), number(ttl, "ttl_ms"))
     update = Increment(_signed(by, "by"), ttl_ms)
-    return _update(
-        key, update, _number_result, table_version, durability, _request_id(arguments, 6)
-    )
+    return _update(key, update, _number_result, version, durability, _request_id(arguments, 6))
 
 
 @command("KOINON.TOUCH", -5, errors.own, flags=("write",), keys=(1, 1, 1))
 def touch(session: Session, arguments: Arguments) -> Outcome:
     """Change when a record expires."""
     _, key, ttl, table_version, durability, *_ = arguments
+    version = number(table_version, "table_version")
     expiry = expires_after(number(ttl, "ttl_ms"))
-    check_expiry(session.service.keyspace(), expiry, 0)
+    check_expiry(session.served.keyspace(version), expiry, 0)
     update = Expire(expiry)
-    return _update(
-        key, update, _number_result, table_version, durability, _request_id(arguments, 5)
-    )
+    return _update(key, update, _number_result, version, durability, _request_id(arguments, 5))
 
 
 @command("KOINON.GETORPUT", -6, errors.own, flags=("write",), keys=(1, 1, 1))
 def get_or_put(session: Session, arguments: Arguments) -> Outcome:
     """Read a record, or make it."""
     _, key, value, ttl, table_version, durability, *_ = arguments
-    keyspace = session.service.keyspace()
+    version = number(table_version, "table_version")
+    keyspace = session.served.keyspace(version)
     check_value(len(value), keyspace)
     update = Assign(value, expiry_of(keyspace, number(ttl, "ttl_ms")), Presence.ABSENT)
-    return _update(key, update, _found_before, table_version, durability, _request_id(arguments, 6))
+    return _update(key, update, _found_before, version, durability, _request_id(arguments, 6))
 
 
 def _update(
     key: bytes,
     update: Update,
     reply: Callable[[Sequence[Written]], bytes],
-    table_version: bytes,
+    table_version: int,
     durability: bytes,
     request_id: str,
 ) -> Write:
     check_key(key)
-    version = number(table_version, "table_version")
     row = Row(key, update=update)
-    return Write((row,), reply, _durability(durability), version, request_id)
+    return Write((row,), reply, _durability(durability), table_version, request_id)
 
 
 def _number_result(written: Sequence[Written]) -> bytes:

@@ -1,16 +1,15 @@
 """The actions that a user needs for each command: what is not in this table is refused.
 
 The actions are needed on each key of the command, or, of one without keys, on some key: in the
-keyspace ``default``, which is the one that this port serves.
+keyspace that the connection's commands are in.
 """
 
 from __future__ import annotations
 
 from koinon_node.resp.commands.table import COMMANDS, Arguments, Spec
+from koinon_node.resp.session import Session
 from koinon_proto.contract.access import Action, Permissions
 from koinon_proto.contract.errors import PermissionDeniedError
-from koinon_proto.contract.keyspaces import DEFAULT_ID
-from koinon_proto.security.caller import Caller
 
 _NONE: tuple[Action, ...] = ()
 _READ, _WRITE, _BOTH = (Action.READ,), (Action.WRITE,), (Action.READ, Action.WRITE)
@@ -42,8 +41,11 @@ NEEDS: dict[str, tuple[Action, ...]] = {
 }
 
 
-def check(spec: Spec, arguments: Arguments, caller: Caller) -> None:
-    """Raise PermissionDeniedError unless the caller may send this command."""
+def check(spec: Spec, arguments: Arguments, session: Session) -> None:
+    """Raise PermissionDeniedError unless the caller may send this command; of one that needs leave,
+    UnknownKeyspaceError as ``Session.served`` does.
+    """
+    caller = session.caller
     if caller.permissions is Permissions.ALL:
         return
     actions = NEEDS.get(spec.name)
@@ -57,11 +59,12 @@ def check(spec: Spec, arguments: Arguments, caller: Caller) -> None:
         actions = _BOTH
     keys = spec.keys_in(arguments)
     for action in actions:
-        caller.check_some(action, DEFAULT_ID)
-        caller.check_keys(action, DEFAULT_ID, keys)
+        keyspace_id = session.served.keyspace_id
+        caller.check_some(action, keyspace_id)
+        caller.check_keys(action, keyspace_id, keys)
 
 
-def check_counting(caller: Caller) -> None:
+def check_counting(session: Session) -> None:
     """Raise PermissionDeniedError unless the caller may know how many records there are."""
-    if not caller.may_on_cluster(Action.VIEW):
-        caller.check_prefix(Action.SCAN, DEFAULT_ID, b"")
+    if not session.caller.may_on_cluster(Action.VIEW):
+        session.caller.check_prefix(Action.SCAN, session.served.keyspace_id, b"")

@@ -17,11 +17,9 @@ from koinon_node.resp.commands.cursors import (
 from koinon_node.resp.commands.rules import check_counting
 from koinon_node.resp.commands.table import Arguments, Outcome, command
 from koinon_node.resp.errors import RefusedError
-from koinon_node.resp.service import RedisService
 from koinon_node.resp.session import Session
 from koinon_node.serving.batches import ScanAnswer, ScanPage
 from koinon_proto.contract.access import Action
-from koinon_proto.contract.keyspaces import DEFAULT_ID
 
 _COUNT_DEFAULT = 10
 _COUNT_MAX = 4_096
@@ -56,8 +54,8 @@ def scan(session: Session, arguments: Arguments) -> Outcome:
     if not strings:
         return _reply(0, ())
     prefix = literal_prefix(pattern) if pattern else b""
-    session.caller.check_prefix(Action.SCAN, DEFAULT_ID, prefix)
-    return _scan(session.service, cursor, pattern, min(count, _COUNT_MAX))
+    session.caller.check_prefix(Action.SCAN, session.served.keyspace_id, prefix)
+    return _scan(session, cursor, pattern, min(count, _COUNT_MAX))
 
 
 def _cursor(text: bytes) -> int:
@@ -66,8 +64,8 @@ def _cursor(text: bytes) -> int:
     return int(text)
 
 
-async def _scan(service: RedisService, cursor: int, pattern: bytes, count: int) -> bytes:
-    keys, following = await next_page(service, cursor, literal_prefix(pattern), count)
+async def _scan(session: Session, cursor: int, pattern: bytes, count: int) -> bytes:
+    keys, following = await next_page(session, cursor, literal_prefix(pattern), count)
     if pattern:
         fits = compiled(pattern).fullmatch
         keys = [key for key in keys if fits(key)]
@@ -79,17 +77,17 @@ def _reply(cursor: int, keys: Sequence[bytes]) -> bytes:
 
 
 async def next_page(
-    service: RedisService, cursor: int, prefix: bytes, count: int
+    session: Session, cursor: int, prefix: bytes, count: int
 ) -> tuple[list[bytes], int]:
     """Return the keys at the cursor that begin with ``prefix``, and the next cursor."""
     first, first_hash = position_of(cursor)
-    led = [p for p in service.led() if p >= first]
+    led = [p for p in session.served.led() if p >= first]
     if not led:
         return [], 0
     if led[0] > first:
         first_hash = 0  # another node leads it by now
     if not first_hash:
-        answer = await service.scan(_page(led, prefix, b"", count))
+        answer = await session.service.scan(_page(led, prefix, b"", count))
         if answer.next_cursor is None:
             return answer.keys, 0
         partition_id, after_key = answer.next_cursor
@@ -97,7 +95,7 @@ async def next_page(
         if whole or partition_id > led[0]:
             return whole, cursor_of(partition_id, 0)
     page = HashPage(first_hash, max(count, _HASH_PAGE_KEYS))
-    async for keys in _pages_of(service, led[:1], prefix):
+    async for keys in _pages_of(session, led[:1], prefix):
         page.offer(keys)
     if page.next_hash is not None:
         return page.keys, cursor_of(led[0], page.next_hash)
@@ -123,12 +121,13 @@ def _page(partition_ids: Sequence[int], prefix: bytes, after_key: bytes, limit: 
 
 
 async def _pages_of(
-    service: RedisService, partition_ids: Sequence[int], prefix: bytes
+    session: Session, partition_ids: Sequence[int], prefix: bytes
 ) -> AsyncIterator[list[bytes]]:
     """Yield all keys of the partitions, a page at a time; others have their turn in between."""
     left, after_key = partition_ids, b""
     while left:
-        answer = await service.scan(_page(left, prefix, after_key, _LOOK_ROWS))
+        session.served.keyspace()  # raises if it is gone: its partitions may be another's
+        answer = await session.service.scan(_page(left, prefix, after_key, _LOOK_ROWS))
         yield answer.keys
         if answer.next_cursor is None:
             return
@@ -140,12 +139,12 @@ async def _pages_of(
 @command("DBSIZE", 1, errors.guest, flags=("readonly",))
 def dbsize(session: Session, arguments: Arguments) -> Outcome:
     """Say how many records there are in what this node leads. All of them are looked at."""
-    check_counting(session.caller)
-    return _dbsize(session.service)
+    check_counting(session)
+    return _dbsize(session)
 
 
-async def _dbsize(service: RedisService) -> bytes:
+async def _dbsize(session: Session) -> bytes:
     found = 0
-    async for keys in _pages_of(service, service.led(), b""):
+    async for keys in _pages_of(session, session.served.led(), b""):
         found += len(keys)
     return wire.integer(found)

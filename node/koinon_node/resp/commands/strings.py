@@ -90,7 +90,7 @@ def set_(session: Session, arguments: Arguments) -> Outcome:
     _check(session, key, value)
     if not rest:
         return Write((Row(key, value, ttl_ms=_unnamed_ttl_ms(session)),), _ok)
-    now_ms, keyspace = session.service.now_ms(), session.service.keyspace()
+    now_ms, keyspace = session.service.now_ms(), session.served.keyspace()
     options = Options(rest, "set", now_ms)
     options.take(b"NX", b"XX", b"GET", b"KEEPTTL", b"EX")
     flags, expiry = options.flags, options.expiry or expiry_of(keyspace, 0)
@@ -136,7 +136,7 @@ def setnx(session: Session, arguments: Arguments) -> Outcome:
     """Write a value where there is none."""
     _, key, value = arguments
     _check(session, key, value)
-    expiry = expiry_of(session.service.keyspace(), 0)
+    expiry = expiry_of(session.served.keyspace(), 0)
     return _update(key, Assign(value, expiry, Presence.ABSENT), _one_if_done)
 
 
@@ -156,7 +156,7 @@ def _set_until(session: Session, arguments: Arguments, unit_ms: int, name: str) 
     _, key, number, value = arguments
     _check(session, key, value)
     expiry = positive_expiry(ExpiryKind.AFTER, number, unit_ms, 0, name)
-    check_expiry(session.service.keyspace(), expiry, 0)
+    check_expiry(session.served.keyspace(), expiry, 0)
     return Write((Row(key, value, ttl_ms=expiry.ms),), _ok)
 
 
@@ -166,7 +166,7 @@ def mset(session: Session, arguments: Arguments) -> Outcome:
     if len(arguments) % 2 == 0:
         raise RefusedError("ERR wrong number of arguments for 'mset' command")
     keys, values = keys_of_one_slot(arguments[1::2]), arguments[2::2]
-    keyspace = session.service.keyspace()
+    keyspace = session.served.keyspace()
     for value in values:
         check_value(len(value), keyspace)
     ttl_ms = keyspace.unnamed_ttl_ms
@@ -174,7 +174,7 @@ def mset(session: Session, arguments: Arguments) -> Outcome:
 
 
 def _unnamed_ttl_ms(session: Session) -> int:
-    return session.service.keyspace().unnamed_ttl_ms
+    return session.served.keyspace().unnamed_ttl_ms
 
 
 # --- updates -----------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def getex(session: Session, arguments: Arguments) -> Outcome:
     options = Options(arguments[2:], "getex", now_ms)
     options.take(b"PERSIST", b"EX")
     expiry = options.expiry or KEEP
-    check_expiry(session.service.keyspace(), expiry, now_ms)
+    check_expiry(session.served.keyspace(), expiry, now_ms)
     return _update(key, GetAndExpire(expiry), _result)
 
 
@@ -218,7 +218,7 @@ def append(session: Session, arguments: Arguments) -> Outcome:
     """Append to a value."""
     _, key, value = arguments
     _check(session, key, value)
-    limit = session.service.keyspace().max_value_bytes
+    limit = session.served.keyspace().max_value_bytes
     return _update(key, Append(value, limit, _unnamed_ttl_ms(session)), _result)
 
 
@@ -261,4 +261,4 @@ def incrbyfloat(session: Session, arguments: Arguments) -> Outcome:
 
 def _check(session: Session, key: bytes, value: bytes) -> None:
     check_key(key)
-    check_value(len(value), session.service.keyspace())
+    check_value(len(value), session.served.keyspace())

@@ -90,9 +90,9 @@ async def _watch(session: Session, keys: Sequence[bytes]) -> bytes:
             watched.setdefault(key, _version_of(record))
         return wire.OK
 
-    (answer,) = await session.service.read([Read(keys, note)])
+    (answer,) = await session.service.read(session.served, [Read(keys, note)])
     if isinstance(answer, KoinonError):
-        raise session.service.redirected(answer, keys[0])
+        raise session.served.redirected(answer, keys[0])
     return answer
 
 
@@ -114,7 +114,7 @@ def queue(session: Session, transaction: Transaction, spec: Spec, arguments: Arg
         raise RefusedError(f"ERR {spec.name} is not allowed inside a transaction")
     keys = keys_of_one_slot(spec.keys_in(arguments))
     if keys:
-        session.service.check_served(keys[0])
+        session.served.check_served(keys[0])
     transaction.add(spec, arguments, keys)
     return _QUEUED
 
@@ -149,13 +149,13 @@ async def _carry_out(
             steps += map(_step_of, outcome.rows)
     results: Sequence[Result] = ()
     if steps:
-        session.service.check_one_slot(keys)
+        session.served.check_one_slot(keys)
         try:
-            results = await session.service.commit(keys, steps)
+            results = await session.service.commit(session.served, keys, steps)
         except CheckFailedError:
             return wire.NULL if session.resp3 else wire.NIL_ARRAY
         except KoinonError as error:
-            raise session.service.redirected(error, keys[0]) from error
+            raise session.served.redirected(error, keys[0]) from error
     left = iter(results[len(watched) :])
     specs = (spec for spec, _ in transaction.queued)
     return wire.array([_reply(s, o, left) for s, o in zip(specs, outcomes, strict=True)])
@@ -166,7 +166,7 @@ def _outcome(session: Session, spec: Spec, arguments: Arguments) -> bytes | Read
     try:
         if session.gate is not None:  # leave may have been taken since
             session.check_known()
-            rules.check(spec, arguments, session.caller)
+            rules.check(spec, arguments, session)
         outcome = spec.handler(session, arguments)
     except KoinonError as error:
         request_id = request_ids.fresh()

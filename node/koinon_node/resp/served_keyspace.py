@@ -1,0 +1,97 @@
+"""The keyspace that a connection's commands are in: where its keys lie, and which node serves them.
+
+A connection is bound to the keyspace's id. One that was dropped is refused from then on, also where
+another has been created by its name. Beside the state's table there is no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from koinon_node.resp.errors import CROSS_SLOT, RefusedError
+from koinon_node.resp.topology import Topology
+from koinon_node.serving.checks import known_keyspace
+from koinon_node.state import NodeState, partitioner_of
+from koinon_proto.contract.errors import KoinonError, NotPrimaryError, UnknownKeyspaceError
+from koinon_proto.contract.keyspaces import Keyspace, KeyspaceId
+from koinon_proto.partitioner import Crc16Partitioner, Partitioner, slot_of
+
+
+class ServedKeyspace:
+    """One keyspace, by its id, in the newest table."""
+
+    def __init__(self, state: NodeState, keyspace_id: KeyspaceId) -> None:
+        self.keyspace_id = keyspace_id
+        self._state = state
+        self._topology: Topology | None = None  # of the table that it was asked for last
+
+    def keyspace(self, table_version: int = 0) -> Keyspace:
+        """Return the keyspace's settings; ``table_version`` is the sender's (0: not known).
+
+        Raises:
+            ClusterNotReadyError: there is no table yet.
+            UnknownKeyspaceError: it is gone.
+            TableBehindError: it is not known here, and the sender's table is newer.
+        """
+        return known_keyspace(self._state.table(), self.keyspace_id, table_version)
+
+    def partitioner(self, table_version: int = 0) -> Partitioner:
+        """Return the keyspace's partitioner; raises as ``keyspace``."""
+        return partitioner_of(self.keyspace(table_version))
+
+    def topology(self) -> Topology:
+        """Return what clients of Redis Cluster see of the table; made once for each. Raises as
+        ``keyspace``.
+        """
+        table, keyspace = self._state.table(), self.keyspace()
+        if self._topology is None or self._topology.table is not table:
+            self._topology = Topology(table, keyspace)
+        return self._topology
+
+    def led(self) -> list[int]:
+        """Return the partitions of the keyspace that this node leads, ascending."""
+        partition_ids = self.keyspace().partition_ids
+        epochs = self._state.served.epochs[partition_ids.start : partition_ids.stop]
+        led: list[int] = (np.flatnonzero(epochs) + partition_ids.start).tolist()
+        return led
+
+    def moved_to(self, key: bytes) -> str:
+        """Return the key's slot and where it is served, ``slot host:port``; '' if nobody does."""
+        try:
+            partition_id = self.partitioner().partition_of(key)
+        except UnknownKeyspaceError:
+            return ""
+        primary = self._state.table().primary_of(partition_id)
+        address = primary.redis_address if primary is not None else ""
+        return f"{slot_of(key)} {address}" if address else ""
+
+    def redirected(self, error: KoinonError, key: bytes) -> KoinonError:
+        """Return the error as the key's command has it: with where the key is served, if that is
+        known and another node.
+        """
+        moved_to = self.moved_to(key) if isinstance(error, NotPrimaryError) else ""
+        if not moved_to:
+            return error
+        refused = RefusedError(f"MOVED {moved_to}")
+        refused.__cause__ = error
+        return refused
+
+    def check_served(self, key: bytes) -> None:
+        """Raise why the partition of the key is not served here, if it is not."""
+        partition_id = self.partitioner().partition_of(key)
+        view = self._state.served
+        if view.table is None:
+            self._state.check_lease()
+        elif not view.epochs[partition_id] or self._state.stopped[partition_id]:
+            raise self.redirected(self._state.refusal(view, partition_id, 0), key)
+
+    def check_one_slot(self, keys: Sequence[bytes]) -> None:
+        """Raise unless the keys lie together whatever happens: in one slot or, where the keyspace
+        has another router, with the same routing bytes.
+        """
+        known = self.partitioner()
+        place = slot_of if known.name == Crc16Partitioner.hash_name else known.routing_bytes
+        if len(set(map(place, keys))) > 1:
+            raise RefusedError(CROSS_SLOT)
