@@ -14,9 +14,9 @@ from koinon.cli.console import output
 from koinon.cli.console.session import INTERRUPTED, NOT_FOUND, Session, command, default_data_dir
 from koinon.cli.console.signals import StopSignals
 from koinon.cli.operate.admin import print_status, status_json
-from koinon.local.cluster import LocalCluster, stop_owner
+from koinon.local.cluster import LocalCluster
 from koinon.local.files import LocalClusterError, running_cluster
-from koinon.local.processes import ProcessState, state_of
+from koinon.local.processes import ProcessState, state_of, stop_owner
 from koinon.operate.admin import ClusterStatus
 from koinon_proto.contract.table import NodeStatus
 

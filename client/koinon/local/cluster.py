@@ -14,11 +14,10 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, Unpack
 
-from koinon.local import files, members
+from koinon.local import files, members, readiness
 from koinon.local.files import (
     ClusterFile,
     DirectoryLock,
@@ -30,18 +29,13 @@ from koinon.local.files import (
 from koinon.local.processes import (
     Guardian,
     ManagedProcess,
-    ProcessIdentity,
     ProcessState,
     identify,
-    send_signal,
-    state_of,
     wait_stopped,
 )
 from koinon.local.servers import environment, require_servers
 from koinon.operate.admin import Admin, ClusterStatus
-from koinon.operate.health import problems
 from koinon_proto.contract.errors import UnavailableError
-from koinon_proto.contract.table import NodeStatus
 from koinon_proto.security.transport import PLAIN, Dialing, dialing
 
 if TYPE_CHECKING:
@@ -53,9 +47,6 @@ KILL_TIMEOUT_S = 5.0
 POLL_S = 0.05
 POLL_SHARE = 4.0  # for so many times longer than a question took, none is asked
 STATUS_TIMEOUT_MS = 1000
-_METRICS_ABOVE = 2000
-_REDIS_BELOW = 1000
-SERVING = (NodeStatus.ACTIVE, NodeStatus.DRAINING)
 
 
 class LocalCluster:
@@ -354,7 +345,7 @@ class LocalCluster:
                 status = self.status()
                 if condition(status):
                     return status
-                last = _describe(status)
+                last = readiness.described(status)
             # A large table takes its time to send: waiting must not be what the leader works for.
             time.sleep(max(POLL_S, POLL_SHARE * (time.monotonic() - asked_at)))
         raise LocalClusterError(reason=f"not within {timeout_s:g} s: {what} ({last})")
@@ -458,7 +449,7 @@ class LocalCluster:
         first_port = 0
         if kind == "node" and self._node_port:
             first_port = self._node_port + len(taken)
-        address = files.choose_addresses(1, first_port, self._taken(), self._claims)[0]
+        address = members.free_address(self._file, first_port, self._claims)
         joins = kind == "coordinator"
         self._file.members[name] = Member(
             kind=kind, address=address, joins=joins, rack=rack, weight=weight
@@ -489,28 +480,12 @@ class LocalCluster:
         return dialing(self.tls_bundle) if self.tls_bundle else PLAIN
 
     def _choose_addresses(self, metrics: bool) -> None:
-        """Give every member that does not run an address for its metrics, or take it away, and
-        every such node one for the Redis protocol.
-        """
+        """Give every member that does not run the addresses that it is to have beside its own."""
         self._file.metrics = metrics
-        for name, member in self._file.members.items():
-            if self._processes[name].alive:
-                continue
-            if metrics != bool(member.metrics):
-                address = self._beside(member, _METRICS_ABOVE) if metrics else ""
-                member = self._file.members[name] = replace(member, metrics=address)
-            if member.kind == "node" and not member.redis:
-                address = self._beside(member, -_REDIS_BELOW)
-                self._file.members[name] = replace(member, redis=address)
-            self._processes[name] = self._process(name)
-
-    def _beside(self, member: Member, distance: int) -> str:
-        """Return a free address, at this distance from the member's own port if that one is."""
-        port = files.port_of(member.address) + distance
-        return files.choose_addresses(1, max(port, 0), self._taken(), self._claims)[0]
-
-    def _taken(self) -> set[str]:
-        return {a for member in self._file.members.values() for a in member.addresses}
+        for name in self._file.members:
+            if not self._processes[name].alive:
+                members.give_addresses(self._file, name, self._claims)
+                self._processes[name] = self._process(name)
 
     def _process(self, name: str) -> ManagedProcess:
         argv = members.command_line(self._file, name, self.data_dir)
@@ -562,34 +537,21 @@ class LocalCluster:
         """The node epochs of the members about to start: 0 for coordinators, and where no leader
         knows better (then it is a new leader, whose sessions are all new).
         """
-        epochs = dict.fromkeys(started, 0)
+        known: dict[str, int] = {}
         if any(self._processes[name].alive for name in self.coordinator_names):
             with contextlib.suppress(UnavailableError):
-                table = self.status().table
-                for node in table.nodes.values() if table is not None else ():
-                    if node.node_id in epochs:
-                        epochs[node.node_id] = node.node_epoch
-        return epochs
+                known = readiness.node_epochs(self.status())
+        return {name: known.get(name, 0) for name in started}
 
     def _is_ready(self, status: ClusterStatus) -> bool:
-        if not (status.is_leader and status.ready):
-            return False
-        heard = {c.member_id for c in status.coordinators if c.active or c.leader}
-        heard |= {status.member_id}
-        for node in status.table.nodes.values() if status.table else ():
-            session = status.session_of(node.number)
-            told = session is not None and session.live and session.map_bytes > 0
-            new = node.node_epoch > self._fresh.get(node.node_id, 0)
-            if node.status in SERVING and told and new:
-                heard.add(node.node_id)
         nodes = {name for name in self.node_names if self._processes[name].alive}
         fresh = {name for name in self._fresh if not self._member(name).joins}
-        return nodes | fresh <= heard | set(self._left(status))
+        waited_for = (nodes | fresh) - set(self._left(status))
+        return readiness.is_ready(status, waited_for, self._fresh)
 
     def _left(self, status: ClusterStatus) -> list[str]:
-        """The members that an operator has removed from the cluster."""
-        nodes = status.table.nodes.values() if status.table else ()
-        gone = {str(node.node_id) for node in nodes if node.status is NodeStatus.LEFT}
+        """The nodes that an operator has removed from the cluster."""
+        gone = readiness.left(status)
         return [name for name in self.node_names if name in gone]
 
     def _has_left(self, name: str) -> bool:
@@ -611,21 +573,6 @@ class LocalCluster:
                 reason=f"{name} exited{code} (its address: {self.address(name)}); "
                 f"the end of {process.log_path}:\n{tail}"
             )
-
-
-def stop_owner(owner: ProcessIdentity, timeout_s: float) -> bool:
-    """Ask the program that runs a foreground cluster to end it; return whether it has."""
-    send_signal(owner, signal.SIGTERM)
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if state_of(owner) is ProcessState.STOPPED:
-            return True
-        time.sleep(POLL_S)
-    return False
-
-
-def _describe(status: ClusterStatus) -> str:
-    return "; ".join(problems(status)) or f"term {status.term}, led by {status.leader_id}"
 
 
 def _partitioner_flags(partitioner: str | None, router: str | None) -> list[str]:

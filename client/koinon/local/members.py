@@ -1,9 +1,12 @@
-"""The members of a local cluster: which there are at first, and how their processes are started."""
+"""The members of a local cluster: which there are at first, their addresses, and how their
+processes are started.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from koinon.local.files import (
@@ -12,9 +15,13 @@ from koinon.local.files import (
     Member,
     PortClaims,
     choose_addresses,
+    port_of,
 )
 from koinon.local.servers import MODULES
 from koinon_proto.partitioner import canonical_name
+
+_METRICS_ABOVE = 2000
+_REDIS_BELOW = 1000
 
 
 def first_members(
@@ -49,6 +56,28 @@ def first_members(
         rack = racks[index % len(racks)] if racks else ""
         members[f"n{index + 1}"] = Member(kind="node", address=address, rack=rack)
     return members
+
+
+def free_address(file: ClusterFile, port: int, claims: PortClaims) -> str:
+    """Return a free address that is no member's: of this port if it is free, else of any."""
+    taken = {address for member in file.members.values() for address in member.addresses}
+    return choose_addresses(1, port, taken, claims)[0]
+
+
+def give_addresses(file: ClusterFile, name: str, claims: PortClaims) -> None:
+    """Give the member an address for its metrics, or take it away, as the file says; a node that
+    has none, one for the Redis protocol. Each is at a distance of its own from the member's port if
+    that one is free.
+    """
+    member = file.members[name]
+    port = port_of(member.address)
+    if file.metrics != bool(member.metrics):
+        above = port + _METRICS_ABOVE
+        address = free_address(file, above, claims) if file.metrics else ""
+        member = file.members[name] = replace(member, metrics=address)
+    if member.kind == "node" and not member.redis:
+        address = free_address(file, max(port - _REDIS_BELOW, 0), claims)
+        file.members[name] = replace(member, redis=address)
 
 
 def check_asked(

@@ -21,6 +21,7 @@ from koinon.local import guardian
 from koinon_proto.process import private_files
 
 POLL_S = 0.01
+STOP_POLL_S = 0.05  # of another program, which ends a whole cluster
 
 
 class ProcessState(Enum):
@@ -196,6 +197,17 @@ def wait_stopped(processes: Iterable[ManagedProcess], timeout_s: float) -> list[
         if not waiting or time.monotonic() > deadline:
             return waiting
         time.sleep(POLL_S)
+
+
+def stop_owner(owner: ProcessIdentity, timeout_s: float) -> bool:
+    """Ask the program that runs a foreground cluster to end it; return whether it has."""
+    send_signal(owner, signal.SIGTERM)
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if state_of(owner) is ProcessState.STOPPED:
+            return True
+        time.sleep(STOP_POLL_S)
+    return False
 
 
 class Guardian:
