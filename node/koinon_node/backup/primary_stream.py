@@ -1,8 +1,8 @@
 """One primary's stream, seen from the follower: opens, receives, applies, acknowledges.
 
 Three tasks share a stream: one opens what is due, one receives, one makes copies that have caught
-up complete. Each pass has a task of its own. All of them end with the stream; what ends one
-partition (its row, a gap, a full store) ends its pass at once.
+up complete. Each pass (``passes``) has a task of its own. All of them end with the stream; what
+ends one partition (its row, a gap, a full store) ends its pass at once.
 
 Before anything is written the newest table is asked whether this node still follows the partition
 in that epoch: the table may have changed before ``update`` was called.
@@ -17,9 +17,10 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 
 import numpy as np
 
+from koinon_node.backup import passes
 from koinon_node.backup.applier import Held, change_of
 from koinon_node.backup.batch_receipts import BatchReceipts, Receipt
-from koinon_node.backup.catch_up import BatchRows, Fetcher, Source, checked_batch
+from koinon_node.backup.catch_up import BatchRows, checked_batch
 from koinon_node.backup.stream_context import StreamContext, SupersededError
 from koinon_node.core.records import EpochStart, PartitionEpochs
 from koinon_node.core.replication import replica_sync as core
@@ -499,65 +500,15 @@ class Link:
 
     async def _pull(self, followed: Followed) -> None:
         """Do what stands before joining."""
-        context, partition_id = self._context, followed.partition_id
-        epoch = followed.want.primary_epoch
-
-        def guard() -> None:
-            if not self._current(followed):
-                raise SupersededError
-
-        source = Source(context.peers, self.node, context.cluster_id, partition_id, epoch)
-        puller = Fetcher(
-            followed,
-            source,
-            context.store,
-            context.applier,
-            context.copies,
-            context.journal,
-            context.uncovered,
-            guard=guard,
-            leave=lambda: context.leave(followed),
-            spend=lambda size: context.spend(followed, size),
-            on_pulled=context.count_pulled,
-        )
         try:
-            async with context.passes[followed.want.rank]:
-                await self._pull_stages(followed, puller)
-            if followed.stage is Stage.CATCH_UP:
-                await puller.written()  # or a page that found no room would go unnoticed
-                followed.take(Step.JOIN)
+            await passes.pull(self._context, self.node, self.following, followed)
+            self._jobs.pop(followed.partition_id, None)
             if followed.stage is Stage.JOINING:
-                self._jobs.pop(partition_id, None)
                 self._joining_due.set()
         except SupersededError:
             pass  # the table that says so is on its way here
         except KoinonError as error:
             self._give_up([followed], error)
-
-    async def _pull_stages(self, followed: Followed, puller: Fetcher) -> None:
-        """Pull all that there is to be pulled. Of a catch-up, the last pages may not be durable."""
-        context, partition_id = self._context, followed.partition_id
-        epoch = followed.want.primary_epoch
-        if followed.stage is Stage.SNAPSHOT:
-            context.tail_epochs.pop(partition_id, None)
-            await puller.snapshot()
-            context.tail_epochs[partition_id] = epoch
-            self._jobs.pop(partition_id, None)
-            followed.attempts = 0
-            self.following.close(followed)  # the primary keeps its hold: it is not told
-            context.wake()
-            return
-        if followed.stage is Stage.REPAIR:
-            if not followed.holds:
-                context.tail_epochs.pop(partition_id, None)
-            await puller.repair()
-            if not followed.holds:
-                context.tail_epochs[partition_id] = epoch
-            followed.take(core.step_after_repair(followed.opened))
-        if followed.stage is Stage.CATCH_UP:
-            if not followed.holds:
-                context.tail_epochs[partition_id] = epoch
-            await puller.catch_up()
 
     # --- ending ----------------------------------------------------------------------------
 
