@@ -26,9 +26,9 @@ from koinon_proto.v1 import membership_pb2
 from tests.kit.waiting import until
 
 from .fake_node import Caller, FakeNode
+from .served import online, with_coordinator
 from .states import change_of, row_of
 from .support import LeaderContext, bootstrapped, fence, hold_proposals, run_term
-from .test_service import online, with_coordinator
 
 
 async def alter(

@@ -33,7 +33,7 @@ from koinon_proto.v1 import loads_pb2, loads_pb2_grpc
 from tests.kit.waiting import until
 
 from .fake_node import Caller, FakeNode
-from .test_service import online, with_coordinator
+from .served import online, with_coordinator
 
 T = TypeVar("T")
 CALL_S = 5.0

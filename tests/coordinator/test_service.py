@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -15,17 +14,12 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from koinon_coordinator.config import BootstrapConfig, CoordinatorConfig, TimingConfig
+from koinon_coordinator.config import BootstrapConfig, CoordinatorConfig
 from koinon_coordinator.coordinator import Coordinator
-from koinon_coordinator.core.cluster.commands import AccessCommand, Result, RevokeCertificate
-from koinon_coordinator.core.decide.sessions import SessionTimes
-from koinon_coordinator.leader.access import AccessChanges
-from koinon_coordinator.leader.in_force import InForce
 from koinon_coordinator.server import running
 from koinon_coordinator.services.cluster_services import SERVICES, _bound_exposure
 from koinon_coordinator.wire.updates import UpdateCache
 from koinon_proto.contract import convert
-from koinon_proto.contract.access import AccessState, make_token
 from koinon_proto.contract.cluster_errors import (
     DataDirectoryError,
     DuplicateNodeError,
@@ -37,57 +31,20 @@ from koinon_proto.contract.cluster_errors import (
 )
 from koinon_proto.contract.errors import (
     ClusterNotReadyError,
-    ConditionFailedError,
     ConfigurationError,
     InvalidArgumentError,
     UnavailableError,
     UnsupportedVersionError,
     WrongClusterError,
 )
-from koinon_proto.contract.table import MoveSettings, NodeId, NodeStatus, PartitionStatus
-from koinon_proto.v1 import access_pb2, admin_pb2, membership_pb2
+from koinon_proto.contract.table import MoveSettings, NodeId, NodeStatus
+from koinon_proto.v1 import admin_pb2, membership_pb2
 from tests.kit.addresses import free_address
 from tests.kit.waiting import until
 
 from .fake_node import Caller, FakeNode
+from .served import online, with_coordinator
 from .support import bootstrapped, fence
-
-FAST = TimingConfig(election_timeout_ms=60, raft_heartbeat_ms=20)
-
-
-def with_coordinator(
-    data: Path,
-    test: Callable[[Coordinator, Caller], Awaitable[None]],
-    *,
-    bootstrap: BootstrapConfig | None = None,
-) -> None:
-    """Run the test against a coordinator that leads a group of one."""
-
-    async def whole() -> None:
-        address = free_address()
-        config = CoordinatorConfig(
-            member_id="c1",
-            listen=address,
-            advertise=address,
-            data=data,
-            members={"c1": address},
-            bootstrap=bootstrap or BootstrapConfig(partition_count=8),
-            timing=FAST,
-        )
-        async with running(config) as coordinator:
-            caller = Caller(address)
-            try:
-                await until(lambda: coordinator.leads and coordinator.table() is not None)
-                await test(coordinator, caller)
-            finally:
-                await caller.close()
-
-    asyncio.run(asyncio.wait_for(whole(), 60))
-
-
-def online(node: FakeNode) -> int:
-    rows = node.table.rows if node.table is not None else ()
-    return sum(row.status is PartitionStatus.ONLINE for row in rows)
 
 
 def test_services_node_joins_and_the_table_is_served_whole_and_as_a_delta(tmp_path: Path) -> None:
@@ -477,176 +434,6 @@ def test_unexpected_grpc_errors_have_no_typed_details() -> None:
         await caller.close()
 
     asyncio.run(whole())
-
-
-# --- access -------------------------------------------------------------------------------------
-
-
-def test_access_is_changed_and_shown_without_hashes(tmp_path: Path) -> None:
-    token, text = make_token("app", created_s=5)
-
-    async def test(coordinator: Coordinator, caller: Caller) -> None:
-        async def change(**changes: Any) -> int:
-            request = admin_pb2.ChangeAccessRequest(**changes)
-            reply = await caller.call(caller.admin.ChangeAccess, request)
-            return int(reply.access_version)
-
-        async def access() -> AccessState:
-            request = admin_pb2.GetAccessRequest()
-            return convert.ACCESS.decode(
-                (await caller.call(caller.admin.GetAccess, request)).access
-            )
-
-        assert await access() == AccessState()
-        grant = access_pb2.Grant(
-            effect=access_pb2.GRANT_EFFECT_ALLOW, actions=[access_pb2.ACTION_READ], prefix=b"a"
-        )
-        role = access_pb2.Role(name="reader", grants=[grant])
-        assert await change(put_role=role, expected_access_version=0) == 1
-        assert await change(put_role=role) == 1
-        with pytest.raises(ConditionFailedError):
-            await change(drop_role="reader", expected_access_version=0)
-        assert await change(put_user=access_pb2.User(name="app", roles=["reader"])) == 2
-        assert await change(add_token=convert.TOKEN.encode(token)) == 3
-        with pytest.raises(InvalidArgumentError, match="belongs to app"):
-            await change(drop_role="reader")
-        shown = await access()
-        assert (shown.version, shown.tokens[0].id, shown.tokens[0].sha256) == (3, token.id, b"")
-        assert coordinator.state.access.user_of_token(text, 6) == "app"
-        assert await change(revoke_certificate="1f") == 4
-        assert await change(restore_certificate="1f") == 5
-        assert await change(drop_token=token.id) == 6
-        assert await change(drop_user="app") == 7
-        assert await change(drop_role="reader") == 8
-
-        for wrong in (
-            admin_pb2.ChangeAccessRequest(),
-            admin_pb2.ChangeAccessRequest(
-                put_role=access_pb2.Role(
-                    name="r", grants=[access_pb2.Grant(actions=[access_pb2.ACTION_READ])]
-                )
-            ),
-            admin_pb2.ChangeAccessRequest(
-                put_role=access_pb2.Role(
-                    name="r",
-                    grants=[access_pb2.Grant(effect=access_pb2.GRANT_EFFECT_ALLOW, actions=[99])],  # type: ignore[list-item]
-                )
-            ),
-        ):
-            with pytest.raises(InvalidArgumentError):
-                await caller.call(caller.admin.ChangeAccess, wrong)
-        with pytest.raises(WrongClusterError):
-            await change(cluster_id="other", drop_user="app")
-        request = admin_pb2.GetAccessRequest(cluster_id="other")
-        with pytest.raises(WrongClusterError):
-            await caller.call(caller.admin.GetAccess, request)
-
-    with_coordinator(tmp_path, test)
-
-
-class Term:
-    """A term that began a moment ago, over a cluster with two live nodes."""
-
-    began_at = 99.9
-
-    def __init__(self) -> None:
-        self.now = 100.0
-        self.state = bootstrapped([(1, 2)], nodes=2)
-
-    def clock(self) -> float:
-        self.now += 0.1
-        return self.now
-
-    def check_cluster(self, _: str) -> None: ...
-
-    async def committed(self, command: AccessCommand) -> Result:
-        return self.state.apply(command)
-
-
-N1, N2 = NodeId("n1"), NodeId("n2")
-TIMES = SessionTimes(
-    heartbeat_interval_s=0.2, session_timeout_s=1.5, lease_s=1.0, check_quorum_s=0.4, pause_s=1.0
-)
-
-
-def test_change_of_access_is_answered_when_no_node_goes_by_what_was_before() -> None:
-    async def changed(behind: list[list[NodeId]], wait_s: float = 60.0) -> tuple[InForce, float]:
-        term = Term()
-        asked = iter(behind)
-        changes = AccessChanges(term, TIMES, lambda _: next(asked))  # type: ignore[arg-type]
-        made = await changes.change(RevokeCertificate(serial="1f"), wait_s)
-        return made, term.now
-
-    async def test() -> None:
-        made, at = await changed([[N1, N2], [N2], []])
-        assert made == InForce(version=1)
-        assert at < 101.0
-        made, at = await changed([[N2]] * 100)
-        assert made == InForce(version=1, behind=(N2,))
-        assert at >= 99.9 + 0.4 + 1.0  # a leader before this one gave leases until then
-        made, at = await changed([[N2]] * 100, 0.5)
-        assert made.behind == (N2,)
-        assert 0.0 < made.serves_s < 0.9
-
-    asyncio.run(test())
-
-
-def test_change_of_access_that_is_no_news_waits_as_the_first_one_does() -> None:
-    async def test() -> None:
-        changes = AccessChanges(Term(), TIMES, lambda _: [N1])  # type: ignore[arg-type]
-        for _ in range(2):
-            made = await changes.change(RevokeCertificate(serial="1f"))
-            assert made == InForce(version=1, behind=(N1,))
-
-    asyncio.run(test())
-
-
-def test_change_of_access_waits_for_nodes_to_say_so(tmp_path: Path) -> None:
-    async def test(_: Coordinator, caller: Caller) -> None:
-        node = FakeNode("n1", [caller.address])
-        try:
-            await node.register()
-            await node.heartbeat()
-            request = admin_pb2.ChangeAccessRequest(put_role=access_pb2.Role(name="reader"))
-            change = asyncio.create_task(caller.call(caller.admin.ChangeAccess, request))
-            while node.access is None:
-                await node.heartbeat()
-                await asyncio.sleep(0.01)
-            assert not change.done()
-            node.access_version = node.access.access_version
-            await node.heartbeat()
-            reply = await change
-            assert (reply.access_version, list(reply.nodes_behind)) == (1, [])
-            node.access_version = 0
-            request = admin_pb2.ChangeAccessRequest(put_role=access_pb2.Role(name="writer"))
-            reply = await caller.call(caller.admin.ChangeAccess, request)
-            assert list(reply.nodes_behind) == ["n1"]
-        finally:
-            await node.close()
-
-    with_coordinator(tmp_path, test)
-
-
-def test_node_is_sent_access_when_it_has_an_older_one(tmp_path: Path) -> None:
-    async def test(_: Coordinator, caller: Caller) -> None:
-        node = FakeNode("n1", [caller.address])
-        try:
-            await node.register()
-            assert node.access is None
-            change = admin_pb2.ChangeAccessRequest(put_role=access_pb2.Role(name="reader"))
-            await caller.call(caller.admin.ChangeAccess, change)
-            await node.heartbeat()
-            assert node.access is not None
-            assert node.access.access_version == 1
-            node.access_version, node.access = 1, None
-            await node.heartbeat()
-            assert node.access is None
-            await node.register()
-            assert node.access is not None
-        finally:
-            await node.close()
-
-    with_coordinator(tmp_path, test)
 
 
 def test_what_a_node_says_of_its_ports_is_bounded() -> None:

@@ -40,8 +40,8 @@ from koinon_proto.v1 import table_pb2
 from tests.kit.waiting import until
 
 from .fake_node import Caller, FakeNode
+from .served import online, with_coordinator
 from .support import bootstrapped
-from .test_service import online, with_coordinator
 
 
 class Member:
