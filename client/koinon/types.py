@@ -17,6 +17,11 @@ once it is on the primary. The second is outside the promise that no acknowledge
 """
 
 
+Row = tuple[BytesLike, BytesLike] | tuple[BytesLike, BytesLike, int | None]
+"""Key and value; or key, value and the row's own time to live in milliseconds, None: it names none.
+"""
+
+
 class Entry(NamedTuple):
     """One record. ``version`` is what ``if_version`` compares; ``expires_at_ms`` is Unix time."""
 
@@ -76,7 +81,7 @@ class RowFailure(NamedTuple):
 class WriteResult:
     """The result of ``put_many`` or ``delete_many``: counts of rows, and the failures whole.
 
-    ``applied + len(refused) + len(unknown) == rows``.
+    ``applied + present + len(refused) + len(unknown) == rows``.
     """
 
     rows: int = 0
@@ -85,6 +90,8 @@ class WriteResult:
     """Rows that were acknowledged (or superseded by a later row with the same key)."""
     absent: int = 0
     """Of the applied rows of ``delete_many``: how many found no record."""
+    present: int = 0
+    """Rows of ``put_many(if_absent=True)`` that found a record, which stays as it is."""
     refused: list[RowFailure] = field(default_factory=list)
     """Rows that were certainly not applied, and why."""
     unknown: list[RowFailure] = field(default_factory=list)

@@ -65,6 +65,49 @@ def test_many_round_trip_over_several_batches(cluster: FakeCluster, connect: Con
     assert client.put_many([]).rows == 0
 
 
+def test_put_many_rows_have_times_to_live_of_their_own(
+    cluster: FakeCluster, connect: Connect
+) -> None:
+    client = connect(cluster.seeds, timeout_ms=20_000, batch_rows=5)
+    own = [(b"key%d" % i, b"v", i or None) for i in range(60)]
+    assert client.put_many(own, ttl_ms=99).applied == 60
+    expiries = [entry.expires_at_ms for entry in client.get_entries([key for key, _, _ in own])]
+    assert expiries == [99, *range(1, 60)]
+    assert client.put_many(iter([(b"a", b"v", 7), (b"a", b"w", None), (b"b", b"v", 8)])).ok
+    a, b = client.get_entries([b"a", b"b"])
+    assert (a.value, a.expires_at_ms, b.expires_at_ms) == (b"w", None, 8)
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([(b"k", b"v", 0)], "ttl_ms of row 0"),
+        ([(b"k", b"v", None), (b"k", b"v", 1 << 60)], "ttl_ms of row 1"),
+        ([(b"k", b"v", None), (b"k", b"v", "5")], "ttl_ms of row 1"),
+        ([(b"k", b"v"), (b"l", b"v", 5)], "row 1 has 3 parts"),
+        ([(b"k", b"v", 5, 6)], "row 0 is not a"),
+    ],
+)
+def test_put_many_time_to_live_that_has_no_sense_is_refused(
+    cluster: FakeCluster, client: Any, rows: Any, says: str
+) -> None:
+    with pytest.raises((TypeError, koinon.InvalidArgumentError), match=says):
+        client.put_many(rows)
+    assert not cluster.store
+
+
+def test_put_many_if_absent_leaves_what_is_there_and_counts_it(
+    cluster: FakeCluster, connect: Connect
+) -> None:
+    client = connect(cluster.seeds, timeout_ms=20_000, batch_rows=5)
+    client.put_many({b"key%d" % i: b"old" for i in range(0, 60, 2)})
+    new = [(b"key%d" % i, b"new") for i in range(60)]
+    result = client.put_many([*new, (b"key2", b"newer")], if_absent=True)
+    assert (result.rows, result.applied, result.present, result.ok) == (61, 30, 31, True)
+    values = client.get_many([key for key, _ in new])
+    assert values == [b"old", b"new"] * 30
+
+
 def test_scan_returns_every_record_once_and_by_prefix(client: Any) -> None:
     rows = {b"k%03d" % i: b"v%d" % i for i in range(300)}
     client.put_many(rows)

@@ -51,12 +51,13 @@ class Setup:
             KEYS, self.ids, want_entries=want_entries, policy=RetryPolicy(), random=Random(1)
         )
 
-    def write(self, *, retry_unknown: bool = False) -> WriteRows:
+    def write(self, *, retry_unknown: bool = False, if_absent: bool = False) -> WriteRows:
         return WriteRows(
             KEYS,
             [b"v" + key for key in KEYS],
             self.ids,
             retry_unknown=retry_unknown,
+            if_absent=if_absent,
             policy=RetryPolicy(),
             random=Random(1),
         )
@@ -204,6 +205,17 @@ def test_write_unknown_with_opt_in_stays_maybe_applied_to_the_end(setup: Setup) 
     assert leftover is not None
     write.fail(leftover.rows, LEASE, timed_out_ms=10)
     assert all(error.maybe_applied for error in write.failures.values())
+
+
+def test_write_if_absent_repeated_after_an_unknown_fate_finds_its_own_record(setup: Setup) -> None:
+    operation = setup.write(retry_unknown=True, if_absent=True)
+    call = operation.route(setup.routing)[0]
+    leftover = operation.settle(call, errors.UnknownFateError(reason="lost"), setup.router)
+    assert leftover is not None
+    again = operation.route(setup.routing, leftover.rows)[0]
+    there = errors.ConditionFailedError(expected_version=0, current_version=7)
+    operation.settle(again, write_reply(row_errors={0: there}), setup.router)
+    assert operation.failures == {int(again.rows[0]): there}, "known to be there: not unknown"
 
 
 def test_write_timed_out_unsent_was_not_applied(setup: Setup) -> None:

@@ -96,12 +96,24 @@ def check_page_rows(page_rows: object) -> None:
     _check_most("page_rows", page_rows, _PAGE_ROWS_MAX)
 
 
-def check_ttl(ttl_ms: object) -> None:
+def check_ttl(ttl_ms: object, name: str = "ttl_ms") -> None:
     """Raise unless ``ttl_ms`` is None or a number of milliseconds from 1 to a hundred years."""
     if ttl_ms is None:
         return
-    check_positive("ttl_ms", ttl_ms)
-    _check_most("ttl_ms", ttl_ms, MAX_TTL_MS)
+    check_positive(name, ttl_ms)
+    _check_most(name, ttl_ms, MAX_TTL_MS)
+
+
+def check_ttls(ttls: Sequence[object], first_row: int = 0) -> Sequence[int] | None:
+    """Return the rows' times to live with 0 for None, or None if no row has one; raise unless each
+    is None or one that ``check_ttl`` takes.
+    """
+    if all(ttl_ms is None for ttl_ms in ttls):
+        return None
+    for row, ttl_ms in enumerate(ttls):
+        if ttl_ms is not None and not (type(ttl_ms) is int and 0 < ttl_ms <= MAX_TTL_MS):
+            check_ttl(ttl_ms, f"ttl_ms of row {first_row + row}")
+    return [cast("int", ttl_ms) or 0 for ttl_ms in ttls]
 
 
 def check_increment(by: object) -> None:

@@ -19,6 +19,7 @@ from koinon.core.retry import AT_ONCE, RetryAfter, RetryPolicy, decide, final_er
 from koinon.core.routing import Router, Routing
 from koinon.types import Durability, Entry
 from koinon_proto.contract.errors import (
+    ConditionFailedError,
     KoinonError,
     PermissionDeniedError,
     ReplyTooLargeError,
@@ -269,7 +270,10 @@ class ReadRows(RowsOperation[ReadReply]):
 
 
 class WriteRows(RowsOperation[WriteReply]):
-    """A batch of unconditional puts, or of deletes, with the failures of single rows kept."""
+    """A batch of puts, or of deletes, with the failures of single rows kept. With ``if_absent`` a
+    put whose key has a record fails; such a batch may be repeated as well as any other, for what
+    its first attempt has written the second one finds there.
+    """
 
     write = True
 
@@ -280,6 +284,8 @@ class WriteRows(RowsOperation[WriteReply]):
         partition_ids: PartitionIds,
         *,
         ttl_ms: int | None = None,
+        ttls: Sequence[int] | None = None,
+        if_absent: bool = False,
         retry_unknown: bool = False,
         durability: Durability = "all_in_sync",
         policy: RetryPolicy,
@@ -288,7 +294,9 @@ class WriteRows(RowsOperation[WriteReply]):
     ) -> None:
         super().__init__(keys, partition_ids, policy=policy, random=random, keyspace_id=keyspace_id)
         self.values = values
-        self.ttl_ms = ttl_ms
+        self.ttl_ms = ttl_ms  # of the rows that name none themselves
+        self.ttls = ttls  # by row, 0: it names none; None: no row does
+        self.if_absent = if_absent
         self.idempotent = retry_unknown
         self.durability = durability
         self.absent = 0  # deletes that found no record
@@ -298,6 +306,14 @@ class WriteRows(RowsOperation[WriteReply]):
     @property
     def deletes(self) -> bool:
         return self.values is None
+
+    def ttl_column(self, call: Call) -> Sequence[int]:
+        """Return the times to live of a call's rows, as a request has them: none, or one for all,
+        or one a row; 0 for those that name none.
+        """
+        if self.ttls is None:
+            return () if self.ttl_ms is None else (self.ttl_ms,)
+        return [one or self.ttl_ms or 0 for one in pick(self.ttls, call.rows)]
 
     def _values(self, rows: Rows | None) -> Sequence[bytes] | None:
         if self.values is None or rows is None:
@@ -314,6 +330,9 @@ class WriteRows(RowsOperation[WriteReply]):
         self._maybe_applied.update(rows.tolist())
 
     def fail(self, rows: Rows, error: KoinonError, timed_out_ms: int | None = None) -> None:
+        if isinstance(error, ConditionFailedError):  # there is a record, whoever has written it
+            self.failures.update(dict.fromkeys(rows.tolist(), error))
+            return
         settled = {
             maybe: final_error(error, write=True, maybe_applied=maybe, timed_out_ms=timed_out_ms)
             for maybe in (False, True)

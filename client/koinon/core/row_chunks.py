@@ -11,12 +11,14 @@ late, after a later row of its key.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
-from koinon.core.limits import check_keys, check_values
-from koinon.types import BytesLike, RowFailure, WriteResult
-from koinon_proto.contract.errors import KoinonError
+from koinon.core.limits import check_keys, check_ttls, check_values
+from koinon.types import BytesLike, Row, RowFailure, WriteResult
+from koinon_proto.contract.errors import ConditionFailedError, KoinonError
 
 FAILURES_MAX = 100_000
 """After so many failed rows the rest of the input is left unread."""
@@ -32,6 +34,8 @@ class Chunk:
     rows: int
     keys: Sequence[bytes]
     values: Sequence[bytes] | None
+    ttls: Sequence[int] | None
+    """In milliseconds, 0: the row names none; None: no row does."""
     key_set: frozenset[bytes] | set[bytes]
     row_of: Sequence[int] | None
     """The row (in the chunk) of each entry, if keys were repeated; None: entry i is row i."""
@@ -69,7 +73,9 @@ class LoadProgress:
         self._keys |= chunk.key_set
 
     def finish(self, chunk: Chunk, failures: Mapping[int, KoinonError], absent: int) -> None:
-        """Take the outcome of a chunk; ``failures`` is by entry."""
+        """Take the outcome of a chunk; ``failures`` is by entry. The only condition that a row may
+        have is that there is no record.
+        """
         self._in_flight -= 1
         self._keys -= chunk.key_set
         result = self.result
@@ -80,9 +86,12 @@ class LoadProgress:
             key = chunk.keys[entry]
             rows = [entry if chunk.row_of is None else chunk.row_of[entry]]
             rows += (chunk.superseded or {}).get(key, ())
+            failed += len(rows)
+            if isinstance(error, ConditionFailedError):
+                result.present += len(rows)
+                continue
             where = result.unknown if error.maybe_applied else result.refused
             where += [RowFailure(chunk.first_row + row, key, error) for row in sorted(rows)]
-            failed += len(rows)
         result.applied += chunk.rows - failed
 
     def end(self, input_left: bool) -> WriteResult:
@@ -94,33 +103,28 @@ class LoadProgress:
 
 
 def put_chunks(
-    items: Mapping[bytes, BytesLike] | Iterable[tuple[BytesLike, BytesLike]],
+    items: Mapping[bytes, BytesLike] | Iterable[Row],
     *,
     rows_max: int,
     bytes_max: int,
     max_value_bytes: int,
 ) -> Iterator[Chunk]:
-    """Read key-value pairs and return them as checked chunks.
+    """Read rows and return them as checked chunks.
 
     Input of known length is checked whole before the first chunk; an iterator is checked chunk by
     chunk, so that rows before a bad one may have been written by the time it is met.
     """
-    pairs: Iterable[tuple[BytesLike, BytesLike]] = (
-        items.items() if isinstance(items, Mapping) else items
-    )
-    if isinstance(pairs, Sequence) or isinstance(items, Mapping):
-        given = _columns(list(pairs), 0)
-        keys, values = check_keys(given[0]), check_values(given[1], max_value_bytes)
-        for a, b in _bounds(keys, values, rows_max, bytes_max):
-            yield _chunk(a, keys[a:b], values[a:b])
-        return
+    given: Iterable[Row] = items.items() if isinstance(items, Mapping) else items
+    is_whole = isinstance(given, Sequence) or isinstance(items, Mapping)
+    groups = [list(given)] if is_whole else _pulled(iter(given), rows_max, bytes_max)
     first_row = 0
-    for rows in _pulled(iter(pairs), rows_max, bytes_max):
-        given = _columns(rows, first_row)
-        keys = check_keys(given[0], first_row)
-        values = check_values(given[1], max_value_bytes, first_row)
+    for rows in groups:
+        key_column, value_column, ttl_column = _columns(rows, first_row)
+        keys = check_keys(key_column, first_row)
+        values = check_values(value_column, max_value_bytes, first_row)
+        ttls = check_ttls(ttl_column, first_row)
         for a, b in _bounds(keys, values, rows_max, bytes_max):  # a piece may be far larger
-            yield _chunk(first_row + a, keys[a:b], values[a:b])
+            yield _chunk(first_row + a, keys[a:b], values[a:b], ttls and ttls[a:b])
         first_row += len(rows)
 
 
@@ -130,21 +134,19 @@ def delete_chunks(keys: Iterable[BytesLike], *, rows_max: int) -> Iterator[Chunk
         check_keys(keys)
     source, first_row = iter(keys), 0
     while chunk := tuple(islice(source, rows_max)):
-        yield _chunk(first_row, check_keys(chunk, first_row), None)
+        yield _chunk(first_row, check_keys(chunk, first_row), None, None)
         first_row += len(chunk)
 
 
-def _pulled(
-    source: Iterator[tuple[BytesLike, BytesLike]], rows_max: int, bytes_max: int
-) -> Iterator[list[tuple[BytesLike, BytesLike]]]:
+def _pulled(source: Iterator[Row], rows_max: int, bytes_max: int) -> Iterator[list[Row]]:
     """Group the source by rows and bytes, reading at most a piece beyond."""
-    rows: list[tuple[BytesLike, BytesLike]] = []
+    rows: list[Row] = []
     size = 0
     while piece := list(islice(source, min(_PIECE_ROWS, rows_max))):
         rows += piece
         try:
-            size += sum(len(key) + len(value) for key, value in piece)
-        except (TypeError, ValueError):  # not pairs of bytes: the checks say which
+            size += sum(len(row[0]) + len(row[1]) for row in piece)
+        except (TypeError, LookupError):  # not pairs of bytes: the checks say which
             yield rows
             rows, size = [], 0
             continue
@@ -156,18 +158,27 @@ def _pulled(
 
 
 def _columns(
-    rows: Sequence[tuple[BytesLike, BytesLike]], first_row: int
-) -> tuple[Sequence[BytesLike], Sequence[BytesLike]]:
+    rows: Sequence[Row], first_row: int
+) -> tuple[Sequence[BytesLike], Sequence[BytesLike], Sequence[int | None]]:
+    """Return keys, values and times to live, which are none if the rows are pairs."""
     if not rows:
-        return (), ()
-    try:
-        keys, values = zip(*rows, strict=True)
-    except (TypeError, ValueError):
-        for i, row in enumerate(rows):
-            if not isinstance(row, tuple | list) or len(row) != 2:
-                raise TypeError(f"row {first_row + i} is not a (key, value) pair") from None
-        raise
-    return keys, values
+        return (), (), ()
+    columns: Sequence[Sequence[Any]] = ()
+    with suppress(TypeError, ValueError):  # no row, or one of another length than others
+        columns = list(zip(*rows, strict=True))
+    if len(columns) == 2:
+        return columns[0], columns[1], ()
+    if len(columns) == 3:
+        return columns[0], columns[1], columns[2]
+    for i, row in enumerate(rows):
+        if not isinstance(row, tuple | list) or len(row) not in (2, 3):
+            raise TypeError(f"row {first_row + i} is not a (key, value) pair")
+        if len(row) != len(rows[0]):
+            raise TypeError(
+                f"row {first_row + i} has {len(row)} parts where others have {len(rows[0])}: rows "
+                "are (key, value), or all of them (key, value, ttl_ms)"
+            )
+    raise TypeError("rows are not (key, value) pairs")
 
 
 def _bounds(
@@ -185,7 +196,12 @@ def _bounds(
         a = b
 
 
-def _chunk(first_row: int, keys: Sequence[bytes], values: Sequence[bytes] | None) -> Chunk:
+def _chunk(
+    first_row: int,
+    keys: Sequence[bytes],
+    values: Sequence[bytes] | None,
+    ttls: Sequence[int] | None,
+) -> Chunk:
     key_set = set(keys)
     if len(key_set) == len(keys):
         return Chunk(
@@ -193,6 +209,7 @@ def _chunk(first_row: int, keys: Sequence[bytes], values: Sequence[bytes] | None
             rows=len(keys),
             keys=keys,
             values=values,
+            ttls=ttls,
             key_set=key_set,
             row_of=None,
             superseded=None,
@@ -208,6 +225,7 @@ def _chunk(first_row: int, keys: Sequence[bytes], values: Sequence[bytes] | None
         rows=len(keys),
         keys=list(last),
         values=None if values is None else [values[row] for row in winners],
+        ttls=None if ttls is None else [ttls[row] for row in winners],
         key_set=key_set,
         row_of=winners,
         superseded=superseded,

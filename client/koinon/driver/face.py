@@ -17,7 +17,7 @@ from koinon.core.row_chunks import Chunk
 from koinon.core.target import Target
 from koinon.driver.engine import Engine
 from koinon.driver.scans import Pages
-from koinon.types import BytesLike, Durability, Entry, WriteResult
+from koinon.types import BytesLike, Durability, Entry, Row, WriteResult
 
 if TYPE_CHECKING:
     from koinon.core.routing import Routing
@@ -280,9 +280,10 @@ class Face(InKeyspace, ABC):
 
     def put_many(
         self,
-        items: Mapping[bytes, BytesLike] | Iterable[tuple[BytesLike, BytesLike]],
+        items: Mapping[bytes, BytesLike] | Iterable[Row],
         *,
         ttl_ms: int | None = None,
+        if_absent: bool = False,
         retry_unknown: bool | None = None,
         durability: Durability = "all_in_sync",
         timeout_ms: int | None = None,
@@ -293,6 +294,13 @@ class Face(InKeyspace, ABC):
         and only failed rows are remembered. Of rows with the same key the last wins. ``timeout_ms``
         bounds each batch, not the whole. ``durability`` is that of :meth:`put`.
 
+        Args:
+            items: pairs of key and value; or key, value and the row's own time to live in
+                milliseconds, where None stands for ``ttl_ms``.
+            if_absent: write only rows whose keys have no record. The others are counted as
+                ``present``; so is a row, with ``retry_unknown``, whose first attempt was applied
+                but had no answer.
+
         Raises:
             InvalidArgumentError, TypeError: a row is bad; the error names it. Nothing is sent if
                 the input has a length; of an iterator, rows before it may have been written.
@@ -301,6 +309,7 @@ class Face(InKeyspace, ABC):
             self._engine.rows.put_chunks(self._target, items),
             operation="put_many",
             ttl_ms=ttl_ms,
+            if_absent=if_absent,
             timeout_ms=timeout_ms,
             retry_unknown=retry_unknown,
             durability=durability,

@@ -116,6 +116,11 @@ def write_request(operation: WriteRows, call: Call, cluster_id: str) -> kv_pb2.B
         partition_ids=call.partition_ids.tolist(),
         keyspace_id=operation.keyspace_id,
         deletes=range(rows) if operation.deletes else (),
-        ttl_ms=() if operation.ttl_ms is None else (operation.ttl_ms,),
+        ttl_ms=operation.ttl_column(call),
+        conditions=map(_if_absent, range(rows)) if operation.if_absent else (),
         durability=_DURABILITIES[operation.durability],
     )
+
+
+def _if_absent(row: int) -> kv_pb2.Condition:
+    return kv_pb2.Condition(row=row, if_version=0)

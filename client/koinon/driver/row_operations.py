@@ -17,7 +17,7 @@ from koinon.core.row_chunks import Chunk, delete_chunks, put_chunks
 from koinon.core.target import Target
 from koinon.driver import request_ids
 from koinon.driver.messages import commit_request, write_request
-from koinon.types import BatchResult, BytesLike, Durability
+from koinon.types import BatchResult, BytesLike, Durability, Row
 from koinon_proto.contract.errors import NotSentError
 from koinon_proto.contract.table import MAX_BATCH_ROWS
 from koinon_proto.v1 import kv_pb2
@@ -172,7 +172,7 @@ class RowOperations:
     def put_chunks(
         self,
         target: Target,
-        items: Mapping[bytes, BytesLike] | Iterable[tuple[BytesLike, BytesLike]],
+        items: Mapping[bytes, BytesLike] | Iterable[Row],
     ) -> Iterator[Chunk]:
         """Cut the input of ``put_many``. From any thread."""
         return put_chunks(

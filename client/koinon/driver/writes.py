@@ -32,6 +32,7 @@ class Load:
         *,
         operation: str,
         ttl_ms: int | None = None,
+        if_absent: bool = False,
         timeout_ms: int | None,
         retry_unknown: bool | None,
         durability: Durability,
@@ -43,6 +44,7 @@ class Load:
         self._engine = engine
         self._target = target
         self._ttl_ms = ttl_ms
+        self._if_absent = if_absent
         self._timeout_ms = engine.timeout_ms(timeout_ms)
         self._retry_unknown = (
             engine.options.retry_unknown if retry_unknown is None else retry_unknown
@@ -132,6 +134,8 @@ class Load:
                 chunk.values,
                 self._target.partitioner.partitions_of(chunk.keys),
                 ttl_ms=self._ttl_ms,
+                ttls=chunk.ttls,
+                if_absent=self._if_absent,
                 retry_unknown=self._retry_unknown,
                 durability=self._durability,
                 policy=engine.policy,
