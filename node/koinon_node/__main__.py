@@ -13,7 +13,7 @@ from pathlib import Path
 
 import uvloop
 
-from koinon_node.config import NodeConfig
+from koinon_node.config import NodeConfig, redis_endpoints
 from koinon_node.node import Node
 from koinon_node.store_config import DEFAULT_MAP_SIZE_BYTES, KEPT_BYTES, StoreConfig
 from koinon_proto.contract.cluster_errors import DataDirectoryError, DuplicateNodeError
@@ -67,8 +67,9 @@ def serve(flags: argparse.Namespace) -> None:
             pool=flags.pool,
             weight=flags.weight,
             metrics_listen=flags.metrics_listen,
-            redis_listen=flags.redis_listen,
-            redis_advertise=flags.redis_advertise or _beside(advertise, flags.redis_listen),
+            redis=redis_endpoints(
+                flags.redis_listen, flags.redis_advertise, advertise.rpartition(":")[0]
+            ),
             listening=listening(flags.tls, flags.tls_bundle, Kind.NODE),
             audit=Audit(flags.audit_log, flags.audit_data_every),
             store=StoreConfig(
@@ -87,11 +88,6 @@ def serve(flags: argparse.Namespace) -> None:
     except KoinonError as error:
         tell(f"koinon node {flags.id}: {error}", stderr=True)
         raise SystemExit(EXIT_RUNTIME) from None
-
-
-def _beside(advertise: str, listen: str) -> str:
-    """Return the port of ``listen`` on the host of ``advertise``; '' where nothing listens."""
-    return f"{advertise.rpartition(':')[0]}:{listen.rpartition(':')[2]}" if listen else ""
 
 
 async def _run(config: NodeConfig) -> None:
@@ -160,15 +156,18 @@ def parser() -> argparse.ArgumentParser:
     )
     flag(
         "--redis-listen",
-        default="",
-        metavar="HOST:PORT",
-        help="where to speak the Redis protocol, with Koinon's and Redis's clients (nowhere)",
+        action="append",
+        default=[],
+        metavar="[KEYSPACE=]HOST:PORT",
+        help="where to speak the Redis protocol (nowhere): with Koinon's clients, and with Redis's "
+        "in the keyspace default; with KEYSPACE=, with Redis's in that one. May be repeated",
     )
     flag(
         "--redis-advertise",
-        default="",
-        metavar="HOST:PORT",
-        help="for clients, if not the host of --advertise and that port",
+        action="append",
+        default=[],
+        metavar="[KEYSPACE=]HOST:PORT",
+        help="for clients, if not the host of --advertise and that port. May be repeated",
     )
     flag("--log-format", default="text", help="text or json (%(default)s)")
     flag("--log-level", default="INFO", help="DEBUG, INFO, WARNING or ERROR (%(default)s)")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from koinon_node.store_config import StoreConfig
 from koinon_proto.contract.addresses import check_address
-from koinon_proto.contract.errors import ConfigurationError
-from koinon_proto.contract.table import DEFAULT_WEIGHT
+from koinon_proto.contract.errors import ConfigurationError, InvalidArgumentError
+from koinon_proto.contract.keyspaces import DEFAULT, check_keyspace_name
+from koinon_proto.contract.table import DEFAULT_WEIGHT, RedisPort
 from koinon_proto.security.audit import NO_AUDIT, Audit
 from koinon_proto.security.transport import Listening
 from koinon_proto.server.admission import LaneLimits, Share
@@ -38,12 +41,61 @@ REPLY_BYTES = {
 """What answers of a method count as until they are there: as much as is usual at most."""
 
 
+class RedisEndpoint(NamedTuple):
+    """Where clients of Redis are served in one keyspace, which is named: ``host:port`` as the node
+    listens there, and as others reach it.
+    """
+
+    keyspace: str
+    listen: str
+    advertise: str
+
+
+def redis_endpoints(
+    listens: Sequence[str], advertises: Sequence[str], host: str
+) -> tuple[RedisEndpoint, ...]:
+    """Return what the flags say, of which each is ``host:port`` for the keyspace ``default``, or
+    ``keyspace=host:port``. What is not advertised is found at its port on ``host``.
+
+    Raises:
+        ConfigurationError: a keyspace comes twice, is no name of one, or is advertised only.
+    """
+    listened = _by_keyspace("redis-listen", listens)
+    advertised = _by_keyspace("redis-advertise", advertises)
+    if strange := min(advertised.keys() - listened.keys(), default=None):
+        raise ConfigurationError(
+            reason=f"redis-advertise: nothing listens for keyspace {strange!r} (redis-listen)"
+        )
+    return tuple(
+        RedisEndpoint(
+            keyspace, listen, advertised.get(keyspace, f"{host}:{listen.rpartition(':')[2]}")
+        )
+        for keyspace, listen in listened.items()
+    )
+
+
+def _by_keyspace(flag: str, values: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for value in filter(None, values):
+        keyspace, is_named, address = value.rpartition("=")
+        if is_named:
+            try:
+                check_keyspace_name(keyspace)
+            except InvalidArgumentError as error:
+                raise ConfigurationError(reason=f"{flag} {value}: {error}") from None
+        keyspace = keyspace if is_named else DEFAULT
+        if keyspace in found:
+            raise ConfigurationError(reason=f"{flag}: keyspace {keyspace!r} has two addresses")
+        found[keyspace] = address
+    return found
+
+
 @dataclass(frozen=True, kw_only=True)
 class NodeConfig:
     """One node process. Addresses are ``host:port``. ``weight`` is the node's share of partitions,
-    relative to the others'. ``metrics_listen`` '': metrics are served nowhere; so with
-    ``redis_listen``, the Redis protocol, which others find at ``redis_advertise``. ``pool``: the
-    node takes replicas of the keyspaces of this pool.
+    relative to the others'. ``metrics_listen`` '': metrics are served nowhere. ``redis``: where the
+    node speaks the Redis protocol, one entry for each keyspace. ``pool``: the node takes replicas
+    of the keyspaces of this pool.
     """
 
     node_id: str
@@ -55,8 +107,7 @@ class NodeConfig:
     pool: str = ""
     weight: int = DEFAULT_WEIGHT
     metrics_listen: str = ""
-    redis_listen: str = ""
-    redis_advertise: str = ""
+    redis: tuple[RedisEndpoint, ...] = ()
     listening: Listening = field(default_factory=Listening)
     audit: Audit = NO_AUDIT
 
@@ -71,11 +122,22 @@ class NodeConfig:
             ("listen", self.listen),
             ("advertise", self.advertise),
             *((("metrics-listen", self.metrics_listen),) if self.metrics_listen else ()),
-            *((("redis-listen", self.redis_listen),) if self.redis_listen else ()),
-            *((("redis-advertise", self.redis_advertise),) if self.redis_advertise else ()),
+            *(("redis-listen", endpoint.listen) for endpoint in self.redis),
+            *(("redis-advertise", endpoint.advertise) for endpoint in self.redis),
             *(("coordinators", address) for address in self.coordinators),
         ):
             check_address(name, address)
+
+    @property
+    def redis_address(self) -> str:
+        """Where others find the keyspace ``default`` at the Redis protocol; '': nowhere."""
+        return next((one.advertise for one in self.redis if one.keyspace == DEFAULT), "")
+
+    @property
+    def redis_ports(self) -> tuple[RedisPort, ...]:
+        """Where others find the other keyspaces there."""
+        others = (one for one in self.redis if one.keyspace != DEFAULT)
+        return tuple(RedisPort(one.keyspace, one.advertise) for one in others)
 
 
 @dataclass(frozen=True, kw_only=True)

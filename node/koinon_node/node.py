@@ -87,8 +87,8 @@ class Node:
             )
             guard.on_callers_changed.append(parts.redis.look_at_callers)
             server, health = await self._serve(parts, guard)
-            if self._config.redis_listen:
-                await parts.redis.start(self._config.redis_listen)
+            for keyspace, listen, _ in self._config.redis:
+                await parts.redis.start(listen, keyspace)
             tasks = [
                 asyncio.create_task(self._watched(work))
                 for work in (
@@ -109,7 +109,7 @@ class Node:
                 self._config.listening,
                 {
                     "--listen": self._config.listen,
-                    "--redis-listen": self._config.redis_listen,
+                    **{f"--redis-listen {r.keyspace}": r.listen for r in self._config.redis},
                     "--metrics-listen": self._config.metrics_listen,
                 },
             )

@@ -10,6 +10,7 @@ from koinon_coordinator.core.cluster.commands import AssignPartitions, CreateClu
 from koinon_coordinator.core.cluster.state import ClusterState
 from koinon_coordinator.core.decide import registrations
 from koinon_coordinator.core.decide.registrations import (
+    REDIS_PORTS_MAX,
     check_registration,
     decide_bootstrap,
     decide_heartbeat,
@@ -23,7 +24,7 @@ from koinon_proto.contract.cluster_errors import (
     UnknownNodeError,
 )
 from koinon_proto.contract.errors import InvalidArgumentError, ResourceExhaustedError
-from koinon_proto.contract.table import NodeNumber, NodeStatus
+from koinon_proto.contract.table import NodeNumber, NodeStatus, RedisPort
 
 from .support import TIMING, bootstrapped, cluster_config, fence, register, request
 
@@ -209,6 +210,40 @@ def test_registration_carries_where_the_node_speaks_the_redis_protocol() -> None
     assert record.info.redis_address == "h:6379"
     with pytest.raises(InvalidArgumentError, match="redis_address"):
         check_registration(replace(again, redis_address="nowhere"))
+
+
+def test_registration_carries_where_clients_of_redis_find_other_keyspaces() -> None:
+    state = bootstrapped([(1,)])
+    fence(state, 1)
+    ports = (RedisPort("carts", "h:6381"), RedisPort("vip", "h:6380"))
+    again = replace(
+        request("n1", last=1, registration="r2"), redis_address="h:6379", redis_ports=ports
+    )
+    state.apply(decide_registration(state, sessions_of(state, 0.0), again, 0.0))
+    record = state.node(N1)
+    assert record is not None
+    where = [record.info.redis_address_in(name) for name in ("default", "carts", "vip", "none")]
+    assert where == ["h:6379", "h:6381", "h:6380", ""]
+
+
+@pytest.mark.parametrize(
+    "ports",
+    [
+        (RedisPort("default", "h:1"),),
+        (RedisPort("vip", "h:1"), RedisPort("vip", "h:2")),
+        (RedisPort("VIP", "h:1"),),
+        (RedisPort("", "h:1"),),
+        (RedisPort("vip", "nowhere"),),
+        tuple(RedisPort(f"k{n}", f"h:{n + 1}") for n in range(REDIS_PORTS_MAX + 1)),
+    ],
+)
+def test_registration_with_ports_of_redis_that_make_no_sense_is_refused(
+    ports: tuple[RedisPort, ...],
+) -> None:
+    asked = request("n1", last=1, registration="r2")
+    check_registration(replace(asked, redis_ports=(RedisPort("vip", "h:1"),)))
+    with pytest.raises(InvalidArgumentError, match="redis_ports"):
+        check_registration(replace(asked, redis_ports=ports))
 
 
 def test_heartbeat_of_an_unknown_or_fenced_epoch_is_told_to_register() -> None:

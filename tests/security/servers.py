@@ -17,12 +17,12 @@ from koinon_coordinator.config import BootstrapConfig, CoordinatorConfig
 from koinon_coordinator.coordinator import Coordinator
 from koinon_coordinator.core.decide.bulk_loads import LoadWish
 from koinon_coordinator.server import running
-from koinon_node.config import NodeConfig
+from koinon_node.config import NodeConfig, RedisEndpoint
 from koinon_node.node import Node
 from koinon_node.store_config import StoreConfig
 from koinon_proto.contract.access import Access
 from koinon_proto.contract.bulk_loads import LoadMode
-from koinon_proto.contract.keyspaces import Keyspace, KeyspaceId
+from koinon_proto.contract.keyspaces import DEFAULT, Keyspace, KeyspaceId
 from koinon_proto.security.audit import NO_AUDIT, Audit
 from koinon_proto.security.bundle import BundleFile
 from koinon_proto.security.names import Kind
@@ -76,8 +76,7 @@ class Servers:
                 advertise=self.node,
                 coordinators=(self.coordinator,),
                 store=StoreConfig(directory=directory / "n1", map_size_bytes=16 << 20),
-                redis_listen=self.redis,
-                redis_advertise=self.redis,
+                redis=(RedisEndpoint(DEFAULT, self.redis, self.redis),),
                 listening=identities.listening(Kind.NODE, "n1"),
                 audit=audit,
             ),

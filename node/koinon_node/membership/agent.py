@@ -66,7 +66,7 @@ from koinon_proto.contract.errors import (
     WrongClusterError,
 )
 from koinon_proto.contract.leader_search import Route
-from koinon_proto.contract.table import NodeId, NodeNumber, Table, apply_update
+from koinon_proto.contract.table import NodeId, NodeNumber, RedisPort, Table, apply_update
 from koinon_proto.contract.versions import NODE_PROTOCOL_VERSION
 from koinon_proto.partitioner import partitioner_of
 from koinon_proto.process.measures import Histogram
@@ -75,6 +75,7 @@ from koinon_proto.v1 import access_pb2, membership_pb2, table_pb2
 log = logging.getLogger(__name__)
 
 _COMMAND = codec(HostCommand, membership_pb2.HostCommand)
+_REDIS_PORT = codec(RedisPort, table_pb2.RedisPort)
 _FATAL = (
     WrongClusterError,
     DuplicateNodeError,
@@ -287,8 +288,9 @@ class Agent:
             last_node_epoch=self._last_node_epoch,
             registration_id=self._registration_id,
             weight=self._config.weight,
-            redis_address=self._config.redis_advertise,
+            redis_address=self._config.redis_address,
             pool=self._config.pool,
+            redis_ports=map(_REDIS_PORT.encode, self._config.redis_ports),
         )
 
     def _on_registered(self, reply: membership_pb2.RegisterResponse) -> None:

@@ -35,6 +35,7 @@ from koinon_proto.contract.errors import (
     NotPrimaryError,
     UnknownKeyspaceError,
 )
+from koinon_proto.contract.keyspaces import DEFAULT
 from koinon_proto.contract.request_ids import Handling
 from koinon_proto.security.audit import Audit
 from koinon_proto.security.gate import Gate
@@ -92,9 +93,10 @@ class Owner(Protocol):
 class Connection(asyncio.Protocol):
     """A client's connection: commands that wait, the one under way, replies. Event loop only."""
 
-    def __init__(self, owner: Owner, number: int) -> None:
+    def __init__(self, owner: Owner, number: int, port_keyspace: str = DEFAULT) -> None:
         self._owner = owner
         self._number = number
+        self._port_keyspace = port_keyspace
         self._loop = asyncio.get_running_loop()
         self._reader = wire.CommandReader(STRANGERS_BYTES_MAX)
         self.is_known = False  # who this is; once known, it counts as known
@@ -129,6 +131,7 @@ class Connection(asyncio.Protocol):
             b"" if tls is None else tls.getpeercert(binary_form=True) or b"",
             b"" if tls is None else verified_chain(tls),
             self._owner.audit,
+            self._port_keyspace,
         )
         if not self._owner.opened(self):
             self._transport.write(wire.error("ERR max number of clients reached"))

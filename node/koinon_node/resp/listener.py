@@ -1,4 +1,4 @@
-"""The port of the Redis protocol: takes connections, bounds them, and sees them off."""
+"""The ports of the Redis protocol: takes connections, bounds them, and sees them off."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ _PAUSE_S = 0.01
 
 
 class RedisListener:
-    """Accepts connections of Redis clients, in bounds. For the event loop only."""
+    """Accepts connections of Redis clients at one or more ports, in bounds that are of all of them
+    together. For the event loop only.
+    """
 
     def __init__(
         self, service: RedisService, listening: Listening, gate: Gate, audit: Audit = NO_AUDIT
@@ -50,10 +52,10 @@ class RedisListener:
         self.closed_for = {"too_many": 0, "holds_most": 0, "protocol_error": 0}
         self.held_bytes = 0
         self._numbers = itertools.count(1)
-        self._server: Server | None = None
+        self._servers: list[Server] = []
 
-    async def start(self, address: str) -> None:
-        """Listen at ``host:port``.
+    async def start(self, address: str, keyspace: str) -> None:
+        """Listen at ``host:port`` too, for clients of the keyspace of this name.
 
         Raises:
             ConfigurationError: it cannot be bound.
@@ -61,19 +63,19 @@ class RedisListener:
         for spec in COMMANDS.values():
             requests.methods[spec.method.service, spec.method.name] = spec.method
         try:
-            self._server = await serve(
-                address, lambda: Connection(self, next(self._numbers)), self._listening
+            server = await serve(
+                address, lambda: Connection(self, next(self._numbers), keyspace), self._listening
             )
         except OSError as error:
             raise ConfigurationError(
                 reason=f"redis-listen {address}: cannot be bound ({error.strerror or error})"
             ) from error
+        self._servers.append(server)
 
     async def stop(self, grace_s: float) -> None:
         """Take no more connections; answer what is under way, for so long at most."""
-        if self._server is None:
-            return
-        self._server.close()
+        for listening in self._servers:
+            listening.close()
         for connection in list(self.connections):
             connection.finish()
         with contextlib.suppress(TimeoutError):

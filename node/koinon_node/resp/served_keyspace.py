@@ -60,11 +60,12 @@ class ServedKeyspace:
     def moved_to(self, key: bytes) -> str:
         """Return the key's slot and where it is served, ``slot host:port``; '' if nobody does."""
         try:
-            partition_id = self.partitioner().partition_of(key)
+            keyspace = self.keyspace()
         except UnknownKeyspaceError:
             return ""
+        partition_id = partitioner_of(keyspace).partition_of(key)
         primary = self._state.table().primary_of(partition_id)
-        address = primary.redis_address if primary is not None else ""
+        address = primary.redis_address_in(keyspace.name) if primary is not None else ""
         return f"{slot_of(key)} {address}" if address else ""
 
     def redirected(self, error: KoinonError, key: bytes) -> KoinonError:

@@ -2,7 +2,7 @@
 
 Each node that leads partitions is a master; there are no replicas to see, since a node leads some
 partitions and backs up others, for which clients of Redis have no word. A partition that nobody
-leads, or whose node does not speak the protocol, leaves its slots uncovered. Pure.
+leads, or whose node does not speak the protocol in the keyspace, leaves its slots uncovered. Pure.
 """
 
 from __future__ import annotations
@@ -56,9 +56,13 @@ class Topology:
     def _owner(self, partition_id: int) -> int | None:
         row = self.table.rows[partition_id]
         primary = self.table.nodes.get(row.primary)
-        if row.status is PartitionStatus.OFFLINE or primary is None or not primary.redis_address:
+        if row.status is PartitionStatus.OFFLINE or primary is None or not self.address_of(primary):
             return None
         return primary.number
+
+    def address_of(self, node: NodeInfo) -> str:
+        """Return where the node serves clients of Redis in this keyspace; '': nowhere."""
+        return node.redis_address_in(self.keyspace.name)
 
     @cached_property
     def ranges_of(self) -> dict[int, list[SlotRange]]:
@@ -70,11 +74,11 @@ class Topology:
 
     @cached_property
     def nodes(self) -> list[NodeInfo]:
-        """The members that speak the protocol."""
+        """The members that speak the protocol in this keyspace."""
         return [
             node
             for node in self.table.nodes.values()
-            if node.redis_address and node.status is not NodeStatus.LEFT
+            if self.address_of(node) and node.status is not NodeStatus.LEFT
         ]
 
     @cached_property

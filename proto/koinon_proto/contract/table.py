@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
 from hashlib import sha256
-from typing import NewType
+from typing import NamedTuple, NewType
 
 from koinon_proto.contract.errors import (
     InvalidArgumentError,
@@ -20,6 +20,7 @@ from koinon_proto.contract.errors import (
     WrongClusterError,
 )
 from koinon_proto.contract.keyspaces import (
+    DEFAULT,
     DEFAULT_ID,
     NO_KEYSPACES,
     KeyspaceId,
@@ -142,13 +143,21 @@ class MoveSettings:
 DEFAULT_WEIGHT = 100
 
 
+class RedisPort(NamedTuple):
+    """Where a node serves clients of Redis in a keyspace other than ``default``, which it names."""
+
+    keyspace: str
+    address: str  # host:port
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeInfo:
     """One storage node as the table knows it. ``weight`` is its share of partitions, relative to
     the others'. ``registration_digest`` is of the registration that made ``node_epoch``
     (``registration_digest``): the id itself only the node and the coordinators know; empty where a
     build before did not say it. ``redis_address`` is where it speaks the Redis protocol; '':
-    nowhere. ``pool``: it takes replicas of the keyspaces of this pool.
+    nowhere. ``redis_ports``: the same of other keyspaces than ``default``, one each. ``pool``: it
+    takes replicas of the keyspaces of this pool.
     """
 
     number: NodeNumber
@@ -163,6 +172,13 @@ class NodeInfo:
     registration_digest: bytes = b""
     redis_address: str = ""
     pool: str = ""
+    redis_ports: tuple[RedisPort, ...] = ()
+
+    def redis_address_in(self, keyspace: str) -> str:
+        """Return where clients of Redis are served in the keyspace of this name; '': nowhere."""
+        if keyspace == DEFAULT:
+            return self.redis_address
+        return next((port.address for port in self.redis_ports if port.keyspace == keyspace), "")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -86,7 +86,7 @@ class CreateClusterCommand(_message.Message):
     def __init__(self, config: _Optional[_Union[_table_pb2.ClusterConfig, _Mapping]] = ...) -> None: ...
 
 class RegisterNodeCommand(_message.Message):
-    __slots__ = ("node_id", "address", "rack", "store_id", "last_node_epoch", "registration_id", "known_node_epoch", "weight", "base_epoch_counts", "redis_address", "pool")
+    __slots__ = ("node_id", "address", "rack", "store_id", "last_node_epoch", "registration_id", "known_node_epoch", "weight", "base_epoch_counts", "redis_address", "pool", "redis_ports")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     RACK_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +98,7 @@ class RegisterNodeCommand(_message.Message):
     BASE_EPOCH_COUNTS_FIELD_NUMBER: _ClassVar[int]
     REDIS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
+    REDIS_PORTS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     address: str
     rack: str
@@ -109,7 +110,8 @@ class RegisterNodeCommand(_message.Message):
     base_epoch_counts: bool
     redis_address: str
     pool: str
-    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ..., rack: _Optional[str] = ..., store_id: _Optional[str] = ..., last_node_epoch: _Optional[int] = ..., registration_id: _Optional[str] = ..., known_node_epoch: _Optional[int] = ..., weight: _Optional[int] = ..., base_epoch_counts: bool = ..., redis_address: _Optional[str] = ..., pool: _Optional[str] = ...) -> None: ...
+    redis_ports: _containers.RepeatedCompositeFieldContainer[_table_pb2.RedisPort]
+    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ..., rack: _Optional[str] = ..., store_id: _Optional[str] = ..., last_node_epoch: _Optional[int] = ..., registration_id: _Optional[str] = ..., known_node_epoch: _Optional[int] = ..., weight: _Optional[int] = ..., base_epoch_counts: bool = ..., redis_address: _Optional[str] = ..., pool: _Optional[str] = ..., redis_ports: _Optional[_Iterable[_Union[_table_pb2.RedisPort, _Mapping]]] = ...) -> None: ...
 
 class ConfirmRegistrationCommand(_message.Message):
     __slots__ = ("node_number", "node_epoch")

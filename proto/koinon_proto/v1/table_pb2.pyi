@@ -128,8 +128,16 @@ class MoveSettings(_message.Message):
     moves_per_node: int
     def __init__(self, paused: bool = ..., bytes_per_second: _Optional[int] = ..., moves_per_node: _Optional[int] = ...) -> None: ...
 
+class RedisPort(_message.Message):
+    __slots__ = ("keyspace", "address")
+    KEYSPACE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    keyspace: str
+    address: str
+    def __init__(self, keyspace: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+
 class NodeInfo(_message.Message):
-    __slots__ = ("node_number", "node_id", "address", "rack", "node_epoch", "status", "store_id", "changed_at", "weight", "registration_digest", "redis_address", "pool")
+    __slots__ = ("node_number", "node_id", "address", "rack", "node_epoch", "status", "store_id", "changed_at", "weight", "registration_digest", "redis_address", "pool", "redis_ports")
     NODE_NUMBER_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +150,7 @@ class NodeInfo(_message.Message):
     REGISTRATION_DIGEST_FIELD_NUMBER: _ClassVar[int]
     REDIS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
+    REDIS_PORTS_FIELD_NUMBER: _ClassVar[int]
     node_number: int
     node_id: str
     address: str
@@ -154,7 +163,8 @@ class NodeInfo(_message.Message):
     registration_digest: bytes
     redis_address: str
     pool: str
-    def __init__(self, node_number: _Optional[int] = ..., node_id: _Optional[str] = ..., address: _Optional[str] = ..., rack: _Optional[str] = ..., node_epoch: _Optional[int] = ..., status: _Optional[_Union[NodeStatus, str]] = ..., store_id: _Optional[str] = ..., changed_at: _Optional[int] = ..., weight: _Optional[int] = ..., registration_digest: _Optional[bytes] = ..., redis_address: _Optional[str] = ..., pool: _Optional[str] = ...) -> None: ...
+    redis_ports: _containers.RepeatedCompositeFieldContainer[RedisPort]
+    def __init__(self, node_number: _Optional[int] = ..., node_id: _Optional[str] = ..., address: _Optional[str] = ..., rack: _Optional[str] = ..., node_epoch: _Optional[int] = ..., status: _Optional[_Union[NodeStatus, str]] = ..., store_id: _Optional[str] = ..., changed_at: _Optional[int] = ..., weight: _Optional[int] = ..., registration_digest: _Optional[bytes] = ..., redis_address: _Optional[str] = ..., pool: _Optional[str] = ..., redis_ports: _Optional[_Iterable[_Union[RedisPort, _Mapping]]] = ...) -> None: ...
 
 class PartitionRow(_message.Message):
     __slots__ = ("partition_id", "replicas", "in_sync", "primary", "primary_epoch", "partition_epoch", "adding", "removing", "status", "offline_reason", "changed_at", "wanted_primary")

@@ -28,6 +28,7 @@ from koinon_proto.contract.table import (
     PartitionId,
     PartitionRow,
     PartitionStatus,
+    RedisPort,
     Table,
     TableUpdate,
 )
@@ -300,6 +301,11 @@ class ScriptedCoordinator(
                 status=NodeStatus.ACTIVE,
                 store_id=request.store_id,
                 changed_at=version,
+                redis_address=request.redis_address if number == 1 else "",
+                redis_ports=tuple(
+                    RedisPort(port.keyspace, port.address)
+                    for port in (request.redis_ports if number == 1 else ())
+                ),
             )
             for number in {1, *script.primaries.values()} - {0}
         }

@@ -58,6 +58,7 @@ from koinon_proto.contract.table import (
     NodeNumber,
     NodeStatus,
     PartitionId,
+    RedisPort,
 )
 
 
@@ -88,6 +89,7 @@ class RegisterNode:
     base_epoch_counts: bool = False
     redis_address: str = ""
     pool: str = ""
+    redis_ports: tuple[RedisPort, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

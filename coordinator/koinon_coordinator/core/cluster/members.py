@@ -139,6 +139,7 @@ def registered(
             registration_digest=registration_digest(command.registration_id),
             redis_address=command.redis_address,
             pool=command.pool,
+            redis_ports=command.redis_ports,
         ),
         registration_id=command.registration_id,
         base_node_epoch=command.last_node_epoch,
@@ -156,6 +157,7 @@ def repeated(known: NodeRecord, command: RegisterNode, version: int) -> NodeReco
         weight=command.weight,
         redis_address=command.redis_address,
         pool=command.pool,
+        redis_ports=command.redis_ports,
     )
     if info == known.info:
         return known

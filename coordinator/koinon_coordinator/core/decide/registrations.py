@@ -28,7 +28,8 @@ from koinon_proto.contract.cluster_errors import (
     UnknownNodeError,
 )
 from koinon_proto.contract.errors import InvalidArgumentError, KoinonError, ResourceExhaustedError
-from koinon_proto.contract.table import DEFAULT_WEIGHT, NodeStatus
+from koinon_proto.contract.keyspaces import DEFAULT, check_keyspace_name
+from koinon_proto.contract.table import DEFAULT_WEIGHT, NodeStatus, RedisPort
 from koinon_proto.process.printable import printable
 
 NODES_MAX = 4_096  # that have not left: everybody is sent all of them
@@ -37,6 +38,7 @@ LAST_EPOCH_MAX = 1 << 48
 """Of what a store may say of itself: far above what any has used, far below what cannot be counted
 on from.
 """
+REDIS_PORTS_MAX = 64  # of a node: everybody is sent all of them
 CHANGES_MAX = 16_384  # of one proposal, which has to fit into a command
 HELD_RETRY_MS = 50
 
@@ -54,6 +56,7 @@ class Registration:
     weight: int = DEFAULT_WEIGHT
     redis_address: str = ""
     pool: str = ""
+    redis_ports: tuple[RedisPort, ...] = ()
 
 
 def check_registration(request: Registration) -> None:
@@ -62,6 +65,7 @@ def check_registration(request: Registration) -> None:
     check_requested_address("address", request.address)
     if request.redis_address:
         check_requested_address("redis_address", request.redis_address)
+    _check_redis_ports(request.redis_ports)
     for field in ("store_id", "registration_id"):
         if not getattr(request, field):
             raise InvalidArgumentError(field=field, reason="must not be empty")
@@ -240,6 +244,21 @@ def _is_elsewhere(known: NodeRecord, request: Registration) -> bool:
 def _pending(node_id: str, until: float, now: float) -> RegistrationPendingError:
     wait_ms = max(1, math.ceil((until - now) * 1000))
     return RegistrationPendingError(node_id=node_id, retry_after_ms=wait_ms)
+
+
+def _check_redis_ports(ports: Sequence[RedisPort]) -> None:
+    field = "redis_ports"
+    if len(ports) > REDIS_PORTS_MAX:
+        raise InvalidArgumentError(
+            field=field, reason="too many of one node", limit=REDIS_PORTS_MAX, actual=len(ports)
+        )
+    for port in ports:
+        check_keyspace_name(port.keyspace, field)
+        check_requested_address(field, port.address)
+    if len({DEFAULT, *(port.keyspace for port in ports)}) <= len(ports):
+        raise InvalidArgumentError(
+            field=field, reason=f"one of each keyspace, and redis_address of {DEFAULT!r}"
+        )
 
 
 def _check_length(field: str, value: str) -> None:

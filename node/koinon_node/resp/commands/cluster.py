@@ -47,8 +47,8 @@ def topology_of(session: Session) -> Topology:
     return session.served.topology()
 
 
-def _host_port(node: NodeInfo) -> tuple[str, int]:
-    host, _, port = node.redis_address.rpartition(":")
+def _host_port(topology: Topology, node: NodeInfo) -> tuple[str, int]:
+    host, _, port = topology.address_of(node).rpartition(":")
     return host.strip("[]"), int(port)
 
 
@@ -61,7 +61,7 @@ def _slots(session: Session, arguments: Arguments) -> Outcome:
 
 
 def _slots_entry(topology: Topology, span: SlotRange) -> bytes:
-    host, port = _host_port(span.node)
+    host, port = _host_port(topology, span.node)
     name = cluster_node_id(topology.table, span.node)
     node = [wire.bulk(host.encode()), wire.integer(port), wire.bulk(name.encode()), wire.array([])]
     return wire.array([wire.integer(span.first), wire.integer(span.last), wire.array(node)])
@@ -73,7 +73,7 @@ def _shards(session: Session, arguments: Arguments) -> Outcome:
 
 
 def _shard(session: Session, topology: Topology, node: NodeInfo) -> bytes:
-    host, port = _host_port(node)
+    host, port = _host_port(topology, node)
     is_live = node.status in (NodeStatus.ACTIVE, NodeStatus.DRAINING)
     facts = {
         b"id": wire.bulk(cluster_node_id(topology.table, node).encode()),
@@ -99,7 +99,7 @@ def _nodes(session: Session, arguments: Arguments) -> Outcome:
     topology = topology_of(session)
     lines = []
     for node in topology.nodes:
-        host, port = _host_port(node)
+        host, port = _host_port(topology, node)
         is_live = node.status in (NodeStatus.ACTIVE, NodeStatus.DRAINING)
         flags = "master" if is_live else "master,fail"
         if node.node_id == session.service.node_id:

@@ -138,7 +138,7 @@ def command_(session: Session, arguments: Arguments) -> Outcome:
 
 
 def _sections(session: Session) -> dict[str, dict[str, object]]:
-    table = session.service.table()
+    table, keyspace = session.service.table(), session.served.keyspace()
     return {
         "server": {
             "redis_version": REDIS_VERSION.decode(),
@@ -153,7 +153,8 @@ def _sections(session: Session) -> dict[str, dict[str, object]]:
         "koinon": {
             "cluster_id": table.cluster.cluster_id,
             "table_version": table.table_version,
-            "partitioner": session.served.keyspace().partitioner,
+            "keyspace": keyspace.name,
+            "partitioner": keyspace.partitioner,
             "partitions_led": len(session.served.led()),
         },
     }
