@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
-from koinon_coordinator.core.planning.placement import place
+from koinon_coordinator.core.planning.initial_placement import place
 from koinon_coordinator.core.planning.planner import (
     Layout,
     Plan,

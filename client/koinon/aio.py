@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 from koinon.core.batching import PendingOperation
 from koinon.core.row_chunks import Chunk
 from koinon.driver.batch import AsyncBatch
+from koinon.driver.client_api import ClientApi, InKeyspace, InOpenedKeyspace, awaitable, described
 from koinon.driver.engine import Engine
-from koinon.driver.face import Face, InKeyspace, InOpenedKeyspace, awaitable, described
 from koinon.driver.sharded import AsyncSharded
 from koinon.driver.writes import Load
 from koinon.options import ClientOptions, Options, parse, with_options
@@ -79,19 +79,19 @@ class AsyncOperations(InKeyspace, ABC):
     async def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return await work
 
-    get = awaitable(Face.get)
-    get_entry = awaitable(Face.get_entry)
-    put = awaitable(Face.put)
-    delete = awaitable(Face.delete)
-    exists = awaitable(Face.exists)
-    increment = awaitable(Face.increment)
-    touch = awaitable(Face.touch)
-    get_or_put = awaitable(Face.get_or_put)
-    get_many = awaitable(Face.get_many)
-    get_entries = awaitable(Face.get_entries)
-    put_many = awaitable(Face.put_many)
-    delete_many = awaitable(Face.delete_many)
-    cluster_status = awaitable(Face.cluster_status)
+    get = awaitable(ClientApi.get)
+    get_entry = awaitable(ClientApi.get_entry)
+    put = awaitable(ClientApi.put)
+    delete = awaitable(ClientApi.delete)
+    exists = awaitable(ClientApi.exists)
+    increment = awaitable(ClientApi.increment)
+    touch = awaitable(ClientApi.touch)
+    get_or_put = awaitable(ClientApi.get_or_put)
+    get_many = awaitable(ClientApi.get_many)
+    get_entries = awaitable(ClientApi.get_entries)
+    put_many = awaitable(ClientApi.put_many)
+    delete_many = awaitable(ClientApi.delete_many)
+    cluster_status = awaitable(ClientApi.cluster_status)
 
     async def scan(
         self,

@@ -22,8 +22,8 @@ from koinon.core.batching import PendingOperation
 from koinon.core.closing import Closing
 from koinon.core.row_chunks import Chunk
 from koinon.driver.batch import Batch
+from koinon.driver.client_api import ClientApi, InOpenedKeyspace, described
 from koinon.driver.engine import Engine
-from koinon.driver.face import Face, InOpenedKeyspace, described
 from koinon.driver.scans import Pages
 from koinon.driver.sharded import Sharded
 from koinon.driver.writes import Load
@@ -91,7 +91,7 @@ def connect(coordinators: str | Sequence[str] | None = None, **options: Unpack[O
     return Client(*parse(coordinators, options))
 
 
-class Operations(Face):
+class Operations(ClientApi):
     """The operations of a blocking client, in one keyspace."""
 
     @abstractmethod

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from koinon_coordinator.core.decide.admin_requests import REPLICATION_FACTOR_MAX
 from koinon_coordinator.core.decide.host_commands import HostingTimes
-from koinon_coordinator.core.decide.operations import REPLICATION_FACTOR_MAX
 from koinon_coordinator.core.decide.sessions import SessionTimes
 from koinon_proto.contract.addresses import check_address, check_name
 from koinon_proto.contract.errors import ConfigurationError

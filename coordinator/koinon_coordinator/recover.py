@@ -40,7 +40,7 @@ from koinon_coordinator.core.raft import (
 )
 from koinon_coordinator.raft.storage import LmdbRaftStorage
 from koinon_coordinator.state_machine import ReplicatedState
-from koinon_coordinator.wire.convert import image_to_bytes
+from koinon_coordinator.wire.state_codec import image_to_bytes
 from koinon_proto.contract import convert
 from koinon_proto.contract.access import NO_ACCESS_STATE
 from koinon_proto.contract.addresses import check_address, check_name, is_address

@@ -15,8 +15,8 @@ from koinon_coordinator.services.cluster_services import SERVICES, add_services
 from koinon_proto.contract.cluster_errors import DataDirectoryError
 from koinon_proto.contract.errors import ConfigurationError
 from koinon_proto.process import stopping
+from koinon_proto.security.authentication import Authenticator
 from koinon_proto.security.exposure import warn_of_strangers
-from koinon_proto.security.gate import Gate
 from koinon_proto.security.trust import Trust
 from koinon_proto.server.aio_server import GuardedServer
 from koinon_proto.server.guard import Guard
@@ -66,7 +66,7 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[Coordinator]:
     guard = Guard(
         DATA_LANE,
         CONTROL_LANE,
-        gate=Gate(
+        gate=Authenticator(
             lambda: coordinator.access,
             takes_tls=config.listening.takes_tls,
             trust=Trust(config.listening.bundle),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from koinon_coordinator.core.cluster.commands import Result
 from koinon_coordinator.core.cluster.state import ClusterState
-from koinon_coordinator.wire.convert import command_from_bytes, image_from_bytes, image_to_bytes
+from koinon_coordinator.wire.state_codec import command_from_bytes, image_from_bytes, image_to_bytes
 from koinon_proto.contract.table import ClusterConfig
 
 log = logging.getLogger(__name__)

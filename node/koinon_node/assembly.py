@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from koinon_node.backup.drop import CopyDropper
 from koinon_node.backup.follower import Follower
 from koinon_node.bulk_load.column_reader import ColumnReader
-from koinon_node.bulk_load.merger import Merger
+from koinon_node.bulk_load.merge_scheduler import MergeScheduler
 from koinon_node.bulk_load.stager import Stager
 from koinon_node.config import Limits, NodeConfig
 from koinon_node.core.membership.assignment import Adoption
@@ -42,7 +42,7 @@ from koinon_node.storage.writer import Writer
 from koinon_proto.contract.bounds import COUNT
 from koinon_proto.contract.errors import StorageFullError
 from koinon_proto.contract.table import NodeNumber, Table
-from koinon_proto.security.gate import Gate
+from koinon_proto.security.authentication import Authenticator
 from koinon_proto.security.trust import Trust
 from koinon_proto.v1 import (
     membership_pb2,
@@ -87,7 +87,7 @@ class Parts:
         self.sizes = SizeEstimates()
         dialing = config.listening.dialing()
         channels = Channels(dialing)
-        self.gate = Gate(
+        self.gate = Authenticator(
             lambda: state.access,
             takes_tls=config.listening.takes_tls,
             trust=Trust(config.listening.bundle),
@@ -128,7 +128,7 @@ class Parts:
         self.column_reader = ColumnReader(
             state, store, self.engine, pending, self.replicator, limits, clock, self.rows
         )
-        self.merger = Merger(
+        self.merger = MergeScheduler(
             state,
             store,
             self.writer,

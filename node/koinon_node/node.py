@@ -12,8 +12,8 @@ from typing import Any
 from koinon_node.assembly import Parts
 from koinon_node.bulk_load.service import BulkService
 from koinon_node.config import CONTROL_LANE, DATA_LANE, REPLY_BYTES, Limits, NodeConfig
+from koinon_node.controlled_shutdown import shut_down
 from koinon_node.core.membership.lease import NO_LEASE
-from koinon_node.core.membership.leaving import is_waited_for
 from koinon_node.metrics import node_metrics
 from koinon_node.replication_grpc import NODE_SERVER_OPTIONS
 from koinon_node.serving.service import KeyValueService, NodeTableService
@@ -46,11 +46,6 @@ SERVICES = (
     "koinon.v1.Traffic",
 )
 _HEALTH_INTERVAL_S = 0.2
-_HAND_OVER_S = 10.0
-_FAREWELL_S, _FAREWELL_S_MAX = 0.3, 5.0
-_PUT_OUT_PAUSE_S = 0.02
-_STOP_GRACE_S = 2.0
-_REPLICATE_GRACE_S = 1.0
 _STATS_INTERVAL_S = 1.0
 _PROGRESS_INTERVAL_S = 0.25
 
@@ -121,7 +116,7 @@ class Node:
             )
             await self._ended.wait()
             if self._fatal is None:
-                await self._leave(parts, server, health)
+                await shut_down(parts, server, health)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -141,42 +136,6 @@ class Node:
         if self._fatal is not None:
             raise self._fatal
         log.info("node stopped node=%s", self._config.node_id)
-
-    async def _leave(self, parts: Parts, server: GuardedServer, health: Any) -> None:
-        """Hand over what others can lead, be put out of where others lead, see clients off; then
-        answer what is under way and take nothing more.
-        """
-        await health.enter_graceful_shutdown()
-        await parts.replicator.hand_over_all(_HAND_OVER_S)
-        parts.follower.leave()
-        # Whoever goes by an older table meanwhile is refused by name, and learns of the newer. Some
-        # time of that is left to callers that do not attend.
-        least_s = _FAREWELL_S if parts.replicator.leading.any_replicated else 0.0
-        await asyncio.gather(
-            self._put_out(), parts.graceful_drain.end(least_s=least_s, most_s=_FAREWELL_S_MAX)
-        )
-        stopping = asyncio.gather(server.stop(_STOP_GRACE_S), parts.redis.stop(_STOP_GRACE_S))
-        # Writes under way need the followers' streams, which would outlast the server's grace.
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_REPLICATE_GRACE_S):
-                pending, disk = parts.writer.pending, parts.writer.disk
-                while any(pending.sent()) and not disk.hangs:  # noqa: ASYNC110 (once, at the end)
-                    await asyncio.sleep(0.01)
-        parts.replication.close()
-        await stopping
-
-    async def _put_out(self) -> None:
-        """Wait until no primary waits for this node that could do without it, but not for long."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_FAREWELL_S_MAX):
-                while self._is_waited_for():  # noqa: ASYNC110 (once, at the end)
-                    await asyncio.sleep(_PUT_OUT_PAUSE_S)
-
-    def _is_waited_for(self) -> bool:
-        served = self.state.served
-        if served.table is None or not self.state.serving():
-            return False
-        return is_waited_for(served.table, served.node_number)
 
     def stop(self) -> None:
         """End ``run``: stop taking calls, drain writes, close the store."""

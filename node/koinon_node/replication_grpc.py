@@ -39,7 +39,7 @@ from koinon_proto.contract.errors import (
 )
 from koinon_proto.contract.table import NodeInfo, NodeNumber, Table
 from koinon_proto.contract.versions import check_node_protocol
-from koinon_proto.security.caller import caller
+from koinon_proto.security.authorization import caller
 from koinon_proto.security.names import node_name
 from koinon_proto.security.transport import PLAIN, Dialing
 from koinon_proto.server.admission import Places

@@ -16,7 +16,7 @@ from koinon.certs.authority import CLOCK_SKEW
 from koinon.cli.app import make_app
 from koinon.cli.console.session import USAGE
 from koinon.operate.admin import Admin
-from koinon.operate.fates import ChangeFateError
+from koinon.operate.unknown_outcomes import ChangeFateError
 from koinon_proto.contract.access import Access, Action, Effect, Grant, Role, parse_token
 from koinon_proto.contract.keyspaces import Keyspace, KeyspaceId, KeyspaceList
 from koinon_proto.v1 import admin_pb2

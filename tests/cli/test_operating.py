@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from koinon.cli.console.units import bytes_per_second, partition_ids
-from koinon.operate.fates import EFFECTS
+from koinon.operate.unknown_outcomes import EFFECTS
 from koinon_proto.contract.table import NodeNumber, NodeStatus, first_sequence
 from koinon_proto.v1 import admin_pb2
 from tests.cli.conftest import Run, kinds, three

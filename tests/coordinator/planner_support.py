@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from koinon_coordinator.core.planning.placement import place
+from koinon_coordinator.core.planning.initial_placement import place
 from koinon_coordinator.core.planning.planner import Layout, Plan, PlannedMove, PlanNode
 from koinon_proto.contract.table import NodeNumber, PartitionId
 

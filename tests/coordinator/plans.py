@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from koinon_coordinator.core.cluster.state import ClusterState
-from koinon_coordinator.core.decide.layouts import (
+from koinon_coordinator.core.decide.plan_requests import (
     PlanKind,
     PlanWish,
 )

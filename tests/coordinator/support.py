@@ -24,7 +24,7 @@ from koinon_coordinator.core.cluster.state import ClusterState
 from koinon_coordinator.core.decide.registrations import Registration
 from koinon_coordinator.leader.leadership import Leadership
 from koinon_coordinator.state_machine import ReplicatedState
-from koinon_coordinator.wire.convert import command_from_bytes
+from koinon_coordinator.wire.state_codec import command_from_bytes
 from koinon_proto.contract.errors import KoinonError, UnknownFateError
 from koinon_proto.contract.table import (
     NO_NODE,

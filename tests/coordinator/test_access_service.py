@@ -12,7 +12,7 @@ from koinon_coordinator.coordinator import Coordinator
 from koinon_coordinator.core.cluster.commands import AccessCommand, Result, RevokeCertificate
 from koinon_coordinator.core.decide.sessions import SessionTimes
 from koinon_coordinator.leader.access import AccessChanges
-from koinon_coordinator.leader.in_force import InForce
+from koinon_coordinator.leader.change_barrier import ChangeBarrier
 from koinon_proto.contract import convert
 from koinon_proto.contract.access import AccessState, make_token
 from koinon_proto.contract.errors import (
@@ -116,7 +116,9 @@ TIMES = SessionTimes(
 
 
 def test_change_of_access_is_answered_when_no_node_goes_by_what_was_before() -> None:
-    async def changed(behind: list[list[NodeId]], wait_s: float = 60.0) -> tuple[InForce, float]:
+    async def changed(
+        behind: list[list[NodeId]], wait_s: float = 60.0
+    ) -> tuple[ChangeBarrier, float]:
         term = Term()
         asked = iter(behind)
         changes = AccessChanges(term, TIMES, lambda _: next(asked))  # type: ignore[arg-type]
@@ -125,10 +127,10 @@ def test_change_of_access_is_answered_when_no_node_goes_by_what_was_before() -> 
 
     async def test() -> None:
         made, at = await changed([[N1, N2], [N2], []])
-        assert made == InForce(version=1)
+        assert made == ChangeBarrier(version=1)
         assert at < 101.0
         made, at = await changed([[N2]] * 100)
-        assert made == InForce(version=1, behind=(N2,))
+        assert made == ChangeBarrier(version=1, behind=(N2,))
         assert at >= 99.9 + 0.4 + 1.0  # a leader before this one gave leases until then
         made, at = await changed([[N2]] * 100, 0.5)
         assert made.behind == (N2,)
@@ -142,7 +144,7 @@ def test_change_of_access_that_is_no_news_waits_as_the_first_one_does() -> None:
         changes = AccessChanges(Term(), TIMES, lambda _: [N1])  # type: ignore[arg-type]
         for _ in range(2):
             made = await changes.change(RevokeCertificate(serial="1f"))
-            assert made == InForce(version=1, behind=(N1,))
+            assert made == ChangeBarrier(version=1, behind=(N1,))
 
     asyncio.run(test())
 

@@ -15,7 +15,7 @@ from koinon_coordinator.config import (
 from koinon_coordinator.coordinator import raft_config
 from koinon_coordinator.core.cluster.commands import CreateCluster
 from koinon_coordinator.state_machine import ReplicatedState
-from koinon_coordinator.wire.convert import command_to_bytes
+from koinon_coordinator.wire.state_codec import command_to_bytes
 from koinon_proto.contract.errors import ConfigurationError
 from koinon_proto.contract.table import ClusterConfig
 from koinon_proto.partitioner import partitioner

@@ -28,8 +28,8 @@ from koinon_coordinator.core.decide.keyspaces import (
     decide_drop,
     decide_forgetting,
 )
-from koinon_coordinator.core.decide.layouts import PlanKind, PlanWish, accepted, plan
-from koinon_coordinator.wire.convert import image_from_bytes, image_to_bytes
+from koinon_coordinator.core.decide.plan_requests import PlanKind, PlanWish, accepted, plan
+from koinon_coordinator.wire.state_codec import image_from_bytes, image_to_bytes
 from koinon_proto.contract import convert
 from koinon_proto.contract.bulk_loads import LoadMode
 from koinon_proto.contract.cluster_errors import KeyspaceChangeError

@@ -15,7 +15,8 @@ from koinon_coordinator.core.cluster.commands import (
     SetReplicationFactor,
     StartMoves,
 )
-from koinon_coordinator.core.decide.layouts import (
+from koinon_coordinator.core.decide.move_scheduler import Progress, Stage
+from koinon_coordinator.core.decide.plan_requests import (
     PlanKind,
     Planned,
     PlanTask,
@@ -23,9 +24,8 @@ from koinon_coordinator.core.decide.layouts import (
     plan,
     planned,
 )
-from koinon_coordinator.core.decide.move_scheduler import Progress, Stage
 from koinon_coordinator.metrics import bytes_remaining
-from koinon_coordinator.wire.convert import command_from_bytes
+from koinon_coordinator.wire.state_codec import command_from_bytes
 from koinon_proto.contract.cluster_errors import (
     MembershipChangeError,
     NotLeaderError,
@@ -123,7 +123,7 @@ def test_plan_is_made_beside_the_loop_and_anew_if_the_state_changes_meanwhile(
         state, operations = term.replicated.state, term.leadership.operations
         plan_id = plan(state, REBALANCE).plan.plan_id
         del term.leadership.term.computed
-        monkeypatch.setattr("koinon_coordinator.leader.operations.planned", slow)
+        monkeypatch.setattr("koinon_coordinator.leader.admin_requests.planned", slow)
         executing = asyncio.ensure_future(operations.execute(REBALANCE, plan_id))
         await until(begun.is_set)
         may_end.set()

@@ -14,7 +14,15 @@ from koinon_coordinator.core.cluster.commands import (
     WantPrimaries,
 )
 from koinon_coordinator.core.cluster.state import ClusterState
-from koinon_coordinator.core.decide.layouts import (
+from koinon_coordinator.core.decide.admin_requests import (
+    decide_cancel,
+    decide_force,
+    decide_restore,
+    decide_settings,
+    decide_status,
+    refusal,
+)
+from koinon_coordinator.core.decide.plan_requests import (
     MOVES_PER_COMMAND_MAX,
     PlanKind,
     PlanWish,
@@ -25,17 +33,9 @@ from koinon_coordinator.core.decide.layouts import (
     repair_layouts,
     repair_task,
 )
-from koinon_coordinator.core.decide.operations import (
-    decide_cancel,
-    decide_force,
-    decide_restore,
-    decide_settings,
-    decide_status,
-    refusal,
-)
 from koinon_coordinator.core.planning.planner import Layout, Plan, PlannedMove
 from koinon_coordinator.raft import RaftConfig
-from koinon_coordinator.wire.convert import command_to_bytes
+from koinon_coordinator.wire.state_codec import command_to_bytes
 from koinon_proto.contract.cluster_errors import (
     MembershipChangeError,
     PlanStaleError,

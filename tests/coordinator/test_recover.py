@@ -46,7 +46,7 @@ from koinon_coordinator.recover import (
     report,
     write_group,
 )
-from koinon_coordinator.wire.convert import command_to_bytes, image_to_bytes
+from koinon_coordinator.wire.state_codec import command_to_bytes, image_to_bytes
 from koinon_proto.contract import convert
 from koinon_proto.contract.errors import ConfigurationError
 from koinon_proto.contract.table import MoveSettings, NodeNumber, Table

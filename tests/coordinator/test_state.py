@@ -19,7 +19,7 @@ from koinon_coordinator.core.cluster.commands import (
     Rejected,
 )
 from koinon_coordinator.core.cluster.state import ClusterState
-from koinon_coordinator.wire.convert import image_from_bytes, image_to_bytes
+from koinon_coordinator.wire.state_codec import image_from_bytes, image_to_bytes
 from koinon_proto.contract.table import (
     NO_NODE,
     NodeNumber,

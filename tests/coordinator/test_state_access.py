@@ -25,7 +25,7 @@ from koinon_coordinator.core.cluster.commands import (
 )
 from koinon_coordinator.core.cluster.state import ClusterState
 from koinon_coordinator.core.decide.access import check_change, refusal
-from koinon_coordinator.wire.convert import (
+from koinon_coordinator.wire.state_codec import (
     command_from_bytes,
     command_to_bytes,
     image_from_bytes,

@@ -12,7 +12,7 @@ from koinon_coordinator.core.cluster.bulk_loads import ALREADY_APPLIED
 from koinon_coordinator.core.cluster.commands import CommitLoad, LoadOutcome, OpenLoad, Reason
 from koinon_coordinator.core.cluster.state import ClusterState
 from koinon_coordinator.raft import RaftConfig
-from koinon_coordinator.wire.convert import command_to_bytes, image_from_bytes, image_to_bytes
+from koinon_coordinator.wire.state_codec import command_to_bytes, image_from_bytes, image_to_bytes
 from koinon_proto.contract.bulk_loads import LOAD_ATTEMPTS_MAX, LoadMode, LoadState, StreamBatch
 from koinon_proto.contract.table import ActiveLoad, PartitionId
 

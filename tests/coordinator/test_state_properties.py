@@ -36,8 +36,8 @@ from koinon_coordinator.core.cluster.commands import (
     WantPrimaries,
 )
 from koinon_coordinator.core.cluster.state import ClusterState
-from koinon_coordinator.core.planning.placement import place
-from koinon_coordinator.wire.convert import (
+from koinon_coordinator.core.planning.initial_placement import place
+from koinon_coordinator.wire.state_codec import (
     command_from_bytes,
     command_to_bytes,
     image_from_bytes,

@@ -18,7 +18,7 @@ from koinon_coordinator.core.cluster.commands import FenceNode, SetMoveSettings
 from koinon_coordinator.services import cluster_services
 from koinon_coordinator.services.cluster_services import TableService
 from koinon_coordinator.state_machine import ReplicatedState
-from koinon_coordinator.wire.convert import command_to_bytes
+from koinon_coordinator.wire.state_codec import command_to_bytes
 from koinon_coordinator.wire.updates import UpdateCache
 from koinon_proto.contract import convert
 from koinon_proto.contract.errors import (

@@ -20,7 +20,7 @@ from koinon_coordinator.core.raft import (
 )
 from koinon_coordinator.raft import GrpcRaftTransport
 from koinon_coordinator.raft import transport as transport_module
-from koinon_coordinator.raft.convert import MalformedMessageError, from_proto
+from koinon_coordinator.raft.message_codec import MalformedMessageError, from_proto
 from koinon_proto.contract import bounds
 from koinon_proto.contract.cluster_errors import DataDirectoryError
 from koinon_proto.v1 import raft_pb2_grpc

@@ -24,10 +24,10 @@ from koinon_coordinator.raft import (
     GrpcRaftTransport,
     RaftTransport,
     TransportConfig,
-    convert,
+    message_codec,
 )
-from koinon_coordinator.raft.convert import MalformedMessageError, from_proto, to_proto
 from koinon_coordinator.raft.errors import MemberStoppedError
+from koinon_coordinator.raft.message_codec import MalformedMessageError, from_proto, to_proto
 from koinon_proto.v1 import raft_pb2_grpc
 from koinon_proto.v1.raft_pb2 import RaftBatch, RaftExchangeReply, RaftHello, RaftMessage
 from tests.kit.addresses import free_address
@@ -85,7 +85,7 @@ def test_convert_any_message_comes_back(kind: type[Message], data: st.DataObject
     envelope = {"term": message.term, "sender": message.sender, "to": message.to}
     name = wire.WhichOneof("body")
     assert name is not None
-    assert convert._BODIES[name].decode(getattr(wire, name), **envelope) == message
+    assert message_codec._BODIES[name].decode(getattr(wire, name), **envelope) == message
 
 
 def test_convert_malformed_messages_are_refused() -> None:

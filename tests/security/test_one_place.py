@@ -41,6 +41,6 @@ def test_permissions_are_asked_in_one_place() -> None:
         if ASKING.search(path.read_text("utf-8"))
     }
     assert found == {
-        "proto/koinon_proto/security/caller.py",
+        "proto/koinon_proto/security/authorization.py",
         "proto/koinon_proto/contract/access.py",  # which defines it
     }

@@ -23,7 +23,7 @@ import koinon
 from koinon.certs import files
 from koinon.certs.authority import Authority, Identity
 from koinon_proto.contract.access import Access, AccessState, User
-from koinon_proto.security import gate
+from koinon_proto.security import authentication
 from koinon_proto.security.names import ANY_SERVER, Kind
 from koinon_proto.security.trust import Trust, _is_issued, verified_chain
 from koinon_proto.v1 import table_pb2
@@ -78,7 +78,7 @@ def rotate(servers: Servers, directory: Path, *, users: tuple[str, ...] = ()) ->
 def test_streams_end_and_calls_are_refused(
     servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gate, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(authentication, "PATIENCE_S", 0.0)
 
     async def test() -> None:
         dialing = servers.identities.dialing(Kind.USER, "root")
@@ -110,7 +110,7 @@ def test_calls_go_on_for_a_while_and_clients_with_new_files_for_ever(
     servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Streams do not go on, of which attendance is one: so clients connect anew in time."""
-    monkeypatch.setattr(gate, "PATIENCE_S", 3.0)
+    monkeypatch.setattr(authentication, "PATIENCE_S", 3.0)
     dialing = servers.identities.dialing(Kind.USER, "other")
     servers.set_access(Access(AccessState(version=1, users=(User(name="other"),))))
     bundle = str(servers.identities.file(Kind.USER, "root"))

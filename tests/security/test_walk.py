@@ -19,7 +19,7 @@ import pytest
 from koinon_proto.contract.access import Access, AccessState, Action, Effect, Grant, Role, User
 from koinon_proto.contract.keyspaces import DEFAULT_ID, Keyspace, KeyspaceId
 from koinon_proto.partitioner import partitioner
-from koinon_proto.security import rules
+from koinon_proto.security import method_permissions
 from koinon_proto.security.names import ANY_SERVER, Kind
 from koinon_proto.server.aio_server import GuardedServer
 from koinon_proto.v1 import kv_pb2, loads_pb2, membership_pb2, raft_pb2
@@ -147,21 +147,21 @@ def walk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walk]:
             yield Walk(servers, found, keyspaces)
 
 
-def may(rule: rules.Rule, action: Action) -> bool:
+def may(rule: method_permissions.Rule, action: Action) -> bool:
     return rule.open or rule.any_user or action in rule.actions
 
 
 def test_each_method_that_is_served_has_a_rule_and_each_rule_a_method(walk: Walk) -> None:
-    assert set(walk.methods) == set(rules.RULES)
+    assert set(walk.methods) == set(method_permissions.RULES)
 
 
 def test_the_table_of_rules_is_printed_in_the_documents() -> None:
     printed = DOCUMENT.read_text(encoding="utf-8")
-    for path, rule in rules.RULES.items():
+    for path, rule in method_permissions.RULES.items():
         assert table_row(path, rule) in printed
 
 
-def table_row(path: str, rule: rules.Rule) -> str:
+def table_row(path: str, rule: method_permissions.Rule) -> str:
     """Return the row of a method in docs/security.md."""
     service, _, method = path.rpartition(".")[2].partition("/")
     who = [f"{kind} itself" if rule.claims else f"any {kind}" for kind in sorted(rule.servers)]
@@ -182,9 +182,9 @@ def test_nobody_comes_in_without_a_certificate(walk: Walk) -> None:
         assert raised.value.code() is Code.UNAVAILABLE
 
 
-@pytest.mark.parametrize("path", sorted(rules.RULES))
+@pytest.mark.parametrize("path", sorted(method_permissions.RULES))
 def test_each_method_is_refused_to_all_but_those_of_its_rule(walk: Walk, path: str) -> None:
-    rule = rules.RULES[path]
+    rule = method_permissions.RULES[path]
 
     def answers(kind: Kind, name: str, allowed: bool) -> None:
         code = walk.answer(path, kind, name, _request(path, name))
@@ -200,9 +200,9 @@ def test_each_method_is_refused_to_all_but_those_of_its_rule(walk: Walk, path: s
     answers(Kind.USER, "root", bool(rule.actions) or rule.any_user or rule.open)
 
 
-@pytest.mark.parametrize("path", sorted(p for p, r in rules.RULES.items() if r.claims))
+@pytest.mark.parametrize("path", sorted(p for p, r in method_permissions.RULES.items() if r.claims))
 def test_a_server_speaks_for_itself_alone(walk: Walk, path: str) -> None:
-    kind = next(iter(rules.RULES[path].servers))
+    kind = next(iter(method_permissions.RULES[path].servers))
     own = {Kind.NODE: "n1", Kind.COORDINATOR: "c1"}[kind]
     assert walk.answer(path, kind, own, _request(path, "other")) is Code.PERMISSION_DENIED
 
@@ -267,7 +267,7 @@ def _of_load(path: str, load_id: int) -> bytes:
 
 WITHOUT_KEYS = {"Bulk/Prepare", *(f"Loads/{name}Load" for name in ("Touch", "Commit", "Abort"))}
 WITHOUT_KEYS |= {"Loads/GetLoads", "Admin/GetStatus"}
-ABOUT_KEYS = sorted(p for p, r in rules.RULES.items() if {*r.actions} & {*KEYS})
+ABOUT_KEYS = sorted(p for p, r in method_permissions.RULES.items() if {*r.actions} & {*KEYS})
 
 
 @pytest.mark.parametrize("path", ABOUT_KEYS)
@@ -317,7 +317,7 @@ def test_load_that_appends_is_opened_only_in_a_keyspace_that_is_granted(
 
 def test_a_method_without_a_rule_is_refused(walk: Walk, monkeypatch: pytest.MonkeyPatch) -> None:
     path = "/koinon.v1.TableService/GetTable"
-    monkeypatch.delitem(rules.RULES, path)
+    monkeypatch.delitem(method_permissions.RULES, path)
     assert walk.answer(path, Kind.USER, "root") is Code.PERMISSION_DENIED
     assert walk.answer(path, Kind.NODE, "n1") is Code.PERMISSION_DENIED
 
@@ -345,7 +345,7 @@ def test_a_revoked_certificate_ends_calls_and_streams(walk: Walk) -> None:
 
 def _request(path: str, name: str) -> bytes:
     """Return a request in which a server says that it is the one of this name."""
-    rule = rules.RULES[path]
+    rule = method_permissions.RULES[path]
     if rule.claims is None:
         return b""
     if Kind.COORDINATOR in rule.servers:

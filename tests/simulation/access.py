@@ -29,7 +29,7 @@ from koinon_coordinator.core.cluster.commands import (
     PutUser,
     RevokeCertificate,
 )
-from koinon_coordinator.leader.in_force import InForce
+from koinon_coordinator.leader.change_barrier import ChangeBarrier
 from koinon_proto.contract.access import (
     Access,
     AccessState,
@@ -161,7 +161,7 @@ class AccessOperator:
             try:
                 state: AccessState = await self._call(leader.name, "access_state")
                 command = self._draw(state)
-                made: InForce = await self._call(leader.name, "access", command)
+                made: ChangeBarrier = await self._call(leader.name, "access", command)
             except KoinonError as error:
                 stats[f"access: {type(error).__name__}"] += 1
                 if isinstance(error, NotLeaderError):

@@ -58,9 +58,9 @@ from typing import Any
 
 from koinon_coordinator.config import BootstrapConfig, TimingConfig
 from koinon_coordinator.core.cluster.commands import Command
-from koinon_node.bulk_load import stager, staging
+from koinon_node.bulk_load import staged_chunks, stager
 from koinon_node.config import Limits
-from koinon_node.storage import merge_steps
+from koinon_node.storage import merge_executor
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.contract.table import NodeStatus, PartitionStatus, Table
 from tests.checkers.history import History
@@ -88,7 +88,7 @@ LOADS_PAUSE_S = 0.2
 
 # A node imports it on a thread with its first load: once a process, so whatever ran before a seed
 # in this one would be part of what happens in it.
-stager._modules[merge_steps.__name__] = merge_steps
+stager._modules[merge_executor.__name__] = merge_executor
 
 
 SEEDS_WITH_BATCHES = (4, 9)
@@ -165,7 +165,7 @@ class Simulation:
             tombstone_ms=self.scenario.tombstone_ms,
             write_timeout_ms=self.rng.choice([500, 5_000]),
         )
-        staging.STEP_BYTES = self.scenario.step_bytes
+        staged_chunks.STEP_BYTES = self.scenario.step_bytes
         self.loop = VirtualLoop()
         self.stats: Counter[str] = Counter()
         self.trace_lines: list[str] = []
@@ -398,7 +398,7 @@ class Simulation:
             for number in row.replicas:
                 life = self.nodes[table.nodes[number].node_id].life
                 assert life is not None
-                left = staging.staged_loads(life.store, [row.partition_id])
+                left = staged_chunks.staged_loads(life.store, [row.partition_id])
                 if left:
                     return f"{life.node.name} holds what was staged: {left}"
         return ""

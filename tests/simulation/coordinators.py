@@ -18,10 +18,10 @@ from typing import Any
 
 from koinon_coordinator.config import BootstrapConfig, TimingConfig
 from koinon_coordinator.core.cluster.commands import AccessCommand, Command
-from koinon_coordinator.leader.in_force import InForce
+from koinon_coordinator.leader.change_barrier import ChangeBarrier
 from koinon_coordinator.leader.leadership import Leadership
 from koinon_coordinator.state_machine import ReplicatedState
-from koinon_coordinator.wire.convert import command_from_bytes
+from koinon_coordinator.wire.state_codec import command_from_bytes
 from koinon_proto.contract.access import AccessState
 from koinon_proto.contract.cluster_errors import NotLeaderError
 from koinon_proto.contract.errors import UnknownFateError
@@ -231,7 +231,7 @@ class Member:
         staged = {"attempt": 0, "rows": 0, "size_bytes": 0} if method == "touch" else {}
         return await getattr(self.led().loading, method)(*arguments, **staged)
 
-    async def _change_access(self, command: AccessCommand) -> InForce:
+    async def _change_access(self, command: AccessCommand) -> ChangeBarrier:
         return await self.led().access.change(command)
 
     async def _access_state(self) -> AccessState:

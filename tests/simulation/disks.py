@@ -24,13 +24,13 @@ from unittest.mock import patch
 
 from koinon_node.core.frames import GroupFrame
 from koinon_node.storage import directory
-from koinon_node.storage.channel import Answer
 from koinon_node.storage.directory import read_identity
 from koinon_node.storage.environment import DATA_DB, open_databases
 from koinon_node.storage.log_files import Stretch
 from koinon_node.storage.logged_channel import Bounds, LoggedChannel
 from koinon_node.storage.store import Store
 from koinon_node.storage.write_ahead_log import WriteAheadLog
+from koinon_node.storage.writer_channel import Answer
 from koinon_node.storage.writer_process import GROUP, LOG_STRETCHES, WriterLoop
 from koinon_node.store_config import StoreConfig
 from koinon_proto.contract.errors import KoinonError

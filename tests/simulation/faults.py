@@ -13,7 +13,7 @@ from koinon_coordinator.core.cluster.commands import (
     PartitionsHosted,
     WantPrimaries,
 )
-from koinon_coordinator.core.decide.layouts import PlanKind, PlanWish
+from koinon_coordinator.core.decide.plan_requests import PlanKind, PlanWish
 from koinon_coordinator.leader.leadership import Leadership
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.contract.table import NodeStatus

@@ -27,7 +27,7 @@ from koinon_coordinator.core.cluster.commands import AlterPartitions
 from koinon_coordinator.leader import membership
 from koinon_node.backup import primary_stream
 from koinon_node.backup.catch_up import Fetcher
-from koinon_node.bulk_load import staging
+from koinon_node.bulk_load import staged_chunks
 from koinon_node.core import chunk_keys
 from koinon_node.core.membership.loop_watchdog import LoopWatchdog
 from koinon_node.core.pending_writes import PendingWrites
@@ -42,7 +42,7 @@ from koinon_node.primary.replicator import Replicator
 from koinon_node.serving.reclaimer import Reclaimer
 from koinon_node.serving.writes import Writes
 from koinon_node.state import NodeState
-from koinon_node.storage import log_files, merge_steps
+from koinon_node.storage import log_files, merge_executor
 from koinon_node.storage import store as store_module
 from koinon_node.storage.environment import DATA_DB
 from koinon_node.storage.logged_channel import LoggedChannel
@@ -511,12 +511,12 @@ def merges_where_not_all_chunks_have_come() -> None:
 
     def make(merge: Any) -> Any:
         def merge_of_some(*arguments: Any) -> None:
-            with contextlib.suppress(merge_steps.MergeError):
+            with contextlib.suppress(merge_executor.MergeError):
                 merge(*arguments)
 
         return merge_of_some
 
-    replace_method(merge_steps, "merge", make)
+    replace_method(merge_executor, "merge", make)
     replace_method(primary_stream.Link, "_without_merges", lambda _: lambda *_: None)
 
 
@@ -536,7 +536,7 @@ def begins_a_merge_anew_after_each_takeover() -> None:
 
         return whole_or_nothing
 
-    replace_method(staging, "read_mark", make)
+    replace_method(staged_chunks, "read_mark", make)
 
 
 # --- access -----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import numpy as np
 
 from koinon_node.backup.drop import CopyDropper
 from koinon_node.backup.follower import Follower
-from koinon_node.bulk_load.merger import Merger
+from koinon_node.bulk_load.merge_scheduler import MergeScheduler
 from koinon_node.bulk_load.stager import Prepared, Stager
 from koinon_node.core import records
 from koinon_node.core.atomic_batch import Check
@@ -34,11 +34,11 @@ from koinon_node.serving.batches import (
 )
 from koinon_node.serving.engine import Engine
 from koinon_node.state import NodeState, WallClock
-from koinon_node.storage.channel import WriterChannel
 from koinon_node.storage.environment import DATA_DB
 from koinon_node.storage.index_sweeper import in_steps
 from koinon_node.storage.sizes import SizeEstimates
 from koinon_node.storage.writer import Writer
+from koinon_node.storage.writer_channel import WriterChannel
 from koinon_proto.contract.access import Action
 from koinon_proto.contract.errors import (
     KoinonError,
@@ -47,7 +47,7 @@ from koinon_proto.contract.errors import (
 )
 from koinon_proto.contract.keyspaces import DEFAULT_ID
 from koinon_proto.contract.table import NodeInfo, NodeNumber, Table
-from koinon_proto.security.gate import Gate
+from koinon_proto.security.authentication import Authenticator
 from koinon_proto.v1 import membership_pb2, replication_pb2
 from tests.simulation.agent import SimulatedAgent, while_no_room
 from tests.simulation.disks import Disk, SimulatedChannel, SimulatedLogDisk, logged
@@ -113,7 +113,7 @@ class Life:
         self.process = Process(loop, node.name)
         self.store = node.disk.open()
         self.state = NodeState(node.name, now=lambda: loop.now + node.offset_s)
-        self._gate = Gate(lambda: self.state.access, takes_tls=True)
+        self._gate = Authenticator(lambda: self.state.access, takes_tls=True)
         commit_s = simulation.scenario.commit_s
         self._stored = SimulatedChannel(loop, rng, self.process, self.store, node.disk, commit_s)
         self._logged: SimulatedLogDisk | None = None
@@ -155,7 +155,7 @@ class Life:
             state, store, writer, pending, primaries, self.replicator, limits, wall
         )
         self.stager = Stager(state, store, self.engine, wall)
-        self.merger = Merger(
+        self.merger = MergeScheduler(
             state, store, writer, self.engine, primaries, self.replicator, agent, wall
         )
         peers = SimulatedPeers(simulation.network, self.process, simulation.faults.on_page)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koinon.spark.encoding.keys import encode_keys, key_bytes
-from koinon.spark.writing.orders import orders_of
+from koinon.spark.writing.order_values import orders_of
 from koinon_proto.contract.errors import InvalidArgumentError
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)

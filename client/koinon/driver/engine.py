@@ -20,13 +20,13 @@ from koinon.core.retry import RetryAfter, RetryPolicy
 from koinon.core.routing import Router, Routing
 from koinon.core.target import Target, target_named
 from koinon.driver import forks, request_ids
-from koinon.driver.discovery import Cancel, Discovery
 from koinon.driver.node_link import Link
 from koinon.driver.observing import Observing
 from koinon.driver.resp.link import RespLink
 from koinon.driver.resp.pool import SOCKETS_MAX, Pools
 from koinon.driver.row_operations import RowOperations
 from koinon.driver.single_operations import SingleOperations
+from koinon.driver.table_refresh import Cancel, TableRefresh
 from koinon.options import ClientOptions
 from koinon_proto.contract import convert
 from koinon_proto.contract.errors import (
@@ -69,7 +69,7 @@ class Engine:
         self._links: dict[str, Link] = {}  # by address; kept until the client is closed
         self._tasks: set[asyncio.Task[Any]] = set()  # asyncio itself holds tasks weakly
         self._look_after: Cancel | None = None  # ends the wait for the next look at silent nodes
-        self.discovery = Discovery(seeds, self.router, self.link, self.dialing)
+        self.discovery = TableRefresh(seeds, self.router, self.link, self.dialing)
         self.singles = SingleOperations(self)
         self.rows = RowOperations(self)
         self._opened: Target | None = None  # the keyspace that ``options`` names

@@ -19,7 +19,7 @@ from typing import Any
 import grpc
 
 from koinon.driver.channels import Channels
-from koinon.operate.fates import told
+from koinon.operate.unknown_outcomes import told
 from koinon.options import parse_addresses
 from koinon_proto.contract.cluster_errors import NotLeaderError
 from koinon_proto.contract.errors import (

@@ -24,7 +24,7 @@ from koinon.core.routing import Router, Routing
 from koinon.core.target import DEFAULT_OPENED, OpenedKeyspace, Target, target_of
 from koinon.driver.channels import Channels
 from koinon.driver.request_ids import operation
-from koinon.driver.table_source import TableSource
+from koinon.driver.table_requests import TableRequests
 from koinon.operate.bulk_loads import LoadsClient
 from koinon.operate.coordinators import Coordinators
 from koinon.options import parse_addresses
@@ -72,7 +72,7 @@ class Cluster(Channels):
         self._coordinators = coordinators
         self._router = Router()
         self._router.wanted_version = self.keyspace.table_version
-        self._source = TableSource(parse_addresses(coordinators), self._router)
+        self._source = TableRequests(parse_addresses(coordinators), self._router)
         self._lock = threading.Lock()  # of the router's changes
         self._refreshing = threading.Lock()  # held by the one thread that asks for the table
 

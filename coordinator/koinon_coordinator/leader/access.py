@@ -1,5 +1,5 @@
 """Changes who may do what, while this coordinator leads: decides, proposes, and answers when it is
-in force (``in_force``).
+in force (``change_barrier``).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from koinon_coordinator.core.cluster.commands import (
 )
 from koinon_coordinator.core.decide.access import check_change, refusal
 from koinon_coordinator.core.decide.sessions import SessionTimes
+from koinon_coordinator.leader.change_barrier import Behind, ChangeBarrier, in_force
 from koinon_coordinator.leader.context import LeaderContext
-from koinon_coordinator.leader.in_force import Behind, InForce, in_force
 from koinon_proto.contract.access import AccessState
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class AccessChanges:
         self._term.check_cluster("")
         return self._term.state.access.state
 
-    async def change(self, command: AccessCommand, wait_s: float = float("inf")) -> InForce:
+    async def change(self, command: AccessCommand, wait_s: float = float("inf")) -> ChangeBarrier:
         """Commit the change, and wait until it is in force, for ``wait_s`` at most. So does one
         that brings nothing new: it may be one again whose answer was lost.
 

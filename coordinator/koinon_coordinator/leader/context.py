@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar, cast
 from koinon_coordinator.core.cluster.commands import Command, Result
 from koinon_coordinator.core.cluster.state import ClusterState
 from koinon_coordinator.state_machine import ReplicatedState
-from koinon_coordinator.wire.convert import command_to_bytes
+from koinon_coordinator.wire.state_codec import command_to_bytes
 from koinon_proto.contract.cluster_errors import NotLeaderError
 from koinon_proto.contract.errors import (
     InvalidArgumentError,

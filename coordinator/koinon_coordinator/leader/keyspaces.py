@@ -1,5 +1,5 @@
 """Creates, alters and drops keyspaces while this coordinator leads, and forgets those that are
-erased everywhere. A change is answered when it is in force (``in_force``).
+erased everywhere. A change is answered when it is in force (``change_barrier``).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from koinon_coordinator.core.decide.keyspaces import (
     refusal,
 )
 from koinon_coordinator.core.decide.sessions import SessionTimes
+from koinon_coordinator.leader.change_barrier import Behind, ChangeBarrier, in_force
 from koinon_coordinator.leader.context import LeaderContext
-from koinon_coordinator.leader.in_force import Behind, InForce, in_force
 from koinon_proto.contract.keyspaces import Keyspace
 from koinon_proto.contract.table import NodeNumber
 
@@ -40,7 +40,7 @@ class KeyspaceMade:
     """A keyspace as it is after a change, and how far that is in force."""
 
     keyspace: Keyspace
-    in_force: InForce
+    in_force: ChangeBarrier
 
 
 class KeyspaceChanges:

@@ -5,8 +5,8 @@ replicas have come), proposes, and answers when the commands have been applied. 
 term; nothing of it is kept, and the next leader begins by giving every node a full session.
 
 Its parts: ``members`` (registrations, heartbeats, fences, what primaries propose), ``mover`` (moves
-under way, re-replication), ``operations`` (what operators ask), ``access`` (users, roles, tokens),
-``keyspaces`` and ``loading`` (bulk loads).
+under way, re-replication), ``admin_requests`` (what operators ask), ``access`` (users, roles,
+tokens), ``keyspaces`` and ``loading`` (bulk loads).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from random import Random
 from koinon_coordinator.config import BootstrapConfig, TimingConfig
 from koinon_coordinator.core.cluster.commands import CreateCluster
 from koinon_coordinator.leader.access import AccessChanges
+from koinon_coordinator.leader.admin_requests import AdminRequests
 from koinon_coordinator.leader.bulk_loads import Loading
 from koinon_coordinator.leader.context import NEVER_APPENDED, Group, LeaderContext
 from koinon_coordinator.leader.keyspaces import KeyspaceChanges
 from koinon_coordinator.leader.membership import Members
 from koinon_coordinator.leader.mover import Mover
-from koinon_coordinator.leader.operations import Operations
 from koinon_coordinator.state_machine import ReplicatedState
 from koinon_proto.process.clock import boottime
 
@@ -67,7 +67,7 @@ class Leadership:
         pause_s = self.timing.session_times().pause_s
         self.mover = Mover(self.term, pause_s=pause_s)
         self.members = Members(self.term, self.timing, self.mover)
-        self.operations = Operations(self.term, self.mover)
+        self.operations = AdminRequests(self.term, self.mover)
         times = self.timing.session_times()
         self.access = AccessChanges(self.term, times, self.members.behind_in_access)
         self.keyspaces = KeyspaceChanges(

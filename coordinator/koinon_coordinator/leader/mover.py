@@ -2,9 +2,9 @@
 replaces nodes that stay away.
 
 It looks whenever something was applied, and once a second while a node is fenced; what it does then
-is decided in ``move_scheduler.py`` and ``layouts.py`` of ``core/decide``. It has one proposal under
-way at most, and each carries all that is due. Nothing of it has to survive: the next leader finds
-in the state what is left to do, and counts anew how long a node has been away.
+is decided in ``move_scheduler.py`` and ``plan_requests.py`` of ``core/decide``. It has one
+proposal under way at most, and each carries all that is due. Nothing of it has to survive: the next
+leader finds in the state what is left to do, and counts anew how long a node has been away.
 """
 
 from __future__ import annotations
@@ -21,14 +21,7 @@ from koinon_coordinator.core.cluster.commands import (
     FinishMoves,
     StartMoves,
 )
-from koinon_coordinator.core.decide.layouts import (
-    RepairTask,
-    accepted,
-    repair,
-    repair_layouts,
-    repair_plan_id,
-    repair_task,
-)
+from koinon_coordinator.core.decide.admin_requests import names
 from koinon_coordinator.core.decide.move_scheduler import (
     Fences,
     Pace,
@@ -36,7 +29,14 @@ from koinon_coordinator.core.decide.move_scheduler import (
     next_step,
     received_since,
 )
-from koinon_coordinator.core.decide.operations import names
+from koinon_coordinator.core.decide.plan_requests import (
+    RepairTask,
+    accepted,
+    repair,
+    repair_layouts,
+    repair_plan_id,
+    repair_task,
+)
 from koinon_coordinator.leader.context import LeaderContext
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.contract.table import NodeNumber, PartitionId

@@ -33,7 +33,7 @@ from koinon_coordinator.core.raft import (
     TransferGivenUp,
 )
 from koinon_coordinator.raft.config import TICKS_APART_MAX, RaftConfig
-from koinon_coordinator.raft.elections import ElectionHistory
+from koinon_coordinator.raft.election_stats import ElectionHistory
 from koinon_coordinator.raft.errors import MemberRemovedError, MemberStoppedError, StoreChangedError
 from koinon_coordinator.raft.refusals import change_error, not_leader, request_error
 from koinon_coordinator.raft.status import RaftCounters, RaftStatus, status_of

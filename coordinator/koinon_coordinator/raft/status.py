@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from koinon_coordinator.core.raft import RaftCore, Role
-from koinon_coordinator.raft.elections import RecentElections
+from koinon_coordinator.raft.election_stats import RecentElections
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,8 +24,8 @@ import grpc
 
 from koinon_coordinator.core.raft import AppendRequest, Message, SnapshotChunk
 from koinon_coordinator.raft.config import BATCH_ROOM_BYTES
-from koinon_coordinator.raft.convert import MalformedMessageError, from_proto, to_proto
 from koinon_coordinator.raft.errors import MemberStoppedError
+from koinon_coordinator.raft.message_codec import MalformedMessageError, from_proto, to_proto
 from koinon_proto.contract.addresses import NAME_CHARS_MAX, is_address
 from koinon_proto.contract.errors import (
     ConfigurationError,

@@ -21,12 +21,12 @@ from koinon_coordinator.core.cluster.commands import (
     RevokeCertificate,
 )
 from koinon_coordinator.core.decide.keyspaces import Alteration
-from koinon_coordinator.core.decide.layouts import PlanKind, PlanWish
 from koinon_coordinator.core.decide.move_scheduler import Progress, Stage
+from koinon_coordinator.core.decide.plan_requests import PlanKind, PlanWish
 from koinon_coordinator.core.decide.registrations import check_requested_address
 from koinon_coordinator.core.planning.planner import Plan, Refusal, RefusalCode
+from koinon_coordinator.leader.admin_requests import AdminRequests, MoveView
 from koinon_coordinator.leader.keyspaces import KeyspaceMade
-from koinon_coordinator.leader.operations import MoveView, Operations
 from koinon_coordinator.wire.updates import UpdateCache
 from koinon_proto.contract import convert
 from koinon_proto.contract.addresses import check_name
@@ -319,7 +319,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         if config is not None:
             config.check_id(request.cluster_id)
 
-    def _operations(self, request: Any) -> Operations:
+    def _operations(self, request: Any) -> AdminRequests:
         """Return what this coordinator does for operators while it leads.
 
         Raises:

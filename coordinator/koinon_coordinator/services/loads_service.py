@@ -15,7 +15,7 @@ from koinon_proto.contract.access import Action
 from koinon_proto.contract.bulk_loads import LoadMode, owner_digest
 from koinon_proto.contract.codec import codec
 from koinon_proto.contract.keyspaces import Keyspaces
-from koinon_proto.security.caller import caller
+from koinon_proto.security.authorization import caller
 from koinon_proto.server.rpc import bounded, typed_errors
 from koinon_proto.v1 import loads_pb2, loads_pb2_grpc
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from koinon_node.backup import passes
 from koinon_node.backup.applier import Held, change_of
-from koinon_node.backup.batch_receipts import BatchReceipts, Receipt
+from koinon_node.backup.batch_acks import BatchAcks, TakenBatch
 from koinon_node.backup.catch_up import BatchRows, checked_batch
 from koinon_node.backup.stream_context import StreamContext, SupersededError
 from koinon_node.core.records import EpochStart, PartitionEpochs
@@ -64,7 +64,7 @@ class Link:
         self._jobs: dict[int, asyncio.Task[None]] = {}  # passes under way, by partition
         self._opening_due = asyncio.Event()  # set when something may be opened
         self._joining_due = asyncio.Event()  # set when a copy may have caught up
-        self._receipts = BatchReceipts(self._send)
+        self._acks = BatchAcks(self._send)
         self._answered = False  # whether this stream's primary has answered an opening
         self._leaves = False  # whether the primary is told that this node is about to stop
 
@@ -143,7 +143,7 @@ class Link:
             self._stream = stream = self._context.peers.follow(self.node)
         except KoinonError as error:
             return error
-        self._receipts.begin()
+        self._acks.begin()
         try:
             stream.send(wire.FollowRequest(hello=self._context.hello(self.node.number)))
             if self._leaves:
@@ -317,11 +317,11 @@ class Link:
         nothing more is received.
         """
         try:
-            whole = checked_batch(batch, self._receipts.last_number)
+            whole = checked_batch(batch, self._acks.last_number)
         except BadMessageError as error:
             log.warning("batch refused node=%s error=%s", self.node.node_id, error)
             raise
-        receipt = self._receipts.take(batch.number)
+        taken = self._acks.take(batch.number)
         full: StorageFullError | None = None
         try:
             merged = sum(step.bytes for step in whole.merges.values())
@@ -345,7 +345,7 @@ class Link:
             if followed.stage is Stage.JOINING:
                 self._joining_due.set()
         if not applied:
-            self._receipts.durable(receipt)
+            self._acks.durable(taken)
             return
         if len(applied) < len(batch.partition_ids):
             mine = np.flatnonzero(np.isin(whole.partition_ids, list(applied))).tolist()
@@ -354,7 +354,7 @@ class Link:
                 records=[whole.records[i] for i in mine],
                 merges={p: step for p, step in whole.merges.items() if p in applied},
             )
-        self._apply(receipt, applied, whole)
+        self._apply(taken, applied, whole)
 
     def _sorted(
         self, batch: wire.Batch
@@ -385,7 +385,7 @@ class Link:
 
     def _apply(
         self,
-        receipt: Receipt,
+        taken: TakenBatch,
         applied: Mapping[int, tuple[Followed, int]],
         batch: BatchRows,
     ) -> None:
@@ -397,7 +397,7 @@ class Link:
         def done(error: KoinonError | None) -> None:
             if error is not None:
                 self._give_up([f for f, opened in openings if f.opened is opened], error)
-            self._receipts.durable(receipt)
+            self._acks.durable(taken)
 
         rows = dict(zip(batch.keys, batch.records, strict=True))
         self._context.applier.submit(change_of(ids, through, rows, merges=batch.merges), done)

@@ -11,7 +11,7 @@ import numpy as np
 from koinon_node.bulk_load.column_reader import ColumnReader, ColumnsAnswer, ColumnsPage
 from koinon_node.bulk_load.stager import StageBatch, Stager
 from koinon_node.core.records import U32Array
-from koinon_node.serving.checks import check_partitions, keyspace_of, table_of
+from koinon_node.serving.request_limits import check_partitions, keyspace_of, table_of
 from koinon_node.serving.service import pages_of, refusals_to_proto
 from koinon_node.state import NodeState, partitioner_of
 from koinon_proto.contract import columns
@@ -20,7 +20,7 @@ from koinon_proto.contract.columns import Gathered
 from koinon_proto.contract.errors import InvalidArgumentError, WrongPartitionError
 from koinon_proto.contract.keyspaces import Keyspace
 from koinon_proto.contract.table import MAX_BATCH_BYTES, MAX_KEY_BYTES
-from koinon_proto.security.caller import caller
+from koinon_proto.security.authorization import caller
 from koinon_proto.server.rpc import bounded, typed_errors
 from koinon_proto.v1 import kv_pb2, loads_pb2, loads_pb2_grpc
 

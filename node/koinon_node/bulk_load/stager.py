@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from koinon_node.bulk_load import staging
+from koinon_node.bulk_load import staged_chunks
 from koinon_node.core import chunk_keys, records
 from koinon_node.core.records import U32Array
 from koinon_node.serving.batches import WriteBatch
-from koinon_node.serving.checks import loaded_expiry
 from koinon_node.serving.engine import Engine
+from koinon_node.serving.request_limits import loaded_expiry
 from koinon_node.serving.row_metrics import RowCounts
 from koinon_node.state import NodeState, WallClock
 from koinon_node.storage.store import Store
@@ -154,7 +154,7 @@ class Stager:
 
     async def _check_order(self, rows: Gathered) -> None:
         # Arrow, which nodes without bulk loads never need, takes a while to import.
-        merging = await _imported("koinon_node.storage.merge_steps")
+        merging = await _imported("koinon_node.storage.merge_executor")
         index = merging.first_out_of_order(rows)
         if index is not None:
             raise InvalidArgumentError(field=f"chunks[{index}]", reason="keys must ascend")
@@ -179,13 +179,13 @@ class Stager:
         partition_ids = np.fromiter(rows, np.uint32, len(rows))
         prepared = Prepared(refusals=self._state.refusals(view, partition_ids, table_version))
         looked = [p for p in rows if p not in prepared.refusals]
-        await _imported("koinon_node.storage.merge_steps")
+        await _imported("koinon_node.storage.merge_executor")
         await self._engine.settle(looked)
 
         def prepare() -> None:
             for partition_id in looked:
                 try:
-                    found = staging.prepare(
+                    found = staged_chunks.prepare(
                         self._store,
                         load_id,
                         attempts,

@@ -1,4 +1,4 @@
-"""The bytes of the write-ahead log: records, segments, and what is left of them after a crash.
+"""The bytes of the write-ahead log: segments and records.
 
 A log is a chain of segments. Each begins with a head that says whose it is and which position its
 first record has; records follow one another without gaps, and one that does not fit begins the next
@@ -15,13 +15,8 @@ counts as nothing, so a segment that is used again need not be cleared; and no c
 so none can write a value that passes for a record. *Positions* are dense within a life, from 1.
 *synced* is the last position that was durable when the record was made.
 
-After a crash a log ends where no valid record of its life with the next position follows. What was
-written and never synced may be there in part, in any order of its blocks. So a bad record is the
-torn tail if nothing behind it shows that it was durable once. A later record that says so, or a
-later segment (which is begun only after all before it has been synced), shows that the disk has
-lost what it had acknowledged: ``CorruptLogError``.
-
-Pure: the driver reads and writes (storage/write_ahead_log.py).
+What of it counts after a crash is decided in core/log_recovery.py. Pure: the driver reads and
+writes (storage/write_ahead_log.py).
 """
 
 from __future__ import annotations
@@ -39,21 +34,11 @@ _VERSION = 1
 _HEAD = struct.Struct("<8sIQQQI")  # magic, version, life, first position, size, CRC of these
 _HEAD_MAGIC = b"koinlog\n"
 _RECORD = struct.Struct("<4sIIQQQ")  # magic, length of the body, CRC, life, position, synced
-_RECORD_MAGIC = b"kRec"
+RECORD_MAGIC = b"kRec"
 _CRC_AT = 8
 _WRITE = struct.Struct("<BI")  # database, count
 _NO_VALUE = 0xFFFF_FFFF  # as a length: the key is deleted
 RECORD_HEAD_BYTES = _RECORD.size
-
-
-class CorruptLogError(Exception):
-    """The log lacks something that was durable. ``segment``: its place among those given."""
-
-    def __init__(self, segment: int, offset: int, reason: str) -> None:
-        super().__init__(reason)
-        self.segment = segment
-        self.offset = offset
-        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +48,6 @@ class Head:
     life: int
     first_position: int
     size: int  # of the whole segment, bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A valid record, and where it stands."""
-
-    segment: int  # its place among those given
-    position: int
-    body: memoryview
 
 
 def encode_head(head: Head) -> bytes:
@@ -105,7 +81,7 @@ def encode_record(tickets: Sequence[Writes], life: int, position: int, synced: i
             parts.append(struct.pack(f"<{count}I", *lengths))
             parts += keys
             parts += filter(None, values)
-    parts[0] = _RECORD.pack(_RECORD_MAGIC, sum(map(len, parts)), 0, life, position, synced)
+    parts[0] = _RECORD.pack(RECORD_MAGIC, sum(map(len, parts)), 0, life, position, synced)
     record = bytearray().join(parts)
     crc = zlib.crc32(memoryview(record)[_CRC_AT + 4 :])
     record[_CRC_AT : _CRC_AT + 4] = crc.to_bytes(4, "little")
@@ -149,56 +125,8 @@ def record_at(segment: memoryview, offset: int, life: int) -> tuple[int, int, in
         return None
     magic, length, crc, of_life, position, synced = _RECORD.unpack_from(segment, offset)
     end = offset + _RECORD.size + length
-    if magic != _RECORD_MAGIC or of_life != life or end > len(segment):
+    if magic != RECORD_MAGIC or of_life != life or end > len(segment):
         return None
     if zlib.crc32(segment[offset + _CRC_AT + 4 : end]) != crc:
         return None
     return position, synced, end
-
-
-def replay(segments: Sequence[memoryview], life: int, after: int) -> Iterator[Found]:
-    """Yield the records of that life whose position is above ``after``, in order.
-
-    ``segments``: whole, in the order of their first positions; at the end those without a valid
-    head, or of another life.
-
-    Raises:
-        CorruptLogError: something is missing that was durable.
-    """
-    wanted = after + 1
-    rests: list[tuple[int, int]] = []  # (segment, where its valid records end)
-    for number, segment in enumerate(segments):
-        head = decode_head(segment)
-        if head is None or head.life != life:
-            rests.append((number, 0))
-            continue
-        if head.size != len(segment):
-            reason = f"it has {len(segment)} bytes, and was made with {head.size}"
-            raise CorruptLogError(number, 0, reason)
-        if head.first_position > wanted:
-            reason = f"position {wanted} is missing, the next segment begins with "
-            place, offset = rests[-1] if rests else (number, 0)
-            raise CorruptLogError(place, offset, reason + str(head.first_position))
-        offset, position = HEAD_BYTES, head.first_position
-        while (found := record_at(segment, offset, life)) and found[0] == position:
-            _, _, end = found
-            if position == wanted:
-                yield Found(number, position, segment[offset + _RECORD.size : end])
-                wanted += 1
-            offset, position = end, position + 1
-        rests.append((number, offset))
-    for number, offset in rests:
-        _check_torn(segments[number], number, offset, life, wanted)
-
-
-def _check_torn(segment: memoryview, number: int, offset: int, life: int, wanted: int) -> None:
-    """Check that nothing in the rest of the segment shows that position ``wanted`` was durable."""
-    rest = bytes(segment[offset:])
-    mark = _RECORD_MAGIC
-    at = rest.find(mark)
-    while at >= 0:
-        found = record_at(segment, offset + at, life)
-        if found is not None and found[0] > wanted and found[1] >= wanted:
-            reason = f"position {wanted} is bad, {found[0]} says that it was durable"
-            raise CorruptLogError(number, offset, reason)
-        at = rest.find(mark, at + 1)

@@ -38,7 +38,7 @@ from koinon_proto.contract.errors import (
 from koinon_proto.contract.keyspaces import DEFAULT
 from koinon_proto.contract.request_ids import Handling
 from koinon_proto.security.audit import Audit
-from koinon_proto.security.gate import Gate
+from koinon_proto.security.authentication import Authenticator
 from koinon_proto.security.trust import verified_chain
 from koinon_proto.server import requests
 from koinon_proto.server.requests import Method
@@ -74,7 +74,7 @@ class Owner(Protocol):
     """Who keeps all connections."""
 
     service: RedisService
-    gate: Gate
+    gate: Authenticator
     audit: Audit
 
     def opened(self, connection: Connection) -> bool:

@@ -11,7 +11,7 @@ from koinon_node.resp.commands import (  # noqa: F401 (they join the table)
     cluster,
     introspection,
     keys,
-    own,
+    koinon_commands,
     scans,
     server,
     strings,
@@ -22,7 +22,7 @@ from koinon_node.resp.connection import Connection
 from koinon_node.resp.service import RedisService
 from koinon_proto.contract.errors import ConfigurationError
 from koinon_proto.security.audit import NO_AUDIT, Audit
-from koinon_proto.security.gate import Gate
+from koinon_proto.security.authentication import Authenticator
 from koinon_proto.security.sockets import Server, serve
 from koinon_proto.security.transport import Listening
 from koinon_proto.server import requests
@@ -41,7 +41,11 @@ class RedisListener:
     """
 
     def __init__(
-        self, service: RedisService, listening: Listening, gate: Gate, audit: Audit = NO_AUDIT
+        self,
+        service: RedisService,
+        listening: Listening,
+        gate: Authenticator,
+        audit: Audit = NO_AUDIT,
     ) -> None:
         self.audit = audit
         self.service = service

@@ -12,7 +12,7 @@ import numpy as np
 
 from koinon_node.resp.errors import CROSS_SLOT, RefusedError
 from koinon_node.resp.topology import Topology
-from koinon_node.serving.checks import known_keyspace
+from koinon_node.serving.request_limits import known_keyspace
 from koinon_node.state import NodeState, partitioner_of
 from koinon_proto.contract.errors import KoinonError, NotPrimaryError, UnknownKeyspaceError
 from koinon_proto.contract.keyspaces import Keyspace, KeyspaceId

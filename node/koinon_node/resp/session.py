@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from koinon_node.resp.served_keyspace import ServedKeyspace
 from koinon_node.resp.service import RedisService
-from koinon_node.resp.transaction import Transaction, held_by_watches
+from koinon_node.resp.transaction_queue import Transaction, held_by_watches
 from koinon_proto.contract.access import Permissions
 from koinon_proto.contract.errors import KoinonError, UnauthenticatedError
 from koinon_proto.contract.keyspaces import DEFAULT, KeyspaceId
 from koinon_proto.security.audit import NO_AUDIT, Audit
-from koinon_proto.security.caller import ANYBODY, Caller
-from koinon_proto.security.gate import Gate
+from koinon_proto.security.authentication import Authenticator
+from koinon_proto.security.authorization import ANYBODY, Caller
 from koinon_proto.security.names import Kind, Principal
 
 _NOBODY = Caller(Principal(Kind.CLIENT), Permissions.NONE)
@@ -33,7 +33,7 @@ class Session:
         number: int,
         peer: str,
         tell: Callable[[bytes], None],
-        gate: Gate | None = None,
+        gate: Authenticator | None = None,
         certificate: bytes = b"",
         chain: bytes = b"",
         audit: Audit = NO_AUDIT,
@@ -125,7 +125,7 @@ class Session:
             self._stamp = None
             _ = self.caller
 
-    def _check_shown(self, gate: Gate) -> None:
+    def _check_shown(self, gate: Authenticator) -> None:
         """Have a client whose certificate's authority is trusted no more open another connection:
         by a message, if it attends. Raise UnauthenticatedError if it has had time to.
         """

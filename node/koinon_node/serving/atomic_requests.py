@@ -7,14 +7,14 @@ from typing import Any
 from koinon_node.core.atomic_batch import Check, Step
 from koinon_node.core.updates import Increment, Put, Remove
 from koinon_node.serving.batches import AtomicAnswer, AtomicBatch, Durability
-from koinon_node.serving.checks import check_key, check_value, ttl_of
+from koinon_node.serving.request_limits import check_key, check_value, ttl_of
 from koinon_node.state import partitioner_of
 from koinon_proto.contract.access import Action
 from koinon_proto.contract.errors import InvalidArgumentError, WrongPartitionError
 from koinon_proto.contract.keyspaces import Keyspace
 from koinon_proto.contract.table import MAX_ATOMIC_BYTES, MAX_ATOMIC_OPERATIONS
 from koinon_proto.one_routing_key import check_together
-from koinon_proto.security.caller import Caller
+from koinon_proto.security.authorization import Caller
 from koinon_proto.v1 import kv_pb2
 
 

@@ -10,7 +10,7 @@ from koinon_node.config import Limits
 from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.core.write_decisions import Primaries
 from koinon_node.primary.replicator import Replicator
-from koinon_node.serving.claims import MergeClaims
+from koinon_node.serving.merge_waits import MergeWaits
 from koinon_node.serving.read_budget import ReadBudget
 from koinon_node.serving.reads import Reads
 from koinon_node.serving.reclaimer import Reclaimer
@@ -40,7 +40,7 @@ class Engine:
         clock: WallClock,
     ) -> None:
         self.traffic = traffic = Traffic()
-        claims = MergeClaims(pending, replicator, len(primaries.epochs))
+        claims = MergeWaits(pending, replicator, len(primaries.epochs))
         self.waits = claims.waits
         reclaimer = Reclaimer(state, store, pending, primaries, replicator, clock, claims)
         self.reclaiming = IndexSweeper(reclaimer.look)

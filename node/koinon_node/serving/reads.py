@@ -25,7 +25,7 @@ from koinon_node.core.records import Record, U32Array
 from koinon_node.serving.batches import (
     ReadAnswer,
 )
-from koinon_node.serving.reading import Reading
+from koinon_node.serving.record_reader import RecordReader
 from koinon_node.state import Expired
 from koinon_node.storage.store import values_of
 from koinon_proto.contract.errors import (
@@ -39,7 +39,7 @@ _flags_of = operator.itemgetter(records.FLAGS_AT)
 _second = operator.itemgetter(1)
 
 
-class Reads(Reading):
+class Reads(RecordReader):
     """Reads records by key from the partitions that are led here. For the event loop only."""
 
     async def read(

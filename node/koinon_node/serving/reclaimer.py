@@ -24,7 +24,7 @@ from koinon_node.core.membership.assignment import ServedPartitions
 from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.core.write_decisions import Primaries
 from koinon_node.primary.replicator import Replicator
-from koinon_node.serving.claims import MergeClaims
+from koinon_node.serving.merge_waits import MergeWaits
 from koinon_node.state import NodeState, WallClock
 from koinon_node.storage.store import Store
 from koinon_proto.contract.errors import StorageFullError, UnavailableError, UnknownFateError
@@ -53,7 +53,7 @@ class Reclaimer:
         primaries: Primaries,
         replicator: Replicator,
         clock: WallClock,
-        claims: MergeClaims,
+        claims: MergeWaits,
     ) -> None:
         self._state = state
         self._store = store

@@ -17,7 +17,7 @@ from koinon_node.serving.batches import (
     ScanAnswer,
     ScanPage,
 )
-from koinon_node.serving.reading import Reading
+from koinon_node.serving.record_reader import RecordReader
 from koinon_node.state import Expired
 from koinon_node.storage.store import scan_end
 from koinon_proto.contract.errors import (
@@ -27,7 +27,7 @@ from koinon_proto.contract.errors import (
 _PARTITIONS_PER_STEP = 64
 
 
-class Scans(Reading):
+class Scans(RecordReader):
     """Reads pages of keys in order, of one partition that is led here. For the event loop only."""
 
     async def scan(self, page: ScanPage) -> ScanAnswer:

@@ -24,7 +24,9 @@ from koinon_node.core.updates import (
 )
 from koinon_node.serving.atomic_requests import batch_of, check_access, reply_of
 from koinon_node.serving.batches import Durability, ReadAnswer, ScanPage, WriteAnswer, WriteBatch
-from koinon_node.serving.checks import (
+from koinon_node.serving.engine import Engine
+from koinon_node.serving.graceful_drain import GracefulDrain
+from koinon_node.serving.request_limits import (
     check_key,
     check_partitions,
     check_ttl,
@@ -35,8 +37,6 @@ from koinon_node.serving.checks import (
     ttl_fault,
     ttl_of,
 )
-from koinon_node.serving.engine import Engine
-from koinon_node.serving.graceful_drain import GracefulDrain
 from koinon_node.serving.row_metrics import RowCounts
 from koinon_node.state import NodeState, partitioner_of
 from koinon_proto.contract import convert
@@ -53,7 +53,7 @@ from koinon_proto.contract.table import (
     MAX_KEY_BYTES,
     Table,
 )
-from koinon_proto.security.caller import caller
+from koinon_proto.security.authorization import caller
 from koinon_proto.server.rpc import bounded, typed_errors, typed_stream
 from koinon_proto.v1 import kv_pb2, kv_pb2_grpc, table_pb2, table_pb2_grpc
 

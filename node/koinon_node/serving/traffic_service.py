@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from koinon_node.primary.replicator import Replicator
-from koinon_node.serving.checks import table_of
+from koinon_node.serving.request_limits import table_of
 from koinon_node.serving.traffic import (
     KeyCounts,
     KeySampler,

@@ -34,7 +34,7 @@ from koinon_node.serving.batches import (
     WriteAnswer,
     WriteBatch,
 )
-from koinon_node.serving.claims import MergeClaims
+from koinon_node.serving.merge_waits import MergeWaits
 from koinon_node.serving.traffic import Traffic
 from koinon_node.state import NodeState, WallClock
 from koinon_node.storage.store import Store
@@ -64,7 +64,7 @@ class Writes:
         pending: PendingWrites,
         primaries: Primaries,
         replicator: Replicator,
-        claims: MergeClaims,
+        claims: MergeWaits,
         traffic: Traffic,
         limits: Limits,
         clock: WallClock,

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from koinon_node.core import log_format
-from koinon_node.core.log_format import RECORD_HEAD_BYTES, Found
+from koinon_node.core import log_format, log_recovery
+from koinon_node.core.log_format import RECORD_HEAD_BYTES
+from koinon_node.core.log_recovery import Found
 from koinon_node.storage.directory import sync_directory
 from koinon_node.storage.environment import META_DB
 from koinon_node.storage.transactions import Gathered, gathered
@@ -52,7 +53,7 @@ def mapped(paths: Sequence[Path]) -> Iterator[list[memoryview]]:
 
 
 def in_order(segments: Sequence[memoryview], life: int) -> list[memoryview]:
-    """Return the segments as ``log_format.replay`` wants them."""
+    """Return the segments as ``surviving_records`` wants them."""
 
     def place(segment: memoryview) -> tuple[bool, int]:
         head = log_format.decode_head(segment)
@@ -74,10 +75,10 @@ def left_over(directory: Path, life: int, after: int) -> Iterator[Found]:
     with mapped(paths) as segments:
         ordered = in_order(segments, life)
         try:
-            for found in log_format.replay(ordered, life, after):
+            for found in log_recovery.surviving_records(ordered, life, after):
                 with found.body:
                     yield found
-        except log_format.CorruptLogError as error:
+        except log_recovery.CorruptLogError as error:
             name = next(
                 path.name
                 for path, segment in zip(paths, segments, strict=True)

@@ -29,11 +29,11 @@ from dataclasses import dataclass
 from koinon_node.core.frames import BULK, CHAINED, LOOSE, GroupFrame, TicketFrame, Writes
 from koinon_node.core.overlay import Layer
 from koinon_node.storage import directory as files
-from koinon_node.storage.channel import Answer, ProcessChannel, StoreChannel, WriterChannel
 from koinon_node.storage.environment import DATA_DB, PARTITIONS_DB
 from koinon_node.storage.log_files import Stretch
 from koinon_node.storage.store import Store
 from koinon_node.storage.write_ahead_log import LogDisk, LogThread, WriteAheadLog
+from koinon_node.storage.writer_channel import Answer, ProcessChannel, StoreChannel, WriterChannel
 from koinon_node.storage.writer_process import MERGES
 from koinon_proto.contract.errors import UnavailableError
 from koinon_proto.process.measures import Histogram

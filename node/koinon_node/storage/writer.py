@@ -39,10 +39,10 @@ from koinon_node.core.frames import Writes
 from koinon_node.core.membership.disk_health import DiskHealth
 from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.core.records import U32Array
-from koinon_node.storage.channel import Answer, ProcessChannel, WriterChannel
 from koinon_node.storage.environment import META_DB
 from koinon_node.storage.logged_channel import LoggedChannel, in_front_of
 from koinon_node.storage.store import Store
+from koinon_node.storage.writer_channel import Answer, ProcessChannel, WriterChannel
 from koinon_proto.contract.errors import (
     ResourceExhaustedError,
     StorageFullError,

@@ -80,7 +80,7 @@ MERGES = 4
 """In place of a database: merge steps."""
 _PR_SET_PDEATHSIG = 1
 _key_of = operator.itemgetter(0)
-_MERGING = "koinon_node.storage.merge_steps"
+_MERGING = "koinon_node.storage.merge_executor"
 _NO_ROOM_NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_ROOM = tuple(map(os.strerror, _NO_ROOM_NUMBERS))
 _IO_ERROR = os.strerror(errno.EIO)
@@ -247,7 +247,7 @@ class WriterLoop:
         if not steps:
             threading.Thread(target=importlib.import_module, args=(_MERGING,), daemon=True).start()
             return
-        from koinon_node.storage.merge_steps import merge
+        from koinon_node.storage.merge_executor import merge
         from koinon_proto.v1.replication_pb2 import MergeStep
 
         data, expiry = self._databases[DATA_DB], self._databases[EXPIRY_DB]

@@ -3,7 +3,7 @@
 No other module opens one (a test sees to that). Who listens has a ``Listening``, who connects a
 ``Dialing``. Both read their identity file again when it changes: what is opened after that goes by
 the new one. What stands goes on, unless the authority of its certificate is trusted no more
-(``gate``).
+(``authentication``).
 
 How TLS is turned on while a cluster serves (the modes are MongoDB's ``tlsMode``):
 

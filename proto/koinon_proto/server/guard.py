@@ -24,10 +24,10 @@ from koinon_proto.contract import request_ids
 from koinon_proto.contract.errors import InvalidArgumentError, KoinonError
 from koinon_proto.process import memory
 from koinon_proto.process.logs import LinesPerSecond
-from koinon_proto.security import rules
+from koinon_proto.security import method_permissions
 from koinon_proto.security.audit import NO_AUDIT, OK, Audit
-from koinon_proto.security.caller import Caller, caller
-from koinon_proto.security.gate import Gate, open_gate
+from koinon_proto.security.authentication import Authenticator, open_gate
+from koinon_proto.security.authorization import Caller, caller
 from koinon_proto.server import admission, requests, rpc
 from koinon_proto.server.admission import Call, Lane, LaneLimits, Refusal
 from koinon_proto.server.connections import close_connection
@@ -60,7 +60,7 @@ class Guard:
         control: LaneLimits,
         reply_bytes: dict[str, int] | None = None,
         kept_bytes: int = 0,
-        gate: Gate | None = None,
+        gate: Authenticator | None = None,
         audit: Audit = NO_AUDIT,
     ) -> None:
         self._audit = audit
@@ -76,7 +76,7 @@ class Guard:
         self._ticking: asyncio.TimerHandle | None = None
 
     @property
-    def gate(self) -> Gate:
+    def gate(self) -> Authenticator:
         """The callers of this server."""
         return self._gate
 
@@ -124,12 +124,12 @@ class Guard:
             request, found = None, None
             try:
                 found = self._gate.caller(context)
-                rule = rules.check(path, found)
+                rule = method_permissions.check(path, found)
                 caller.set(found)
                 if found.principal is None:
                     self._gate.unidentified["grpc"] += 1
                 request = parse(await _received(call, context), context)
-                rules.check_claim(rule, found, request)
+                method_permissions.check_claim(rule, found, request)
                 admission.handling.set(call)
                 reply: bytes = serialize(await handle(request, context))
             except KoinonError as error:
@@ -261,15 +261,15 @@ class _StreamContext:
         self._parse = parse
         self._is_first = True
         self.caller: Caller | None = None
-        self._rule = rules.Rule()
+        self._rule = method_permissions.Rule()
         self.path = ""
         self.fault: KoinonError | None = None  # why the caller may no longer have it
 
-    def check(self, path: str, gate: Gate) -> None:
+    def check(self, path: str, gate: Authenticator) -> None:
         """Find out who calls; raise KoinonError unless it may."""
         self.path = path
         self.caller = found = gate.caller(self._context, stays=True)
-        self._rule = rules.check(path, found)
+        self._rule = method_permissions.check(path, found)
         caller.set(found)
 
     def __getattr__(self, name: str) -> Any:
@@ -287,7 +287,7 @@ class _StreamContext:
             return EOF
         message = self._parse(raw, self._context)
         if self.caller is not None:
-            rules.check_claim(self._rule, self.caller, message)
+            method_permissions.check_claim(self._rule, self.caller, message)
         return message
 
 

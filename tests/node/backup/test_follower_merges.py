@@ -15,7 +15,7 @@ import pytest
 
 from koinon_node.backup import catch_up
 from koinon_node.backup.catch_up import crc_of
-from koinon_node.bulk_load import staging
+from koinon_node.bulk_load import staged_chunks
 from koinon_node.core import record_layout, records
 from koinon_node.core.chunk_keys import Mark, chunk_key, encode_mark, mark_key
 from koinon_node.core.records import PartitionEpochs
@@ -124,7 +124,7 @@ async def a_primarys_day(bench: LoadsBench) -> list[wire.Batch]:
             live += 1
             await bench.put(keys[live % 60], b"live%d" % live, value=b"live")
         bench.loads_are()
-        await until(lambda: not staging.staged_loads(bench.store, [0]), "it is swept")
+        await until(lambda: not staged_chunks.staged_loads(bench.store, [0]), "it is swept")
     await bench.put(keys[7], value=b"last")
     acknowledging.cancel()
     two.take()
@@ -138,7 +138,7 @@ def hash_of(key: bytes, number: int) -> int:
 def test_copy_of_a_live_follower_ends_as_its_primarys_byte_by_byte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staging, "STEP_BYTES", 120)
+    monkeypatch.setattr(staged_chunks, "STEP_BYTES", 120)
     (tmp_path / "primary").mkdir()
     (tmp_path / "follower").mkdir()
     left: list[Any] = []

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from koinon_node.bulk_load import stager, staging
+from koinon_node.bulk_load import staged_chunks, stager
 from koinon_node.bulk_load.stager import Prepared, _Room
 from koinon_node.config import Limits
 from koinon_node.core.chunk_keys import ChunkName, chunk_key
@@ -509,13 +509,13 @@ def test_prepare_under_which_the_lease_or_partition_is_lost_says_nothing_of_it(
 
     async def use(bench: LoadsBench) -> None:
         await bench.stage(ROWS)
-        looked = staging.prepare
+        looked = staged_chunks.prepare
 
         def and_lost(*args: Any, **how: Any) -> Any:
             lose(bench)
             return looked(*args, **how)
 
-        monkeypatch.setattr(staging, "prepare", and_lost)
+        monkeypatch.setattr(staged_chunks, "prepare", and_lost)
         with pytest.raises(LeaseExpiredError):
             await prepare(bench, {0: staged_rows})
 

@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from koinon_node.bulk_load import merger, staging
+from koinon_node.bulk_load import merge_scheduler, staged_chunks
 from koinon_node.config import Limits
 from koinon_node.core.chunk_keys import ChunkName, Mark
 from koinon_proto.contract.errors import (
@@ -43,7 +43,7 @@ from tests.node.kit.staged_chunks import LOAD
 def test_load_is_merged_in_every_partition_led_here_and_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staging, "STEP_BYTES", 40)
+    monkeypatch.setattr(staged_chunks, "STEP_BYTES", 40)
 
     async def use(bench: LoadsBench) -> None:
         for p in ALL:
@@ -206,7 +206,7 @@ def test_load_waits_for_an_earlier_one_only_where_that_is_not_merged(tmp_path: P
             await reported(bench, 1, load_id=7)
             assert bench.partition(1).values == {b"k": b"7"}
             assert bench.partition(0).values == {b"k": b"8"}
-            assert LOAD in staging.staged_loads(bench.store, [0])[0]
+            assert LOAD in staged_chunks.staged_loads(bench.store, [0])[0]
             await acknowledged(two, reported(bench, 0, 1, load_id=7))
             assert bench.coordinators.merged(8) == {0, 1}
         assert bench.partition(0).values == {b"k": b"7"}
@@ -261,7 +261,7 @@ def test_step_for_which_there_is_no_room_waits_before_it_is_planned_again(
 ) -> None:
     """Planning reads all that is staged there; it would keep a processor busy for nothing."""
     planned: list[int] = []
-    plan = staging.next_step
+    plan = staged_chunks.next_step
 
     def next_step(*args: Any) -> Any:
         planned.append(args[2])
@@ -269,14 +269,14 @@ def test_step_for_which_there_is_no_room_waits_before_it_is_planned_again(
 
     async def use(bench: LoadsBench) -> None:
         await bench.stage([(b"k", b"new")])
-        monkeypatch.setattr(staging, "next_step", next_step)
+        monkeypatch.setattr(staged_chunks, "next_step", next_step)
 
         def no_room(*_: int) -> None:
             raise error
 
         monkeypatch.setattr(bench.writer, "check_room", no_room)
         bench.merge(1)
-        with mock.patch.multiple(merger, _RETRY_S=60.0, _NOTHING_TAKEN_S=60.0):
+        with mock.patch.multiple(merge_scheduler, _RETRY_S=60.0, _NOTHING_TAKEN_S=60.0):
             async with bench.loading():
                 await until(lambda: planned, "a step is planned")
                 await many_turns()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from koinon_node.bulk_load import staging
+from koinon_node.bulk_load import staged_chunks
 from koinon_node.config import Limits
 from koinon_node.core import records
 from koinon_node.serving.batches import WriteBatch
@@ -322,7 +322,7 @@ def test_no_further_step_is_begun_where_somebody_waits_to_decide(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It waits for steps of two partitions; else those of one would go on before it, one by one."""
-    monkeypatch.setattr(staging, "STEP_BYTES", 4)
+    monkeypatch.setattr(staged_chunks, "STEP_BYTES", 4)
 
     async def use(bench: LoadsBench) -> None:
         two = await joined(bench, 0)

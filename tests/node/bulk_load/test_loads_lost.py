@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from koinon_node.bulk_load import staging
+from koinon_node.bulk_load import staged_chunks
 from koinon_node.config import Limits
 from koinon_node.core.membership.assignment import Adoption
 from koinon_proto.contract.table import ActiveLoad
@@ -50,7 +50,7 @@ def stop_partition_0(bench: LoadsBench) -> None:
 def test_primary_that_may_not_write_any_more_queues_no_step_it_has_planned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lose: Callable[[LoadsBench], None]
 ) -> None:
-    planned = staging.next_step
+    planned = staged_chunks.next_step
 
     async def use(bench: LoadsBench) -> None:
         await bench.stage([(b"k", b"new")])
@@ -64,7 +64,7 @@ def test_primary_that_may_not_write_any_more_queues_no_step_it_has_planned(
             lost = True
             return step
 
-        monkeypatch.setattr(staging, "next_step", next_step)
+        monkeypatch.setattr(staged_chunks, "next_step", next_step)
         before = (bench.channel.groups_sent, int(bench.primaries.last_sequences[0]))
         bench.merge(1)
         async with bench.loading():
@@ -81,7 +81,7 @@ def test_lease_that_ended_for_a_while_does_not_end_the_merging(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No table comes when a node has its lease again. It ends at the second try of a step."""
-    plan = staging.next_step
+    plan = staged_chunks.next_step
     planned = 0
 
     async def use(bench: LoadsBench) -> None:
@@ -94,7 +94,7 @@ def test_lease_that_ended_for_a_while_does_not_end_the_merging(
                 bench.lose_lease()
             return plan(*args)
 
-        monkeypatch.setattr(staging, "next_step", next_step)
+        monkeypatch.setattr(staged_chunks, "next_step", next_step)
         await bench.stage([(b"k", b"new")])
         bench.channel.failing = {0: "no room"}
         bench.merge(1)
@@ -230,7 +230,7 @@ def test_load_that_ends_while_another_is_merged_is_not_taken_up_again(tmp_path: 
 def test_takeover_in_the_middle_goes_on_by_the_mark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staging, "STEP_BYTES", 20)
+    monkeypatch.setattr(staged_chunks, "STEP_BYTES", 20)
     keys = [b"%02d" % n for n in range(30)]
 
     async def first(bench: LoadsBench) -> bytes:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from koinon_node.bulk_load import merger, staging
+from koinon_node.bulk_load import merge_scheduler, staged_chunks
 from koinon_node.core.membership.assignment import Adoption
 from koinon_proto.contract.errors import (
     UnavailableError,
@@ -39,7 +39,7 @@ def load(number: int, *, merging: bool = False) -> ActiveLoad:
 
 async def swept(bench: LoadsBench, left: dict[int, list[int]]) -> None:
     def staged() -> dict[int, list[int]]:
-        return staging.staged_loads(bench.store, list(ALL))
+        return staged_chunks.staged_loads(bench.store, list(ALL))
 
     await until(lambda: staged() == left, f"only {left} is left, not {staged()}")
 
@@ -47,7 +47,7 @@ async def swept(bench: LoadsBench, left: dict[int, list[int]]) -> None:
 def test_what_is_staged_for_loads_that_the_table_does_not_name_is_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(merger, "_DELETE_KEYS", 2)
+    monkeypatch.setattr(merge_scheduler, "_DELETE_KEYS", 2)
 
     async def use(bench: LoadsBench) -> None:
         bench.loads_are(load(5), load(6), load(7))
@@ -182,8 +182,8 @@ def test_chunk_queued_when_its_load_ended_is_deleted_too(tmp_path: Path) -> None
 def test_load_is_merged_while_another_is_being_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(merger, "_DELETE_KEYS", 1)
-    monkeypatch.setattr(merger, "_DELETE_DUTY", 0.001)
+    monkeypatch.setattr(merge_scheduler, "_DELETE_KEYS", 1)
+    monkeypatch.setattr(merge_scheduler, "_DELETE_DUTY", 0.001)
 
     async def use(bench: LoadsBench) -> None:
         other = ActiveLoad(load_id=LOAD + 1, merging=False)

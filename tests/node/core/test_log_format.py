@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koinon_node.core import log_format
+from koinon_node.core import log_format, log_recovery
 from koinon_node.core.frames import Writes
-from koinon_node.core.log_format import HEAD_BYTES, CorruptLogError, Head
+from koinon_node.core.log_format import HEAD_BYTES, Head
+from koinon_node.core.log_recovery import CorruptLogError
 
 LIFE, BLOCK, SEGMENT_BYTES = 7, 512, 64 * 1024
 KEYS, VALUES = st.binary(min_size=1, max_size=40), st.none() | st.binary(max_size=700)
@@ -74,7 +75,7 @@ def replayed(*segments: Segment, after: int = 0, life: int = LIFE) -> list[int]:
     """Return the positions that are found, and check that each has what was written there."""
     found = []
     views = [memoryview(bytes(segment.data)) for segment in segments]
-    for one in log_format.replay(views, life, after):
+    for one in log_recovery.surviving_records(views, life, after):
         assert list(log_format.decode_body(one.body)) == flat(put(one.position))
         found.append(one.position)
     return found

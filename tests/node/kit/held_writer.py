@@ -37,13 +37,13 @@ from koinon_node.serving.batches import (
 )
 from koinon_node.serving.engine import Engine
 from koinon_node.state import NodeState, WallClock
-from koinon_node.storage.channel import Answer as Answered
 from koinon_node.storage.environment import DATA_DB, EXPIRY_DB, open_databases
-from koinon_node.storage.merge_steps import merge
+from koinon_node.storage.merge_executor import merge
 from koinon_node.storage.sizes import SizeEstimates
 from koinon_node.storage.store import Store
 from koinon_node.storage.transactions import stored_entries
 from koinon_node.storage.writer import Writer
+from koinon_node.storage.writer_channel import Answer as Answered
 from koinon_node.storage.writer_process import MERGES
 from koinon_node.store_config import StoreConfig
 from koinon_proto.contract.table import (

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
 
-from koinon_node.bulk_load import merger
+from koinon_node.bulk_load import merge_scheduler
 from koinon_node.bulk_load.column_reader import ColumnReader, ColumnsAnswer, ColumnsPage
-from koinon_node.bulk_load.merger import Merger
+from koinon_node.bulk_load.merge_scheduler import MergeScheduler
 from koinon_node.bulk_load.stager import StageBatch, Stager
 from koinon_node.config import Limits
 from koinon_node.core import records
@@ -104,7 +104,7 @@ class LoadsBench(Bench):
             self.clock,
         )
         self.coordinators = LoadsCoordinator()
-        self.merger = Merger(
+        self.merger = MergeScheduler(
             self.state,
             self.store,
             self.writer,
@@ -250,7 +250,7 @@ def with_loads(
             bench.store.close(clean=False)
 
     with mock.patch.multiple(
-        merger,
+        merge_scheduler,
         _RETRY_S=0.01,
         _NOTHING_TAKEN_S=0.001,
         _SWEEP_PAUSE_S=0.02,

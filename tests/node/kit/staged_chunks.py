@@ -8,12 +8,12 @@ from functools import partial
 import lmdb
 import numpy as np
 
-from koinon_node.bulk_load import staging
-from koinon_node.bulk_load.staging import Manifest
+from koinon_node.bulk_load import staged_chunks
+from koinon_node.bulk_load.staged_chunks import Manifest
 from koinon_node.core import chunk_keys, record_layout, records
 from koinon_node.core.chunk_keys import ChunkName, Mark
 from koinon_node.core.records import Record
-from koinon_node.storage import merge_steps
+from koinon_node.storage import merge_executor
 from koinon_node.storage.environment import DATA_DB, EXPIRY_DB
 from koinon_node.storage.store import Store
 from koinon_node.storage.transactions import stored_entries
@@ -149,14 +149,14 @@ class Partition:
     def merge(self, step: MergeStep) -> None:
         data, expiry = self.store.databases[DATA_DB], self.store.databases[EXPIRY_DB]
         with self.begin() as txn, self.store.env.begin(data, buffers=True) as before:
-            merge_steps.merge(txn, data, expiry, step, partial(stored_entries, before))
+            merge_executor.merge(txn, data, expiry, step, partial(stored_entries, before))
 
     def merge_all(
         self, manifest: Manifest, *, sequence: int = 100, tombstone_at_ms: int = 0
     ) -> list[MergeStep]:
         """Merge the load to its end, step by step; return the steps."""
         steps: list[MergeStep] = []
-        while (step := staging.next_step(self.store, manifest, self.id)) is not None:
+        while (step := staged_chunks.next_step(self.store, manifest, self.id)) is not None:
             step.sequence = sequence + len(steps)
             step.tombstone_at_ms = tombstone_at_ms
             self.merge(step)
@@ -192,7 +192,7 @@ class Partition:
 
     @property
     def mark(self) -> Mark:
-        return staging.read_mark(self.store, self.id, LOAD)
+        return staged_chunks.read_mark(self.store, self.id, LOAD)
 
     @property
     def expiry(self) -> set[tuple[int, bytes]]:

@@ -18,7 +18,7 @@ from koinon_node.serving.batches import ScanAnswer, ScanPage
 from koinon_proto.contract.keyspaces import Keyspace, default_keyspace
 from koinon_proto.contract.table import Table
 from koinon_proto.security.audit import NO_AUDIT
-from koinon_proto.security.gate import open_gate
+from koinon_proto.security.authentication import open_gate
 from koinon_proto.server.requests import Method
 from tests.kit.tables import config_of, node_of, row_of, table_with
 from tests.node.kit.resp_client import packed

@@ -24,7 +24,6 @@ from koinon_node.core.frames import CHAINED, LOOSE, TicketFrame, Writes
 from koinon_node.core.membership.disk_health import DiskHealth
 from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.storage import logged_channel
-from koinon_node.storage.channel import ProcessChannel
 from koinon_node.storage.environment import DATA_DB, EXPIRY_DB, PARTITIONS_DB
 from koinon_node.storage.log_files import LOG, Record, take_over
 from koinon_node.storage.logged_channel import Bounds, LoggedChannel, refused
@@ -32,6 +31,7 @@ from koinon_node.storage.store import Store
 from koinon_node.storage.transactions import Gathered
 from koinon_node.storage.write_ahead_log import LogThread, WriteAheadLog
 from koinon_node.storage.writer import Writer
+from koinon_node.storage.writer_channel import ProcessChannel
 from koinon_node.store_config import StoreConfig
 from koinon_proto.contract.cluster_errors import DataDirectoryError
 from koinon_proto.contract.errors import StorageFullError

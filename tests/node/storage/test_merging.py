@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from koinon_node.bulk_load import staging
+from koinon_node.bulk_load import staged_chunks
 from koinon_node.core import chunk_keys, records
 from koinon_node.core.chunk_keys import ChunkName, Mark
 from koinon_node.core.records import Record
 from koinon_node.storage import environment, opened_store
-from koinon_node.storage.merge_steps import MergeError
+from koinon_node.storage.merge_executor import MergeError
 from koinon_node.storage.store import Store
 from koinon_node.store_config import StoreConfig
 from koinon_proto.v1.replication_pb2 import MergeStep
@@ -502,11 +502,11 @@ def test_whole_load_in_small_steps_with_writes_between_equals_the_model(
 
 
 def planned(
-    partition: Partition, manifest: staging.Manifest, data: st.DataObject
+    partition: Partition, manifest: staged_chunks.Manifest, data: st.DataObject
 ) -> MergeStep | None:
     bounds = data.draw(st.sampled_from([(1, 1), (12, 2), (12, 100), (40, 1), (10**6, 10**6)]))
     with (
-        mock.patch.object(staging, "STEP_BYTES", bounds[0]),
-        mock.patch.object(staging, "STEP_RECORDS", bounds[1]),
+        mock.patch.object(staged_chunks, "STEP_BYTES", bounds[0]),
+        mock.patch.object(staged_chunks, "STEP_RECORDS", bounds[1]),
     ):
-        return staging.next_step(partition.store, manifest, partition.id)
+        return staged_chunks.next_step(partition.store, manifest, partition.id)

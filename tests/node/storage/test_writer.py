@@ -22,10 +22,10 @@ from koinon_node.config import Limits
 from koinon_node.core import records
 from koinon_node.storage import directory as files
 from koinon_node.storage import transactions
-from koinon_node.storage.channel import ProcessChannel
 from koinon_node.storage.environment import DATA_DB, PARTITIONS_DB
 from koinon_node.storage.store import Store
 from koinon_node.storage.writer import Writer
+from koinon_node.storage.writer_channel import ProcessChannel
 from koinon_node.storage.writer_process import WriterLoop
 from koinon_node.store_config import StoreConfig
 from koinon_proto.contract.cluster_errors import DataDirectoryError
@@ -301,7 +301,7 @@ def test_writer_process_killed_leaves_fates_unknown_and_tells_the_node(tmp_path:
 def test_writer_that_does_not_end_when_asked_to_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("koinon_node.storage.channel._STOP_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("koinon_node.storage.writer_channel._STOP_TIMEOUT_S", 0.1)
 
     async def run() -> None:
         store = Store(config_of(tmp_path))

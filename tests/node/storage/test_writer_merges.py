@@ -87,13 +87,13 @@ def test_chunk_queued_in_the_group_of_its_merge_is_merged(tmp_path: Path) -> Non
 def test_merge_without_room_fails_alone_and_what_is_chained_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from koinon_node.storage import merge_steps
+    from koinon_node.storage import merge_executor
 
     def merge(txn: lmdb.Transaction, data: Any, *_: Any) -> None:
         txn.put(b"\0\0\0half", b"done", db=data)
         raise lmdb.MapFullError("no room")
 
-    monkeypatch.setattr(merge_steps, "merge", merge)
+    monkeypatch.setattr(merge_executor, "merge", merge)
     other = (0, True, ((PARTITIONS_DB, [b"\0\1\1"], [b"1"]),))
     tickets = [
         put_rows((b"a", b"before")),

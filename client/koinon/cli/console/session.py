@@ -26,7 +26,7 @@ from koinon.cli.console.help import Command
 from koinon.core.quantities import parse_duration_ms
 from koinon.local.files import ClusterFile, LocalClusterError, running_cluster
 from koinon.local.members import coordinators_of
-from koinon.operate.fates import ChangeFateError
+from koinon.operate.unknown_outcomes import ChangeFateError
 from koinon_proto.contract import cluster_errors, errors
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.contract.table import MAX_TTL_MS

@@ -26,11 +26,11 @@ from koinon.spark.encoding.faults import (
 )
 from koinon.spark.writing import memory
 from koinon.spark.writing.batching import Batcher
+from koinon.spark.writing.chunk_sender import ChunkSender
 from koinon.spark.writing.jobs import Job, TaskReport
 from koinon.spark.writing.load_keepalive import LoadKeepalive
-from koinon.spark.writing.orders import orders_of
+from koinon.spark.writing.order_values import orders_of
 from koinon.spark.writing.rows import encode_rows, faults_of, limits_of
-from koinon.spark.writing.staging import Stager
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ class _Task:
         if not opened.load_id or opened.state is not LoadState.OPEN:
             self._applied = True
             return
-        stager = Stager(
+        stager = ChunkSender(
             self._cluster,
             load_id=opened.load_id,
             attempt=self._attempt,
@@ -173,7 +173,7 @@ class _Staging:
     """A stager, and what keeps its load open meanwhile."""
 
     def __init__(
-        self, job: Job, cluster: Cluster, stager: Stager, load_id: int, attempt: int
+        self, job: Job, cluster: Cluster, stager: ChunkSender, load_id: int, attempt: int
     ) -> None:
         self._cluster = cluster
         self.stager = stager

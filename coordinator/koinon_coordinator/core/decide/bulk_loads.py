@@ -32,7 +32,7 @@ from koinon_coordinator.core.cluster.commands import (
     Rejected,
 )
 from koinon_coordinator.core.cluster.state import ClusterState
-from koinon_coordinator.core.decide.operations import check_bootstrapped, check_partition
+from koinon_coordinator.core.decide.admin_requests import check_bootstrapped, check_partition
 from koinon_coordinator.core.decide.registrations import check_printable
 from koinon_proto.contract.bulk_loads import (
     LOAD_ATTEMPTS_MAX,

@@ -15,9 +15,9 @@ from koinon_coordinator.core.cluster.commands import (
     Reason,
 )
 from koinon_coordinator.core.cluster.state import ClusterState
-from koinon_coordinator.core.decide.operations import REPLICATION_FACTOR_MAX, check_bootstrapped
+from koinon_coordinator.core.decide.admin_requests import REPLICATION_FACTOR_MAX, check_bootstrapped
 from koinon_coordinator.core.decide.registrations import check_printable
-from koinon_coordinator.core.planning.placement import place
+from koinon_coordinator.core.planning.initial_placement import place
 from koinon_proto.contract.cluster_errors import KeyspaceChangeError
 from koinon_proto.contract.errors import (
     InvalidArgumentError,

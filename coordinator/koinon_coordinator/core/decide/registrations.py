@@ -18,7 +18,7 @@ from koinon_coordinator.core.cluster.commands import (
 from koinon_coordinator.core.cluster.members import NodeRecord
 from koinon_coordinator.core.cluster.state import ClusterState
 from koinon_coordinator.core.decide.sessions import NEVER, Sessions
-from koinon_coordinator.core.planning.placement import place
+from koinon_coordinator.core.planning.initial_placement import place
 from koinon_proto.contract.addresses import NAME_CHARS_MAX, check_name, is_address
 from koinon_proto.contract.cluster_errors import (
     DuplicateNodeError,

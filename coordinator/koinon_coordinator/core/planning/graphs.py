@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from koinon_coordinator.core.planning.draft import Draft
-from koinon_coordinator.core.planning.levels import Levels, Lowest, Unseen
+from koinon_coordinator.core.planning.leveling import Levels, Lowest, Unseen
 
 QUICK = 64
 """How many replicas of a node are looked at for one that goes the preferred way, before others

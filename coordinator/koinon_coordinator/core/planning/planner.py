@@ -24,9 +24,9 @@ in a rack, a missing one; each place goes to the node furthest below its share t
 Then counts are evened out: units go along shortest paths (over nodes; an edge from u to v is a
 partition of u that v may take) from nodes above their share rounded up, or to nodes below theirs
 rounded down; mostly a path is one step, and longer where a rack or a replica of the same partition
-is in the way (``levels``). Replicas that are new in the plan go first, since to redirect them costs
-nothing; old ones move only where these do not suffice. At last the leads are evened out by the same
-search, over rows that change anyway, then over all.
+is in the way (``leveling``). Replicas that are new in the plan go first, since to redirect them
+costs nothing; old ones move only where these do not suffice. At last the leads are evened out by
+the same search, over rows that change anyway, then over all.
 
 What is optimal: the counts. When no path is left, no other assignment is nearer to the shares, and
 without nodes that are down the shares themselves, rounded, can always be reached. The number of
@@ -60,7 +60,7 @@ from koinon_coordinator.core.planning.model import (
     RefusalCode,
     Replicas,
 )
-from koinon_coordinator.core.planning.work import Work
+from koinon_coordinator.core.planning.plan_builder import PlanBuilder
 from koinon_proto.contract.table import NodeNumber
 
 __all__ = [
@@ -82,32 +82,32 @@ __all__ = [
 
 def plan_rebalance(layout: Layout) -> Plan:
     """Return the moves after which everything holds that the module's docstring wants."""
-    work = Work(layout)
-    nodes, rows = work.draft.nodes, work.draft.rows
+    builder = PlanBuilder(layout)
+    nodes, rows = builder.draft.nodes, builder.draft.rows
     factor = layout.replication_factor
     for i, node in enumerate(nodes):
         if node.gives and not node.takes:
-            work.leave(i, f"{work.name(i)} {node.gives_because}")
-    for p in work.free():
+            builder.leave(i, f"{builder.name(i)} {node.gives_because}")
+    for p in builder.free():
         down = [i for i in rows[p] if not nodes[i].takes and not nodes[i].gives]
         # Too many replicas: those on nodes that are down go before those that are live.
         takers = sum(nodes[i].takes for i in rows[p])
-        work.open(p, down[: max(0, factor - takers)] if len(rows[p]) > factor else down, factor)
-    work.compute_shares()
-    work.settle(repair_racks=True)
-    work.even_replicas(copies=True)
-    work.even_leads(everywhere=True)
+        builder.open(p, down[: max(0, factor - takers)] if len(rows[p]) > factor else down, factor)
+    builder.compute_shares()
+    builder.settle(repair_racks=True)
+    builder.even_replicas(copies=True)
+    builder.even_leads(everywhere=True)
     _refuse_moving(
-        work,
+        builder,
         (p for p in layout.fixed if len(rows[p]) != factor or any(nodes[i].gives for i in rows[p])),
     )
-    work.refuse_leftovers()
+    builder.refuse_leftovers()
     for i, node in enumerate(nodes):
         kept = [] if node.takes or node.gives else [p for p, row in enumerate(rows) if i in row]
         if kept:
-            reason = f"{work.name(i)} is down and keeps its {len(kept)} replicas"
-            work.refuse(RefusalCode.NODE_DOWN, reason, node=i, partitions=kept)
-    return work.finish()
+            reason = f"{builder.name(i)} is down and keeps its {len(kept)} replicas"
+            builder.refuse(RefusalCode.NODE_DOWN, reason, node=i, partitions=kept)
+    return builder.finish()
 
 
 def plan_drain(layout: Layout, node: NodeNumber) -> Plan:
@@ -131,37 +131,37 @@ def plan_replace(layout: Layout, old: NodeNumber, new: NodeNumber) -> Plan:
 
     Where ``new``, or its rack, has a replica already, ``old`` keeps its own, and this is refused.
     """
-    work = Work(layout)
-    draft = work.draft
+    builder = PlanBuilder(layout)
+    draft = builder.draft
     if old not in draft.index:
-        return work.finish()
+        return builder.finish()
     leaving, coming = draft.index[old], draft.index.get(new)
     if coming is None or not draft.takes[coming]:
         name = layout.names.get(new, f"node {new}")
-        work.refuse(RefusalCode.NODE_DOWN, f"{name} takes no replicas", node=coming)
-        return work.finish()
+        builder.refuse(RefusalCode.NODE_DOWN, f"{name} takes no replicas", node=coming)
+        return builder.finish()
     held = [p for p, row in enumerate(draft.rows) if leaving in row]
     double, crowded = [], []
     for p in held:
         if p in layout.fixed:
             continue
         others = [i for i in draft.rows[p] if i != leaving]
-        work.open(p, others, len(others) + 1)
+        builder.open(p, others, len(others) + 1)
         if coming in others:
             double.append(p)
         elif draft.may_replace(p, leaving, coming):
             draft.replace(p, leaving, coming)
-            work.cause(p, f"{work.name(leaving)} is replaced by {work.name(coming)}")
+            builder.cause(p, f"{builder.name(leaving)} is replaced by {builder.name(coming)}")
         else:
             crowded.append(p)
     if double:
-        reason = f"{work.name(coming)} has a replica of {len(double)} of the partitions already"
-        work.refuse(RefusalCode.NO_TARGET, reason, node=coming, partitions=double)
+        reason = f"{builder.name(coming)} has a replica of {len(double)} of the partitions already"
+        builder.refuse(RefusalCode.NO_TARGET, reason, node=coming, partitions=double)
     if crowded:
-        reason = f"the rack of {work.name(coming)} has a replica of {len(crowded)} already"
-        work.refuse(RefusalCode.NO_TARGET, reason, node=coming, partitions=crowded)
-    _refuse_moving(work, (p for p in held if p in layout.fixed))
-    return work.finish()
+        reason = f"the rack of {builder.name(coming)} has a replica of {len(crowded)} already"
+        builder.refuse(RefusalCode.NO_TARGET, reason, node=coming, partitions=crowded)
+    _refuse_moving(builder, (p for p in held if p in layout.fixed))
+    return builder.finish()
 
 
 def plan_replication_factor(layout: Layout, factor: int) -> Plan:
@@ -170,49 +170,49 @@ def plan_replication_factor(layout: Layout, factor: int) -> Plan:
     More: the nodes furthest below their shares get them. Fewer: nodes that take none lose theirs
     first, then racks with two, then the nodes furthest above their shares.
     """
-    work = Work(layout)
-    draft = work.draft
+    builder = PlanBuilder(layout)
+    draft = builder.draft
     staying = sum(not node.gives for node in draft.nodes)
     if staying < factor:
         reason = f"{factor} replicas need {factor} nodes, there are {staying}"
-        work.refuse(RefusalCode.NOT_ENOUGH_NODES, reason)
-        return work.finish()
-    for p in work.free():
+        builder.refuse(RefusalCode.NOT_ENOUGH_NODES, reason)
+        return builder.finish()
+    for p in builder.free():
         row = draft.rows[p]
         takers = [i for i in row if draft.takes[i]]
         others = [i for i in row if not draft.takes[i]]
         if len(row) < factor:
-            work.open(p, row, factor)
+            builder.open(p, row, factor)
         elif len(row) > factor:
-            work.open(p, others[: max(0, factor - len(takers))], factor)
-    work.compute_shares()
-    work.settle(repair_racks=False)
-    work.even_replicas(copies=False)
-    work.even_leads(everywhere=False)
-    _refuse_moving(work, (p for p in layout.fixed if len(draft.rows[p]) != factor))
-    work.refuse_leftovers()
-    return work.finish()
+            builder.open(p, others[: max(0, factor - len(takers))], factor)
+    builder.compute_shares()
+    builder.settle(repair_racks=False)
+    builder.even_replicas(copies=False)
+    builder.even_leads(everywhere=False)
+    _refuse_moving(builder, (p for p in layout.fixed if len(draft.rows[p]) != factor))
+    builder.refuse_leftovers()
+    return builder.finish()
 
 
 def _plan_leave(layout: Layout, reasons: dict[NodeNumber, str]) -> Plan:
     leaving_numbers = reasons.keys()
-    work = Work(_without(layout, leaving_numbers))
-    draft = work.draft
+    builder = PlanBuilder(_without(layout, leaving_numbers))
+    draft = builder.draft
     leaving = {draft.index[n] for n in leaving_numbers if n in draft.index}
     for i in leaving:
-        work.leave(i, f"{work.name(i)} {reasons[draft.nodes[i].number]}")
+        builder.leave(i, f"{builder.name(i)} {reasons[draft.nodes[i].number]}")
     held = [p for p, row in enumerate(draft.rows) if not leaving.isdisjoint(row)]
     for p in held:
         if p not in layout.fixed:
             row = draft.rows[p]
-            work.open(p, [i for i in row if i not in leaving], len(row))
-    work.compute_shares()
-    work.settle(repair_racks=False)
-    work.even_replicas(copies=False)
-    work.even_leads(everywhere=False)
-    _refuse_moving(work, (p for p in held if p in layout.fixed))
-    work.refuse_leftovers()
-    return work.finish()
+            builder.open(p, [i for i in row if i not in leaving], len(row))
+    builder.compute_shares()
+    builder.settle(repair_racks=False)
+    builder.even_replicas(copies=False)
+    builder.even_leads(everywhere=False)
+    _refuse_moving(builder, (p for p in held if p in layout.fixed))
+    builder.refuse_leftovers()
+    return builder.finish()
 
 
 def _without(layout: Layout, leaving: Iterable[NodeNumber]) -> Layout:
@@ -223,7 +223,7 @@ def _without(layout: Layout, leaving: Iterable[NodeNumber]) -> Layout:
     return replace(layout, nodes=nodes)
 
 
-def _refuse_moving(work: Work, partitions: Iterable[int]) -> None:
+def _refuse_moving(builder: PlanBuilder, partitions: Iterable[int]) -> None:
     if moving := sorted(partitions):
         reason = f"{len(moving)} partitions have a move queued or under way: plan again after it"
-        work.refuse(RefusalCode.MOVE_UNDER_WAY, reason, partitions=moving)
+        builder.refuse(RefusalCode.MOVE_UNDER_WAY, reason, partitions=moving)

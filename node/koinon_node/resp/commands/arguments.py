@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from koinon_node.core.updates import KEEP, NEVER, Expiry, ExpiryKind, parse_integer
 from koinon_node.resp.errors import CROSS_SLOT, NOT_AN_INTEGER, RefusedError
-from koinon_node.serving.checks import check_key
+from koinon_node.serving.request_limits import check_key
 from koinon_proto.contract.errors import NotANumberError
 from koinon_proto.contract.table import MAX_TTL_MS
 from koinon_proto.partitioner import slot_of

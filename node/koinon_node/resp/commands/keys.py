@@ -9,7 +9,7 @@ from koinon_node.core import records
 from koinon_node.core.updates import NEVER, Expire, ExpireIf, Expiry, ExpiryKind
 from koinon_node.resp import errors, wire
 from koinon_node.resp.commands.arguments import expiry, keys_of_one_slot
-from koinon_node.resp.commands.own import was_there
+from koinon_node.resp.commands.koinon_commands import was_there
 from koinon_node.resp.commands.table import (
     Arguments,
     Encoded,
@@ -23,7 +23,7 @@ from koinon_node.resp.commands.table import (
 )
 from koinon_node.resp.errors import RefusedError
 from koinon_node.resp.session import Session
-from koinon_node.serving.checks import check_expiry, check_key
+from koinon_node.serving.request_limits import check_expiry, check_key
 
 _READ = ("readonly", "fast")
 _ONE, _ALL = (1, 1, 1), (1, -1, 1)

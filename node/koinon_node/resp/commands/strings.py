@@ -27,7 +27,7 @@ from koinon_node.resp.commands.arguments import (
     keys_of_one_slot,
     positive_expiry,
 )
-from koinon_node.resp.commands.own import value_or_nil
+from koinon_node.resp.commands.koinon_commands import value_or_nil
 from koinon_node.resp.commands.table import (
     Arguments,
     Encoded,
@@ -40,7 +40,7 @@ from koinon_node.resp.commands.table import (
 )
 from koinon_node.resp.errors import RefusedError
 from koinon_node.resp.session import Session
-from koinon_node.serving.checks import check_expiry, check_key, check_value, expiry_of
+from koinon_node.serving.request_limits import check_expiry, check_key, check_value, expiry_of
 
 _READ = ("readonly", "fast")
 _WRITE = ("write", "denyoom")

@@ -32,7 +32,7 @@ from koinon_node.resp.commands.table import (
 )
 from koinon_node.resp.errors import RefusedError
 from koinon_node.resp.session import Session
-from koinon_node.resp.transaction import WATCHED_MAX, Transaction
+from koinon_node.resp.transaction_queue import WATCHED_MAX, Transaction
 from koinon_proto.contract import request_ids
 from koinon_proto.contract.errors import CheckFailedError, KoinonError
 

@@ -70,7 +70,7 @@ class Pace:
         return max(0.0, self._free_at - now)
 
 
-class Stager:
+class ChunkSender:
     """Stages the chunks of one attempt. ``add`` and ``finish`` are called by one thread."""
 
     def __init__(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from koinon_coordinator.core.planning.placement import place, rack_alternated
+from koinon_coordinator.core.planning.initial_placement import place, rack_alternated
 from koinon_proto.contract.errors import ConfigurationError
 
 

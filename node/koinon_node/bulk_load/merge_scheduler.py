@@ -22,8 +22,8 @@ from typing import NamedTuple
 import numpy as np
 
 from koinon_node.backup.applier import retrieved
-from koinon_node.bulk_load import staging
-from koinon_node.bulk_load.staging import Manifest
+from koinon_node.bulk_load import staged_chunks
+from koinon_node.bulk_load.staged_chunks import Manifest
 from koinon_node.core import records
 from koinon_node.core.commit_group import Ticket
 from koinon_node.core.membership.assignment import ServedPartitions
@@ -60,7 +60,7 @@ class _UnderWay(NamedTuple):
     view: ServedPartitions
 
 
-class Merger:
+class MergeScheduler:
     """Background work. All methods belong to the event loop's thread."""
 
     def __init__(
@@ -214,13 +214,13 @@ class Merger:
             done: list[int] = []
             size = 0
             for p in partition_ids:
-                step = staging.next_step(self._store, manifest, p)
+                step = staged_chunks.next_step(self._store, manifest, p)
                 if step is None:
                     done.append(p)
                     continue
                 steps.append(step)
-                size += staging.weight(step.rows, step.bytes)
-                if size >= staging.STEP_BYTES:
+                size += staged_chunks.weight(step.rows, step.bytes)
+                if size >= staged_chunks.STEP_BYTES:
                     break
             return steps, done
 
@@ -316,7 +316,7 @@ class Merger:
         await self._writer.barrier()
         served = self._served_of(range(len(view.epochs)))
         await self._writer.settle(served)
-        found = await asyncio.to_thread(staging.staged_loads, self._store, served)
+        found = await asyncio.to_thread(staged_chunks.staged_loads, self._store, served)
         for p, loads in found.items():
             for load_id in loads:
                 if not self._is_active(load_id):
@@ -338,7 +338,7 @@ class Merger:
         """Delete all that the load has staged in the partition, in bounded steps."""
         loop = asyncio.get_running_loop()
         await self._writer.settle((partition_id,))
-        while keys := staging.staged_keys(self._store, partition_id, load_id, _DELETE_KEYS):
+        while keys := staged_chunks.staged_keys(self._store, partition_id, load_id, _DELETE_KEYS):
             began = loop.time()
             answer = await self._engine.write(
                 WriteBatch(

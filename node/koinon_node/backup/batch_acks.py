@@ -16,20 +16,20 @@ from koinon_proto.v1 import replication_pb2
 
 
 @dataclass(slots=True)
-class Receipt:
+class TakenBatch:
     """A batch that was taken. ``durable`` is set once nothing of it is waited for any more."""
 
     number: int
     durable: bool = False
 
 
-class BatchReceipts:
+class BatchAcks:
     """Acknowledges a stream's batches, in order, once durable. For the event loop only."""
 
     def __init__(self, send: Callable[[replication_pb2.FollowRequest], None]) -> None:
         self._send = send
         self.last_number = 0  # of the newest batch that was taken; 0: none yet on this stream
-        self._taken: deque[Receipt] = deque()  # not acknowledged yet, in the stream's order
+        self._taken: deque[TakenBatch] = deque()  # not acknowledged yet, in the stream's order
         self._flush_due = False  # whether this turn of the loop ends with an acknowledgement
 
     def begin(self) -> None:
@@ -37,16 +37,16 @@ class BatchReceipts:
         self.last_number = 0
         self._taken = deque()
 
-    def take(self, number: int) -> Receipt:
+    def take(self, number: int) -> TakenBatch:
         """Note the next batch."""
         self.last_number = number
-        receipt = Receipt(number)
-        self._taken.append(receipt)
-        return receipt
+        batch = TakenBatch(number)
+        self._taken.append(batch)
+        return batch
 
-    def durable(self, receipt: Receipt) -> None:
+    def durable(self, batch: TakenBatch) -> None:
         """Acknowledge the batch with all that become durable in this turn of the loop."""
-        receipt.durable = True
+        batch.durable = True
         if not self._flush_due:
             self._flush_due = True
             asyncio.get_running_loop().call_soon(self._acknowledge)

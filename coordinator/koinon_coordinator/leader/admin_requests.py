@@ -1,9 +1,9 @@
 """Carries out what operators ask while this coordinator leads: plans, moves, nodes, primaries.
 
-Each request decides on the state (``core/decide/layouts.py``, ``operations.py``), proposes, and
-answers when that has been applied. A command that is refused when it is applied, because the state
-has changed in between, becomes a typed error. Plans are made beside the event loop, which has to
-keep up the leader's heartbeats.
+Each request decides on the state (``plan_requests`` and ``admin_requests`` of ``core/decide``),
+proposes, and answers when that has been applied. A command that is refused when it is applied,
+because the state has changed in between, becomes a typed error. Plans are made beside the event
+loop, which has to keep up the leader's heartbeats.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from koinon_coordinator.core.cluster.commands import (
     SetNodeStatus,
     SetReplicationFactor,
 )
-from koinon_coordinator.core.decide.layouts import (
-    PlanKind,
-    Planned,
-    PlanWish,
-    accepted,
-    plan_task,
-    planned,
-)
-from koinon_coordinator.core.decide.move_scheduler import Progress, moves_by_node, waits_for
-from koinon_coordinator.core.decide.operations import (
+from koinon_coordinator.core.decide.admin_requests import (
     decide_cancel,
     decide_force,
     decide_restore,
     decide_settings,
     decide_status,
     refusal,
+)
+from koinon_coordinator.core.decide.move_scheduler import Progress, moves_by_node, waits_for
+from koinon_coordinator.core.decide.plan_requests import (
+    PlanKind,
+    Planned,
+    PlanWish,
+    accepted,
+    plan_task,
+    planned,
 )
 from koinon_coordinator.leader.context import LeaderContext
 from koinon_coordinator.leader.mover import Mover
@@ -61,7 +61,7 @@ class MoveView:
     waits_for: str
 
 
-class Operations:
+class AdminRequests:
     """Plans and carries out what operators ask for, during one term.
 
     Every method raises NotLeaderError outside the term; those that propose also

@@ -18,7 +18,7 @@ from koinon.core.routing import RefreshSchedule, Router
 from koinon.driver.node_link import Link
 from koinon.driver.reachability import why_unreachable
 from koinon.driver.request_ids import operation
-from koinon.driver.table_source import TableSource
+from koinon.driver.table_requests import TableRequests
 from koinon_proto.contract.errors import (
     ClientClosedError,
     KoinonError,
@@ -42,7 +42,7 @@ Cancel = Callable[[], None]
 T = TypeVar("T")
 
 
-class Discovery:
+class TableRefresh:
     """Fetches tables for a router, and wakes who waits for one. Belongs to one event loop."""
 
     def __init__(
@@ -63,7 +63,7 @@ class Discovery:
             object, tuple[Callable[[], None], PartitionIds | Sequence[int], int]
         ] = {}
         self._refreshing: asyncio.Task[None] | None = None  # one at a time
-        self._source = TableSource(seeds, router)
+        self._source = TableRequests(seeds, router)
         self._closed = False
 
     # --- waiting for news -----------------------------------------------------------------------

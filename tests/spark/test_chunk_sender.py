@@ -11,7 +11,7 @@ import pytest
 
 from koinon.spark.cluster import Cluster
 from koinon.spark.writing.batching import Chunk
-from koinon.spark.writing.staging import IN_FLIGHT_PER_OWNER, MESSAGE_BYTES, Pace, Stager
+from koinon.spark.writing.chunk_sender import IN_FLIGHT_PER_OWNER, MESSAGE_BYTES, ChunkSender, Pace
 from koinon_proto.contract.bulk_loads import LoadMode
 from koinon_proto.contract.errors import KoinonError, LeaseExpiredError, StorageFullError
 from tests.kit.waiting import wait_until
@@ -24,11 +24,11 @@ def cluster(fake: LoadsCluster) -> Iterator[Cluster]:
         yield view
 
 
-def stager(fake: LoadsCluster, cluster: Cluster, **given: Any) -> Stager:
+def stager(fake: LoadsCluster, cluster: Cluster, **given: Any) -> ChunkSender:
     load = fake.open("job", LoadMode.APPEND, b"", None)
     assert load is not None
     fake.checks_chunks = False
-    return Stager(
+    return ChunkSender(
         cluster,
         load_id=load.load_id,
         attempt=7,

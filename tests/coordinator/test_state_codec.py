@@ -58,7 +58,7 @@ from koinon_coordinator.core.decide.registrations import Registration
 from koinon_coordinator.core.planning.model import Plan, Refusal
 from koinon_coordinator.services import admin_service, cluster_services, loads_service
 from koinon_coordinator.state_machine import ReplicatedState
-from koinon_coordinator.wire.convert import (
+from koinon_coordinator.wire.state_codec import (
     command_from_bytes,
     command_to_bytes,
     image_from_bytes,

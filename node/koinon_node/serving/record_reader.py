@@ -13,7 +13,7 @@ from koinon_node.storage.store import Store
 from koinon_node.storage.writer import Writer
 
 
-class Reading:
+class RecordReader:
     """Holds them, for ``Reads`` and ``Scans``."""
 
     def __init__(

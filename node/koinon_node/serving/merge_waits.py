@@ -10,7 +10,7 @@ from koinon_node.core.records import U32Array
 from koinon_node.primary.replicator import Replicator
 
 
-class MergeClaims:
+class MergeWaits:
     """The partitions that merge steps have claimed, and who waits for them."""
 
     def __init__(

@@ -19,13 +19,13 @@ from functools import partial
 from koinon_coordinator.core.cluster.commands import AcceptPlan, Move
 from koinon_coordinator.core.cluster.members import NodeRecord
 from koinon_coordinator.core.cluster.state import ClusterState
-from koinon_coordinator.core.decide.move_scheduler import REPAIR_PREFIX
-from koinon_coordinator.core.decide.operations import (
+from koinon_coordinator.core.decide.admin_requests import (
     REPLICATION_FACTOR_MAX,
     all_rows,
     check_bootstrapped,
     named_node,
 )
+from koinon_coordinator.core.decide.move_scheduler import REPAIR_PREFIX
 from koinon_coordinator.core.planning.by_keyspace import KeyspaceLayout, in_pool, plan_each
 from koinon_coordinator.core.planning.planner import (
     Layout,

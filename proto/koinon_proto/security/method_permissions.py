@@ -13,7 +13,7 @@ from typing import Any
 
 from koinon_proto.contract.access import Action
 from koinon_proto.contract.errors import PermissionDeniedError, UnauthenticatedError
-from koinon_proto.security.caller import Caller
+from koinon_proto.security.authorization import Caller
 from koinon_proto.security.names import Kind
 
 Claim = Callable[[Any], str]

@@ -9,8 +9,8 @@ from typing import Any
 
 from koinon_proto.contract.access import Access, Permissions
 from koinon_proto.contract.errors import UnauthenticatedError
+from koinon_proto.security.authorization import ANYBODY, Caller
 from koinon_proto.security.bundle import principal_in
-from koinon_proto.security.caller import ANYBODY, Caller
 from koinon_proto.security.names import Kind, Principal
 from koinon_proto.security.trust import Trust
 
@@ -24,7 +24,7 @@ _LOOK_AGAIN_S = 10
 _certificates: Callable[[bytes], Principal | None] = lru_cache(_KNOWN_MAX)(principal_in)
 
 
-class Gate:
+class Authenticator:
     """The callers of one server. ``access`` returns the access state as it is now."""
 
     def __init__(
@@ -136,6 +136,6 @@ def _token(metadata: Iterable[tuple[str, str | bytes]]) -> str:
 _NO_ACCESS = Access()
 
 
-def open_gate() -> Gate:
+def open_gate() -> Authenticator:
     """Return the gate of a server without TLS."""
-    return Gate(lambda: _NO_ACCESS, takes_tls=False)
+    return Authenticator(lambda: _NO_ACCESS, takes_tls=False)

@@ -9,13 +9,13 @@ from hashlib import blake2b
 
 from koinon_coordinator.core.planning.draft import Draft
 from koinon_coordinator.core.planning.graphs import LeadGraph, Ranking, ReplicaGraph
-from koinon_coordinator.core.planning.levels import Levels, flow_balance
+from koinon_coordinator.core.planning.leveling import Levels, flow_balance
 from koinon_coordinator.core.planning.model import Layout, Plan, PlannedMove, Refusal, RefusalCode
 from koinon_coordinator.core.planning.shares import fair_shares, fair_shares_by_rack
 from koinon_proto.contract.table import NO_NODE, NodeNumber, PartitionId
 
 
-class Work:
+class PlanBuilder:
     """The steps that the plans are made of. Every row that may change is opened first; then
     ``compute_shares`` fixes the shares, and the other steps follow.
     """

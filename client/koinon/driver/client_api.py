@@ -68,7 +68,7 @@ class InOpenedKeyspace(InKeyspace):
         return self._opened
 
 
-class Face(InKeyspace, ABC):
+class ClientApi(InKeyspace, ABC):
     """A client's operations, typed as the blocking client has them."""
 
     @abstractmethod
@@ -341,8 +341,8 @@ class Face(InKeyspace, ABC):
 def awaitable(
     method: Callable[Concatenate[Any, P], T],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """Return a method of ``Face`` for a face whose ``_run``, ``_run_single`` and ``_load`` return
-    awaitables: a coroutine function of the same arguments and text.
+    """Return a method of ``ClientApi`` for a client whose ``_run``, ``_run_single`` and ``_load``
+    return awaitables: a coroutine function of the same arguments and text.
     """
 
     @functools.wraps(method)

@@ -139,7 +139,7 @@ def prepare(
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from koinon_node.storage.merge_steps import keys_array
+    from koinon_node.storage.merge_executor import keys_array
     from koinon_proto.contract import arrow
 
     with store.env.begin(store.databases[DATA_DB], buffers=True) as txn:

@@ -28,7 +28,7 @@ Behind = Callable[[int], Sequence[NodeId]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class InForce:
+class ChangeBarrier:
     """A change that was made. ``behind``: live nodes that have not said that they go by it. For
     ``serves_s`` more seconds they may serve by what was before; 0: they serve nobody until they do.
     """
@@ -46,7 +46,7 @@ async def in_force(
     version: int,
     wait_s: float,
     what: str,
-) -> InForce:
+) -> ChangeBarrier:
     """Wait until no node serves by what was before ``version``, which is applied here; for
     ``wait_s`` at most. ``what`` is what has changed, for the log.
     """
@@ -64,6 +64,6 @@ async def in_force(
                 version,
                 ",".join(late[:NAMED_MAX]),
             )
-            return InForce(version=version, behind=late, serves_s=max(0.0, left_s))
+            return ChangeBarrier(version=version, behind=late, serves_s=max(0.0, left_s))
         await asyncio.sleep(min(waits_s, POLL_S))
-    return InForce(version=version)
+    return ChangeBarrier(version=version)

@@ -53,7 +53,13 @@ from koinon_node.resp.commands.table import (
 )
 from koinon_node.resp.session import Session
 from koinon_node.serving.batches import Durability
-from koinon_node.serving.checks import check_expiry, check_key, check_value, expiry_of, ttl_of
+from koinon_node.serving.request_limits import (
+    check_expiry,
+    check_key,
+    check_value,
+    expiry_of,
+    ttl_of,
+)
 from koinon_proto.contract import request_ids
 from koinon_proto.contract.errors import (
     InvalidArgumentError,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from koinon_node.bulk_load import staging
-from koinon_node.bulk_load.staging import (
+from koinon_node.bulk_load import staged_chunks
+from koinon_node.bulk_load.staged_chunks import (
     Duplicates,
     next_step,
     prepare,
@@ -222,7 +222,7 @@ def test_steps_have_about_a_steps_bytes_however_many_chunks_there_are(
 ) -> None:
     """Chunks of two steps' bytes down to half of one, and many of them."""
     bound = 8 * 1024
-    monkeypatch.setattr(staging, "STEP_BYTES", bound)
+    monkeypatch.setattr(staged_chunks, "STEP_BYTES", bound)
     rng = random.Random(chunks)
     for number in range(chunks):
         keys = sorted(b"%016x" % rng.getrandbits(64) for _ in range(rows))
@@ -241,8 +241,8 @@ def test_steps_have_a_bounded_number_of_rows_however_small(
     partition: Partition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a step of tiny rows would be more than a node takes beside what clients write."""
-    monkeypatch.setattr(staging, "STEP_BYTES", 8 * 1024)
-    monkeypatch.setattr(staging, "STEP_ROWS", 100)
+    monkeypatch.setattr(staged_chunks, "STEP_BYTES", 8 * 1024)
+    monkeypatch.setattr(staged_chunks, "STEP_ROWS", 100)
     for number in range(3):
         partition.stage(1, number, [(b"%04d" % n, b"") for n in range(number, 1_500, 3)])
     steps = partition.merge_all(manifest_of(1))
@@ -254,7 +254,7 @@ def test_steps_have_a_bounded_number_of_rows_however_small(
 def test_steps_with_large_and_small_values_are_cut_by_bytes(
     partition: Partition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staging, "STEP_BYTES", 10_000)
+    monkeypatch.setattr(staged_chunks, "STEP_BYTES", 10_000)
     partition.stage(1, 0, [(b"%03d" % n, bytes(5_000)) for n in range(20)])
     partition.stage(1, 1, [(b"%03d" % n, b"") for n in range(900)])
     steps = partition.merge_all(manifest_of(1))
@@ -265,7 +265,7 @@ def test_steps_with_large_and_small_values_are_cut_by_bytes(
 def test_steps_of_one_key_repeated_do_not_split_it(
     partition: Partition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staging, "STEP_BYTES", 100)
+    monkeypatch.setattr(staged_chunks, "STEP_BYTES", 100)
     partition.stage(1, 0, [(b"k", b"%03d" % n) for n in range(200)])
     partition.merge_all(manifest_of(1))
     assert partition.values == {b"k": b"199"}
@@ -275,7 +275,7 @@ def test_steps_of_one_key_repeated_do_not_split_it(
 def test_replacing_steps_look_at_a_bounded_number_of_records(
     partition: Partition, monkeypatch: pytest.MonkeyPatch, prefix: bytes, under: int
 ) -> None:
-    monkeypatch.setattr(staging, "STEP_RECORDS", 4)
+    monkeypatch.setattr(staged_chunks, "STEP_RECORDS", 4)
     keys = [b"k%02d" % n for n in range(25)]
     for key in keys:
         partition.put(key, b"old")
@@ -296,7 +296,7 @@ def test_replacing_steps_look_at_a_bounded_number_of_records(
 def test_replacing_steps_reach_what_is_staged_above_and_below_the_prefix(
     partition: Partition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staging, "STEP_RECORDS", 2)
+    monkeypatch.setattr(staged_chunks, "STEP_RECORDS", 2)
     for key in (b"a", b"pa", b"pb", b"pc", b"z"):
         partition.put(key, b"old")
     partition.stage(1, 0, [(b"a", b"new"), (b"pb", b"new"), (b"zz", b"new")])

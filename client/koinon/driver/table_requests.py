@@ -14,7 +14,7 @@ from koinon_proto.v1 import table_pb2
 _NODES_ASKED_MAX = 8
 
 
-class TableSource:
+class TableRequests:
     """The addresses that serve the table, and the request for what the router lacks."""
 
     def __init__(self, seeds: Sequence[str], router: Router) -> None:

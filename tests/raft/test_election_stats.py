@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from koinon_coordinator.raft.elections import WINDOW_S, ElectionHistory
+from koinon_coordinator.raft.election_stats import WINDOW_S, ElectionHistory
 
 
 def test_history_first_leader_is_no_change_and_later_ones_are() -> None:
