@@ -211,7 +211,7 @@ def test_load_waits_for_an_earlier_one_only_where_that_is_not_merged(tmp_path: P
             assert bench.coordinators.merged(8) == {0, 1}
         assert bench.partition(0).values == {b"k": b"7"}
 
-    with_one_replica_more(tmp_path, use, limits=Limits(write_timeout_ms=50))
+    with_one_replica_more(tmp_path, use, limits=Limits(write_timeout_ms=400))
 
 
 def test_load_whose_step_found_no_room_is_not_overtaken_there(tmp_path: Path) -> None:
@@ -305,7 +305,7 @@ def test_partition_whose_follower_is_silent_does_not_hold_up_the_others(tmp_path
             await two.acknowledge()
             await reported(bench, 0)
 
-    with_one_replica_more(tmp_path, use, limits=Limits(write_timeout_ms=50))
+    with_one_replica_more(tmp_path, use, limits=Limits(write_timeout_ms=400))
 
 
 # --- with followers ----------------------------------------------------------------------------

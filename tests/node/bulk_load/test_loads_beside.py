@@ -207,7 +207,7 @@ def test_step_of_a_silent_follower_holds_up_no_other_partition_of_its_group(
             await two.acknowledge()
             await reported(bench, 0, 1)
 
-    with_one_replica_more(tmp_path, use, limits=Limits(write_timeout_ms=100))
+    with_one_replica_more(tmp_path, use, limits=Limits(write_timeout_ms=1_000))
 
 
 def test_plain_write_beside_a_step_goes_on_and_wins(tmp_path: Path) -> None:
@@ -349,7 +349,7 @@ def test_no_further_step_is_begun_where_somebody_waits_to_decide(
             assert list((await write).row_errors) == [0, 1]
             await acknowledged(two, reported(bench, 0, 1))
 
-    with_one_replica_more(tmp_path, use, limits=Limits(write_timeout_ms=30))
+    with_one_replica_more(tmp_path, use, limits=Limits(write_timeout_ms=400))
 
 
 # --- expiry beside a step ----------------------------------------------------------------------

@@ -155,7 +155,7 @@ def test_mark_of_a_step_whose_fate_was_unknown_counts_only_while_the_partition_i
             await many_turns()
             assert bench.coordinators.reports == []
 
-    limits = Limits(write_timeout_ms=20)
+    limits = Limits(write_timeout_ms=400)
     with_one_replica_more(tmp_path, use, limits=limits)
 
 
