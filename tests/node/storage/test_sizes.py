@@ -92,12 +92,12 @@ def test_scan_of_an_empty_store_ends_at_once(tmp_path: Path) -> None:
 
 def test_scan_in_the_background_takes_little_of_a_core(tmp_path: Path) -> None:
     async def use(writer: Writer, store: Store) -> None:
-        await put(writer, 5, 20_000, b"v" * 100)
+        await put(writer, 5, 3_000, b"v" * 100)
         sizes = SizeEstimates()
         cpu, began = time.thread_time(), time.perf_counter()
         scanning = asyncio.ensure_future(SizeScan(store, sizes).run())
         async with asyncio.timeout(60):
-            while sizes.of(5)[0] < 20_000:  # noqa: ASYNC110
+            while sizes.of(5)[0] < 3_000:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
         share = (time.thread_time() - cpu) / (time.perf_counter() - began)
         scanning.cancel()
