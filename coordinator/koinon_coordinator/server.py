@@ -70,6 +70,7 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[Coordinator]:
             lambda: coordinator.access,
             takes_tls=config.listening.takes_tls,
             trust=Trust(config.listening.bundle),
+            table=lambda: coordinator.table(),
         ),
         audit=config.audit,
     )

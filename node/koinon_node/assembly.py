@@ -91,6 +91,7 @@ class Parts:
             lambda: state.access,
             takes_tls=config.listening.takes_tls,
             trust=Trust(config.listening.bundle),
+            table=lambda: state.served.table,
         )
         self.peers = GrpcPeers(dialing)
         self.graceful_drain = GracefulDrain()

@@ -181,6 +181,10 @@ def test_alteration_sets_what_is_given_and_that_of_default_stands_in_the_configu
     assert state.config is not None
     assert state.config.max_value_bytes == 77
     state.apply(decide_alteration(state, "default", Alteration(pool="fast")))
+    with pytest.raises(InvalidArgumentError, match="name"):  # "" is no name of ``default`` here
+        decide_alteration(state, "", Alteration(pool="x"))
+    with pytest.raises(InvalidArgumentError, match="name"):
+        decide_drop(state, "", 0)
     assert state.keyspaces.default.pool == "fast"
     with pytest.raises(UnknownKeyspaceError):
         decide_alteration(state, "other", Alteration(pool="x"))

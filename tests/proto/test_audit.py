@@ -102,6 +102,23 @@ def test_a_refusal_says_what_was_not_allowed_and_no_key(tmp_path: Path) -> None:
     assert "secret" not in path.read_text()
 
 
+def test_keyspace_is_named_where_one_is_known_escaped_and_cut(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    log = Audit(str(path))
+    note(log, keyspace="carts")
+    note(log)
+    note(log, keyspace="\n\x1b[2J\u202e" + "x" * 1_000)
+    log.close()
+    text = path.read_text()
+    assert text.isascii()
+    assert len(text) < 1_000
+    assert "\x1b" not in text
+    named, unnamed, strange = lines(path)
+    assert named["keyspace"] == "carts"
+    assert "keyspace" not in unnamed
+    assert strange["keyspace"] == "\n\x1b[2J\u202e" + "x" * 58
+
+
 def test_what_cannot_be_written_leaves_a_gap_and_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:

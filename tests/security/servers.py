@@ -57,7 +57,13 @@ class Identities:
 class Servers:
     """c1 and n1, one loop for both. Addresses: ``coordinator``, ``node``, ``redis``."""
 
-    def __init__(self, directory: Path, identities: Identities, audit: Audit = NO_AUDIT) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        identities: Identities,
+        audit: Audit = NO_AUDIT,
+        coordinators_audit: Audit = NO_AUDIT,
+    ) -> None:
         self.identities = identities
         self.coordinator, self.node, self.redis = free_addresses(3)
         self._configs = (
@@ -69,6 +75,7 @@ class Servers:
                 members={"c1": self.coordinator},
                 bootstrap=BootstrapConfig(partition_count=PARTITIONS),
                 listening=identities.listening(Kind.COORDINATOR, "c1"),
+                audit=coordinators_audit,
             ),
             NodeConfig(
                 node_id="n1",
@@ -164,9 +171,11 @@ class Servers:
 
 
 @contextmanager
-def serving(directory: Path, audit: Audit = NO_AUDIT) -> Iterator[Servers]:
+def serving(
+    directory: Path, audit: Audit = NO_AUDIT, coordinators_audit: Audit = NO_AUDIT
+) -> Iterator[Servers]:
     """Run the servers inside the block; ``audit`` is the node's."""
-    servers = Servers(directory, Identities(directory / "identities"), audit)
+    servers = Servers(directory, Identities(directory / "identities"), audit, coordinators_audit)
     try:
         servers.start()
         yield servers

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import grpc
 import hiredis
 import pytest
 from typer.testing import CliRunner
@@ -17,7 +20,10 @@ from koinon.operate.admin import Admin
 from koinon_node.resp.commands.rules import NEEDS
 from koinon_node.resp.commands.table import COMMANDS
 from koinon_proto.contract.errors import PermissionDeniedError
-from koinon_proto.security.names import Kind
+from koinon_proto.security.audit import Audit
+from koinon_proto.security.names import ANY_SERVER, Kind
+from koinon_proto.v1 import loads_pb2, loads_pb2_grpc
+from tests.kit.waiting import wait_until
 from tests.security.servers import Servers, serving
 from tests.security.test_grants import Resp, _own
 
@@ -25,8 +31,19 @@ KEY_ACTIONS = "read,write,scan,load"
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    with serving(tmp_path_factory.mktemp("keyspaces")) as found:
+def audit_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Of the node, in which every call is noted, and of the coordinator."""
+    directory = tmp_path_factory.mktemp("audit")
+    return directory / "n1.jsonl", directory / "c1.jsonl"
+
+
+@pytest.fixture(scope="module")
+def servers(
+    tmp_path_factory: pytest.TempPathFactory, audit_files: tuple[Path, Path]
+) -> Iterator[Servers]:
+    of_node, of_coordinator = audit_files
+    logs = Audit(str(of_node), every=1), Audit(str(of_coordinator))
+    with serving(tmp_path_factory.mktemp("keyspaces"), *logs) as found:
         for name in ("a", "b"):
             found.create_keyspace(name, 4)
         yield found
@@ -101,7 +118,7 @@ def test_user_of_one_keyspace_is_refused_in_all_others(
         assert refused(a) == set()
         assert refused(b) == EVERYTHING
         assert refused(client) == EVERYTHING
-        with pytest.raises(PermissionDeniedError, match="keyspace with id"):
+        with pytest.raises(PermissionDeniedError, match="of keyspace 'b'"):
             b.get(b"app:1")
         with pytest.raises(PermissionDeniedError):
             a.get(b"other")
@@ -233,3 +250,71 @@ def in_a(servers: Servers) -> Iterator[Resp]:
     connection = Resp(servers, Kind.USER, "in-a")
     yield connection
     connection.close()
+
+
+# --- the audit log -----------------------------------------------------------------------------
+
+
+def noted(file: Path, method: str) -> set[tuple[str, str, str]]:
+    """Return (keyspace, outcome, who) of the lines about a method; '' where none is named."""
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    return {
+        (line.get("keyspace", ""), line["outcome"], line["who"])
+        for line in lines
+        if line["method"].endswith(method)
+    }
+
+
+def is_noted(file: Path, method: str, line: tuple[str, str, str]) -> bool:
+    return line in noted(file, method)
+
+
+def id_of(servers: Servers, name: str) -> int:
+    node = servers.process_of_node
+    assert node is not None
+    return int(node.state.table().keyspaces.named(name).keyspace_id)
+
+
+@pytest.mark.parametrize(("transport", "method"), [("grpc", "/BatchGet"), ("auto", ".GET")])
+def test_audit_log_names_the_keyspace_of_reads_and_of_refusals(
+    servers: Servers, app: str, audit_files: tuple[Path, Path], transport: Any, method: str
+) -> None:
+    admin("roles grant app --allow read --prefix app: --keyspace a")
+    admin("roles grant app --allow read --prefix default:")
+    allowed, denied, who = "ok", "permission_denied", f"user {app}"
+    wanted = {("a", allowed, who), ("b", denied, who), ("default", denied, who)}
+    with connect(servers, app, transport=transport) as client:
+        a, b = client.keyspace("a"), client.keyspace("b")
+
+        def all_noted() -> bool:
+            a.get(b"app:1")
+            for of in (b, client):
+                with pytest.raises(PermissionDeniedError):
+                    of.get(b"app:1")
+            return wanted <= noted(audit_files[0], method)
+
+        wait_until(all_noted, "the calls to be noted")
+
+
+def test_audit_log_names_the_keyspace_that_administration_and_loads_are_about(
+    servers: Servers, app: str, audit_files: tuple[Path, Path]
+) -> None:
+    admin("roles grant app --allow load --prefix app: --keyspace a")
+    admin("keyspaces create audited --partitions 4")
+    admin("keyspaces alter audited --default-ttl 1d")
+    admin("keyspaces drop audited --yes")
+    with servers.identities.dialing(Kind.USER, app).channel(
+        servers.coordinator, ANY_SERVER, ()
+    ) as channel:
+        request = loads_pb2.OpenLoadRequest(
+            job_id="audited", mode=loads_pb2.LOAD_MODE_APPEND, keyspace_id=id_of(servers, "b")
+        )
+        with pytest.raises(grpc.RpcError, match="of keyspace 'b'"):
+            loads_pb2_grpc.LoadsStub(channel).OpenLoad(request, timeout=20)
+    of_coordinator = audit_files[1]
+    for method in ("CreateKeyspace", "AlterKeyspace", "DropKeyspace"):
+        done = ("audited", "ok", "user root")
+        wait_until(partial(is_noted, of_coordinator, f"/{method}", done), method)
+    line = ("b", "permission_denied", f"user {app}")
+    wait_until(partial(is_noted, of_coordinator, "/OpenLoad", line), "the refusal")
+    assert {keyspace for keyspace, _, _ in noted(of_coordinator, "/ChangeAccess")} == {""}

@@ -14,7 +14,9 @@ from koinon_proto.contract.bulk_loads import owner_digest
 from koinon_proto.security.names import ANY_SERVER, Kind
 from koinon_proto.v1 import loads_pb2, loads_pb2_grpc
 from tests.kit.waiting import wait_until
+from tests.node.kit.staged_chunks import chunk_of
 from tests.security.servers import Servers, serving
+from tests.security.test_permissions import partitions
 
 CALL_S = 10.0
 ATTEMPT = 7
@@ -27,15 +29,22 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
         roles = {"loader": Action.LOAD, "operator": Action.OPERATE}
         state = AccessState(
             version=1,
-            roles=tuple(
-                Role(name=name, grants=(Grant(effect=Effect.ALLOW, actions=(action,)),))
-                for name, action in roles.items()
+            roles=(
+                *(
+                    Role(name=name, grants=(Grant(effect=Effect.ALLOW, actions=(action,)),))
+                    for name, action in roles.items()
+                ),
+                Role(
+                    name="narrow",
+                    grants=(Grant(effect=Effect.ALLOW, actions=(Action.LOAD,), prefix=b"narrow:"),),
+                ),
             ),
             users=(
                 User(name="a", roles=("loader",)),
                 User(name="b", roles=("loader",)),
                 User(name="both", roles=("loader", "operator")),
                 User(name="operator", roles=("operator",)),
+                User(name="narrow", roles=("narrow",)),
             ),
         )
         found.set_access(Access(state))
@@ -76,6 +85,22 @@ class As:
             return code
         return grpc.StatusCode.OK
 
+    def stages(self, load_id: int, key: bytes) -> grpc.StatusCode:
+        """Return how staging a row ends."""
+        request = loads_pb2.StageRequest(
+            load_id=load_id,
+            attempt=ATTEMPT,
+            partition_ids=partitions([key]),
+            numbers=[0],
+            chunks=[chunk_of([(key, b"v")])],
+        )
+        try:
+            self._bulk.Stage(request, timeout=CALL_S)
+        except grpc.RpcError as error:
+            code: grpc.StatusCode = error.code()
+            return code
+        return grpc.StatusCode.OK
+
     def owner(self, load_id: int) -> str:
         reply = self._loads.GetLoads(loads_pb2.GetLoadsRequest(load_id=load_id), timeout=CALL_S)
         return str(reply.loads[0].owner)
@@ -87,7 +112,7 @@ class As:
 
 @pytest.fixture
 def users(servers: Servers) -> Iterator[dict[str, As]]:
-    made = {name: As(servers, name) for name in ("a", "b", "both", "operator", "root")}
+    made = {name: As(servers, name) for name in ("a", "b", "both", "operator", "narrow", "root")}
     yield made
     for one in made.values():
         one.close()
@@ -124,6 +149,17 @@ def test_only_its_owner_and_operators_use_a_load(
         for name in ("root", "a"):
             other = opened(servers, users["a"])
             assert users[name].uses(other, what) is grpc.StatusCode.OK, name
+
+
+def test_who_may_not_load_the_keys_does_not_hear_whether_a_load_is_open(
+    servers: Servers, users: dict[str, As]
+) -> None:
+    load_id, ended = opened(servers, users["a"]), 1
+    for one in (load_id, ended):
+        assert users["narrow"].stages(one, b"wide:1") is DENIED
+    assert users["narrow"].stages(load_id, b"narrow:1") is DENIED  # it is another user's
+    assert users["a"].stages(ended, b"wide:1") is grpc.StatusCode.FAILED_PRECONDITION
+    assert users["a"].stages(load_id, b"wide:1") is grpc.StatusCode.OK
 
 
 def test_operators_abort_loads_without_leave_to_load(

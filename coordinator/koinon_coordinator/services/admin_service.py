@@ -32,7 +32,9 @@ from koinon_proto.contract import convert
 from koinon_proto.contract.addresses import check_name
 from koinon_proto.contract.codec import Value, codec
 from koinon_proto.contract.errors import InvalidArgumentError
+from koinon_proto.contract.keyspaces import DEFAULT
 from koinon_proto.process.clock import boottime
+from koinon_proto.security.authorization import concerns
 from koinon_proto.server.rpc import bounded, typed_errors
 from koinon_proto.v1 import admin_pb2, admin_pb2_grpc, membership_pb2, table_pb2
 
@@ -250,6 +252,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.CreateKeyspaceRequest, context: Any
     ) -> admin_pb2.KeyspaceResponse:
         self._check_cluster(request)
+        concerns(request.keyspace.name)
         wanted = convert.KEYSPACE.decode(request.keyspace)
         creating = self._coordinator.serving.keyspaces.create(wanted, _timeout_s(context) / 2)
         return _keyspace_response(await self._coordinator.led(creating))
@@ -260,6 +263,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.AlterKeyspaceRequest, context: Any
     ) -> admin_pb2.KeyspaceResponse:
         self._check_cluster(request)
+        concerns(request.name)
         change = _ALTERATION.decode(request)
         altering = self._coordinator.serving.keyspaces.alter(
             request.name, change, _timeout_s(context) / 2
@@ -272,6 +276,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, request: admin_pb2.DropKeyspaceRequest, context: Any
     ) -> admin_pb2.KeyspaceResponse:
         self._check_cluster(request)
+        concerns(request.name)
         dropping = self._coordinator.serving.keyspaces.drop(
             request.name, request.keyspace_id, _timeout_s(context) / 2
         )
@@ -360,6 +365,8 @@ def _wish(request: admin_pb2.PlanRequest) -> PlanWish:
     kind = _KINDS.get(request.kind)
     if kind is None:
         raise InvalidArgumentError(field="kind", reason=f"{request.kind} is no kind of plan")
+    if kind is PlanKind.REPLICATION_FACTOR:
+        concerns(request.keyspace or DEFAULT)
     return PlanWish(
         kind=kind,
         node_id=request.node_id,

@@ -37,8 +37,29 @@ class BulkService(loads_pb2_grpc.BulkServicer):
         self._reader = reader
         self._state = state
 
+    def _keyspace_named(self, request: Any) -> Keyspace | None:
+        """Return the keyspace that the request's partitions lie in; None: it names no partition.
+
+        Raises:
+            InvalidArgumentError, TableBehindError: there is none that has them all.
+        """
+        table = table_of(self._state, request)
+        if not request.partition_ids:
+            return None
+        found = table.keyspaces.of(request.partition_ids[0])
+        if found is None:
+            self._stager.check_version(request.table_version)
+            raise InvalidArgumentError(
+                field="partition_ids",
+                reason="no keyspace has such a partition",
+                actual=request.partition_ids[0],
+            )
+        check_partitions(found, request.partition_ids)
+        return found
+
     def _keyspace_of_load(self, request: Any) -> Keyspace:
-        """Return the keyspace that the load's rows are for.
+        """Return the keyspace that the load's rows are for. Who may not use the load hears nothing
+        else of it.
 
         Raises:
             LoadClosedError, TableBehindError: the load is not open by the newest table.
@@ -46,9 +67,12 @@ class BulkService(loads_pb2_grpc.BulkServicer):
                 nothing into.
         """
         table = table_of(self._state, request)
+        load = next((load for load in table.loads if load.load_id == request.load_id), None)
+        if load is not None:
+            caller.get().check_load(load.load_id, load.owner_digest, load.keyspace_id)
         self._stager.check_load(request.load_id, request.table_version)
-        load = next(load for load in table.loads if load.load_id == request.load_id)
-        caller.get().check_load(load.load_id, load.owner_digest, load.keyspace_id)
+        if load is None:  # a newer table has come, which has it
+            return self._keyspace_of_load(request)
         keyspace = table.keyspaces.by_id(load.keyspace_id)
         assert keyspace is not None, "no keyspace is dropped while a load is under way in it"
         return keyspace
@@ -59,8 +83,9 @@ class BulkService(loads_pb2_grpc.BulkServicer):
         self, request: loads_pb2.StageRequest, context: Any
     ) -> loads_pb2.StageResponse:
         batch = _stage_batch(request)
+        if (named := self._keyspace_named(request)) is not None:
+            _check_allowed(named, batch.gathered)  # before anything is said of the load
         keyspace = self._keyspace_of_load(request)
-        _check_allowed(keyspace, batch.gathered)
         _check_rows(keyspace, batch)
         refusals = await self._stager.stage(batch) if batch.chunks else {}
         return loads_pb2.StageResponse(refusals=refusals_to_proto(refusals))
@@ -70,6 +95,9 @@ class BulkService(loads_pb2_grpc.BulkServicer):
     async def Prepare(  # noqa: N802
         self, request: loads_pb2.PrepareRequest, context: Any
     ) -> loads_pb2.PrepareResponse:
+        named, found = self._keyspace_named(request), caller.get()
+        if named is not None and not found.may_on_cluster(Action.OPERATE):
+            found.check_some(Action.LOAD, named.keyspace_id)  # as in ``Stage``
         keyspace = self._keyspace_of_load(request)
         ids = _partitions(keyspace, request.partition_ids)
         _check_length("rows", len(request.rows), len(ids))

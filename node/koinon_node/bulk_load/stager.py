@@ -129,12 +129,16 @@ class Stager:
         """Raise LoadClosedError unless the load is open, TableBehindError where the sender has a
         newer table than this node, and may know more.
         """
+        self.check_version(table_version)
+        self._state.check_load(load_id)
+
+    def check_version(self, table_version: int) -> None:
+        """Raise TableBehindError where the sender has a newer table than this node."""
         table = self._state.table()
         if table_version > table.table_version:
             raise TableBehindError(
                 table_version=table.table_version, required_version=table_version
             )
-        self._state.check_load(load_id)
 
     def _with_expiries(self, batch: StageBatch) -> Sequence[bytes]:
         """Return the chunks, with the expiries that the keyspace gives their rows. They are final:

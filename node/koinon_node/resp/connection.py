@@ -465,7 +465,7 @@ class Connection(asyncio.Protocol):
         error: KoinonError | None = None,
     ) -> None:
         spec.method.ended(elapsed_s, outcome, count)
-        self.session.note(spec.name, outcome, request_id, count, error)
+        self.session.note(spec, outcome, request_id, count, error)
         slow = requests.slow
         if elapsed_s >= slow.after_s and slow.may_log():
             with _handling(request_id):

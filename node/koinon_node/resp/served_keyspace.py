@@ -27,6 +27,12 @@ class ServedKeyspace:
         self._state = state
         self._topology: Topology | None = None  # of the table that it was asked for last
 
+    @property
+    def name(self) -> str:
+        """Its name; '' where it is gone entirely."""
+        table = self._state.served.table
+        return table.keyspaces.name_of(self.keyspace_id) if table is not None else ""
+
     def keyspace(self, table_version: int = 0) -> Keyspace:
         """Return the keyspace's settings; ``table_version`` is the sender's (0: not known).
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from koinon_node.resp.served_keyspace import ServedKeyspace
 from koinon_node.resp.service import RedisService
@@ -14,6 +15,9 @@ from koinon_proto.security.audit import NO_AUDIT, Audit
 from koinon_proto.security.authentication import Authenticator
 from koinon_proto.security.authorization import ANYBODY, Caller
 from koinon_proto.security.names import Kind, Principal
+
+if TYPE_CHECKING:
+    from koinon_node.resp.commands.table import Spec
 
 _NOBODY = Caller(Principal(Kind.CLIENT), Permissions.NONE)
 
@@ -153,16 +157,23 @@ class Session:
 
     def note(
         self,
-        command: str,
+        spec: Spec,
         outcome: str,
         request_id: str = "",
         count: int = 1,
         error: KoinonError | None = None,
     ) -> None:
         """Tell the audit log how a command ended, or so many alike, if it wants to know."""
-        audit, method = self._audit, f"redis:{command}"
+        audit, method = self._audit, f"redis:{spec.name}"
         if audit.is_on and audit.wants(method, outcome, count):
-            audit.note(self.caller.name, self.peer, method, outcome, request_id, error)
+            keyspace = self._keyspace_name() if spec.is_about_keys else ""
+            audit.note(self.caller.name, self.peer, method, outcome, request_id, error, keyspace)
+
+    def _keyspace_name(self) -> str:
+        """Return the name of the keyspace that commands are in."""
+        if self._served is None:
+            return self._port_keyspace
+        return self._served.name or f"id:{self._served.keyspace_id}"
 
     def forget(self) -> None:
         """Be again whoever the certificate names, if there is one: a token counts no more."""

@@ -151,6 +151,11 @@ class Keyspaces:
         """The keyspace with this id, if it is not gone entirely."""
         return self._by_id.get(keyspace_id)
 
+    def name_of(self, keyspace_id: int) -> str:
+        """Return the name of the keyspace with this id; '' where it is gone entirely."""
+        found = self._by_id.get(keyspace_id)
+        return found.name if found is not None else ""
+
     def named(self, name: str) -> Keyspace:
         """Return the keyspace of this name; "" is ``default``.
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from koinon_proto.contract.errors import ConfigurationError, PermissionDeniedError
+from koinon_proto.contract.keyspaces import NAME_CHARS_MAX
 from koinon_proto.process.logs import LinesPerSecond
 from koinon_proto.process.private_files import opener
 
@@ -86,9 +87,11 @@ class Audit:
         outcome: str,
         request_id: str = "",
         error: Exception | None = None,
+        keyspace: str = "",
     ) -> None:
         """Write how a call ended. ``method`` is its path, or ``redis:`` and a command's name; of
         an ``error`` that refuses it, what was not allowed and on how many rows: keys are not named.
+        ``keyspace``: the one that it is about, if that is known.
         """
         with self._lock:
             self._sequence += 1
@@ -103,6 +106,8 @@ class Audit:
             }
             if request_id:
                 facts["request_id"] = request_id
+            if keyspace:
+                facts["keyspace"] = keyspace[:NAME_CHARS_MAX]  # of one that is wished for, any text
             if isinstance(error, PermissionDeniedError):
                 facts["action"] = error.action
                 if error.rows:

@@ -9,6 +9,7 @@ from typing import Any
 
 from koinon_proto.contract.access import Access, Permissions
 from koinon_proto.contract.errors import UnauthenticatedError
+from koinon_proto.contract.table import Table
 from koinon_proto.security.authorization import ANYBODY, Caller
 from koinon_proto.security.bundle import principal_in
 from koinon_proto.security.names import Kind, Principal
@@ -25,16 +26,29 @@ _certificates: Callable[[bytes], Principal | None] = lru_cache(_KNOWN_MAX)(princ
 
 
 class Authenticator:
-    """The callers of one server. ``access`` returns the access state as it is now."""
+    """The callers of one server. ``access`` returns the access state as it is now, ``table`` the
+    table, by which refusals and the audit log name keyspaces.
+    """
 
     def __init__(
-        self, access: Callable[[], Access], *, takes_tls: bool, trust: Trust | None = None
+        self,
+        access: Callable[[], Access],
+        *,
+        takes_tls: bool,
+        trust: Trust | None = None,
+        table: Callable[[], Table | None] = lambda: None,
     ) -> None:
         self._access = access
+        self._table = table
         self._takes_tls = takes_tls
         self._trust = trust or Trust()
         self.unidentified = {"grpc": 0, "redis": 0}
         """Calls and commands that were let in from callers that have shown nothing."""
+
+    def keyspace_name(self, keyspace_id: int) -> str:
+        """Return the keyspace's name; '' where it is not known, or not any more."""
+        table = self._table()
+        return table.keyspaces.name_of(keyspace_id) if table is not None else ""
 
     @property
     def version(self) -> tuple[int, int]:
@@ -107,10 +121,13 @@ class Authenticator:
         if principal.kind is Kind.CLIENT:
             return self._by_token(access, principal, token())
         if principal.kind is not Kind.USER:
-            return Caller(principal, Permissions.NONE)
+            return self._made(principal, Permissions.NONE)
         if fault := access.fault_of(principal.name, principal.issued_at_s):
             raise UnauthenticatedError(reason=fault)
-        return Caller(principal, access.permissions_of(principal.name, principal.issued_at_s))
+        return self._made(principal, access.permissions_of(principal.name, principal.issued_at_s))
+
+    def _made(self, principal: Principal, permissions: Permissions) -> Caller:
+        return Caller(principal, permissions, self.keyspace_name)
 
     def _is_over(self, stays: bool) -> bool:
         """Return whether a client had time to open another connection."""
@@ -119,11 +136,11 @@ class Authenticator:
     def _by_token(self, access: Access, principal: Principal, token: str) -> Caller:
         """Return whose token this is; a caller without permissions where there is none."""
         if not token:
-            return Caller(principal, Permissions.NONE)
+            return self._made(principal, Permissions.NONE)
         user = access.user_of_token(token, time.time())
         if user is None:
             raise UnauthenticatedError(reason="the token is not known, was revoked, or is over")
-        return Caller(Principal(Kind.USER, user), access.permissions_of(user))
+        return self._made(Principal(Kind.USER, user), access.permissions_of(user))
 
 
 def _token(metadata: Iterable[tuple[str, str | bytes]]) -> str:

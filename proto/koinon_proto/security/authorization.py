@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 from koinon_proto.contract.access import Action, Permissions
@@ -17,9 +17,35 @@ _ROWS_NAMED_MAX = 1_000
 """Of those that are refused of one request. The error goes in a header, which has 8 kB."""
 
 
+class Concern:
+    """The keyspace that one call is about, for the audit log: by its id or, where an operator has
+    named it, by that name; None: not known (yet), or none.
+    """
+
+    __slots__ = ("keyspace",)
+
+    def __init__(self) -> None:
+        self.keyspace: int | str | None = None
+
+
+concern: ContextVar[Concern | None] = ContextVar("koinon_concern", default=None)
+"""Of the call that this task handles. Set by the guard, if there is an audit log."""
+
+
+def concerns(keyspace: int | str) -> None:
+    """Note which keyspace the call is about. Checks of keys do so themselves."""
+    if (noted := concern.get()) is not None:
+        noted.keyspace = keyspace
+
+
+def _no_name(_: int) -> str:
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A caller. ``principal`` None: nobody had to say, on a plain connection.
+    """A caller. ``principal`` None: nobody had to say, on a plain connection. ``keyspace_name``
+    returns how refusals name a keyspace, by its id; '': it is not known.
 
     Its methods are the only ones that ask ``permissions`` (a test sees to that). Each that is about
     keys takes the id of the keyspace that they lie in, so no check can leave it out.
@@ -27,6 +53,7 @@ class Caller:
 
     principal: Principal | None
     permissions: Permissions
+    keyspace_name: Callable[[int], str] = field(default=_no_name, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -57,16 +84,18 @@ class Caller:
 
     def check_some(self, action: Action, keyspace_id: int) -> None:
         """Raise PermissionDeniedError unless the action is allowed on some key of the keyspace."""
+        concerns(keyspace_id)
         if not self.permissions.in_keyspace(keyspace_id).allows_some(action):
-            raise self.denied(action, _of("any key", keyspace_id))
+            raise self.denied(action, self._in("any key", keyspace_id))
 
     def check_keys(self, action: Action, keyspace_id: int, keys: Collection[bytes]) -> None:
         """Raise PermissionDeniedError for the first key on which the action is not allowed."""
+        concerns(keyspace_id)
         if self.permissions is Permissions.ALL:
             return
         refused = self.permissions.in_keyspace(keyspace_id).first_refused(action, keys)
         if refused is not None:
-            raise self.denied(action, _of(f"key {refused!r}", keyspace_id))
+            raise self.denied(action, self._in(f"key {refused!r}", keyspace_id))
 
     def check_rows(self, action: Action, keyspace_id: int, keys: Sequence[bytes]) -> None:
         """As ``check_keys``, of a request whose rows have these keys: the error says which."""
@@ -81,11 +110,12 @@ class Caller:
 
     def check_prefix(self, action: Action, keyspace_id: int, prefix: bytes) -> None:
         """Raise PermissionDeniedError unless the action is allowed on all that begins so."""
+        concerns(keyspace_id)
         if self.permissions is Permissions.ALL:
             return
         if not self.permissions.in_keyspace(keyspace_id).allows_prefix(action, prefix):
             what = f"everything under {prefix!r}" if prefix else "every key"
-            raise self.denied(action, _of(what, keyspace_id))
+            raise self.denied(action, self._in(what, keyspace_id))
 
     @property
     def user(self) -> str:
@@ -98,6 +128,7 @@ class Caller:
         load whose ``owner_digest`` this is, is its own or nobody's, and it may load into some of
         the keyspace that the load is for.
         """
+        concerns(keyspace_id)
         if self.principal is None or self.may_on_cluster(Action.OPERATE):
             return
         self.check_some(Action.LOAD, keyspace_id)
@@ -108,10 +139,13 @@ class Caller:
         """Return the refusal."""
         return PermissionDeniedError(principal=self.name, action=action.name.lower(), what=what)
 
-
-def _of(what: str, keyspace_id: int) -> str:
-    """Return what is meant in a keyspace, as errors name it."""
-    return what if keyspace_id == DEFAULT_ID else f"{what} of the keyspace with id {keyspace_id}"
+    def _in(self, what: str, keyspace_id: int) -> str:
+        """Return what is meant in a keyspace, as errors name it."""
+        if keyspace_id == DEFAULT_ID:
+            return what
+        name = self.keyspace_name(keyspace_id)
+        which = f"keyspace {name!r}" if name else f"the keyspace with id {keyspace_id}"
+        return f"{what} of {which}"
 
 
 ANYBODY = Caller(None, Permissions.ALL)

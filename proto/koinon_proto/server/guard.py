@@ -27,7 +27,7 @@ from koinon_proto.process.logs import LinesPerSecond
 from koinon_proto.security import method_permissions
 from koinon_proto.security.audit import NO_AUDIT, OK, Audit
 from koinon_proto.security.authentication import Authenticator, open_gate
-from koinon_proto.security.authorization import Caller, caller
+from koinon_proto.security.authorization import Caller, Concern, caller, concern
 from koinon_proto.server import admission, requests, rpc
 from koinon_proto.server.admission import Call, Lane, LaneLimits, Refusal
 from koinon_proto.server.connections import close_connection
@@ -122,6 +122,8 @@ class Guard:
             call = lane.call(context.peer(), reply_bytes)
             context.add_done_callback(call.ended)
             request, found = None, None
+            if self._audit.is_on:
+                concern.set(Concern())
             try:
                 found = self._gate.caller(context)
                 rule = method_permissions.check(path, found)
@@ -216,7 +218,18 @@ class Guard:
             request_id = request_ids.cleaned(str(metadata.get(request_ids.KEY, "")))
             who = found.name if found is not None else "nobody"
             error = error or rpc.error_of(context)
-            audit.note(who, context.peer(), path, outcome, request_id, error)
+            audit.note(
+                who, context.peer(), path, outcome, request_id, error, self._keyspace_concerned()
+            )
+
+    def _keyspace_concerned(self) -> str:
+        """Return the name of the keyspace that the call is about; '' if that is not known."""
+        noted = concern.get()
+        if noted is None or noted.keyspace is None:
+            return ""
+        if isinstance(noted.keyspace, str):
+            return noted.keyspace
+        return self._gate.keyspace_name(noted.keyspace) or f"id:{noted.keyspace}"
 
     def _check_streams(self) -> None:
         """End the streams of callers that may no longer have them."""

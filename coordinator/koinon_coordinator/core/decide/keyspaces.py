@@ -144,6 +144,7 @@ def decide_alteration(state: ClusterState, name: str, change: Alteration) -> Alt
         ClusterNotReadyError, InvalidArgumentError, UnknownKeyspaceError.
     """
     check_bootstrapped(state)
+    _check_named(name)
     given = {
         field.name: value
         for field in fields(change)
@@ -158,11 +159,12 @@ def decide_drop(state: ClusterState, name: str, keyspace_id: int) -> DropKeyspac
     """Return the command that drops the keyspace; one that names the id may come again.
 
     Raises:
-        ClusterNotReadyError
+        ClusterNotReadyError, InvalidArgumentError
         UnknownKeyspaceError: there is none of this name (and id, unless that is 0).
         KeyspaceChangeError: it is ``default``.
     """
     check_bootstrapped(state)
+    _check_named(name)
     gone = state.keyspaces.by_id(keyspace_id) if keyspace_id else None
     if gone is not None and gone.is_dropping and gone.name == name:
         return DropKeyspace(keyspace_id=gone.keyspace_id)
@@ -172,6 +174,12 @@ def decide_drop(state: ClusterState, name: str, keyspace_id: int) -> DropKeyspac
     if keyspace_id not in (DEFAULT_ID, keyspace.keyspace_id):
         raise UnknownKeyspaceError(keyspace=name)
     return DropKeyspace(keyspace_id=keyspace.keyspace_id)
+
+
+def _check_named(name: str) -> None:
+    """Raise InvalidArgumentError where no keyspace is named: a change is of none by default."""
+    if not name:
+        raise InvalidArgumentError(field="name", reason="must not be empty")
 
 
 def decide_forgetting(

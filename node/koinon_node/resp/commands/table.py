@@ -102,6 +102,9 @@ served, as a redirection names it: ``slot host:port``; '' if that is not known, 
 """
 
 
+_ABOUT_ALL_KEYS = ("DBSIZE", "SCAN")
+
+
 @dataclass(frozen=True, slots=True)
 class Spec:
     """One command. ``arity`` counts the name too; negative: at least so many. ``keys`` are (first,
@@ -115,6 +118,11 @@ class Spec:
     method: Method  # counts and times its requests
     flags: frozenset[str] = frozenset()
     keys: tuple[int, int, int] = (0, 0, 0)
+
+    @property
+    def is_about_keys(self) -> bool:
+        """Whether it is about keys of a keyspace: of those that it names, or of all."""
+        return bool(self.keys[0]) or self.name in _ABOUT_ALL_KEYS
 
     def keys_in(self, arguments: Arguments) -> Arguments:
         """Return the keys among the arguments."""

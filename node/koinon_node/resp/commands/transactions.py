@@ -170,7 +170,7 @@ def _outcome(session: Session, spec: Spec, arguments: Arguments) -> bytes | Read
         outcome = spec.handler(session, arguments)
     except KoinonError as error:
         request_id = request_ids.fresh()
-        session.note(spec.name, errors.outcome_of(error), request_id, error=error)
+        session.note(spec, errors.outcome_of(error), request_id, error=error)
         return spec.fail(error, request_id, "")
     assert isinstance(outcome, bytes | Read | Write), "no other command is queued"
     return outcome
