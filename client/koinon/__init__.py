@@ -61,6 +61,7 @@ __all__ = [
     "PartitionOfflineError",
     "PartitionerMismatchError",
     "PermissionDeniedError",
+    "QuotaExceededError",
     "ReplyTooLargeError",
     "ResourceExhaustedError",
     "StorageFullError",

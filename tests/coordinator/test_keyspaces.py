@@ -34,7 +34,7 @@ from koinon_proto.contract import convert
 from koinon_proto.contract.bulk_loads import LoadMode
 from koinon_proto.contract.cluster_errors import KeyspaceChangeError
 from koinon_proto.contract.errors import InvalidArgumentError, UnknownKeyspaceError
-from koinon_proto.contract.keyspaces import Keyspace, KeyspaceId, Keyspaces
+from koinon_proto.contract.keyspaces import QUOTA_MAX, Keyspace, KeyspaceId, Keyspaces
 from koinon_proto.contract.table import (
     MAX_TTL_MS,
     NodeNumber,
@@ -135,6 +135,8 @@ def test_creation_that_is_repeated_changes_nothing_and_another_of_the_name_is_re
         ({"max_ttl_ms": MAX_TTL_MS + 1}, "max_ttl_ms: must be from 0"),
         ({"default_ttl_ms": MAX_TTL_MS + 1}, "default_ttl_ms: must be from 0"),
         ({"default_ttl_ms": 8, "max_ttl_ms": 7}, "default_ttl_ms: must be from 0 to 7"),
+        ({"max_rows_per_s": QUOTA_MAX + 1}, "max_rows_per_s: must be from 0"),
+        ({"max_bytes_per_s": QUOTA_MAX + 1}, "max_bytes_per_s: must be from 0"),
     ],
 )
 def test_creation_of_what_cannot_be_is_refused_by_name(
@@ -219,6 +221,47 @@ def test_times_to_live_are_altered_one_by_one_and_taken_away_and_come_back_with_
         decide_alteration(state, "vip", Alteration(min_in_sync=4))
     changed = replace(state.keyspaces.named("vip"), partitioner="md5")
     assert rejected(state.apply(AlterKeyspace(keyspace=changed))) is Reason.BAD_VALUE
+
+
+def test_limits_a_second_are_altered_one_by_one_and_taken_away_and_come_back_with_the_image() -> (
+    None
+):
+    state = with_nodes()
+    created(state, wanted(max_rows_per_s=9))
+    for name in ("vip", "default"):
+        for change in (Alteration(max_rows_per_s=500), Alteration(max_bytes_per_s=QUOTA_MAX)):
+            assert isinstance(state.apply(decide_alteration(state, name, change)), KeyspaceChanged)
+        altered = state.keyspaces.named(name)
+        assert (altered.max_rows_per_s, altered.max_bytes_per_s) == (500, QUOTA_MAX)
+        image = state.image()
+        assert image_from_bytes(image_to_bytes(image)) == image
+        assert ClusterState(image).keyspaces.named(name) == altered
+        table = state.table()
+        assert table is not None
+        update = convert.update_from_proto(convert.update_to_proto(table.since(0)))
+        known = apply_update(None, update)
+        assert known is not None
+        assert known.keyspaces.named(name) == altered
+        state.apply(decide_alteration(state, name, Alteration(max_rows_per_s=0)))
+        altered = state.keyspaces.named(name)
+        assert (altered.max_rows_per_s, altered.max_bytes_per_s) == (0, QUOTA_MAX)
+
+
+KEYSPACE_WITHOUT_LIMITS = (
+    "08011203766970180220042a076d75726d75723232209efac2493d50e1a39e7a8eed3294b8ce22d22ebf814d08"
+    "1b67f5b6cf52932f75380240014880086809"
+)
+"""In an image, as the build before limits made it."""
+
+
+def test_image_of_a_build_that_knew_no_limits_is_read_and_without_any_is_made_as_it_was() -> None:
+    state = with_nodes()
+    created(state, wanted(max_ttl_ms=9))
+    assert KEYSPACE_WITHOUT_LIMITS in image_to_bytes(state.image()).hex()
+    known = table_pb2.Keyspace.FromString(bytes.fromhex(KEYSPACE_WITHOUT_LIMITS))
+    read = convert.KEYSPACE.decode(known)
+    assert (read.name, read.max_ttl_ms) == ("vip", 9)
+    assert (read.max_rows_per_s, read.max_bytes_per_s) == (0, 0)
 
 
 def test_replication_factor_of_one_keyspace_is_planned_and_set_alone() -> None:

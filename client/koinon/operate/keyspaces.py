@@ -57,10 +57,12 @@ class KeyspaceAdmin:
         pool: str = "",
         default_ttl_ms: int = 0,
         max_ttl_ms: int = 0,
+        max_rows_per_s: int = 0,
+        max_bytes_per_s: int = 0,
     ) -> KeyspaceMade:
         """Create a keyspace; one that is there already, and is so, is returned. What is 0 or "" is
-        as usual: 64 partitions, the hash without a router, the numbers of ``default``, and no
-        default and no maximum of the time to live.
+        as usual: 64 partitions, the hash without a router, the numbers of ``default``, no
+        default and no maximum of the time to live, and no limit of rows and bytes a second.
         """
         keyspace = table_pb2.Keyspace(
             name=name,
@@ -72,6 +74,8 @@ class KeyspaceAdmin:
             pool=pool,
             default_ttl_ms=default_ttl_ms,
             max_ttl_ms=max_ttl_ms,
+            max_rows_per_s=max_rows_per_s,
+            max_bytes_per_s=max_bytes_per_s,
         )
         return self._ask("CreateKeyspace", admin_pb2.CreateKeyspaceRequest(keyspace=keyspace))
 
@@ -84,8 +88,10 @@ class KeyspaceAdmin:
         pool: str | None = None,
         default_ttl_ms: int | None = None,
         max_ttl_ms: int | None = None,
+        max_rows_per_s: int | None = None,
+        max_bytes_per_s: int | None = None,
     ) -> KeyspaceMade:
-        """Alter what is given; a time to live of 0 takes the setting away. (A plan changes the
+        """Alter what is given; 0 takes a time to live or a limit a second away. (A plan changes the
         replication factor.)
         """
         request = admin_pb2.AlterKeyspaceRequest(
@@ -95,6 +101,8 @@ class KeyspaceAdmin:
             pool=pool,
             default_ttl_ms=default_ttl_ms,
             max_ttl_ms=max_ttl_ms,
+            max_rows_per_s=max_rows_per_s,
+            max_bytes_per_s=max_bytes_per_s,
         )
         return self._ask("AlterKeyspace", request)
 

@@ -38,6 +38,7 @@ __all__ = [
     "PartitionOfflineError",
     "PartitionerMismatchError",
     "PermissionDeniedError",
+    "QuotaExceededError",
     "ReplyTooLargeError",
     "ResourceExhaustedError",
     "StorageFullError",
@@ -396,6 +397,25 @@ class ResourceExhaustedError(KoinonError):
     @property
     def of_limit(self) -> str:
         return f" of {self.limit}" if self.limit else ""
+
+
+@dataclass(kw_only=True, eq=False)
+class QuotaExceededError(KoinonError):
+    """The keyspace's clients, all together, have had what they may have a second; nothing was
+    applied. ``limit`` is that of the whole cluster, a second, in ``unit``: "rows" or "bytes". What
+    comes before ``retry_after_ms`` milliseconds have passed is refused, too.
+    """
+
+    template: ClassVar[str] = (
+        "keyspace {e.keyspace!r} is at its limit of {e.limit} {e.unit} a second: "
+        "come again in {e.retry_after_ms} ms"
+    )
+    retriable: ClassVar[bool] = True
+
+    keyspace: str
+    unit: str
+    limit: int
+    retry_after_ms: int
 
 
 @dataclass(kw_only=True, eq=False)

@@ -35,6 +35,8 @@ ALTERABLE = (
     "pool",
     "default_ttl_ms",
     "max_ttl_ms",
+    "max_rows_per_s",
+    "max_bytes_per_s",
 )
 """The settings that an operator can change later; the others are chosen once."""
 DEFAULT = "default"
@@ -42,6 +44,8 @@ DEFAULT_ID = KeyspaceId(0)
 KEYSPACES_MAX = 1_000
 """Beside ``default``, those that are being dropped included: everybody is sent all of them."""
 NAME_CHARS_MAX = 64
+QUOTA_MAX = 10**15
+"""Of rows or bytes a second: more is a mistake in the unit."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 
 
@@ -51,7 +55,8 @@ class Keyspace:
 
     ``pool``: its replicas lie on nodes of this pool; "" is a pool as well. ``is_dropping``: it is
     gone for everybody, and nodes still erase its copies. ``default_ttl_ms`` and ``max_ttl_ms``: see
-    ``unnamed_ttl_ms``; 0: there is none.
+    ``unnamed_ttl_ms``; 0: there is none. ``max_rows_per_s`` and ``max_bytes_per_s`` (of keys and
+    values): what its clients may read and write in the whole cluster; 0: no limit.
     """
 
     keyspace_id: KeyspaceId
@@ -67,6 +72,8 @@ class Keyspace:
     is_dropping: bool = False
     default_ttl_ms: int = 0
     max_ttl_ms: int = 0
+    max_rows_per_s: int = 0
+    max_bytes_per_s: int = 0
 
     @property
     def partition_ids(self) -> range:

@@ -55,6 +55,7 @@ _CODES: dict[type[KoinonError], grpc.StatusCode] = {
     errors.UnknownKeyspaceError: Code.NOT_FOUND,
     cluster_errors.KeyspaceChangeError: Code.FAILED_PRECONDITION,
     errors.ResourceExhaustedError: Code.RESOURCE_EXHAUSTED,
+    errors.QuotaExceededError: Code.RESOURCE_EXHAUSTED,
     errors.ReplyTooLargeError: Code.OUT_OF_RANGE,
     errors.StorageFullError: Code.RESOURCE_EXHAUSTED,
     errors.NotEnoughReplicasError: Code.UNAVAILABLE,

@@ -352,7 +352,7 @@ class CreateKeyspaceRequest(_message.Message):
     def __init__(self, cluster_id: _Optional[str] = ..., keyspace: _Optional[_Union[_table_pb2.Keyspace, _Mapping]] = ...) -> None: ...
 
 class AlterKeyspaceRequest(_message.Message):
-    __slots__ = ("cluster_id", "name", "min_in_sync", "max_value_bytes", "pool", "default_ttl_ms", "max_ttl_ms")
+    __slots__ = ("cluster_id", "name", "min_in_sync", "max_value_bytes", "pool", "default_ttl_ms", "max_ttl_ms", "max_rows_per_s", "max_bytes_per_s")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     MIN_IN_SYNC_FIELD_NUMBER: _ClassVar[int]
@@ -360,6 +360,8 @@ class AlterKeyspaceRequest(_message.Message):
     POOL_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_TTL_MS_FIELD_NUMBER: _ClassVar[int]
     MAX_TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    MAX_ROWS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     name: str
     min_in_sync: int
@@ -367,7 +369,9 @@ class AlterKeyspaceRequest(_message.Message):
     pool: str
     default_ttl_ms: int
     max_ttl_ms: int
-    def __init__(self, cluster_id: _Optional[str] = ..., name: _Optional[str] = ..., min_in_sync: _Optional[int] = ..., max_value_bytes: _Optional[int] = ..., pool: _Optional[str] = ..., default_ttl_ms: _Optional[int] = ..., max_ttl_ms: _Optional[int] = ...) -> None: ...
+    max_rows_per_s: int
+    max_bytes_per_s: int
+    def __init__(self, cluster_id: _Optional[str] = ..., name: _Optional[str] = ..., min_in_sync: _Optional[int] = ..., max_value_bytes: _Optional[int] = ..., pool: _Optional[str] = ..., default_ttl_ms: _Optional[int] = ..., max_ttl_ms: _Optional[int] = ..., max_rows_per_s: _Optional[int] = ..., max_bytes_per_s: _Optional[int] = ...) -> None: ...
 
 class DropKeyspaceRequest(_message.Message):
     __slots__ = ("cluster_id", "name", "keyspace_id")

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Error(_message.Message):
-    __slots__ = ("message", "invalid_argument", "condition_failed", "not_primary", "table_behind", "wrong_partition", "lease_expired", "partition_offline", "cluster_not_ready", "wrong_cluster", "unsupported_version", "not_leader", "duplicate_node", "unknown_node", "node_fenced", "registration_pending", "membership_change", "resource_exhausted", "storage_full", "not_enough_replicas", "unavailable", "unknown_fate", "internal", "configuration", "reply_too_large", "plan_stale", "fenced_epoch", "load_closed", "load_incomplete", "not_a_number", "number_overflow", "unauthenticated", "permission_denied", "check_failed", "unknown_keyspace", "keyspace_change")
+    __slots__ = ("message", "invalid_argument", "condition_failed", "not_primary", "table_behind", "wrong_partition", "lease_expired", "partition_offline", "cluster_not_ready", "wrong_cluster", "unsupported_version", "not_leader", "duplicate_node", "unknown_node", "node_fenced", "registration_pending", "membership_change", "resource_exhausted", "storage_full", "not_enough_replicas", "unavailable", "unknown_fate", "internal", "configuration", "reply_too_large", "plan_stale", "fenced_epoch", "load_closed", "load_incomplete", "not_a_number", "number_overflow", "unauthenticated", "permission_denied", "check_failed", "unknown_keyspace", "keyspace_change", "quota_exceeded")
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     INVALID_ARGUMENT_FIELD_NUMBER: _ClassVar[int]
     CONDITION_FAILED_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +44,7 @@ class Error(_message.Message):
     CHECK_FAILED_FIELD_NUMBER: _ClassVar[int]
     UNKNOWN_KEYSPACE_FIELD_NUMBER: _ClassVar[int]
     KEYSPACE_CHANGE_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_EXCEEDED_FIELD_NUMBER: _ClassVar[int]
     message: str
     invalid_argument: InvalidArgumentError
     condition_failed: ConditionFailedError
@@ -80,7 +81,8 @@ class Error(_message.Message):
     check_failed: CheckFailedError
     unknown_keyspace: UnknownKeyspaceError
     keyspace_change: KeyspaceChangeError
-    def __init__(self, message: _Optional[str] = ..., invalid_argument: _Optional[_Union[InvalidArgumentError, _Mapping]] = ..., condition_failed: _Optional[_Union[ConditionFailedError, _Mapping]] = ..., not_primary: _Optional[_Union[NotPrimaryError, _Mapping]] = ..., table_behind: _Optional[_Union[TableBehindError, _Mapping]] = ..., wrong_partition: _Optional[_Union[WrongPartitionError, _Mapping]] = ..., lease_expired: _Optional[_Union[LeaseExpiredError, _Mapping]] = ..., partition_offline: _Optional[_Union[PartitionOfflineError, _Mapping]] = ..., cluster_not_ready: _Optional[_Union[ClusterNotReadyError, _Mapping]] = ..., wrong_cluster: _Optional[_Union[WrongClusterError, _Mapping]] = ..., unsupported_version: _Optional[_Union[UnsupportedVersionError, _Mapping]] = ..., not_leader: _Optional[_Union[NotLeaderError, _Mapping]] = ..., duplicate_node: _Optional[_Union[DuplicateNodeError, _Mapping]] = ..., unknown_node: _Optional[_Union[UnknownNodeError, _Mapping]] = ..., node_fenced: _Optional[_Union[NodeFencedError, _Mapping]] = ..., registration_pending: _Optional[_Union[RegistrationPendingError, _Mapping]] = ..., membership_change: _Optional[_Union[MembershipChangeError, _Mapping]] = ..., resource_exhausted: _Optional[_Union[ResourceExhaustedError, _Mapping]] = ..., storage_full: _Optional[_Union[StorageFullError, _Mapping]] = ..., not_enough_replicas: _Optional[_Union[NotEnoughReplicasError, _Mapping]] = ..., unavailable: _Optional[_Union[UnavailableError, _Mapping]] = ..., unknown_fate: _Optional[_Union[UnknownFateError, _Mapping]] = ..., internal: _Optional[_Union[InternalError, _Mapping]] = ..., configuration: _Optional[_Union[ConfigurationError, _Mapping]] = ..., reply_too_large: _Optional[_Union[ReplyTooLargeError, _Mapping]] = ..., plan_stale: _Optional[_Union[PlanStaleError, _Mapping]] = ..., fenced_epoch: _Optional[_Union[FencedEpochError, _Mapping]] = ..., load_closed: _Optional[_Union[LoadClosedError, _Mapping]] = ..., load_incomplete: _Optional[_Union[LoadIncompleteError, _Mapping]] = ..., not_a_number: _Optional[_Union[NotANumberError, _Mapping]] = ..., number_overflow: _Optional[_Union[NumberOverflowError, _Mapping]] = ..., unauthenticated: _Optional[_Union[UnauthenticatedError, _Mapping]] = ..., permission_denied: _Optional[_Union[PermissionDeniedError, _Mapping]] = ..., check_failed: _Optional[_Union[CheckFailedError, _Mapping]] = ..., unknown_keyspace: _Optional[_Union[UnknownKeyspaceError, _Mapping]] = ..., keyspace_change: _Optional[_Union[KeyspaceChangeError, _Mapping]] = ...) -> None: ...
+    quota_exceeded: QuotaExceededError
+    def __init__(self, message: _Optional[str] = ..., invalid_argument: _Optional[_Union[InvalidArgumentError, _Mapping]] = ..., condition_failed: _Optional[_Union[ConditionFailedError, _Mapping]] = ..., not_primary: _Optional[_Union[NotPrimaryError, _Mapping]] = ..., table_behind: _Optional[_Union[TableBehindError, _Mapping]] = ..., wrong_partition: _Optional[_Union[WrongPartitionError, _Mapping]] = ..., lease_expired: _Optional[_Union[LeaseExpiredError, _Mapping]] = ..., partition_offline: _Optional[_Union[PartitionOfflineError, _Mapping]] = ..., cluster_not_ready: _Optional[_Union[ClusterNotReadyError, _Mapping]] = ..., wrong_cluster: _Optional[_Union[WrongClusterError, _Mapping]] = ..., unsupported_version: _Optional[_Union[UnsupportedVersionError, _Mapping]] = ..., not_leader: _Optional[_Union[NotLeaderError, _Mapping]] = ..., duplicate_node: _Optional[_Union[DuplicateNodeError, _Mapping]] = ..., unknown_node: _Optional[_Union[UnknownNodeError, _Mapping]] = ..., node_fenced: _Optional[_Union[NodeFencedError, _Mapping]] = ..., registration_pending: _Optional[_Union[RegistrationPendingError, _Mapping]] = ..., membership_change: _Optional[_Union[MembershipChangeError, _Mapping]] = ..., resource_exhausted: _Optional[_Union[ResourceExhaustedError, _Mapping]] = ..., storage_full: _Optional[_Union[StorageFullError, _Mapping]] = ..., not_enough_replicas: _Optional[_Union[NotEnoughReplicasError, _Mapping]] = ..., unavailable: _Optional[_Union[UnavailableError, _Mapping]] = ..., unknown_fate: _Optional[_Union[UnknownFateError, _Mapping]] = ..., internal: _Optional[_Union[InternalError, _Mapping]] = ..., configuration: _Optional[_Union[ConfigurationError, _Mapping]] = ..., reply_too_large: _Optional[_Union[ReplyTooLargeError, _Mapping]] = ..., plan_stale: _Optional[_Union[PlanStaleError, _Mapping]] = ..., fenced_epoch: _Optional[_Union[FencedEpochError, _Mapping]] = ..., load_closed: _Optional[_Union[LoadClosedError, _Mapping]] = ..., load_incomplete: _Optional[_Union[LoadIncompleteError, _Mapping]] = ..., not_a_number: _Optional[_Union[NotANumberError, _Mapping]] = ..., number_overflow: _Optional[_Union[NumberOverflowError, _Mapping]] = ..., unauthenticated: _Optional[_Union[UnauthenticatedError, _Mapping]] = ..., permission_denied: _Optional[_Union[PermissionDeniedError, _Mapping]] = ..., check_failed: _Optional[_Union[CheckFailedError, _Mapping]] = ..., unknown_keyspace: _Optional[_Union[UnknownKeyspaceError, _Mapping]] = ..., keyspace_change: _Optional[_Union[KeyspaceChangeError, _Mapping]] = ..., quota_exceeded: _Optional[_Union[QuotaExceededError, _Mapping]] = ...) -> None: ...
 
 class InvalidArgumentError(_message.Message):
     __slots__ = ("field", "reason", "limit", "actual")
@@ -287,6 +289,18 @@ class ResourceExhaustedError(_message.Message):
     resource: str
     limit: int
     def __init__(self, resource: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class QuotaExceededError(_message.Message):
+    __slots__ = ("keyspace", "unit", "limit", "retry_after_ms")
+    KEYSPACE_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    keyspace: str
+    unit: str
+    limit: int
+    retry_after_ms: int
+    def __init__(self, keyspace: _Optional[str] = ..., unit: _Optional[str] = ..., limit: _Optional[int] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
 
 class ReplyTooLargeError(_message.Message):
     __slots__ = ("limit", "actual")

@@ -506,6 +506,8 @@ def _advice(error: KoinonError, coordinators: str, called: str) -> str:
             return "\n  'koinon get KEY --json' shows the record and its version."
         case errors.InternalError():
             return "\n  This is a defect; the log of the server that answered has the whole story."
+        case errors.QuotaExceededError():
+            return "\n  'koinon admin keyspaces' shows its limits; 'alter' changes them."
         case errors.ResourceExhaustedError():
             return "\n  Try again in a moment."
         case _:

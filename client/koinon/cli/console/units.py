@@ -11,12 +11,13 @@ DIGITS_MAX = 20
 """A longer number fits nowhere; Python refuses to read very long ones."""
 UINT32_MAX, INT64_MAX, UINT64_MAX = (1 << 32) - 1, (1 << 63) - 1, (1 << 64) - 1
 """Bounds of the fields that carry a number; the coordinators have closer ones of their own."""
+_NO_LIMIT = ("off", "none", "unlimited")
 
 
 def bytes_per_second(text: str) -> int:
     """Return what ``50MB``, ``1GiB`` or ``800k`` mean; 0 for ``0`` and ``off``."""
     text = text.strip()
-    if text.lower() in ("off", "none", "unlimited"):
+    if text.lower() in _NO_LIMIT:
         return 0
     try:
         value = parse_size(text)
@@ -29,6 +30,16 @@ def bytes_per_second(text: str) -> int:
     if not value and any(digit in text for digit in "123456789"):
         raise typer.BadParameter(f"{text!r} is less than a byte a second")
     return value
+
+
+def rows_per_second(text: str) -> int:
+    """Return what ``5000`` means; 0 for ``0`` and ``off``."""
+    text = text.strip()
+    if text.lower() in _NO_LIMIT:
+        return 0
+    if not text.isdecimal() or len(text) > DIGITS_MAX or int(text) >= INT64_MAX:
+        raise typer.BadParameter(f"{text!r} is no number of rows a second: write 5000, or none")
+    return int(text)
 
 
 def partition_ids(text: str) -> list[int]:

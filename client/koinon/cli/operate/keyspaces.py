@@ -9,6 +9,7 @@ import typer
 from koinon.cli.console import output
 from koinon.cli.console.help import Group
 from koinon.cli.console.session import Session, command, default_command, duration_ms
+from koinon.cli.console.units import bytes_per_second, rows_per_second
 from koinon.cli.operate.plans import Yes, ask
 from koinon.core.quantities import duration_of, parse_size
 from koinon.operate.keyspaces import KeyspaceMade, table_of
@@ -67,6 +68,22 @@ MaxTtl = Annotated[
         "names more.",
     ),
 ]
+MaxRows = Annotated[
+    str | None,
+    typer.Option(
+        "--max-rows-per-s",
+        metavar="N",
+        help="Rows that all clients together may read and write in a second; none: no limit.",
+    ),
+]
+MaxBytes = Annotated[
+    str | None,
+    typer.Option(
+        "--max-bytes-per-s",
+        metavar="SIZE",
+        help="The same for bytes of keys and values, such as 10MB; none: no limit.",
+    ),
+]
 
 
 def list_keyspaces(session: Session) -> None:
@@ -88,6 +105,7 @@ def list_keyspaces(session: Session) -> None:
         ">NEEDED",
         "POOL",
         "TTL",
+        "LIMIT",
         "NOTE",
     )
     for keyspace in table.keyspaces.all:
@@ -101,6 +119,7 @@ def list_keyspaces(session: Session) -> None:
             str(keyspace.min_in_sync),
             output.escape(keyspace.pool),
             _ttl_text(keyspace),
+            _quota_text(keyspace),
             "dropped, being erased" if keyspace.is_dropping else "",
         )
     output.show(shown, expendable=("NEEDED",))
@@ -119,6 +138,8 @@ def create(
     pool: Pool = None,
     default_ttl: DefaultTtl = None,
     max_ttl: MaxTtl = None,
+    max_rows_per_s: MaxRows = None,
+    max_bytes_per_s: MaxBytes = None,
 ) -> None:
     """Create a keyspace. It serves within a second; 'koinon admin keyspaces' shows it.
 
@@ -137,6 +158,8 @@ def create(
             pool=pool or "",
             default_ttl_ms=_ttl_ms(default_ttl) or 0,
             max_ttl_ms=_ttl_ms(max_ttl) or 0,
+            max_rows_per_s=rows_per_second(max_rows_per_s or "0"),
+            max_bytes_per_s=bytes_per_second(max_bytes_per_s or "0"),
         )
     keyspace = made.keyspace
     _say(
@@ -157,12 +180,14 @@ def alter(
     pool: Pool = None,
     default_ttl: DefaultTtl = None,
     max_ttl: MaxTtl = None,
+    max_rows_per_s: MaxRows = None,
+    max_bytes_per_s: MaxBytes = None,
 ) -> None:
     """Alter a keyspace, while it serves.
 
     'koinon admin set-replication-factor' changes how many copies it has; after a change of the
     pool 'koinon admin rebalance' moves its copies there. Times to live hold for what is written
-    from then on.
+    from then on. Limits a second hold at once.
     """
     change: dict[str, Any] = {
         "min_in_sync": min_in_sync,
@@ -170,12 +195,14 @@ def alter(
         "pool": pool,
         "default_ttl_ms": _ttl_ms(default_ttl),
         "max_ttl_ms": _ttl_ms(max_ttl),
+        "max_rows_per_s": rows_per_second(max_rows_per_s) if max_rows_per_s else None,
+        "max_bytes_per_s": bytes_per_second(max_bytes_per_s) if max_bytes_per_s else None,
     }
     if all(value is None for value in change.values()):
         raise InvalidArgumentError(
             field="keyspace",
             reason="nothing is to be altered: --min-in-sync, --max-value, --pool, --default-ttl, "
-            "--max-ttl",
+            "--max-ttl, --max-rows-per-s, --max-bytes-per-s",
         )
     with session.admin() as admin:
         made = admin.keyspaces.alter(name, **change)
@@ -230,6 +257,13 @@ def _ttl_text(keyspace: Keyspace) -> str:
     return ", ".join(filter(None, parts))
 
 
+def _quota_text(keyspace: Keyspace) -> str:
+    """Return the limits for people: ``5,000 rows/s, 10.0 MB/s``."""
+    rows, size = keyspace.max_rows_per_s, keyspace.max_bytes_per_s
+    parts = (f"{rows:,} rows/s" if rows else "", f"{output.bytes_text(size)}/s" if size else "")
+    return ", ".join(filter(None, parts))
+
+
 def _say(session: Session, made: KeyspaceMade, message: str) -> None:
     behind = str(made.behind)
     told = {"keyspace": _settings(made.keyspace), "nodes_behind": list(made.behind.node_ids)}
@@ -249,6 +283,8 @@ def _settings(keyspace: Keyspace) -> dict[str, Any]:
         "pool": keyspace.pool,
         "default_ttl_ms": keyspace.default_ttl_ms,
         "max_ttl_ms": keyspace.max_ttl_ms,
+        "max_rows_per_s": keyspace.max_rows_per_s,
+        "max_bytes_per_s": keyspace.max_bytes_per_s,
         "dropping": keyspace.is_dropping,
     }
 
@@ -272,6 +308,7 @@ command(
     examples=[
         "koinon admin keyspaces alter vip --pool vip",
         "koinon admin keyspaces alter carts --default-ttl 1d --max-ttl 30d",
+        "koinon admin keyspaces alter public --max-rows-per-s 5000 --max-bytes-per-s 10MB",
     ],
 )(alter)
 command(app, "drop", examples=["koinon admin keyspaces drop carts"])(drop)

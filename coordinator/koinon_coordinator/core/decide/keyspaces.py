@@ -29,6 +29,7 @@ from koinon_proto.contract.keyspaces import (
     DEFAULT_ID,
     KEYSPACES_MAX,
     NAME_CHARS_MAX,
+    QUOTA_MAX,
     Keyspace,
     check_keyspace_name,
 )
@@ -54,6 +55,8 @@ class Alteration:
     pool: str | None = None
     default_ttl_ms: int | None = None
     max_ttl_ms: int | None = None
+    max_rows_per_s: int | None = None
+    max_bytes_per_s: int | None = None
 
 
 def decide_creation(state: ClusterState, wanted: Keyspace) -> CreateKeyspace | Keyspace:
@@ -226,6 +229,8 @@ def _check(keyspace: Keyspace) -> None:
     longest_ms = keyspace.max_ttl_ms or MAX_TTL_MS
     _check_range("max_ttl_ms", keyspace.max_ttl_ms, 0, MAX_TTL_MS)
     _check_range("default_ttl_ms", keyspace.default_ttl_ms, 0, longest_ms)
+    _check_range("max_rows_per_s", keyspace.max_rows_per_s, 0, QUOTA_MAX)
+    _check_range("max_bytes_per_s", keyspace.max_bytes_per_s, 0, QUOTA_MAX)
     if len(keyspace.pool) > NAME_CHARS_MAX:
         raise InvalidArgumentError(
             field="pool", reason="too long", limit=NAME_CHARS_MAX, actual=len(keyspace.pool)
