@@ -177,6 +177,7 @@ class _Host:
 
     def on_table(self, table: Table, number: NodeNumber, node_epoch: int) -> None:
         parts = self._parts
+        parts.state.quotas.take(parts.state.served.shares)
         try:
             parts.replicator.on_table(table, number, node_epoch)
             parts.follower.on_table(table, number, node_epoch)

@@ -39,6 +39,7 @@ def node_metrics(parts: Parts, guard: Guard) -> Metrics:
     for source in (
         hosted.look,
         lambda: _of_rows(parts),
+        lambda: _of_quotas(parts),
         lambda: _of_commits(parts),
         lambda: _of_replication(parts),
         lambda: _of_lease(parts),
@@ -203,6 +204,17 @@ def _of_rows(parts: Parts) -> Iterator[Family]:
         "Bytes of the values of those that were done; staged ones as they are packed.",
         ("operation",),
         {(name,): size for name, size in counts.bytes.items() if name != "delete"},
+    )
+
+
+def _of_quotas(parts: Parts) -> Iterator[Family]:
+    refused = parts.state.quotas.refused_rows()
+    yield labelled(
+        "koinon_quota_refused_rows_total",
+        "counter",
+        "Rows that were refused because their keyspace is at its limit of rows or bytes a second.",
+        ("keyspace",),
+        {(name,): rows for name, rows in refused.items()},
     )
 
 

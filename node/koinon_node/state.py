@@ -15,6 +15,7 @@ import numpy as np
 
 from koinon_node.core.membership.assignment import ServedPartitions
 from koinon_node.core.membership.lease import NO_LEASE, Lease
+from koinon_node.core.quotas import Quota, Quotas
 from koinon_node.core.records import BoolArray, U32Array
 from koinon_node.core.wall_time import WallTime
 from koinon_proto.contract.access import Access
@@ -113,9 +114,9 @@ def _partitioner(name: str, partition_count: int, base: int) -> Partitioner:
 class NodeState:
     """The lease and what is served now. ``now`` is the clock that leases are measured by.
 
-    The two masks over partitions belong to the event loop: what is ``stopped`` is being handed
-    over, and neither read nor written; what is in ``too_few`` has too few replicas for new writes.
-    Beside each stands whether there is any.
+    The two masks over partitions and the quotas belong to the event loop: what is ``stopped`` is
+    being handed over, and neither read nor written; what is in ``too_few`` has too few replicas for
+    new writes. Beside each mask stands whether there is any.
     """
 
     def __init__(self, node_id: str, now: Callable[[], float] = boottime) -> None:
@@ -128,6 +129,7 @@ class NodeState:
         self.stopped: BoolArray = np.zeros(_ALL_PARTITIONS, np.bool_)
         self.too_few: BoolArray = np.zeros(_ALL_PARTITIONS, np.bool_)
         self.any_stopped = self.any_too_few = False
+        self.quotas = Quotas()
 
     def serving(self) -> bool:
         """Return whether the lease holds now."""
@@ -144,6 +146,12 @@ class NodeState:
         """Raise LeaseExpiredError unless the lease holds now."""
         if not self.serving():
             raise LeaseExpiredError(node_id=self.node_id)
+
+    def quota(self, view: ServedPartitions, partition_id: int) -> Quota | None:
+        """Return what the keyspace of a partition may still read and write here; None: anything.
+        Where no keyspace has a limit, ``view.shares`` is empty, which is quicker to see.
+        """
+        return self.quotas.of(view.shares, partition_id) if view.shares else None
 
     def check_load(self, load_id: int) -> None:
         """Raise LoadClosedError unless the bulk load is open, by the newest table."""

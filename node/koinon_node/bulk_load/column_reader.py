@@ -30,6 +30,7 @@ from koinon_proto.server import admission
 PAGE_BYTES = 4 * 1024 * 1024
 _SCAN_BYTES = 512 * 1024  # between two chances for others to run
 _SCAN_ROWS = 8_192
+_ROWS_MAX = 1 << 32  # of a page that no quota bounds: its bytes do
 _DEAD_ROWS_MAX = 8_192
 """Rows of a page that have expired or were deleted; there may be as many as ever were."""
 _NO_LENGTHS = np.zeros(0, np.uint32)
@@ -64,6 +65,11 @@ class ColumnsAnswer:
     runs: dict[int, int] = field(default_factory=dict)
     next_cursor: tuple[int, bytes] | None = None
     refusals: dict[int, KoinonError] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """The bytes of the keys and values."""
+        return sum(int(lengths.sum()) for lengths in self.key_lengths + self.value_lengths)
 
     def packed(self) -> bytes:
         """Return keys and values as packed columns."""
@@ -110,6 +116,12 @@ class ColumnReader:
         view = self._state.served
         answer = ColumnsAnswer()
         bytes_max = min(page.bytes_max or PAGE_BYTES, PAGE_BYTES)
+        rows_max = _ROWS_MAX
+        first = page.partition_ids[0] if page.partition_ids else 0
+        quota = self._state.quota(view, first)
+        if quota is not None:  # the rest of the page is the next one's
+            rows_max, bytes_left = quota.room(self._state.now())
+            bytes_max = min(bytes_max, bytes_left)
         if self._reading_bytes and self._reading_bytes + bytes_max > self._limits.reading_bytes:
             raise ResourceExhaustedError(
                 resource="bytes being read", limit=self._limits.reading_bytes
@@ -118,9 +130,11 @@ class ColumnReader:
         self._reading_bytes += bytes_max
         try:
             with Expired(self._clock) as expired:
-                visited = await self._read_partitions(page, bytes_max, answer, expired)
+                visited = await self._read_partitions(page, bytes_max, rows_max, answer, expired)
         finally:
             self._reading_bytes -= bytes_max
+        if quota is not None:
+            quota.spend(len(answer.keys), answer.size)
         if not self._state.still_serves(view, np.array(visited, np.uint32)):
             raise LeaseExpiredError(node_id=self._state.node_id)
         self._engine.traffic.rows_read += len(answer.keys)
@@ -130,7 +144,12 @@ class ColumnReader:
         return answer
 
     async def _read_partitions(
-        self, page: ColumnsPage, bytes_max: int, answer: ColumnsAnswer, expired: Expired
+        self,
+        page: ColumnsPage,
+        bytes_max: int,
+        rows_max: int,
+        answer: ColumnsAnswer,
+        expired: Expired,
     ) -> list[int]:
         view = self._state.served
         incomplete: set[CommitGroup] = set()
@@ -144,11 +163,16 @@ class ColumnReader:
                 answer.refusals[p] = self._state.refusal(view, p, page.table_version)
                 at, after_key = at + 1, b""
                 continue
-            if size >= bytes_max or dead >= _DEAD_ROWS_MAX:
+            rows_left = rows_max - len(answer.keys)
+            if size >= bytes_max or dead >= _DEAD_ROWS_MAX or rows_left <= 0:
                 answer.next_cursor = (p, after_key)
                 break
             rows, more = self._store.scan(
-                p, page.prefix, after_key, _SCAN_ROWS, min(_SCAN_BYTES, bytes_max - size)
+                p,
+                page.prefix,
+                after_key,
+                min(_SCAN_ROWS, rows_left),
+                min(_SCAN_BYTES, bytes_max - size),
             )
             visited.append(p)
             keys, found = list(map(_first, rows)), list(map(_second, rows))

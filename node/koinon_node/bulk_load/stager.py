@@ -106,24 +106,36 @@ class Stager:
     async def _stage(self, batch: StageBatch) -> dict[int, KoinonError]:
         self.check_load(batch.load_id, batch.table_version)
         await self._check_order(batch.gathered)
-        chunks = self._with_expiries(batch)
-        async with self._room.of(sum(map(len, batch.chunks))):
-            answer = await self._engine.write(
-                WriteBatch(
-                    table_version=batch.table_version,
-                    keys=[
-                        chunk_keys.chunk_key(batch.load_id, batch.attempt, number)
-                        for number in batch.numbers
-                    ],
-                    values=chunks,
-                    partition_ids=batch.partition_ids,
-                    kind=records.STAGED,
-                    load_id=batch.load_id,
-                )
-            )
+        write = WriteBatch(
+            table_version=batch.table_version,
+            keys=[
+                chunk_keys.chunk_key(batch.load_id, batch.attempt, number)
+                for number in batch.numbers
+            ],
+            values=self._with_expiries(batch),
+            partition_ids=batch.partition_ids,
+            kind=records.STAGED,
+            load_id=batch.load_id,
+        )
+        refusals = self._over_quota(batch)
+        if refusals:
+            write = write.taking(np.flatnonzero(~np.isin(batch.partition_ids, list(refusals))))
+        async with self._room.of(sum(map(len, write.values))):
+            answer = await self._engine.write(write)
         for error in answer.row_errors.values():
             raise error
-        return answer.refusals
+        return refusals | answer.refusals
+
+    def _over_quota(self, batch: StageBatch) -> dict[int, KoinonError]:
+        """Return the partitions that the keyspace's quota does not let in. Rows count when they are
+        staged, with their packed bytes, and not when they are merged.
+        """
+        view = self._state.served
+        quota = self._state.quota(view, int(batch.partition_ids[0]))
+        if quota is None:
+            return {}
+        sizes = np.fromiter(map(len, batch.chunks), np.int64, len(batch.chunks))
+        return dict(quota.cut(self._state.now(), batch.partition_ids, sizes, batch.gathered.rows))
 
     def check_load(self, load_id: int, table_version: int) -> None:
         """Raise LoadClosedError unless the load is open, TableBehindError where the sender has a

@@ -20,6 +20,7 @@ _WORDS: dict[type[KoinonError], str] = {
     errors.NotEnoughReplicasError: "NOREPLICAS",
     errors.StorageFullError: "OOM",
     errors.ResourceExhaustedError: "BUSY",
+    errors.QuotaExceededError: "BUSY",
     errors.UnknownFateError: "UNKNOWNFATE",
     errors.UnauthenticatedError: "NOAUTH",
     errors.PermissionDeniedError: "NOPERM",

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from koinon_node.core.quotas import Quota
 from koinon_node.resp.errors import CROSS_SLOT, RefusedError
 from koinon_node.resp.topology import Topology
 from koinon_node.serving.request_limits import known_keyspace
@@ -62,6 +63,21 @@ class ServedKeyspace:
         epochs = self._state.served.epochs[partition_ids.start : partition_ids.stop]
         led: list[int] = (np.flatnonzero(epochs) + partition_ids.start).tolist()
         return led
+
+    def check_quota(self) -> None:
+        """Raise QuotaExceededError if the keyspace's limits let nothing in now. What the command
+        then shows, ``count_shown`` is told.
+        """
+        if (quota := self._quota()) is not None:
+            quota.room(self._state.now())
+
+    def count_shown(self, keys: Sequence[bytes]) -> None:
+        """Count keys against the keyspace's limits."""
+        if (quota := self._quota()) is not None:
+            quota.spend(len(keys), sum(map(len, keys)))
+
+    def _quota(self) -> Quota | None:
+        return self._state.quota(self._state.served, self.keyspace().base)
 
     def moved_to(self, key: bytes) -> str:
         """Return the key's slot and where it is served, ``slot host:port``; '' if nobody does."""

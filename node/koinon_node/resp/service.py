@@ -94,7 +94,7 @@ class RedisService:
         return self._engine.now_ms()
 
     async def scan(self, page: ScanPage) -> ScanAnswer:
-        """Return a page of records.
+        """Return a page of records. It is not ``counted``: a command counts what it shows of it.
 
         Raises:
             KoinonError: nothing can be read; the first refusal of a partition, if one is refused.

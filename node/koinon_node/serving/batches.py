@@ -124,7 +124,8 @@ class WriteAnswer:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScanPage:
     """A page asked for. ``partition_ids`` ascend; ``after_key`` belongs to the first of them. Each
-    partition is read from ``start`` on, with ``reverse`` downwards.
+    partition is read from ``start`` on, with ``reverse`` downwards. What is not ``counted`` comes
+    under no quota: who asks sees to that.
     """
 
     table_version: int
@@ -135,6 +136,7 @@ class ScanPage:
     keys_only: bool
     start: bytes = b""
     reverse: bool = False
+    counted: bool = True
 
 
 @dataclass(kw_only=True, slots=True)

@@ -21,7 +21,9 @@ import numpy as np
 from koinon_node.core import records
 from koinon_node.core.commit_group import CommitGroup
 from koinon_node.core.membership.assignment import ServedPartitions
+from koinon_node.core.quotas import Quota
 from koinon_node.core.records import Record, U32Array
+from koinon_node.serving import quota_costs
 from koinon_node.serving.batches import (
     ReadAnswer,
 )
@@ -54,6 +56,7 @@ class Reads(RecordReader):
         self._state.check_lease()
         view = self._state.served
         answer = ReadAnswer(refusals=self._state.refusals(view, partition_ids, table_version))
+        quota = self._within_quota(view, keys, partition_ids, answer) if view.shares else None
         self._budget.take_rows(len(keys))
         try:
             if not answer.refusals:
@@ -65,10 +68,32 @@ class Reads(RecordReader):
                 served = await self._read_served(view, keys, partition_ids, answer, want_versions)
         finally:
             self._budget.release(len(keys), answer.held_bytes)
+        if quota is not None:
+            quota.spend(0, sum(map(len, answer.values)))
         if not self._state.still_serves(view, served):
             raise LeaseExpiredError(node_id=self._state.node_id)
         self._traffic.rows_read += len(keys)
         return answer
+
+    def _within_quota(
+        self,
+        view: ServedPartitions,
+        keys: Sequence[bytes],
+        partition_ids: U32Array,
+        answer: ReadAnswer,
+    ) -> Quota | None:
+        """Refuse the partitions that the keyspace's quota does not let in; return the quota, which
+        values are counted by once they are known.
+        """
+        quota = self._state.quota(view, int(partition_ids[0])) if len(keys) else None
+        if quota is None:
+            return None
+        sizes = np.fromiter(map(len, keys), np.int64, len(keys))
+        if answer.refusals:
+            led = ~np.isin(partition_ids, list(answer.refusals))
+            partition_ids, sizes = partition_ids[led], sizes[led]
+        answer.refusals.update(quota.cut(self._state.now(), partition_ids, sizes))
+        return quota
 
     def read_now(
         self, keys: Sequence[bytes], partition_ids: Sequence[int]
@@ -79,7 +104,8 @@ class Reads(RecordReader):
         The rules are those of ``read``; nothing else runs between its checks and the reading. So
         what is in the store and not complete is of a group that the first look finds.
         """
-        state, led = self._state, self._state.served.led
+        state, view = self._state, self._state.served
+        led = view.led
         if not state.serving() or not all(map(led.__getitem__, partition_ids)):
             return None
         if state.any_stopped and state.stopped[partition_ids].any():
@@ -87,6 +113,9 @@ class Reads(RecordReader):
         heads = records.heads(len(led))
         data_keys = [heads[p] + key for p, key in zip(partition_ids, keys, strict=True)]
         if self._writer.pending_rows and self._pending.overlapping(data_keys):
+            return None
+        quota = state.quota(view, partition_ids[0]) if view.shares else None
+        if quota is not None and not quota.fits(state.now(), len(keys)):
             return None
         found = self._store.get_each(data_keys)
         for record in found:
@@ -97,6 +126,8 @@ class Reads(RecordReader):
                 break
         if not state.serving():
             return None
+        if quota is not None:
+            quota.spend(len(keys), quota_costs.read(keys, found))
         self._traffic.rows_read += len(keys)
         if len(keys) == 1:
             self._traffic.count_read(partition_ids[0], keys[0], len(found[0] or b""))

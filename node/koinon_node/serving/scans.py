@@ -38,12 +38,20 @@ class Scans(RecordReader):
         view = self._state.served
         answer = ScanAnswer()
         limit = min(page.limit or self._limits.scan_rows, self._limits.scan_rows)
+        bytes_max = self._limits.scan_bytes
+        counts = view.shares and page.counted and page.partition_ids
+        quota = self._state.quota(view, page.partition_ids[0]) if counts else None
+        if quota is not None:  # the rest of the page is the next one's
+            rows_left, bytes_left = quota.room(self._state.now())
+            limit, bytes_max = min(limit, rows_left), min(bytes_max, bytes_left)
         self._budget.take_rows(limit)
         try:
             with Expired(self._clock) as expired:
-                visited = await self._scan_partitions(page, view, limit, answer, expired)
+                visited = await self._scan_partitions(page, view, limit, bytes_max, answer, expired)
         finally:
             self._budget.release(limit)
+        if quota is not None:
+            quota.spend(len(answer.keys), sum(map(len, answer.keys + answer.values)))
         if not self._state.still_serves(view, np.array(visited, np.uint32)):
             raise LeaseExpiredError(node_id=self._state.node_id)
         self._traffic.rows_read += len(answer.keys)
@@ -54,6 +62,7 @@ class Scans(RecordReader):
         page: ScanPage,
         view: ServedPartitions,
         limit: int,
+        bytes_max: int,
         answer: ScanAnswer,
         expired: Expired,
     ) -> list[int]:
@@ -76,7 +85,7 @@ class Scans(RecordReader):
                 page.prefix,
                 after_key,
                 limit - rows_seen,
-                self._limits.scan_bytes - size,
+                bytes_max - size,
                 start=page.start,
                 reverse=page.reverse,
             )
@@ -84,7 +93,7 @@ class Scans(RecordReader):
             after_key = b""
             rows_seen += len(rows)
             size += self._append_page(rows, partition_id, page.keys_only, answer, expired)
-            full = rows_seen >= limit or size >= self._limits.scan_bytes
+            full = rows_seen >= limit or size >= bytes_max
             if more or (full and index + 1 < len(page.partition_ids)):
                 last = rows[-1][0][records.KEY_AT :] if rows else b""
                 answer.next_cursor = (partition_id, last)

@@ -23,10 +23,12 @@ from koinon_node.core.atomic_batch import AtomicSteps, Check, Decided, decide_ba
 from koinon_node.core.commit_group import Ticket
 from koinon_node.core.membership.assignment import ServedPartitions
 from koinon_node.core.pending_writes import PendingWrites
+from koinon_node.core.quotas import Quota
 from koinon_node.core.records import BoolArray, U32Array
 from koinon_node.core.updates import Look, Remove
 from koinon_node.core.write_decisions import Primaries, WriteRows
 from koinon_node.primary.replicator import Replicator
+from koinon_node.serving import quota_costs
 from koinon_node.serving.batches import (
     AtomicAnswer,
     AtomicBatch,
@@ -104,6 +106,10 @@ class Writes:
             return answer
         sizes = np.fromiter(map(len, batch.keys), np.int64, count)
         sizes += np.fromiter(map(len, batch.values), np.int64, count)
+        if view.shares and batch.kind == records.USER:
+            rows = self._within_quota(batch, rows, sizes, view, answer)
+            if not len(rows):
+                return answer
         sizes += _ROW_OVERHEAD_BYTES
         if batch.updates:
             rows = self._size_updates(batch, rows, sizes, answer)
@@ -111,6 +117,9 @@ class Writes:
         await self._await_tickets(tickets, batch, view, answer)
         if not self._state.serving():
             raise UnknownFateError(reason=_LEASE_ENDED)
+        quota = self._state.quota(view, int(batch.partition_ids[0])) if batch.updates else None
+        if quota is not None:
+            quota.spend(0, quota_costs.answered(answer.results.values()))
         self._traffic.rows_written += len(rows)
         if batch.kind == records.USER:
             self._count_writes(batch, rows, sizes - _ROW_OVERHEAD_BYTES)
@@ -164,6 +173,8 @@ class Writes:
         """
         state = self._state
         size = len(key) + len(value) + _ROW_OVERHEAD_BYTES
+        if view.shares:
+            self._take_quota(view, partition_id, 1, size - _ROW_OVERHEAD_BYTES)
         self._writer.check_room(1, size, size)
         self._writer.begin(size)
         expires_at_ms = self._clock.now_ms() + ttl_ms if ttl_ms else 0
@@ -199,12 +210,15 @@ class Writes:
         view, p = self._state.served, batch.partition_id
         if (refusal := self._refusal(view, p, batch.table_version)) is not None:
             raise refusal
+        quota = self._take_quota(view, p, *quota_costs.of_batch(batch))
         partition_ids = np.array((p,), np.uint32)
         await self._claims.released(partition_ids)
         decided, ticket = self._decide_batch(batch, view, partition_ids)
         await self._await_batch(decided, ticket, batch, view, partition_ids)
         if decided.refusal is not None:
             raise decided.refusal
+        if quota is not None:
+            quota.spend(0, quota_costs.answered(decided.results))
         written = decided.effects.records
         self._traffic.rows_written += len(written)
         keys = list(dict.fromkeys(batch.keys))
@@ -325,6 +339,43 @@ class Writes:
             partition_ids, sizes = partition_ids[rows], sizes[rows]
             keys = [keys[row] for row in rows.tolist()]
         self._traffic.count_writes(partition_ids, keys, sizes)
+
+    def _take_quota(
+        self, view: ServedPartitions, partition_id: int, rows: int, size: int
+    ) -> Quota | None:
+        """Spend what rows of one partition cost, and return their quota, if there is one.
+
+        Raises:
+            QuotaExceededError: nothing is let in now.
+        """
+        quota = self._state.quota(view, partition_id)
+        if quota is not None:
+            refusal = quota.refusal(self._state.now(), rows, size)
+            if refusal is not None:
+                raise refusal
+        return quota
+
+    def _within_quota(
+        self,
+        batch: WriteBatch,
+        rows: np.ndarray,
+        sizes: np.ndarray,
+        view: ServedPartitions,
+        answer: WriteAnswer,
+    ) -> np.ndarray:
+        """Return the rows that the keyspace's quota lets in; the partitions of the others are
+        refused. ``sizes`` are those of keys and values.
+        """
+        partition_ids = batch.partition_ids[rows]
+        quota = self._state.quota(view, int(partition_ids[0]))
+        if quota is None:
+            return rows
+        costs = quota_costs.of_rows(batch, rows, sizes)
+        refusals = quota.cut(self._state.now(), partition_ids, costs)
+        if not refusals:
+            return rows
+        answer.refusals.update(refusals)
+        return rows[~np.isin(partition_ids, list(refusals))]
 
     def _refuse_too_few(self, partition_ids: U32Array, answer: WriteAnswer) -> None:
         """Refuse what has too few replicas for a write, partition by partition."""

@@ -20,6 +20,7 @@ from koinon_proto.contract.errors import (
     LeaseExpiredError,
     NotEnoughReplicasError,
     PartitionOfflineError,
+    QuotaExceededError,
     TableBehindError,
     UnknownFateError,
 )
@@ -275,6 +276,29 @@ def test_rows_of_a_load_have_the_times_to_live_of_their_keyspace(tmp_path: Path)
         found = {key: record.expires_at_ms for key, record in bench.partition().records.items()}
         late = now_ms + hour
         assert found == {b"a": late, b"b": now_ms + 5_000_000, b"c": now_ms + day, b"d": late}
+
+    with_loads(tmp_path, use, table=replace(table, keyspace_list=known))
+
+
+def test_rows_of_a_load_count_against_the_limits_of_their_keyspace_when_they_are_staged(
+    tmp_path: Path,
+) -> None:
+    """One partition's chunk is let in whole; with a row a second, all else waits for long."""
+    table = table_of(loads=[OPEN])
+    keyspace = replace(default_keyspace(table.cluster), max_rows_per_s=1)
+    known = KeyspaceList(changed_at=1, keyspaces=(keyspace,))
+
+    async def use(bench: LoadsBench) -> None:
+        many = [(b"%06d" % n, b"") for n in range(5_000)]
+        refusals = await bench.stage_chunks({(0, 0): chunk_of(many), (1, 1): chunk_of(ROWS)})
+        assert list(refusals) == [1]
+        error = refusals[1]
+        assert isinstance(error, QuotaExceededError)
+        assert (error.unit, error.limit) == ("rows", 1)
+        assert error.retry_after_ms > 1_000_000
+        assert list(await bench.stage_chunks({(0, 2): chunk_of(ROWS)})) == [0]
+        assert set(bench.partition(0).chunks) == {ChunkName(LOAD, 1, 0)}
+        assert bench.partition(1).chunks == {}
 
     with_loads(tmp_path, use, table=replace(table, keyspace_list=known))
 

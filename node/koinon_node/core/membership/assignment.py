@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from koinon_node.core.quotas import Share, shares_of
 from koinon_node.core.records import U64Array
 from koinon_proto.contract.table import NO_NODE, NodeId, NodeNumber, PartitionStatus, Table
 
@@ -54,6 +55,11 @@ class ServedPartitions:
         """One byte a partition: 1 where it is led here."""
         led: bytes = (self.epochs != 0).tobytes()
         return led
+
+    @cached_property
+    def shares(self) -> tuple[Share, ...]:
+        """This node's shares of the keyspaces that have limits of rows or bytes a second."""
+        return shares_of(self.table.keyspaces, self.epochs) if self.table is not None else ()
 
     @property
     def table_version(self) -> int:

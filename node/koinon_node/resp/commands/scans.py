@@ -65,7 +65,9 @@ def _cursor(text: bytes) -> int:
 
 
 async def _scan(session: Session, cursor: int, pattern: bytes, count: int) -> bytes:
+    session.served.check_quota()
     keys, following = await next_page(session, cursor, literal_prefix(pattern), count)
+    session.served.count_shown(keys)
     if pattern:
         fits = compiled(pattern).fullmatch
         keys = [key for key in keys if fits(key)]
@@ -117,6 +119,7 @@ def _page(partition_ids: Sequence[int], prefix: bytes, after_key: bytes, limit: 
         after_key=after_key,
         limit=limit,
         keys_only=True,
+        counted=False,
     )
 
 

@@ -1,0 +1,48 @@
+"""What rows count for against a keyspace's limits: each one row, with the bytes of its key and of
+the value that a client sends or is shown. A number that is added to a record counts for no bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from koinon_node.core import records
+from koinon_node.core.atomic_batch import Check
+from koinon_node.core.quotas import I64Array
+from koinon_node.core.updates import Increment, IncrementDecimal, Result, Update
+from koinon_node.serving.batches import AtomicBatch, WriteBatch
+
+
+def of_batch(batch: AtomicBatch) -> tuple[int, int]:
+    """Return the rows and the bytes that an atomic batch brings; checks are no rows."""
+    updates = [step for step in batch.steps if not isinstance(step, Check)]
+    return len(updates), sum(map(len, batch.keys)) + sum(map(_brought, updates))
+
+
+def of_rows(batch: WriteBatch, rows: I64Array, sizes: I64Array) -> I64Array:
+    """Return the bytes that some rows of a batch bring; ``sizes`` are those of all rows' keys and
+    values, without their updates.
+    """
+    costs: I64Array = sizes[rows]
+    if batch.updates:
+        updates = (batch.updates.get(row) for row in rows.tolist())
+        costs += np.fromiter((_brought(u) if u else 0 for u in updates), np.int64, len(rows))
+    return costs
+
+
+def answered(results: Iterable[Result]) -> int:
+    """Return the bytes of the values that updates answer with."""
+    found = (result[1] if isinstance(result, tuple) else result for result in results)
+    return sum(len(value) for value in found if isinstance(value, bytes))
+
+
+def read(keys: Sequence[bytes], found: Sequence[bytes | None]) -> int:
+    """Return the bytes of keys, and of the values of their encoded records."""
+    there = [len(record) for record in found if record is not None]
+    return sum(map(len, keys)) + sum(there) - records.HEADER_BYTES * len(there)
+
+
+def _brought(update: Update) -> int:
+    return 0 if isinstance(update, Increment | IncrementDecimal) else update.size
