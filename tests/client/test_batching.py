@@ -18,6 +18,12 @@ UNKNOWN = errors.UnknownFateError(reason="cut")
 LEASE = errors.LeaseExpiredError(node_id="n1")
 
 
+def over_quota(retry_after_ms: int) -> KoinonError:
+    return errors.QuotaExceededError(
+        keyspace="k", unit="rows", limit=9, retry_after_ms=retry_after_ms
+    )
+
+
 def single(kind: Kind = Kind.GET, partition_id: int = 0, **options: object) -> PendingOperation:
     return PendingOperation(
         kind,
@@ -36,6 +42,14 @@ def lane(rows_max: int = 4, bytes_max: int = 1_000) -> NodeQueue:
 def settle(
     batch: list[PendingOperation], outcome: ReadReply | WriteReply | KoinonError
 ) -> Deferred | None:
+    deferred = settle_all(batch, outcome)
+    assert len(deferred) <= 1
+    return deferred[0] if deferred else None
+
+
+def settle_all(
+    batch: list[PendingOperation], outcome: ReadReply | WriteReply | KoinonError
+) -> list[Deferred]:
     router = Router()
     router.on_update(update())
     return settle_singles(
@@ -130,6 +144,23 @@ def test_settle_partly_refused_parks_only_the_refused() -> None:
     assert parked.again.refresh
     assert not batch[0].sent
     assert batch[1].result == b"b"
+
+
+def test_settle_over_quota_parks_each_for_its_own_time_and_the_others_together() -> None:
+    """If all came again at once, most of them would be refused again, and room go unused."""
+    over = [single(Kind.PUT, partition_id=n) for n in range(200)]
+    elsewhere = [single(Kind.PUT, partition_id=n) for n in range(200, 210)]
+    refused: dict[int, KoinonError] = {n: over_quota(300) for n in range(200)}
+    refused |= dict.fromkeys(range(200, 210), LEASE)
+    for one in over:
+        one.attempt = 5
+    deferred = settle_all([*over, *elsewhere], written(210, refused=refused))
+    (together,) = [d for d in deferred if d.again.refresh]
+    assert together.singles == elsewhere
+    apart = [d for d in deferred if not d.again.refresh]
+    assert sorted(s.partition_id for d in apart for s in d.singles) == [*range(200)]
+    assert len(apart) > 20
+    assert all(0.3 < d.again.delay_s < 1.0 for d in apart)
 
 
 def test_settle_row_error_fails_only_its_row() -> None:

@@ -181,6 +181,22 @@ def test_write_partly_refused_and_partly_failed_keeps_each_fate(setup: Setup) ->
     assert {int(setup.ids[row]) for row in write.failures} == {ids[1], ids[2]}
 
 
+def test_write_that_a_quota_lets_in_bit_by_bit_does_not_back_off(setup: Setup) -> None:
+    write = setup.write()
+    call = write.route(setup.routing)[0]
+    over = errors.QuotaExceededError(keyspace="k", unit="rows", limit=9, retry_after_ms=3)
+    first = int(call.partition_ids[0])
+    leftover = write.settle(call, write_reply({first: over}), setup.router)
+    assert leftover is not None
+    assert leftover.attempt == 0
+    (again,) = write.route(setup.routing, leftover.rows, leftover.attempt)
+    leftover = write.settle(again, over, setup.router)
+    assert leftover is not None
+    assert leftover.attempt == 1, "nothing was let in: others wait, too"
+    write.fail(leftover.rows, leftover.error, timed_out_ms=9)
+    assert set(write.failures.values()) == {over}
+
+
 def test_write_row_errors_retriable_go_again_and_final_ones_stay(setup: Setup) -> None:
     write = setup.write()
     call = write.route(setup.routing)[0]

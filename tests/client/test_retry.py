@@ -31,6 +31,12 @@ NOT_SENT = NotSentError(reason="no connection")
 CONDITION = errors.ConditionFailedError(expected_version=1, current_version=2)
 
 
+def over_quota(retry_after_ms: int) -> errors.QuotaExceededError:
+    return errors.QuotaExceededError(
+        keyspace="k", unit="rows", limit=9, retry_after_ms=retry_after_ms
+    )
+
+
 def decided(error: KoinonError, *, idempotent: bool = False, attempt: int = 0) -> RetryAfter | None:
     return decide(
         error, attempt=attempt, idempotent=idempotent, policy=RetryPolicy(), random=Random(1)
@@ -50,6 +56,22 @@ def test_decide_other_retriable_refusal_only_backs_off(error: KoinonError) -> No
     assert again is not None
     assert not again.refresh
     assert again.delay_s > 0
+
+
+@pytest.mark.parametrize("attempt", [0, 3, 50])
+def test_decide_over_quota_waits_for_what_it_says_and_a_backoff_on_top(attempt: int) -> None:
+    again = decided(over_quota(700), attempt=attempt)
+    assert again is not None
+    assert not again.refresh
+    assert 0.7 < again.delay_s <= 2.7
+    assert (again.delay_s > 1.7) == (attempt == 50)
+
+
+def test_final_error_over_quota_at_the_deadline_is_itself() -> None:
+    error = over_quota(7_000)
+    assert final_error(error, write=True, maybe_applied=False, timed_out_ms=5_000) is error
+    unknown = final_error(error, write=True, maybe_applied=True, timed_out_ms=5_000)
+    assert isinstance(unknown, errors.UnknownFateError)
 
 
 @pytest.mark.parametrize("error", [INTERNAL, FULL, CONDITION])

@@ -16,7 +16,11 @@ from koinon.client import Client, KeyspaceClient
 from koinon.driver.engine import Engine
 from koinon.local import LocalCluster
 from koinon.operate.admin import Admin
-from koinon_proto.contract.errors import InvalidArgumentError, UnknownKeyspaceError
+from koinon_proto.contract.errors import (
+    InvalidArgumentError,
+    QuotaExceededError,
+    UnknownKeyspaceError,
+)
 from koinon_proto.contract.table import NodeNumber, Table
 from koinon_proto.partitioner import partitioner_of
 from tests.kit.waiting import wait_until
@@ -231,6 +235,64 @@ def test_times_to_live_that_are_altered_hold_for_what_is_written_from_then_on(
     drop(admin, "sessions")
 
 
+def test_limits_hold_in_the_whole_cluster_from_the_moment_that_they_are_set(
+    cluster: LocalCluster, admin: Admin, client: Client
+) -> None:
+    """With a limit of a byte a second, a large row keeps its node's share for hours."""
+    admin.keyspaces.create("public", partition_count=16)
+    public = client.keyspace("public")
+    public.put_many(rows()).raise_for_errors()
+    made = admin.keyspaces.alter("public", max_bytes_per_s=1).keyspace
+    assert (made.max_rows_per_s, made.max_bytes_per_s) == (0, 1)
+    large = {b"large%d" % n: bytes(10_000) for n in range(64)}  # on every node
+    written = public.put_many(large)
+    assert not written.unknown
+    assert {type(failure.error) for failure in written.refused} == {QuotaExceededError}
+    for use in (
+        lambda: public.put(b"k", b"v"),
+        lambda: public.get(b"city1/1"),
+        lambda: public.get_many(list(rows())),
+        lambda: public.increment(b"n"),
+        lambda: public.batch(b"k").put(b"k", b"v").commit(),
+        lambda: list(public.scan()),
+    ):
+        with pytest.raises(
+            QuotaExceededError, match="keyspace 'public' is at its limit of 1 bytes"
+        ):
+            use()
+    client.put(b"k", bytes(10_000))
+    assert client.get(b"k") == bytes(10_000), "others are in nobody's way"
+    admin.keyspaces.alter("public", max_bytes_per_s=0)
+    assert public.get(b"k") is None
+    assert public.get(b"n") is None
+    public.put_many(large).raise_for_errors()
+    drop(admin, "public")
+
+
+def test_clients_wait_for_their_turn_and_get_it(
+    cluster: LocalCluster, admin: Admin, client: Client
+) -> None:
+    """What is refused at first is done within the deadline, by every kind of client."""
+    admin.keyspaces.create("narrow", partition_count=2, max_rows_per_s=300)
+    narrow = client.keyspace("narrow")
+    narrow.put_many(rows()).raise_for_errors()  # 300 of them
+    for n in range(30):
+        narrow.increment(b"n")
+        assert narrow.get(b"city1/%d" % (1 + 7 * n)) == b"%d" % (1 + 7 * n)
+    assert narrow.get_many(list(rows())) == list(rows().values())
+    assert len(list(narrow.scan())) == len(rows()) + 1
+
+    async def use() -> int:
+        async with koinon.aio.connect(
+            cluster.coordinators, timeout_ms=TIMEOUT_MS, keyspace="narrow"
+        ) as opened:
+            await asyncio.gather(*[opened.increment(b"n") for _ in range(70)])
+            return int(await opened.get(b"n") or 0)
+
+    assert asyncio.run(use()) == 100
+    drop(admin, "narrow")
+
+
 def primary_of(table: Table, key: bytes) -> NodeNumber:
     """Return the node that leads the key's partition in the keyspace ``safe``."""
     return table.rows[partitioner_of(table.keyspaces.named("safe")).partition_of(key)].primary
@@ -284,6 +346,18 @@ def test_commands_create_use_show_and_drop_a_keyspace(cluster: LocalCluster) -> 
         0,
         30 * 86_400_000,
     )
+    limits = ("--max-rows-per-s", "5000", "--max-bytes-per-s", "10MB")
+    koinon_command("admin", "keyspaces", "alter", "carts", *limits)
+    assert "5,000 rows/s, 10.0 MB/s" in koinon_command("admin", "keyspaces")
+    altered = koinon_command(
+        "admin", "keyspaces", "alter", "carts", "--max-rows-per-s", "none", "--json"
+    )
+    altered_keyspace = json.loads(altered)["keyspace"]
+    assert (altered_keyspace["max_rows_per_s"], altered_keyspace["max_bytes_per_s"]) == (
+        0,
+        10_000_000,
+    )
+    koinon_command("admin", "keyspaces", "alter", "carts", "--max-rows-per-s", "many", code=2)
     koinon_command("admin", "keyspaces", "drop", "carts", "--json", code=2)  # nobody is asked
     koinon_command("admin", "keyspaces", "drop", "carts", "--yes")
     koinon_command("get", "--keyspace", "carts", "u7/shoes", code=1)

@@ -8,6 +8,7 @@ operations under way in total (``max_pending``).
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
@@ -29,9 +30,12 @@ from koinon_proto.contract.errors import (
     KoinonError,
     NotSentError,
     PermissionDeniedError,
+    QuotaExceededError,
     ReplyTooLargeError,
     UnknownFateError,
 )
+
+_APART_S = 0.01  # what goes again within so long goes together
 
 
 class Kind(Enum):
@@ -221,8 +225,8 @@ def settle_singles(
     router: Router,
     policy: RetryPolicy,
     random: Random,
-) -> Deferred | None:
-    """End what the outcome ends; return the operations that go again, if any."""
+) -> list[Deferred]:
+    """End what the outcome ends; return the operations that go again, those together that do."""
     refused: dict[int, KoinonError] = {}
     by_row: dict[int, KoinonError] = {}
     whole: KoinonError | None = None
@@ -277,9 +281,9 @@ class _AlongError(NotSentError):
 
 def settle_failed(
     failed: Failed, *, revision: int, router: Router, policy: RetryPolicy, random: Random
-) -> Deferred | None:
+) -> list[Deferred]:
     """End operations that were sent one by one, under ``revision``, and were not served; return
-    those that go again, if any.
+    those that go again, those together that do.
     """
     router.learn(error for _, error in failed)
     return _retry_all(failed, 1, revision, policy, random)
@@ -287,17 +291,28 @@ def settle_failed(
 
 def _retry_all(
     failed: Failed, batch_rows: int, revision: int, policy: RetryPolicy, random: Random
-) -> Deferred | None:
+) -> list[Deferred]:
+    """Most wait together, for the longest of their delays. Those over a quota do not: they would
+    all come when there is room for a few, and leave the rest of the time unused.
+    """
     again: list[PendingOperation] = []
+    apart: dict[tuple[int, float], list[PendingOperation]] = {}
     longest = AT_ONCE
     for single, error in failed:
         retry = _retry(single, error, batch_rows, policy, random)
-        if retry is not None:
-            again.append(single)
-            longest = RetryAfter(
-                max(longest.delay_s, retry.delay_s), longest.refresh or retry.refresh
-            )
-    return Deferred(again, longest, revision) if again else None
+        if retry is None:
+            continue
+        if isinstance(error, QuotaExceededError):
+            due = math.ceil(retry.delay_s / _APART_S), retry.not_before_s
+            apart.setdefault(due, []).append(single)
+            continue
+        again.append(single)
+        longest = RetryAfter(max(longest.delay_s, retry.delay_s), longest.refresh or retry.refresh)
+    deferred = [Deferred(again, longest, revision)] if again else []
+    for (steps, not_before_s), singles in apart.items():
+        own = RetryAfter(steps * _APART_S, refresh=False, not_before_s=not_before_s)
+        deferred.append(Deferred(singles, own, revision))
+    return deferred
 
 
 def _retry(

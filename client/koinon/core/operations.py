@@ -22,6 +22,7 @@ from koinon_proto.contract.errors import (
     ConditionFailedError,
     KoinonError,
     PermissionDeniedError,
+    QuotaExceededError,
     ReplyTooLargeError,
     UnknownFateError,
 )
@@ -175,7 +176,7 @@ class RowsOperation(ABC, Generic[Reply]):
         import numpy as np
 
         retried: list[Rows] = []
-        delay_s, refresh, last = 0.0, False, None
+        delay_s, refresh, not_before_s, last = 0.0, False, 0.0, None
         for rows, error in failed:
             if isinstance(error, UnknownFateError):
                 self._note_unknown(rows)
@@ -185,11 +186,12 @@ class RowsOperation(ABC, Generic[Reply]):
             elif len(rows):
                 retried.append(rows)
                 delay_s, refresh = max(delay_s, again.delay_s), refresh or again.refresh
+                not_before_s = max(not_before_s, again.not_before_s)
                 last = error
         if last is None:
             return None
         rows = np.sort(np.concatenate(retried))
-        return self._leftover(call, rows, RetryAfter(delay_s, refresh), last)
+        return self._leftover(call, rows, RetryAfter(delay_s, refresh, not_before_s), last)
 
     def _decide(self, call: Call, error: KoinonError) -> RetryAfter | None:
         return decide(
@@ -202,10 +204,12 @@ class RowsOperation(ABC, Generic[Reply]):
 
     @staticmethod
     def _leftover(call: Call, rows: Rows, again: RetryAfter, error: KoinonError) -> Leftover:
+        # A quota lets in some rows of a large call at a time: while it does, nothing backs off.
+        goes_on = isinstance(error, QuotaExceededError) and len(rows) < len(call.rows)
         return Leftover(
             rows=rows,
             again=again,
-            attempt=call.attempt + 1,
+            attempt=0 if goes_on else call.attempt + 1,
             revision=call.revision,
             error=error,
         )

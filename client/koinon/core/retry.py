@@ -3,6 +3,8 @@
 What an attempt may end with, beside a reply:
 
 - a typed refusal: nothing was applied. Retried if its class says ``retriable``.
+- ``QuotaExceededError``, one of these: after the time that it names, and a back-off on top that
+  grows with what waits, so that those who wait together do not all come together.
 - ``NotSentError``: the request never left, because there was no connection. Retried.
 - ``UnknownFateError``: it left, and no answer came. A read is retried. A write is not, unless the
   caller opted in and it is unconditional: its effect then is that of writing once or twice.
@@ -23,6 +25,7 @@ from koinon_proto.contract.errors import (
     NotPrimaryError,
     NotSentError,
     PartitionOfflineError,
+    QuotaExceededError,
     ResourceExhaustedError,
     TableBehindError,
     UnavailableError,
@@ -33,10 +36,13 @@ from koinon_proto.contract.errors import (
 
 @dataclass(frozen=True, slots=True)
 class RetryAfter:
-    """Try again when the table has news, at the latest after ``delay_s``."""
+    """Try again when the table has news, at the latest after ``delay_s``. Before ``not_before_s``
+    the answer would be the same: whose deadline is sooner need not wait for it.
+    """
 
     delay_s: float
     refresh: bool
+    not_before_s: float = 0.0
 
 
 AT_ONCE = RetryAfter(delay_s=0.0, refresh=False)
@@ -45,15 +51,24 @@ AT_ONCE = RetryAfter(delay_s=0.0, refresh=False)
 @dataclass(frozen=True, kw_only=True)
 class RetryPolicy:
     """Backoff doubles from ``first_s`` to ``max_s``, each delay jittered down to its half. Where
-    the partition is about to be served, here or elsewhere, it stays below ``changing_hands_s_max``.
+    the partition is about to be served, here or elsewhere, it stays below ``changing_hands_s_max``;
+    over a quota, below ``quota_s_max``.
     """
 
     first_s: float = 0.02
     max_s: float = 0.5
     changing_hands_s_max: float = 0.1
+    quota_s_max: float = 2.0
 
     def backoff_s(self, attempt: int, random: Random, *, changing_hands: bool = False) -> float:
         most_s = min(self.max_s, self.changing_hands_s_max) if changing_hands else self.max_s
+        return self._jittered_s(attempt, most_s, random)
+
+    def over_quota_s(self, attempt: int, random: Random) -> float:
+        """Return how long to wait beyond what a quota asks for."""
+        return self._jittered_s(attempt, self.quota_s_max, random)
+
+    def _jittered_s(self, attempt: int, most_s: float, random: Random) -> float:
         ceiling = min(most_s, self.first_s * (1 << min(attempt, 16)))
         return ceiling * random.uniform(0.5, 1.0)
 
@@ -65,6 +80,10 @@ _CHANGING_HANDS = (
     PartitionOfflineError,
     TableBehindError,
 )
+
+
+_ENDS_AS_IT_IS = (ClusterNotReadyError, QuotaExceededError, ResourceExhaustedError)
+"""Those that an operation ends with, as they are, when its deadline passes."""
 
 
 def decide(
@@ -84,6 +103,10 @@ def decide(
     moved = isinstance(error, WrongClusterError)  # the table names an address that others use now
     if not error.retriable and not moved and not (unknown and idempotent):
         return None
+    if isinstance(error, QuotaExceededError):
+        not_before_s = error.retry_after_ms / 1000
+        delay_s = not_before_s + policy.over_quota_s(attempt, random)
+        return RetryAfter(delay_s, refresh=False, not_before_s=not_before_s)
     lost = unknown or moved or isinstance(error, NotSentError)
     delay_s = policy.backoff_s(attempt, random, changing_hands=isinstance(error, _CHANGING_HANDS))
     return RetryAfter(delay_s, refresh=error.stale_table or lost)
@@ -104,9 +127,7 @@ def final_error(
     if isinstance(error, UnknownFateError) and not write:
         return _caused(UnavailableError(reason=error.reason), error)
     if isinstance(error, NotSentError) or (
-        timed_out_ms is not None
-        and error.retriable
-        and not isinstance(error, ClusterNotReadyError | ResourceExhaustedError)
+        timed_out_ms is not None and error.retriable and not isinstance(error, _ENDS_AS_IT_IS)
     ):
         within = f"not served within {timed_out_ms} ms: " if timed_out_ms is not None else ""
         return _caused(UnavailableError(reason=f"{within}{error}"), error)

@@ -211,8 +211,10 @@ class Engine:
         partition_ids: PartitionIds | Sequence[int],
     ) -> bool:
         """Wait until one of the partitions has changed since ``revision``, at the latest for the
-        delay; return False if the deadline passed.
+        delay; return False if the deadline passed, or will have before it is any use.
         """
+        if self.now() + again.not_before_s >= deadline:
+            return False
         event = asyncio.Event()
         cancel = self.discovery.on_news(event.set, again, revision, partition_ids)
         try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from koinon.core import limits
@@ -308,18 +309,27 @@ class SingleOperations:
         )
         self._park(parked, revision)
 
-    def _park(self, parked: Deferred | None, revision: int) -> None:
-        """Let operations wait for news, if any are to go again, after outcomes under ``revision``
-        were learned from.
+    def _park(self, deferred: Sequence[Deferred], revision: int) -> None:
+        """Let operations wait for news, those that are to go again, after outcomes under
+        ``revision`` were learned from.
         """
         self._engine.wake_on_news(revision)
-        if parked is not None:
+        for parked in deferred:
+            if parked.again.not_before_s:
+                self._give_up(parked)
             self._engine.discovery.on_news(
-                lambda: self._resume(parked),
+                partial(self._resume, parked),
                 parked.again,
                 parked.revision,
                 [single.partition_id for single in parked.singles],
             )
+
+    def _give_up(self, parked: Deferred) -> None:
+        """End the operations whose deadline passes before it is any use to send them again."""
+        not_before = self.now() + parked.again.not_before_s
+        for single in parked.singles:
+            if single.deadline <= not_before and single.last_error is not None:
+                single.fail(single.last_error, timed_out_ms=single.timeout_ms)
 
     def _resume(self, parked: Deferred) -> None:
         """Send operations on their way again; where the partition has changed, back-off begins
