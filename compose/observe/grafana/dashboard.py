@@ -95,6 +95,12 @@ TRAFFIC = [
         rates("koinon_rows_total", "operation, outcome", ', outcome!="ok"'),
         unit="ops",
     ),
+    graph(
+        "Rows refused by limits",
+        rates("koinon_quota_refused_rows_total", "keyspace"),
+        unit="ops",
+        about="What clients asked for above their keyspace's limit of rows or bytes a second.",
+    ),
     graph("Bytes by operation", rates("koinon_row_bytes_total", "operation"), unit="Bps"),
     graph(
         "Requests by method",
