@@ -19,6 +19,7 @@ MODULES = {
     "koinon.cli.data.batch": ("batch",),
     "koinon.cli.operate.partitions": ("where",),
     "koinon.cli.data.load": ("load",),
+    "koinon.cli.data.copy": ("copy",),
     "koinon.cli.data.ingest": ("ingest",),
     "koinon.cli.local": ("up", "down"),
     "koinon.cli.certs": ("certs",),

@@ -56,3 +56,56 @@ def now_and_then(
             say(text)
 
     return draw
+
+
+def work_progress(
+    quiet: bool, what: str, total: int | None, text: Callable[[], str]
+) -> AbstractContextManager[Callable[[int], None]]:
+    """Return what shows how much of ``total`` is done, and about how long the rest takes. What it
+    yields is told where the work is. None: how much there is to do is not known.
+
+    Args:
+        what: the work, in a word.
+        text: more about it, asked for anew each time.
+    """
+
+    def line(position: int) -> str:
+        return text() if total is None else f"{100 * position / max(1, total):3.0f} %  {text()}"
+
+    return progress(quiet, lambda: _work_bar(what, total, text), now_and_then(line))
+
+
+@contextmanager
+def _work_bar(
+    what: str, total: int | None, text: Callable[[], str]
+) -> Iterator[Callable[[int], None]]:
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn(what),
+        BarColumn(bar_width=BAR_WIDTH),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[text]}"),
+        TextColumn("left"),
+        TimeRemainingColumn(compact=True),
+    )
+    with Progress(*columns, console=output.console(stderr=True), transient=True) as shown:
+        task = shown.add_task(what, total=total or None, text="")
+        yield lambda position: shown.update(task, completed=position, text=text())
+
+
+def rows_and_rate(rows: Callable[[], int]) -> Callable[[], str]:
+    """Return what says how many rows there are so far, and how many a second since now."""
+    began = time.monotonic()
+
+    def text() -> str:
+        rate = rows() / max(0.001, time.monotonic() - began)
+        return f"{rows():,} rows  {rate:,.0f} rows/s"
+
+    return text

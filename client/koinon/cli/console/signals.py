@@ -13,6 +13,26 @@ from typing import Any, Self
 _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+class Interrupt:
+    """Remembers Ctrl-C, so that work stops between two pieces; a second one stops at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: Any = None
+
+    def __enter__(self) -> Self:
+        self._before = signal.signal(signal.SIGINT, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+
 class StopSignals:
     """Ctrl-C (SIGINT), SIGTERM and SIGHUP, within ``with``, on the main thread.
 

@@ -11,9 +11,9 @@ import typer
 
 from koinon.cli.console import output
 from koinon.cli.console.session import DONE, INTERRUPTED, Session, command, duration_ms, fail
+from koinon.cli.console.signals import Interrupt
 from koinon.cli.console.units import bytes_per_second
 from koinon.cli.data import ingest_view
-from koinon.cli.data.load import Interrupt
 from koinon.ingest import files, row_groups, survey
 from koinon.ingest.failures import explained
 from koinon.ingest.job import Job, Outcome

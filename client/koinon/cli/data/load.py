@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 
 from koinon.cli.console import output
-from koinon.cli.console.progress import now_and_then, progress
+from koinon.cli.console.progress import rows_and_rate, work_progress
 from koinon.cli.console.session import (
     DONE,
     INTERRUPTED,
@@ -25,30 +22,24 @@ from koinon.cli.console.session import (
     fail,
     message_of,
 )
+from koinon.cli.console.signals import Interrupt
 from koinon.cli.data.delimited import lines_of
 from koinon.cli.data.slabs import BadRow, Slab
 from koinon.cli.data.sources import DELIMITERS, format_of, open_source
+from koinon.cli.data.writing import DEFAULT_TIMEOUT_MS, EXAMPLES_MAX, Fates, SlabWriter
 from koinon_proto.contract.errors import KoinonError
-from koinon_proto.process.printable import printable_bytes
 
-SLABS_IN_FLIGHT = 2
-EXAMPLES_MAX = 5
 REPEATS_TRACKED_MAX = 1_000_000
-DEFAULT_TIMEOUT_MS = 30_000
 
 
 @dataclass(kw_only=True)
-class Tally:
-    """The rows so far, counted by their fates."""
+class Tally(Fates):
+    """The rows of the files so far."""
 
     read: int = 0
-    applied: int = 0
     bad: int = 0
-    refused: int = 0
-    unknown: int = 0
     repeats: int = 0
     repeats_complete: bool = True
-    examples: list[str] = field(default_factory=list)
     _seen: set[int] = field(default_factory=set)
     _bad: dict[int, tuple[Path, BadRow]] = field(default_factory=dict)  # by place in ``examples``
 
@@ -82,109 +73,25 @@ class Tally:
             self._seen.clear()
             self.repeats_complete = False
 
-    def note_result(self, result: Any) -> None:
-        """Add a WriteResult."""
-        self.applied += result.applied
-        self.refused += len(result.refused)
-        self.unknown += len(result.unknown)
-        for failure in [*result.refused, *result.unknown][: EXAMPLES_MAX - len(self.examples)]:
-            key = printable_bytes(failure.key[:60])
-            self.examples.append(f"key {key}: {failure.error}")
-
 
 def _bad_text(path: Path, bad: BadRow, line: int) -> str:
     return f"{path.name} {f'line {line}' if line else f'row {bad.row}'}: {bad.reason}"
 
 
-class Loader:
-    """Keeps a few slabs under way at once; a slab that repeats a key of one under way waits, so
-    that of several rows with the same key the last one wins.
-    """
+class Loader(SlabWriter):
+    """Writes the slabs of files. Ends are in bytes of all files."""
 
     def __init__(
         self, client: Any, tally: Tally, timeout_ms: int, advance: Callable[[int], None]
     ) -> None:
-        """``advance`` is told how many bytes of all files are written, as slabs are."""
-        self._client = client
+        super().__init__(client, tally, timeout_ms, advance)
         self._tally = tally
-        self._timeout_ms = timeout_ms
-        self._advance = advance
-        self._pool = ThreadPoolExecutor(SLABS_IN_FLIGHT, thread_name_prefix="load")
-        self._under_way: dict[Future[Any], _Sent] = {}
-        self._read_to = 0  # the end of the last slab, in bytes of all files
 
     def write(self, path: Path, slab: Slab, read_to: int) -> None:
-        """Count the slab's rows, and send the good ones as soon as there is room. It ends at
-        ``read_to``, in bytes of all files.
-        """
-        began, self._read_to = self._read_to, read_to
+        """Count the slab's rows, and send the good ones."""
         self._tally.note_bad(path, slab.bad)
         self._tally.note_keys(slab.keys)
-        if not slab.keys:
-            return
-        keys = set(slab.keys)
-        while len(self._under_way) >= SLABS_IN_FLIGHT or not all(
-            keys.isdisjoint(other.keys) for other in self._under_way.values()
-        ):
-            self._collect()
-        rows = list(zip(slab.keys, slab.values, strict=True))
-        future = self._pool.submit(
-            self._client.put_many, rows, retry_unknown=True, timeout_ms=self._timeout_ms
-        )
-        self._under_way[future] = _Sent(keys, began)
-        self._advance(min(sent.began for sent in self._under_way.values()))
-
-    def drain(self) -> None:
-        """Wait for all that is under way."""
-        while self._under_way:
-            self._collect()
-
-    def __enter__(self) -> Loader:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Left early, it does not wait: what is under way ends when the client is closed."""
-        self._pool.shutdown(wait=kind is None, cancel_futures=True)
-
-    @property
-    def failing(self) -> bool:
-        """True once rows were refused or lost: going on would only add to them."""
-        return bool(self._tally.refused or self._tally.unknown)
-
-    def _collect(self) -> None:
-        done, _ = wait(self._under_way, return_when=FIRST_COMPLETED)
-        for future in done:
-            self._under_way.pop(future)
-            self._tally.note_result(future.result())
-        began = (sent.began for sent in self._under_way.values())
-        self._advance(min(began, default=self._read_to))
-
-
-class _Sent(NamedTuple):
-    """A slab under way: its keys, and where it begins, in bytes of all files."""
-
-    keys: set[bytes]
-    began: int
-
-
-class Interrupt:
-    """Remembers Ctrl-C, so that the load stops between slabs; a second one stops at once."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        self._before: Any = None
-
-    def __enter__(self) -> Interrupt:
-        self._before = signal.signal(signal.SIGINT, self._on_signal)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
-
-    def _on_signal(self, number: int, frame: Any) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
+        self.send(list(zip(slab.keys, slab.values, strict=True)), read_to)
 
 
 def load(
@@ -224,8 +131,8 @@ def load(
     with (
         session.connect() as client,
         Interrupt() as interrupt,
-        progress(
-            session.json, lambda: _bar(total, tally), _plain_progress(total, tally)
+        work_progress(
+            session.json, "loading", total, rows_and_rate(lambda: tally.applied)
         ) as advance,
         Loader(client, tally, session.timeout_or(DEFAULT_TIMEOUT_MS), advance) as loader,
     ):
@@ -340,47 +247,6 @@ def _summary(
 
 def _rows(number: int) -> str:
     return "row" if number == 1 else "rows"
-
-
-@contextlib.contextmanager
-def _bar(total: int, tally: Tally) -> Iterator[Callable[[int], None]]:
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TaskProgressColumn,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("loading"),
-        BarColumn(bar_width=30),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[rows]}"),
-        TextColumn("left"),
-        TimeRemainingColumn(compact=True),
-    )
-    began = time.monotonic()
-    with Progress(*columns, console=output.console(stderr=True), transient=True) as progress:
-        task = progress.add_task("load", total=total or None, rows="")
-
-        def advance(position: int) -> None:
-            rate = tally.applied / max(0.001, time.monotonic() - began)
-            rows = f"{tally.applied:,} rows  {rate:,.0f} rows/s"
-            progress.update(task, completed=position, rows=rows)
-
-        yield advance
-
-
-def _plain_progress(total: int, tally: Tally) -> Callable[[int], None]:
-    began = time.monotonic()
-
-    def line(position: int) -> str:
-        rate = tally.applied / (time.monotonic() - began)
-        share = 100 * position / max(1, total)
-        return f"{share:3.0f} %  {tally.applied:,} rows  {rate:,.0f} rows/s"
-
-    return now_and_then(line)
 
 
 def add_to(app: typer.Typer) -> None:

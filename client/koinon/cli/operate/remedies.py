@@ -73,7 +73,7 @@ def _of_a_group(group: HotGroup, known: Partitioner) -> str:
         f"is hot by the keys that the router {known.router.text} leads together by "
         f"{key_text(group.routing_bytes)} ({group.share:.0%} of the sampled rows): moving "
         "the partition does not help. Put what spreads them into what is routed, or keep them in "
-        f"a keyspace of their own; {_MORE}"
+        f"a keyspace of their own ('koinon copy' brings them there); {_MORE}"
     )
 
 

@@ -1,0 +1,136 @@
+"""Compares the rows of two keyspaces, for ``koinon copy --verify``.
+
+Reads one side page by page, and the same keys of the other; then counts the other side, and only if
+that has more rows asks for each of them whether the first has it. So memory holds a slab of either
+side, and each row that differs can be named. It is no snapshot: what is written meanwhile may be
+taken for a difference.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+
+from koinon.cli.data.slabs import SLAB_BYTES, SLAB_ROWS
+from koinon.cli.data.writing import EXAMPLES_MAX
+from koinon.client import Client, KeyspaceClient
+from koinon.types import Entry
+from koinon_proto.process.printable import printable_bytes
+
+SLACK_MS = 60_000
+"""Rows that expire so soon are left out, and expiries that differ by less are the same: clocks
+differ, and a row may go on one side before the other.
+"""
+_ASKED_AT_ONCE = 100  # rows whose size is not known
+
+
+@dataclass(kw_only=True)
+class Comparison:
+    """The rows of both sides. ``other_expiry``: of the same rows."""
+
+    rows_from: int = 0
+    rows_to: int = 0
+    same: int = 0
+    missing: int = 0
+    different: int = 0
+    extra: int = 0
+    other_expiry: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    @property
+    def identical(self) -> bool:
+        return not (self.missing or self.different or self.extra)
+
+    def note(self, key: bytes, what: str) -> None:
+        """Keep the first few rows that differ."""
+        if len(self.examples) < EXAMPLES_MAX:
+            self.examples.append(f"key {printable_bytes(key[:60])}: {what}")
+
+
+def slabs_of(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+    """Group the records of a scan, by rows and bytes."""
+    slab: list[Entry] = []
+    size = 0
+    for entry in entries:
+        slab.append(entry)
+        size += len(entry.key) + len(entry.value)
+        if len(slab) >= SLAB_ROWS or size >= SLAB_BYTES:
+            yield slab
+            slab, size = [], 0
+    if slab:
+        yield slab
+
+
+def compare(
+    source: Client | KeyspaceClient,
+    target: Client | KeyspaceClient,
+    prefix: bytes,
+    *,
+    timeout_ms: int,
+    advance: Callable[[list[Entry]], object],
+    stopped: Callable[[], bool],
+) -> Comparison | None:
+    """Compare the rows whose keys begin with ``prefix``; None: it was stopped meanwhile.
+
+    Args:
+        timeout_ms: bounds each page and each batch, not the whole.
+        advance: told of the rows of the source that have been compared.
+        stopped: asked between two slabs.
+    """
+    found = Comparison()
+    for slab in slabs_of(source.scan(prefix=prefix, timeout_ms=timeout_ms)):
+        theirs = target.get_entries([entry.key for entry in slab], timeout_ms=timeout_ms)
+        latest_ms = _now_ms() + SLACK_MS
+        for ours, other in zip(slab, theirs, strict=True):
+            if not _expires_by(ours, latest_ms):
+                _take(found, ours, other)
+        advance(slab)
+        if stopped():
+            return None
+    for slab in slabs_of(target.scan(prefix=prefix, keys_only=True, timeout_ms=timeout_ms)):
+        latest_ms = _now_ms() + SLACK_MS
+        found.rows_to += sum(not _expires_by(entry, latest_ms) for entry in slab)
+        if stopped():
+            return None
+    if found.rows_to <= found.same + found.different:
+        return found
+    rest = iter(target.scan(prefix=prefix, keys_only=True, timeout_ms=timeout_ms))
+    while asked := list(islice(rest, _ASKED_AT_ONCE)):
+        latest_ms = _now_ms() + SLACK_MS
+        keys = [entry.key for entry in asked if not _expires_by(entry, latest_ms)]
+        held = source.get_many(keys, timeout_ms=timeout_ms)
+        for key in (key for key, value in zip(keys, held, strict=True) if value is None):
+            found.extra += 1
+            found.note(key, "only in the target")
+        if stopped():
+            return None
+    return found
+
+
+def _take(found: Comparison, ours: Entry, other: Entry | None) -> None:
+    found.rows_from += 1
+    if other is None:
+        found.missing += 1
+        found.note(ours.key, "not in the target")
+    elif other.value != ours.value:
+        found.different += 1
+        found.note(ours.key, "has another value in the target")
+    else:
+        found.same += 1
+        found.other_expiry += _expiries_differ(ours.expires_at_ms, other.expires_at_ms)
+
+
+def _expires_by(entry: Entry, latest_ms: int) -> bool:
+    return entry.expires_at_ms is not None and entry.expires_at_ms <= latest_ms
+
+
+def _expiries_differ(ours_ms: int | None, theirs_ms: int | None) -> bool:
+    if ours_ms is None or theirs_ms is None:
+        return ours_ms is not theirs_ms
+    return abs(ours_ms - theirs_ms) >= SLACK_MS
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)

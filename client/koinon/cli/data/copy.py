@@ -1,0 +1,435 @@
+"""copy: rows from one keyspace into another one, of the same cluster or of another."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from koinon.cli.console import output
+from koinon.cli.console.progress import rows_and_rate, work_progress
+from koinon.cli.console.session import (
+    DONE,
+    INTERRUPTED,
+    NOT_FOUND,
+    UNAVAILABLE,
+    USAGE,
+    Session,
+    command,
+    fail,
+    message_of,
+)
+from koinon.cli.console.signals import Interrupt
+from koinon.cli.data.key_value import Encoding
+from koinon.cli.data.writing import DEFAULT_TIMEOUT_MS, Fates, SlabWriter
+from koinon.core.scanning import partitions_with
+from koinon.options import parse
+from koinon_proto.contract.errors import KoinonError
+from koinon_proto.contract.keyspaces import Keyspace
+from koinon_proto.partitioner import partitioner_of
+
+if TYPE_CHECKING:
+    from koinon import Client
+    from koinon.cli.data.comparing import Comparison
+    from koinon.client import KeyspaceClient
+    from koinon.types import Entry, Row
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A keyspace that rows are copied from or to. ``text``: as it was given."""
+
+    text: str
+    client: Client | KeyspaceClient
+    cluster_id: str
+    keyspace: Keyspace
+
+    def is_same_as(self, other: Place) -> bool:
+        ours, theirs = self.keyspace.keyspace_id, other.keyspace.keyspace_id
+        return (self.cluster_id, ours) == (other.cluster_id, theirs)
+
+
+class Places:
+    """Opens keyspaces by name or URL. Those by name share a connection. Left, it closes all."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._open = ExitStack()
+        self._own: Client | None = None  # of the cluster that the session is about
+
+    def __enter__(self) -> Places:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def open(self, text: str) -> Place:
+        """Open the keyspace of this name, or the one that the URL names."""
+        if "://" in text:
+            import koinon
+
+            name = parse(text, {})[1].keyspace
+            client = self._open.enter_context(koinon.connect(text))
+            opened: Client | KeyspaceClient = client
+        else:
+            if self._own is None:
+                self._own = self._open.enter_context(self._session.connect())
+            name, client = text, self._own
+            opened = client.keyspace(name)
+        table = client.table()
+        return Place(
+            text=text,
+            client=opened,
+            cluster_id=table.cluster.cluster_id,
+            keyspace=table.keyspaces.named(name),
+        )
+
+
+@dataclass(kw_only=True)
+class Tally(Fates):
+    """The rows so far: those that were read, and the fates of those that were sent."""
+
+    read: int = 0
+    bytes: int = 0
+    expired: int = 0
+    """Their time was over by the time that they were to be sent."""
+    bad: int = 0
+    """The target does not take them: their values are too long, or they live too long."""
+
+    def rows_of(self, slab: Sequence[Entry], target: Keyspace, now_ms: int) -> list[Row]:
+        """Count the records, and return the rows that are to be sent."""
+        rows: list[Row] = []
+        for entry in slab:
+            self.read += 1
+            self.bytes += len(entry.key) + len(entry.value)
+            ttl_ms = None if entry.expires_at_ms is None else entry.expires_at_ms - now_ms
+            if ttl_ms is not None and ttl_ms <= 0:
+                self.expired += 1
+            elif fault := _fault(entry, ttl_ms, target):
+                self.bad += 1
+                self.note_example(entry.key, fault)
+            else:
+                rows.append((entry.key, entry.value, ttl_ms))
+        return rows
+
+
+def _fault(entry: Entry, ttl_ms: int | None, target: Keyspace) -> str:
+    """Return why the target does not take the record; '' if it does."""
+    if len(entry.value) > target.max_value_bytes:
+        return f"the value has {len(entry.value)} bytes, the limit is {target.max_value_bytes}"
+    if ttl_ms is not None and target.max_ttl_ms and ttl_ms > target.max_ttl_ms:
+        return f"it has {ttl_ms} ms to live, the limit is {target.max_ttl_ms}"
+    return ""
+
+
+class Coverage:
+    """How far the scan of a prefix is, by the partitions that it has come to."""
+
+    def __init__(self, place: Place, prefix: bytes) -> None:
+        self._partitioner = partitioner_of(place.keyspace)
+        self._begun: set[int] = set()
+        partitions = len(partitions_with(prefix, self._partitioner))
+        self.total = partitions if partitions > 1 else None  # None: a single one tells nothing
+
+    def after(self, slab: Sequence[Entry]) -> int:
+        """Return how many partitions are done with these records."""
+        ids = self._partitioner.partitions_of([entry.key for entry in slab])
+        self._begun.update(ids.tolist())
+        return len(self._begun) - 1
+
+
+From = Annotated[
+    str,
+    typer.Option(
+        "--from",
+        metavar="PLACE",
+        help="A keyspace of the cluster, or koinon://HOST:PORT/KEYSPACE of another one.",
+    ),
+]
+To = Annotated[str, typer.Option("--to", metavar="PLACE", help="Where the rows go, likewise.")]
+
+
+def copy(
+    session: Session,
+    *,
+    source: From,
+    target: To,
+    prefix: Annotated[str, typer.Option(help="Only keys that begin with this.")] = "",
+    if_absent: Annotated[
+        bool,
+        typer.Option("--if-absent", help="Leave rows alone that are in the target already."),
+    ] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Then compare both sides, row by row.")
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Read and count the rows; write nothing."),
+    ] = False,
+    hexadecimal: Annotated[bool, typer.Option("--hex", help="--prefix is hexadecimal.")] = False,
+    base_64: Annotated[bool, typer.Option("--base64", help="--prefix is base64.")] = False,
+) -> int:
+    """Copy rows into another keyspace. Each keeps the time that it has left to live.
+
+    NOT exact while the rows are written: a row that is changed meanwhile may be in the target as it
+    was before, and one that is deleted may stay there. The safe order, for writes that name the
+    whole value: (1) have programs write to both places, and delete in both; (2) copy with
+    --if-absent, which replaces nothing that they have written; (3) compare with --dry-run --verify,
+    which also finds what was deleted meanwhile; (4) switch what reads; (5) stop writing to the old
+    place, and delete the rows there. Increments and other updates of what is there have to rest
+    from the copy's begin until programs use the target alone.
+
+    Exit code 1 if --verify finds a difference, 2 if the target does not take some of the rows. A
+    copy may be repeated.
+    """
+    prefix_bytes = Encoding(hexadecimal=hexadecimal, base_64=base_64).decode(prefix, "--prefix")
+    timeout_ms = session.timeout_or(DEFAULT_TIMEOUT_MS)
+    tally, compared = Tally(), None
+    began = time.monotonic()
+    with Places(session) as places:
+        origin, goal = places.open(source), places.open(target)
+        if origin.is_same_as(goal):
+            return session.refuse(
+                f"--from {source} and --to {target} are the same keyspace",
+                "'koinon admin keyspaces' lists those that there are",
+            )
+        with Interrupt() as interrupt:
+            work = Work(origin, goal, prefix_bytes, timeout_ms, session.json, interrupt)
+            failure = work.copy(tally, if_absent=if_absent, dry_run=dry_run)
+            seconds = time.monotonic() - began
+            ended = interrupt.asked or tally.refused or tally.unknown or failure is not None
+            if verify and not ended:
+                try:
+                    compared = work.compare()
+                except KoinonError as error:
+                    failure = error
+    _summary(
+        session, tally, compared, seconds, failure, interrupted=interrupt.asked, dry_run=dry_run
+    )
+    if failure is not None:
+        return fail(failure, debug=session.debug)
+    return _exit_code(tally, compared, interrupted=interrupt.asked)
+
+
+class Work:
+    """A copy between two places."""
+
+    def __init__(
+        self,
+        source: Place,
+        target: Place,
+        prefix: bytes,
+        timeout_ms: int,
+        quiet: bool,
+        interrupt: Interrupt,
+    ) -> None:
+        self._source = source
+        self._target = target
+        self._prefix = prefix
+        self._timeout_ms = timeout_ms  # of each page and each batch
+        self._quiet = quiet
+        self._interrupt = interrupt
+
+    def copy(self, tally: Tally, *, if_absent: bool, dry_run: bool) -> KoinonError | None:
+        """Copy until the end, Ctrl-C, or rows that are refused; return why reading ended early."""
+        coverage = Coverage(self._source, self._prefix)
+        what = "reading" if dry_run else "copying"
+        text = rows_and_rate(lambda: tally.read if dry_run else tally.applied + tally.present)
+        with (
+            work_progress(self._quiet, what, coverage.total, text) as advance,
+            SlabWriter(
+                self._target.client, tally, self._timeout_ms, advance, if_absent=if_absent
+            ) as writer,
+        ):
+
+            def pass_over(_rows: list[Row], end: int) -> None:
+                advance(end)
+
+            send = pass_over if dry_run else writer.send
+            failure = self._send_all(tally, coverage, send, lambda: writer.failing)
+            writer.drain()
+        return failure
+
+    def _send_all(
+        self,
+        tally: Tally,
+        coverage: Coverage,
+        send: Callable[[list[Row], int], None],
+        failing: Callable[[], bool],
+    ) -> KoinonError | None:
+        from koinon.cli.data.comparing import slabs_of
+
+        entries = self._source.client.scan(prefix=self._prefix, timeout_ms=self._timeout_ms)
+        slabs = slabs_of(entries)
+        while (slab := _next_slab(slabs)) is not None:
+            if isinstance(slab, KoinonError):
+                return slab
+            rows = tally.rows_of(slab, self._target.keyspace, int(time.time() * 1000))
+            send(rows, coverage.after(slab))
+            if self._interrupt.asked or failing():
+                return None
+        return None
+
+    def compare(self) -> Comparison | None:
+        """Compare both sides; None: interrupted."""
+        from koinon.cli.data.comparing import compare
+
+        coverage, rows = Coverage(self._source, self._prefix), 0
+        with work_progress(
+            self._quiet, "comparing", coverage.total, rows_and_rate(lambda: rows)
+        ) as advance:
+
+            def compared(slab: list[Entry]) -> None:
+                nonlocal rows
+                rows += len(slab)
+                advance(coverage.after(slab))
+
+            return compare(
+                self._source.client,
+                self._target.client,
+                self._prefix,
+                timeout_ms=self._timeout_ms,
+                advance=compared,
+                stopped=lambda: self._interrupt.asked,
+            )
+
+
+def _next_slab(slabs: Iterator[list[Entry]]) -> list[Entry] | KoinonError | None:
+    """The next slab, why there is none, or None at the end."""
+    try:
+        return next(slabs, None)
+    except KoinonError as error:
+        return error
+
+
+def _exit_code(tally: Tally, compared: Comparison | None, *, interrupted: bool) -> int:
+    if tally.refused or tally.unknown:
+        return UNAVAILABLE
+    if interrupted:
+        return INTERRUPTED
+    if tally.bad:
+        return USAGE
+    return DONE if compared is None or compared.identical else NOT_FOUND
+
+
+# --- how it looks --------------------------------------------------------------------------------
+
+
+def _summary(
+    session: Session,
+    tally: Tally,
+    compared: Comparison | None,
+    seconds: float,
+    failure: KoinonError | None,
+    *,
+    interrupted: bool,
+    dry_run: bool,
+) -> None:
+    if session.json:
+        answer = _answer(tally, compared, seconds, interrupted=interrupted, dry_run=dry_run)
+        error = {} if failure is None else {"error": message_of(failure)}
+        output.print_json({**answer, **error})
+        return
+    printer = output.console()
+    if interrupted:
+        printer.print("[yellow]Interrupted.[/]")
+    if dry_run:
+        printer.print(
+            f"[bold]{tally.read - tally.bad - tally.expired:,}[/] rows would be copied "
+            f"({output.bytes_text(tally.bytes)} were read); nothing was written."
+        )
+    else:
+        rate = tally.applied / seconds if seconds else 0
+        printer.print(
+            f"[bold]{output.count(tally.applied, 'row')}[/] copied and durable "
+            f"in {output.duration_text(seconds)} ({rate:,.0f} rows/s)."
+        )
+    for number, what in (
+        (tally.present, "in the target already, left as they are"),
+        (tally.expired, "expired by the time that they were to be copied"),
+    ):
+        if number:
+            printer.print(f"{output.count(number, 'row')} {what}.")
+    for number, what in (
+        (tally.bad, "that the target does not take, not written"),
+        (tally.refused, "refused, not written"),
+        (tally.unknown, "of unknown fate: repeat the copy"),
+    ):
+        if number:
+            printer.print(f"[red]{output.count(number, 'row')} {what}[/]")
+    for example in tally.examples:
+        printer.print(f"  {example}", markup=False)
+    if compared is not None:
+        _print_comparison(printer, compared)
+
+
+def _print_comparison(printer: Any, compared: Comparison) -> None:
+    rows = output.count(compared.same, "row")
+    if compared.identical:
+        printer.print(f"[green]Identical[/]: {rows} on both sides.")
+    else:
+        printer.print(
+            f"[red]Different[/]: {rows} the same, {compared.missing:,} not in the target, "
+            f"{compared.different:,} with another value there, {compared.extra:,} only there."
+        )
+    if compared.other_expiry:
+        rows = output.count(compared.other_expiry, "row")
+        printer.print(f"{rows} with the same value, but another time to live.")
+    for example in compared.examples:
+        printer.print(f"  {example}", markup=False)
+
+
+def _answer(
+    tally: Tally,
+    compared: Comparison | None,
+    seconds: float,
+    *,
+    interrupted: bool,
+    dry_run: bool,
+) -> dict[str, Any]:
+    """The stable form of ``copy --json``."""
+    return {
+        "rows_read": tally.read,
+        "bytes_read": tally.bytes,
+        "rows_applied": tally.applied,
+        "rows_present": tally.present,
+        "rows_expired": tally.expired,
+        "rows_bad": tally.bad,
+        "rows_refused": tally.refused,
+        "rows_unknown": tally.unknown,
+        "examples": tally.examples,
+        "dry_run": dry_run,
+        "interrupted": interrupted,
+        "seconds": round(seconds, 3),
+        "verify": None
+        if compared is None
+        else {
+            "identical": compared.identical,
+            "rows_from": compared.rows_from,
+            "rows_to": compared.rows_to,
+            "rows_same": compared.same,
+            "rows_missing": compared.missing,
+            "rows_different": compared.different,
+            "rows_extra": compared.extra,
+            "rows_other_expiry": compared.other_expiry,
+            "examples": compared.examples,
+        },
+    }
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    command(
+        app,
+        "copy",
+        panel="Data",
+        examples=[
+            "koinon copy --from default --to vip --prefix merchant7/ --if-absent",
+            "koinon copy --from default --to vip --prefix merchant7/ --dry-run --verify",
+            "koinon copy --from default --to koinon://other:7400/default",
+        ],
+    )(copy)
