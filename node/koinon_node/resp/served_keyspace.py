@@ -7,6 +7,8 @@ another has been created by its name. Beside the state's table there is no I/O.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
+from weakref import ref
 
 import numpy as np
 
@@ -17,7 +19,16 @@ from koinon_node.serving.request_limits import known_keyspace
 from koinon_node.state import NodeState, partitioner_of
 from koinon_proto.contract.errors import KoinonError, NotPrimaryError, UnknownKeyspaceError
 from koinon_proto.contract.keyspaces import Keyspace, KeyspaceId
+from koinon_proto.contract.table import Table
 from koinon_proto.partitioner import Crc16Partitioner, Partitioner, slot_of
+
+
+class _Found(NamedTuple):
+    """The keyspace as a table has it. A connection that is idle keeps no table."""
+
+    table: ref[Table]
+    keyspace: Keyspace
+    partitioner: Partitioner
 
 
 class ServedKeyspace:
@@ -27,6 +38,7 @@ class ServedKeyspace:
         self.keyspace_id = keyspace_id
         self._state = state
         self._topology: Topology | None = None  # of the table that it was asked for last
+        self._found: _Found | None = None  # likewise; each command asks
 
     @property
     def name(self) -> str:
@@ -42,11 +54,20 @@ class ServedKeyspace:
             UnknownKeyspaceError: it is gone.
             TableBehindError: it is not known here, and the sender's table is newer.
         """
-        return known_keyspace(self._state.table(), self.keyspace_id, table_version)
+        return self._newest(table_version).keyspace
 
     def partitioner(self, table_version: int = 0) -> Partitioner:
         """Return the keyspace's partitioner; raises as ``keyspace``."""
-        return partitioner_of(self.keyspace(table_version))
+        return self._newest(table_version).partitioner
+
+    def _newest(self, table_version: int) -> _Found:
+        found, table = self._found, self._state.served.table
+        if found is not None and table is not None and found.table() is table:
+            return found
+        table = self._state.table()
+        keyspace = known_keyspace(table, self.keyspace_id, table_version)
+        self._found = _Found(ref(table), keyspace, partitioner_of(keyspace))
+        return self._found
 
     def topology(self) -> Topology:
         """Return what clients of Redis Cluster see of the table; made once for each. Raises as
