@@ -69,14 +69,16 @@ def compare(
     prefix: bytes,
     *,
     timeout_ms: int,
-    advance: Callable[[list[Entry]], object],
+    compared: Callable[[list[Entry]], object],
+    counted: Callable[[list[Entry]], object],
     stopped: Callable[[], bool],
 ) -> Comparison | None:
     """Compare the rows whose keys begin with ``prefix``; None: it was stopped meanwhile.
 
     Args:
         timeout_ms: bounds each page and each batch, not the whole.
-        advance: told of the rows of the source that have been compared.
+        compared: told of the rows of the source that have been.
+        counted: told of the rows of the target that have been, after those.
         stopped: asked between two slabs.
     """
     found = Comparison()
@@ -86,12 +88,13 @@ def compare(
         for ours, other in zip(slab, theirs, strict=True):
             if not _expires_by(ours, latest_ms):
                 _take(found, ours, other)
-        advance(slab)
+        compared(slab)
         if stopped():
             return None
     for slab in slabs_of(target.scan(prefix=prefix, keys_only=True, timeout_ms=timeout_ms)):
         latest_ms = _now_ms() + SLACK_MS
         found.rows_to += sum(not _expires_by(entry, latest_ms) for entry in slab)
+        counted(slab)
         if stopped():
             return None
     if found.rows_to <= found.same + found.different:

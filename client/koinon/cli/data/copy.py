@@ -278,22 +278,26 @@ class Work:
         """Compare both sides; None: interrupted."""
         from koinon.cli.data.comparing import compare
 
-        coverage, rows = Coverage(self._source, self._prefix), 0
-        with work_progress(
-            self._quiet, "comparing", coverage.total, rows_and_rate(lambda: rows)
-        ) as advance:
+        ours, theirs = (Coverage(place, self._prefix) for place in (self._source, self._target))
+        total = ours.total and theirs.total and ours.total + theirs.total
+        rows = 0
+        with work_progress(self._quiet, "comparing", total, rows_and_rate(lambda: rows)) as advance:
 
             def compared(slab: list[Entry]) -> None:
                 nonlocal rows
                 rows += len(slab)
-                advance(coverage.after(slab))
+                advance(ours.after(slab))
+
+            def counted(slab: list[Entry]) -> None:
+                advance((ours.total or 0) + theirs.after(slab))
 
             return compare(
                 self._source.client,
                 self._target.client,
                 self._prefix,
                 timeout_ms=self._timeout_ms,
-                advance=compared,
+                compared=compared,
+                counted=counted,
                 stopped=lambda: self._interrupt.asked,
             )
 
