@@ -28,6 +28,7 @@ from koinon_proto.contract.errors import (
     ReplyTooLargeError,
     WrongClusterError,
 )
+from koinon_proto.contract.keyspaces import KeyspaceId, KeyspaceList, default_keyspace
 from koinon_proto.contract.table import (
     MAX_BATCH_BYTES,
     NO_NODE,
@@ -336,8 +337,9 @@ class FakeNode(
     @rpc.typed_errors
     async def GetStatus(self, request: Any, context: Any) -> Any:  # noqa: N802
         await self._enter("GetStatus", request, 0, context)
-        leader = self.cluster.nodes[-1]
+        leader, table = self.cluster.nodes[-1], self.cluster.served_table
         return admin_pb2.ClusterStatus(
+            table=convert.update_to_proto(table.since(0)) if table is not None else None,
             member_id=f"c{self.number}",
             is_leader=self is leader,
             leader_id=f"c{leader.number}",
@@ -424,6 +426,28 @@ class FakeCluster:
         self.table = replace(self.table, table_version=version, rows=tuple(rows))
         if tell:
             self.served_table = self.table
+
+    def create_keyspace(self, name: str, partition_count: int) -> None:
+        """Let the table have a keyspace behind all others, whose rows lie in turn on the nodes."""
+        version, rows = self.table.table_version + 1, self.table.rows
+        keyspace = replace(
+            default_keyspace(self.table.cluster),
+            keyspace_id=KeyspaceId(len(self.table.keyspace_list.keyspaces) + 1),
+            name=name,
+            base=len(rows),
+            partition_count=partition_count,
+        )
+        added = (
+            row_of(p, self.nodes[p % len(self.nodes)].number, changed_at=version)
+            for p in keyspace.partition_ids
+        )
+        known = (*self.table.keyspace_list.keyspaces, keyspace)
+        self.table = self.served_table = replace(
+            self.table,
+            table_version=version,
+            rows=(*rows, *added),
+            keyspace_list=KeyspaceList(changed_at=version, keyspaces=known),
+        )
 
     def fence(self, node: FakeNode, successor: FakeNode) -> None:
         """Let the table say that a node is fenced, and that another leads what it led."""

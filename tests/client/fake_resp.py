@@ -15,7 +15,11 @@ from typing import Any
 import hiredis
 
 from koinon_proto.contract import convert
-from koinon_proto.contract.errors import ReplyTooLargeError, WrongClusterError
+from koinon_proto.contract.errors import (
+    ReplyTooLargeError,
+    UnsupportedVersionError,
+    WrongClusterError,
+)
 from koinon_proto.contract.request_ids import Handling, handling
 from koinon_proto.v1 import kv_pb2
 
@@ -49,6 +53,7 @@ class FakeResp:
         self.cluster_id = "fake"
         self.address = ""
         self.connections = 0  # that were let in, ever
+        self.refused = 0  # that named a keyspace
         self.commands = 0  # that came, but for the first of a connection
         self.answer: Callable[[bytes], bytes] = bytes  # what is said instead of an answer
         self._node_id = node_id.encode()
@@ -124,6 +129,12 @@ class FakeResp:
             return [_error(error, command) for command in run]
 
     def _hello(self, command: Command, writer: asyncio.StreamWriter) -> bytes:
+        """Let the client in, as a build does that knows only the first version."""
+        if command[1] != b"1":
+            self.refused += 1
+            return _error(
+                UnsupportedVersionError(what="hello", version=int(command[1]), supported=1), None
+            )
         if command[2].decode() != self.cluster_id:
             return _error(
                 WrongClusterError(

@@ -71,6 +71,25 @@ def test_single_operations_go_over_resp_from_the_first_on(
         assert listener.commands == count
 
 
+def test_keyspace_on_a_node_whose_build_refuses_to_hear_of_one_is_used_over_grpc(
+    cluster: FakeCluster, blocking: koinon.Client, key: bytes
+) -> None:
+    """Such a node would carry a command out in ``default``."""
+    cluster.create_keyspace("other", 4)
+    listeners = [resp_of(node) for node in cluster.nodes]
+    with koinon.connect(cluster.seeds, timeout_ms=20_000) as client:
+        other = client.keyspace("other")
+        before = sum(listener.commands for listener in listeners)
+        for n in range(20):
+            other.put(b"k%d" % n, b"v")
+            assert other.get(b"k%d" % n) == b"v"
+        assert sum(listener.commands for listener in listeners) == before
+        assert cluster.count("BatchWrite") >= 20
+        wait_until(lambda: all(listener.refused for listener in listeners))
+    blocking.put(key, b"after")  # which goes over RESP as ever
+    assert sum(listener.commands for listener in listeners) == before + 1
+
+
 def test_transport_grpc_sends_nothing_over_resp(
     cluster: FakeCluster, listener: FakeResp, connect: Connect, key: bytes
 ) -> None:
