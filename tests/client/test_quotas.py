@@ -1,20 +1,25 @@
-"""What clients get of a quota while they want more: the whole of it, by refusals and waiting alone.
-
-The node's own quotas and the client's own rules, in simulated time.
+"""What clients make of refusals by a quota, and what they get of it while they want more: the whole
+of it, by refusals and waiting alone (the node's own quotas and the client's rules, in simulated
+time).
 """
 
 from __future__ import annotations
 
 import heapq
+import time
+from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
 
 from koinon.core.retry import RetryPolicy, decide
 from koinon_node.core.quotas import Quota, Share
-from koinon_proto.contract.errors import KoinonError
+from koinon_proto.contract.errors import KoinonError, QuotaExceededError
 from koinon_proto.contract.keyspaces import Keyspace, KeyspaceId
+from tests.client.fake_cluster import FakeCluster
+from tests.client.helpers import keys_of
 
 NODES, PARTITIONS = 3, 12
 SECONDS = 10.0
@@ -73,7 +78,7 @@ class Clients:
             return int(error is not None), error
         partition_ids = np.arange(rows, dtype=np.uint32) % PARTITIONS
         refusals = of.cut(now, partition_ids, np.zeros(rows, np.int64))
-        refused = sum(int(p) in refusals for p in partition_ids)
+        refused = int(np.isin(partition_ids, list(refusals)).sum())
         return refused, next(iter(refusals.values()), None)
 
 
@@ -82,10 +87,10 @@ class Clients:
     [
         (3, 1, 600, 60),  # each waits for its own node's next row
         (60, 1, 3_000, 40),
-        (2_000, 1, 2_000, 5),  # a second's worth waits
+        (1_000, 1, 1_000, 5),  # a second's worth waits
         (2_000, 1, 300, 3),  # six seconds' worth
         (3, 1_000, 30_000, 60),  # batches larger than what may be kept
-        (12, 300, 12_000, 60),
+        (6, 300, 6_000, 60),
     ],
 )
 def test_clients_that_want_more_get_the_limit_within_two_percent(
@@ -96,3 +101,55 @@ def test_clients_that_want_more_get_the_limit_within_two_percent(
     run.run()
     assert run.let_in == pytest.approx(SECONDS * limit, rel=0.02)
     assert run.refusals < most * SECONDS * clients
+
+
+# --- single refusals ---------------------------------------------------------------------------
+
+CALLS: dict[str, Callable[[Any, list[bytes]], Any]] = {
+    "get": lambda client, keys: client.get(keys[0]),
+    "put": lambda client, keys: client.put(keys[0], b"v"),
+    "increment": lambda client, keys: client.increment(keys[0]),
+    "get_many": lambda client, keys: client.get_many(keys),
+    "put_many": lambda client, keys: client.put_many(dict.fromkeys(keys, b"v")).raise_for_errors(),
+    "batch": lambda client, keys: client.batch(keys[0]).put(keys[0], b"v").commit(),
+}
+
+
+def over_quota(retry_after_ms: int) -> QuotaExceededError:
+    return QuotaExceededError(keyspace="k", unit="rows", limit=9, retry_after_ms=retry_after_ms)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_refused_call_waits_as_long_as_it_is_told_and_is_done(
+    cluster: FakeCluster, client: Any, name: str
+) -> None:
+    node = cluster.nodes[0]
+    refused: list[int] = []
+
+    def refuse(partition_id: int) -> KoinonError | None:
+        refused.append(partition_id)
+        return over_quota(30) if refused.count(partition_id) <= 3 else None
+
+    node.refuse = refuse
+    began = time.monotonic()
+    CALLS[name](client, keys_of(cluster, node, 5))
+    assert time.monotonic() - began >= 3 * 0.03
+    assert max(map(refused.count, refused)) >= 4
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_call_whose_deadline_is_before_its_turn_is_told_so_at_once(
+    cluster: FakeCluster, client: Any, name: str
+) -> None:
+    node = cluster.nodes[0]
+    asked: list[int] = []
+
+    def refuse(partition_id: int) -> KoinonError:
+        asked.append(partition_id)
+        return over_quota(3_600_000)
+
+    node.refuse = refuse
+    with pytest.raises(QuotaExceededError, match="limit of 9 rows a second") as refused:
+        CALLS[name](client, keys_of(cluster, node, 5))
+    assert refused.value.retry_after_ms == 3_600_000
+    assert max(map(asked.count, asked)) == 1, "it was not asked again"

@@ -251,3 +251,30 @@ def test_pages_are_as_large_as_the_limit_lets_them_be(door: Door) -> None:
     assert 1 <= columns.unpack(page.columns).header.rows <= 20
     assert page.HasField("next")
     door.limit()
+
+
+SHOWING: dict[str, Callable[[Door], Any]] = {
+    "Get": SINGLE["Get"],
+    "KOINON.GET": SINGLE["KOINON.GET"],
+    "BatchGet": lambda door: get_rows(door, [KEY]),
+    "Scan": lambda door: door.kv.Scan(
+        kv_pb2.ScanRequest(partition_ids=range(PARTITIONS), prefix=KEY)
+    ),
+    "ReadColumns": lambda door: door.bulk.ReadColumns(
+        loads_pb2.ReadColumnsRequest(partition_ids=range(PARTITIONS), prefix=KEY)
+    ),
+    "GETEX": lambda door: door.call("GETEX", KEY),
+    "EXEC": lambda door: (door.call("MULTI"), door.call("GET", KEY), door.call("EXEC")),
+}
+
+
+@pytest.mark.parametrize("name", SHOWING)
+def test_bytes_that_are_shown_are_paid_for_afterwards(door: Door, name: str) -> None:
+    door.limit()
+    door.put(KEY, LARGE)
+    door.limit(size=1_000)
+    SHOWING[name](door)  # its key alone is far below what is let in at once
+    error = refusal(lambda: door.kv.Get(kv_pb2.GetRequest(key=KEY)))
+    assert isinstance(error, QuotaExceededError)
+    assert error.retry_after_ms > 10_000
+    door.limit()
