@@ -17,7 +17,7 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from koinon_node.backup import passes
+from koinon_node.backup import catch_up_pass
 from koinon_node.backup.applier import Held, change_of
 from koinon_node.backup.batch_acks import BatchAcks, TakenBatch
 from koinon_node.backup.catch_up import BatchRows, checked_batch
@@ -501,7 +501,7 @@ class Link:
     async def _pull(self, followed: Followed) -> None:
         """Do what stands before joining."""
         try:
-            await passes.pull(self._context, self.node, self.following, followed)
+            await catch_up_pass.pull(self._context, self.node, self.following, followed)
             self._jobs.pop(followed.partition_id, None)
             if followed.stage is Stage.JOINING:
                 self._joining_due.set()
