@@ -1,8 +1,8 @@
 """One primary's stream, seen from the follower: opens, receives, applies, acknowledges.
 
 Three tasks share a stream: one opens what is due, one receives, one makes copies that have caught
-up complete. Each pass (``passes``) has a task of its own. All of them end with the stream; what
-ends one partition (its row, a gap, a full store) ends its pass at once.
+up complete. Each pass (``catch_up_pass``) has a task of its own. All of them end with the stream;
+what ends one partition (its row, a gap, a full store) ends its pass at once.
 
 Before anything is written the newest table is asked whether this node still follows the partition
 in that epoch: the table may have changed before ``update`` was called.
