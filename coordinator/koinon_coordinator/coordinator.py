@@ -25,6 +25,7 @@ from koinon_coordinator.raft import (
     RaftTransport,
 )
 from koinon_coordinator.state_machine import ReplicatedState
+from koinon_coordinator.wire.rows import RowForms
 from koinon_proto.contract.access import Access
 from koinon_proto.contract.cluster_errors import MembershipChangeError, NotLeaderError
 from koinon_proto.contract.errors import ConfigurationError, KoinonError, UnavailableError
@@ -165,6 +166,11 @@ class Coordinator:
     def table(self) -> Table | None:
         """The table as applied here; None before the cluster is created."""
         return self._replicated.state.table()
+
+    @property
+    def row_forms(self) -> RowForms:
+        """The wire forms of the table's rows, which snapshots and updates share."""
+        return self._replicated.row_forms
 
     def watching(self) -> AbstractContextManager[asyncio.Event]:
         """Wake the caller whenever the table may have changed, and when ``stopping``; see

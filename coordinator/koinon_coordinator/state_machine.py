@@ -5,14 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from koinon_coordinator.core.cluster.commands import Result
 from koinon_coordinator.core.cluster.state import ClusterState
+from koinon_coordinator.wire.rows import RowForms
 from koinon_coordinator.wire.state_codec import command_from_bytes, image_from_bytes, image_to_bytes
 from koinon_proto.contract.table import ClusterConfig
 
 log = logging.getLogger(__name__)
+
+
+_let_go = partial(time.sleep, 0)  # of the interpreter's lock, which the event loop may wait for
 
 
 class ReplicatedState:
@@ -24,6 +30,7 @@ class ReplicatedState:
         """``on_config`` is called with each cluster configuration that comes into force here."""
         self.state = ClusterState()
         self._on_config = on_config
+        self.row_forms = RowForms()
         self._config: ClusterConfig | None = None
         self._watchers: dict[asyncio.Event, None] = {}  # woken in the order in which they came
 
@@ -60,8 +67,11 @@ class ReplicatedState:
         self.wake()
         return result
 
-    def snapshot(self) -> bytes:
-        return image_to_bytes(self.state.image())
+    def capture(self) -> Callable[[], bytes]:
+        """Return what makes the snapshot of the state as it is now, in any thread: an image is
+        immutable.
+        """
+        return partial(image_to_bytes, self.state.image(), self.row_forms, _let_go)
 
     def restore(self, snapshot: bytes) -> None:
         self.state = ClusterState(image_from_bytes(snapshot))

@@ -211,5 +211,5 @@ def test_replicated_state_tells_of_the_configuration_that_it_applies_or_restores
     state.apply(2, command_to_bytes(register("n1")))
     assert seen == [config]
     seen.clear()
-    ReplicatedState(seen.append).restore(state.snapshot())
+    ReplicatedState(seen.append).restore(state.capture()())
     assert seen == [config]

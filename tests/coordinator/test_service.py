@@ -18,6 +18,7 @@ from koinon_coordinator.config import BootstrapConfig, CoordinatorConfig
 from koinon_coordinator.coordinator import Coordinator
 from koinon_coordinator.server import running
 from koinon_coordinator.services.cluster_services import SERVICES, _bound_exposure
+from koinon_coordinator.wire.rows import RowForms
 from koinon_coordinator.wire.updates import UpdateCache
 from koinon_proto.contract import convert
 from koinon_proto.contract.cluster_errors import (
@@ -85,7 +86,7 @@ def test_services_refusals_are_typed_and_change_nothing(tmp_path: Path) -> None:
         node = FakeNode("n1", [caller.address])
         await node.register()
         await node.heartbeat()
-        before = coordinator._replicated.snapshot()
+        before = coordinator._replicated.capture()()
         register = caller.membership.Register
         for changes, error in (
             ({"protocol_version": 2}, UnsupportedVersionError),
@@ -109,7 +110,7 @@ def test_services_refusals_are_typed_and_change_nothing(tmp_path: Path) -> None:
         heartbeat = membership_pb2.HeartbeatRequest(node_id="n1", node_epoch=9)
         with pytest.raises(NodeFencedError):
             await caller.call(caller.membership.Heartbeat, heartbeat)
-        assert coordinator._replicated.snapshot() == before
+        assert coordinator._replicated.capture()() == before
 
     with_coordinator(tmp_path, test, bootstrap=BootstrapConfig(bootstrap_nodes=2))
 
@@ -283,14 +284,14 @@ ADMIN = admin_pb2.DESCRIPTOR.services_by_name["Admin"]
 
 def test_services_operators_call_for_another_cluster_changes_nothing(tmp_path: Path) -> None:
     async def test(coordinator: Coordinator, caller: Caller) -> None:
-        before = coordinator._replicated.snapshot()
+        before = coordinator._replicated.capture()()
         cluster_id = (await caller.status()).table.cluster.cluster_id
         for method in ADMIN.methods:
             request = GetMessageClass(method.input_type)(cluster_id="elsewhere")
             with pytest.raises(WrongClusterError) as wrong:
                 await caller.call(getattr(caller.admin, method.name), request)
             assert wrong.value.expected_cluster_id == cluster_id
-        assert coordinator._replicated.snapshot() == before
+        assert coordinator._replicated.capture()() == before
 
     with_coordinator(tmp_path, test)
 
@@ -407,7 +408,7 @@ def test_server_restarted_keeps_the_cluster_and_its_table(tmp_path: Path) -> Non
 
 def test_update_cache_makes_each_update_once_a_version() -> None:
     state = bootstrapped([(1,), (2,)], nodes=2)
-    cache = UpdateCache()
+    cache = UpdateCache(RowForms())
     table = state.table()
     assert table is not None
     whole = cache.update(table, 0)

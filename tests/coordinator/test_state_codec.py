@@ -64,6 +64,7 @@ from koinon_coordinator.wire.state_codec import (
     image_from_bytes,
     image_to_bytes,
 )
+from koinon_coordinator.wire.rows import _ROW, RowForms
 from koinon_proto.contract.access import (
     NO_ACCESS_STATE,
     Action,
@@ -86,7 +87,7 @@ from koinon_proto.contract.table import (
     PartitionId,
     registration_digest,
 )
-from koinon_proto.v1 import membership_pb2, state_pb2
+from koinon_proto.v1 import membership_pb2, state_pb2, table_pb2
 from tests.proto.records import POSITIVE, records
 
 from .load_states import ABORTED, Log, commit_load, merged
@@ -483,11 +484,38 @@ def test_stage_of_a_newer_node_is_read_as_waiting() -> None:
     assert admin_service.PROGRESS.decode(message).stage is Stage.WAITING
 
 
+@given(before=records(StateImage, SPECIAL), after=records(StateImage, SPECIAL))
+def test_snapshot_is_what_protobuf_writes_whatever_rows_are_known(
+    before: StateImage, after: StateImage
+) -> None:
+    forms = RowForms()
+    for image in (before, after, before):
+        encoded = image_to_bytes(image, forms)
+        message = state_pb2.StateSnapshot.FromString(encoded)
+        assert message.SerializeToString(deterministic=True) == encoded
+        assert image_from_bytes(encoded) == image
+
+
+def test_row_forms_make_a_row_once_and_let_others_go_on() -> None:
+    state = bootstrapped([(1, 2, 3)] * 600, nodes=3)
+    forms = RowForms()
+    let_go: list[None] = []
+    rows = state.image().rows
+    first = forms.of(rows, lambda: let_go.append(None))
+    assert len(let_go) == 600 // 256
+    assert forms.of(rows, lambda: let_go.append(None)) == first
+    assert len(let_go) == 600 // 256
+    many = replace(rows[1], replicas=tuple(map(NodeNumber, range(1, 300))), partition_epoch=1 << 50)
+    changed = forms.of((rows[0], many))
+    update = table_pb2.TableUpdate.FromString(changed)
+    assert list(map(_ROW.decode, update.rows)) == [rows[0], many]
+
+
 def test_replicated_state_restored_from_a_snapshot_goes_on_alike() -> None:
     first, second = ReplicatedState(), ReplicatedState()
     first.state = bootstrapped([(1,), (2,)], nodes=2)
-    second.restore(first.snapshot())
+    second.restore(first.capture()())
     command = command_to_bytes(register("n1", last=1, known=1, registration="r2"))
     assert first.apply(9, command) == second.apply(9, command)
-    assert first.snapshot() == second.snapshot()
+    assert first.capture()() == second.capture()()
     assert isinstance(second.state, ClusterState)

@@ -18,6 +18,7 @@ from koinon_coordinator.core.cluster.commands import FenceNode, SetMoveSettings
 from koinon_coordinator.services import cluster_services
 from koinon_coordinator.services.cluster_services import TableService
 from koinon_coordinator.state_machine import ReplicatedState
+from koinon_coordinator.wire.rows import RowForms
 from koinon_coordinator.wire.state_codec import command_to_bytes
 from koinon_coordinator.wire.updates import UpdateCache
 from koinon_proto.contract import convert
@@ -101,7 +102,7 @@ class Watcher:
 def run_watch(test: Callable[[Member, TableService], Awaitable[None]]) -> None:
     async def whole() -> None:
         member = Member()
-        await test(member, TableService(member, UpdateCache()))  # type: ignore[arg-type]
+        await test(member, TableService(member, UpdateCache(RowForms())))  # type: ignore[arg-type]
 
     asyncio.run(asyncio.wait_for(whole(), 20))
 
@@ -181,10 +182,10 @@ def test_watch_goes_on_over_a_restore() -> None:
     async def test(member: Member, tables: TableService) -> None:
         async with watch(tables) as watcher:
             other = ReplicatedState()
-            other.restore(member.replicated.snapshot())
+            other.restore(member.replicated.capture()())
             settings = MoveSettings(paused=True)
             other.apply(1, command_to_bytes(SetMoveSettings(settings=settings)))
-            member.replicated.restore(other.snapshot())
+            member.replicated.restore(other.capture()())
             await turn()
             assert watcher.table is not None
             assert watcher.table.moves.paused

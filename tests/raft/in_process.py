@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,10 @@ class Commands:
         self.applied.append(command)
         return b"done " + command
 
-    def snapshot(self) -> bytes:
+    def capture(self) -> Callable[[], bytes]:
         self.snapshots += 1
-        return b"\n".join(self.applied)
+        applied = tuple(self.applied)
+        return lambda: b"\n".join(applied)
 
     def restore(self, snapshot: bytes) -> None:
         self.restored += 1

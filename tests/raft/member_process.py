@@ -12,6 +12,7 @@ import logging
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,9 @@ class CommandList:
             self.kept.append(command.rstrip(b".").decode())
         return index
 
-    def snapshot(self) -> bytes:
-        return json.dumps([self.count, self.kept]).encode()
+    def capture(self) -> Callable[[], bytes]:
+        count, kept = self.count, tuple(self.kept)
+        return lambda: json.dumps([count, kept]).encode()
 
     def restore(self, snapshot: bytes) -> None:
         self.count, self.kept = json.loads(snapshot)

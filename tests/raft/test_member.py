@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -269,6 +270,7 @@ def test_member_restarted_replays_its_log_and_snapshot() -> None:
             leader = await group.leader()
             for number in range(25):
                 await leader.propose(b"%d" % number)
+                await until(lambda: not leader._snapshots.is_under_way, "no snapshot is being made")
             assert group.states["a"].snapshots == 2
             await leader.stop()
             again = group.make("a")
@@ -276,6 +278,97 @@ def test_member_restarted_replays_its_log_and_snapshot() -> None:
             await until(lambda: again.status().role is Role.LEADER, "it leads again")
             await again.read_barrier()
             assert group.states["a"].applied == [b"%d" % n for n in range(25)]
+
+    run(test)
+
+
+def test_member_goes_on_while_its_snapshot_is_encoded() -> None:
+    may_end = threading.Event()
+
+    class Slow(Commands):
+        def capture(self) -> Callable[[], bytes]:
+            encode = super().capture()
+
+            def encode_later() -> bytes:
+                assert may_end.wait(20)
+                return encode()
+
+            return encode_later
+
+    async def test() -> None:
+        group = InProcessGroup("a", snapshot_every_entries=10, retained_entries_max=2)
+        member, state = group.make("a"), Slow()
+        member._state_machine = group.states["a"] = state
+        await member.start()
+        leader = await group.leader()
+        for number in range(35):
+            await leader.propose(b"%d" % number)
+        assert (len(state.applied), state.snapshots) == (35, 1)
+        assert leader.status().snapshot_index == 0
+        may_end.set()
+        await until(lambda: group.disks["a"].load().snapshot.index, "it is durable")
+        snapshot = group.disks["a"].load().snapshot
+        assert snapshot.data.split(b"\n") == [b"%d" % n for n in range(snapshot.index - 1)]
+        assert snapshot.index < 35  # of the moment at which it was captured
+        await until(lambda: state.snapshots > 1, "the next one is due")
+        await leader.propose(b"35")
+        await leader.stop()
+        again = group.make("a")
+        await again.start()
+        await until(lambda: again.status().role is Role.LEADER, "it leads again")
+        await again.read_barrier()
+        assert group.states["a"].applied == [b"%d" % n for n in range(36)]
+        await again.stop()
+
+    run(test)
+
+
+def test_member_makes_a_snapshot_of_few_entries_that_took_long_to_apply() -> None:
+    """A restart would take as long for them."""
+
+    class Slow(Commands):
+        def apply(self, index: int, command: bytes) -> object:
+            ends_at = time.thread_time() + 0.004
+            while time.thread_time() < ends_at:
+                pass
+            return super().apply(index, command)
+
+    async def test() -> None:
+        group = InProcessGroup("a", snapshot_every_apply_ms=20)
+        member = group.make("a")
+        member._state_machine = group.states["a"] = state = Slow()
+        await member.start()
+        leader = await group.leader()
+        for number in range(4):
+            await leader.propose(b"%d" % number)
+        assert state.snapshots == 0
+        for number in range(2):
+            await leader.propose(b"%d" % number)
+        await until(lambda: state.snapshots == 1, "a snapshot is made")
+        await leader.stop()
+
+    run(test)
+
+
+def test_member_stops_if_its_state_cannot_be_encoded() -> None:
+    class Broken(Commands):
+        def capture(self) -> Callable[[], bytes]:
+            def encode() -> bytes:
+                raise RuntimeError("no bytes for this")
+
+            return encode
+
+    async def test() -> None:
+        group = InProcessGroup("a", snapshot_every_entries=3)
+        member = group.make("a")
+        member._state_machine = Broken()
+        await member.start()
+        leader = await group.leader()
+        with contextlib.suppress(ProposalUnknownError):  # the third may come too late to hear of it
+            for number in range(3):
+                await leader.propose(b"%d" % number)
+        with pytest.raises(RuntimeError, match="no bytes"):
+            await member.stopped()
 
     run(test)
 

@@ -97,7 +97,7 @@ class Member:
         self.process.kill()
         self.machine.process = None
         if self.group.rng.random() < 0.5:
-            self._snapshot = (self.applied, self.replicated.snapshot())
+            self._snapshot = (self.applied, self.replicated.capture()())
         self.group.network.on_killed(self.process)
 
     def clock(self) -> float:

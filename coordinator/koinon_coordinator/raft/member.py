@@ -1,7 +1,8 @@
 """A Raft member on asyncio: the core, its storage and its transport, and the state machine.
 
-Everything but `RaftStorage.save` happens on the event loop; saves run on a thread of their own,
-one at a time, and what gathers meanwhile goes with the next one (group commit). Messages that need
+Everything but `RaftStorage.save` and the encoding of snapshots happens on the event loop; saves run
+on a thread of their own, one at a time, and what gathers meanwhile goes with the next one (group
+commit). Messages that need
 no disk, a leader's appends among them, leave before the save begins.
 
 A member that meets something it cannot go on after (a failed write, an `apply` that raises, a
@@ -14,6 +15,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Protocol
 
 from koinon_coordinator.core.raft import (
@@ -36,6 +38,7 @@ from koinon_coordinator.raft.config import TICKS_APART_MAX, RaftConfig
 from koinon_coordinator.raft.election_stats import ElectionHistory
 from koinon_coordinator.raft.errors import MemberRemovedError, MemberStoppedError, StoreChangedError
 from koinon_coordinator.raft.refusals import change_error, not_leader, request_error
+from koinon_coordinator.raft.snapshots import Snapshots
 from koinon_coordinator.raft.status import RaftCounters, RaftStatus, status_of
 from koinon_coordinator.raft.storage import LmdbRaftStorage, RaftStorage
 from koinon_coordinator.raft.transport import RaftTransport
@@ -61,7 +64,11 @@ class StateMachine(Protocol):
         """Deterministic; the result goes to the proposer, if it is on this member."""
         ...
 
-    def snapshot(self) -> bytes: ...
+    def capture(self) -> Callable[[], bytes]:
+        """Return what makes a snapshot of the state as it is now. It is called on another thread,
+        while further commands are applied.
+        """
+        ...
 
     def restore(self, snapshot: bytes) -> None: ...
 
@@ -106,7 +113,7 @@ class RaftMember:
         self._waiting = Waiting()
         self._served_term: int | None = None  # the term that on_leader was called for
         self._leads = False  # by the core; it may not serve yet
-        self._bytes_since_snapshot = 0  # of the entries applied since
+        self._snapshots = Snapshots(config)
         self._scheduled = False  # whether ``_process`` runs at the end of this turn
         self._running = False  # between ``start`` and ``_halt``
         self._saving: asyncio.Future[float] | None = None  # the save that is out, one at a time
@@ -455,7 +462,7 @@ class RaftMember:
             self._transport.send(ready.messages_after_persist)
         if ready.snapshot_write is not None and ready.snapshot_write.installed:
             self._state_machine.restore(ready.snapshot_write.snapshot.data)
-            self._bytes_since_snapshot = 0
+            self._snapshots.counted_anew()
         for entry in ready.committed:
             self._apply(entry)
         self._pin_group()
@@ -470,9 +477,10 @@ class RaftMember:
 
     def _apply(self, entry: Entry) -> None:
         result: object = None
+        began_s = time.thread_time()
         if entry.kind is EntryKind.COMMAND:
             result = self._state_machine.apply(entry.index, entry.data)
-        self._bytes_since_snapshot += entry.size_bytes
+        self._snapshots.applied(entry.size_bytes, time.thread_time() - began_s)
         proposed_at = self._waiting.on_applied(entry, result)
         if proposed_at is not None:
             self.commit_seconds.observe(self._clock() - proposed_at)
@@ -517,14 +525,19 @@ class RaftMember:
     def _take_snapshot_if_due(self) -> None:
         core = self._core
         assert core is not None
-        applied_index = core.log.applied_index
-        entries = applied_index - core.log.snapshot.index
-        if entries > 0 and (
-            entries >= self._config.snapshot_every_entries
-            or self._bytes_since_snapshot >= self._config.snapshot_every_bytes
-        ):
-            core.compact(applied_index, self._state_machine.snapshot())
-            self._bytes_since_snapshot = 0
+        index = core.log.applied_index
+        if self._snapshots.is_due(index - core.log.snapshot.index):
+            self._snapshots.begin(self._state_machine.capture(), partial(self._on_encoded, index))
+
+    def _on_encoded(self, index: int, encoded: bytes | BaseException) -> None:
+        """The state after ``index`` is encoded: compact the log, unless a newer snapshot came from
+        the leader meanwhile.
+        """
+        if isinstance(encoded, BaseException):
+            self._halt(encoded)
+        elif self._running and self._core is not None and index > self._core.log.snapshot.index:
+            self._core.compact(index, encoded)
+            self._process()
 
     # -- events
 

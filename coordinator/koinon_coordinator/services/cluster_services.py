@@ -239,7 +239,7 @@ class TableService(table_pb2_grpc.TableServiceServicer):
 
 def add_services(coordinator: Coordinator, server: Any) -> None:
     """Mount all services of ``coordinator`` on a ``grpc.aio`` server."""
-    updates = UpdateCache()
+    updates = UpdateCache(coordinator.row_forms)
     members = MembershipService(coordinator, updates)
     membership_pb2_grpc.add_MembershipServicer_to_server(members, server)
     table_pb2_grpc.add_TableServiceServicer_to_server(TableService(coordinator, updates), server)

@@ -6,7 +6,7 @@ build does not know, raises UnsupportedVersionError: the member stops rather tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, cast
 
@@ -27,6 +27,8 @@ from koinon_coordinator.core.cluster.commands import (
 )
 from koinon_coordinator.core.cluster.image import StateImage
 from koinon_coordinator.core.cluster.members import NodeRecord, StoreLife, Stranded
+from koinon_coordinator.wire import rows
+from koinon_coordinator.wire.rows import RowForms
 from koinon_proto.contract import convert
 from koinon_proto.contract.access import NO_ACCESS_STATE
 from koinon_proto.contract.bulk_loads import StreamBatch
@@ -203,11 +205,18 @@ _IMAGE = codec(
 )
 
 
-def image_to_bytes(image: StateImage) -> bytes:
-    """Return the snapshot's bytes: the same for equal images on every member."""
+def image_to_bytes(
+    image: StateImage,
+    forms: RowForms | None = None,
+    let_go: Callable[[], object] = lambda: None,
+) -> bytes:
+    """Return the snapshot's bytes: the same for equal images on every member, and those that
+    protobuf writes, whatever ``forms`` has of the rows. It may run in any thread; ``let_go`` is
+    called now and then.
+    """
     loads = image.loads
     message = _IMAGE.encode(
-        image,
+        replace(image, rows=()),
         format_version=SNAPSHOT_FORMAT_VERSION,
         loads=map(_LOAD.encode, loads.active),
         ended_loads=map(_LOAD.encode, loads.ended),
@@ -218,7 +227,17 @@ def image_to_bytes(image: StateImage) -> bytes:
         if image.keyspaces != NO_KEYSPACES
         else None,
     )
-    return message.SerializeToString(deterministic=True)
+    behind = state_pb2.StateSnapshot()  # what comes behind the rows: fields stand by their numbers
+    behind.CopyFrom(message)
+    for field, _ in message.ListFields():
+        (behind if field.number < rows.FIELD else message).ClearField(cast(Any, field.name))
+    return b"".join(
+        (
+            message.SerializeToString(deterministic=True),
+            (forms or RowForms()).of(image.rows, let_go),
+            behind.SerializeToString(deterministic=True),
+        )
+    )
 
 
 def image_from_bytes(encoded: bytes) -> StateImage:
@@ -250,7 +269,7 @@ def image_from_bytes(encoded: bytes) -> StateImage:
 
 
 def _stranded_of_one_replica(
-    records: Iterable[state_pb2.NodeRecord], rows: Iterable[PartitionRow]
+    records: Iterable[state_pb2.NodeRecord], of_rows: Iterable[PartitionRow]
 ) -> tuple[Stranded, ...]:
     """What builds that kept one replica knew of stranded partitions: one store for each node."""
     stores = {
@@ -262,7 +281,7 @@ def _stranded_of_one_replica(
     }
     return tuple(
         Stranded(partition_id=row.partition_id, node=row.replicas[0], store=stores[row.replicas[0]])
-        for row in rows
+        for row in of_rows
         if len(row.replicas) == 1 and not row.in_sync and row.replicas[0] in stores
     )
 

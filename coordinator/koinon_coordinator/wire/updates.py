@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from koinon_coordinator.wire.rows import RowForms
 from koinon_proto.contract import convert
 from koinon_proto.contract.access import NO_ACCESS_STATE, AccessState
 from koinon_proto.contract.table import Table
@@ -15,7 +18,8 @@ class UpdateCache:
     callers ask for the same few.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, forms: RowForms) -> None:
+        self._forms = forms
         self._table: Table | None = None
         self._updates: dict[int, table_pb2.TableUpdate] = {}
 
@@ -29,7 +33,10 @@ class UpdateCache:
         if update is None:
             if len(self._updates) >= CACHED_UPDATES_MAX:
                 self._updates.pop(next(iter(self._updates)))
-            update = self._updates[base] = convert.update_to_proto(table.since(base))
+            since = table.since(base)
+            update = convert.update_to_proto(replace(since, rows=()))
+            update.MergeFromString(self._forms.of(since.rows))
+            self._updates[base] = update
         return update
 
 
