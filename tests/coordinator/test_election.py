@@ -35,11 +35,14 @@ def row(in_sync: tuple[NodeNumber, ...], *, primary: NodeNumber = NO_NODE) -> Pa
 
 def test_elect_takes_the_first_live_in_sync_replica() -> None:
     everyone = row((N1, N2, N3))
-    assert elect(everyone, {N1, N2, N3}) == N2
-    assert elect(everyone, {N1, N3}) == N1
-    assert elect(everyone, {N3}) == N3
-    assert elect(everyone, set()) == NO_NODE
-    assert elect(row((N3,)), {N1, N2}) == NO_NODE
+    for in_sync, live, elected in (
+        (everyone.in_sync, {N1, N2, N3}, N2),
+        (everyone.in_sync, {N1, N3}, N1),
+        (everyone.in_sync, {N3}, N3),
+        (everyone.in_sync, set(), NO_NODE),
+        ((N3,), {N1, N2}, NO_NODE),
+    ):
+        assert elect(everyone.replicas, in_sync, live) == elected
 
 
 def test_fence_takes_nobody_from_in_sync_who_is_as_good_as_those_left() -> None:

@@ -148,7 +148,7 @@ class _Field:
         if by_hand is None and self._hint in _SCALARS:
             return "", ""
         if by_hand is None and isinstance(self._hint, type) and issubclass(self._hint, IntEnum):
-            return "", self._named("enum", self._hint)
+            return "", self._named("enum", _Members(self._hint).__getitem__)
         if by_hand is None:
             if self.wire.message_type is None:
                 raise TypeError(f"{self._name}: no way from {self._hint} to {self.wire.full_name}")
@@ -159,6 +159,19 @@ class _Field:
         name = f"{kind}_{self._name}"
         self._scope[name] = value
         return name
+
+
+class _Members(dict[int, IntEnum]):
+    """An enum's members by number: rows of a table name some, and to call the enum takes longer
+    than the rest of a field.
+    """
+
+    def __init__(self, enum: type[IntEnum]) -> None:
+        super().__init__((int(member), member) for member in enum)
+        self._enum = enum
+
+    def __missing__(self, number: int) -> IntEnum:
+        return self._enum(number)  # which raises ValueError
 
 
 def _function(

@@ -185,7 +185,9 @@ class Keyspaces:
         it, if these are fewer.
         """
         keyspace = self.of(row.partition_id)
-        fewest = min(len(row.settled), len(row.target))
+        fewest = len(row.replicas)
+        if row.adding or row.removing:
+            fewest = min(len(row.settled), len(row.target))
         return keyspace.min_in_sync_among(fewest) if keyspace is not None else 1
 
     def free_base(self, count: int, end: int) -> int | None:

@@ -16,8 +16,7 @@ than begin again at numbers that were used.
 
 from __future__ import annotations
 
-from collections.abc import Set
-from dataclasses import replace
+from collections.abc import Collection, Sequence, Set
 
 from koinon_coordinator.core.cluster.commands import PartitionChange
 from koinon_proto.contract.table import (
@@ -32,12 +31,58 @@ from koinon_proto.contract.table import (
 PRIMARY_EPOCH_MAX = (1 << (64 - SEQUENCE_COUNTER_BITS)) - 1
 
 
-def elect(row: PartitionRow, live: Set[NodeNumber]) -> NodeNumber:
+def elect(
+    replicas: Sequence[NodeNumber], in_sync: Collection[NodeNumber], live: Set[NodeNumber]
+) -> NodeNumber:
     """Return who should lead, or ``NO_NODE``."""
-    for node in row.replicas:
-        if node in row.in_sync and node in live:
+    for node in replicas:
+        if node in in_sync and node in live:
             return node
     return NO_NODE
+
+
+def changed(
+    row: PartitionRow,
+    version: int,
+    *,
+    in_sync: tuple[NodeNumber, ...],
+    primary: NodeNumber,
+    primary_epoch: int,
+    status: PartitionStatus,
+    offline_reason: OfflineReason,
+    wanted_primary: NodeNumber,
+) -> PartitionRow:
+    """Return the next row. A fence changes every row that there is, on the event loop of every
+    coordinator, and to ``replace`` some fields takes twice as long as to name all.
+    """
+    return PartitionRow(
+        partition_id=row.partition_id,
+        replicas=row.replicas,
+        in_sync=in_sync,
+        primary=primary,
+        primary_epoch=primary_epoch,
+        partition_epoch=row.partition_epoch + 1,
+        adding=row.adding,
+        removing=row.removing,
+        status=status,
+        offline_reason=offline_reason,
+        changed_at=version,
+        wanted_primary=wanted_primary,
+    )
+
+
+def online(row: PartitionRow, *, version: int) -> PartitionRow:
+    """Return the row that its primary serves."""
+    return changed(
+        row,
+        version,
+        in_sync=row.in_sync,
+        primary=row.primary,
+        primary_epoch=row.primary_epoch,
+        status=PartitionStatus.ONLINE,
+        offline_reason=row.offline_reason,
+        wanted_primary=row.wanted_primary,
+    )
 
 
 # --- members -----------------------------------------------------------------------------------
@@ -57,7 +102,7 @@ def without_fenced(
         in_sync = others
     if in_sync == row.in_sync and row.primary != node:
         return row
-    return _settle(replace(row, in_sync=in_sync), live, version, begins_anew=row.primary == node)
+    return _settle(row, in_sync, live, version, begins_anew=row.primary == node)
 
 
 def with_registered(
@@ -71,7 +116,7 @@ def with_registered(
     """
     if row.primary != node and (row.primary != NO_NODE or node not in row.in_sync):
         return row
-    return _settle(row, live, version, begins_anew=True)
+    return _settle(row, row.in_sync, live, version, begins_anew=True)
 
 
 def with_store_lost(
@@ -88,7 +133,7 @@ def with_store_lost(
     if node not in row.in_sync and (row.primary == NO_NODE or node not in row.replicas):
         return row
     in_sync = tuple(n for n in row.in_sync if n != node)
-    return _settle(replace(row, in_sync=in_sync), live, version, begins_anew=row.primary == node)
+    return _settle(row, in_sync, live, version, begins_anew=row.primary == node)
 
 
 def with_store_returned(
@@ -100,7 +145,7 @@ def with_store_returned(
     """
     if row.in_sync or node not in row.replicas:
         return row
-    return _settle(replace(row, in_sync=(node,)), live, version, begins_anew=True)
+    return _settle(row, (node,), live, version, begins_anew=True)
 
 
 # --- proposals ---------------------------------------------------------------------------------
@@ -135,25 +180,43 @@ def altered(
     leads = successor if successor != NO_NODE else proposer
     if not (is_current and is_set and leads in in_sync and leads in live):
         return None
-    row = replace(row, in_sync=in_sync, partition_epoch=row.partition_epoch + 1, changed_at=version)
-    return row if successor == NO_NODE else _led_anew(row, successor)
+    if successor == NO_NODE:
+        return _with_in_sync(row, in_sync, version)
+    return _led_anew(row, in_sync, successor, version)
 
 
 def forced(row: PartitionRow, node: NodeNumber, *, version: int) -> PartitionRow | None:
     """Return the row led by ``node``, alone in sync whatever it holds; None: no epoch is left."""
-    row = replace(row, in_sync=(node,), partition_epoch=row.partition_epoch + 1, changed_at=version)
-    return _led_anew(row, node)
+    return _led_anew(row, (node,), node, version)
 
 
 # --- helpers -----------------------------------------------------------------------------------
 
 
-def _led_anew(row: PartitionRow, primary: NodeNumber) -> PartitionRow | None:
+def _with_in_sync(row: PartitionRow, in_sync: tuple[NodeNumber, ...], version: int) -> PartitionRow:
+    """The row under the same primary."""
+    return changed(
+        row,
+        version,
+        in_sync=in_sync,
+        primary=row.primary,
+        primary_epoch=row.primary_epoch,
+        status=row.status,
+        offline_reason=row.offline_reason,
+        wanted_primary=row.wanted_primary,
+    )
+
+
+def _led_anew(
+    row: PartitionRow, in_sync: tuple[NodeNumber, ...], primary: NodeNumber, version: int
+) -> PartitionRow | None:
     """The row under a new primary epoch, which no node has acknowledged yet."""
     if row.primary_epoch >= PRIMARY_EPOCH_MAX:
         return None
-    return replace(
+    return changed(
         row,
+        version,
+        in_sync=in_sync,
         primary=primary,
         primary_epoch=row.primary_epoch + 1,
         status=PartitionStatus.ASSIGNED,
@@ -163,21 +226,27 @@ def _led_anew(row: PartitionRow, primary: NodeNumber) -> PartitionRow | None:
 
 
 def _settle(
-    row: PartitionRow, live: Set[NodeNumber], version: int, *, begins_anew: bool
+    row: PartitionRow,
+    in_sync: tuple[NodeNumber, ...],
+    live: Set[NodeNumber],
+    version: int,
+    *,
+    begins_anew: bool,
 ) -> PartitionRow:
     """Elect if the old primary is gone or begins anew; count the change."""
-    row = replace(row, partition_epoch=row.partition_epoch + 1, changed_at=version)
     if not begins_anew and row.primary != NO_NODE:
-        return row
-    primary = elect(row, live)
-    led = _led_anew(row, primary) if primary != NO_NODE else None
+        return _with_in_sync(row, in_sync, version)
+    primary = elect(row.replicas, in_sync, live)
+    led = _led_anew(row, in_sync, primary, version) if primary != NO_NODE else None
     if led is not None:
         return led
-    lost = not row.in_sync
-    return replace(
+    return changed(
         row,
+        version,
+        in_sync=in_sync,
         primary=NO_NODE,
         primary_epoch=min(row.primary_epoch + begins_anew, PRIMARY_EPOCH_MAX),
         status=PartitionStatus.OFFLINE,
-        offline_reason=OfflineReason.STORE_LOST if lost else OfflineReason.NO_LIVE_REPLICA,
+        offline_reason=OfflineReason.NO_LIVE_REPLICA if in_sync else OfflineReason.STORE_LOST,
+        wanted_primary=row.wanted_primary,
     )

@@ -82,14 +82,7 @@ def _partitions_hosted(data: ClusterData, command: PartitionsHosted) -> Result:
         return Rejected(reason=Reason.NOTHING_CURRENT)
     data.version += 1
     for row in current.values():
-        data.put_row(
-            replace(
-                row,
-                status=PartitionStatus.ONLINE,
-                partition_epoch=row.partition_epoch + 1,
-                changed_at=data.version,
-            )
-        )
+        data.put_row(election.online(row, version=data.version))
     return Applied(rows_changed=len(current))
 
 
