@@ -180,7 +180,7 @@ MUTANTS = [
     Mutant(
         "leader-alone-never-steps-down",
         "raft.py",
-        "if hangs or quiet_s > self._config.step_down_s:",
+        "if hangs or running - self._quorum_heard_at > step_down_s:",
         "if hangs:",
     ),
     Mutant(

@@ -19,6 +19,7 @@ from koinon_coordinator.core.raft import (
     VoteReply,
     VoteRequest,
 )
+from koinon_coordinator.core.raft.patience import HALF_LIFE_S, Patience
 
 from .group import QUIET_S, Group, granted, vote_request
 
@@ -229,6 +230,59 @@ def test_voter_resumed_after_a_pause_still_hears_its_leader() -> None:
     group.elect_running("a")
     group.now += 5.0
     assert not granted(group, vote_request(9, "c", "b", last=(9, 9)))
+
+
+# -- patience with those who are slow
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_follower_waits_longer_for_a_leader_that_was_heard_late(given_up: bool) -> None:
+    group = Group()
+    group.elect("a")
+
+    def heard_after(silence_s: float) -> None:
+        group.now += silence_s
+        group.deliver(HeartbeatRequest(term=1, sender="a", to="b", commit_index=0, round_id=0))
+
+    heard_after(0.08)
+    if given_up:
+        group.tick("b", after_s=QUIET_S)
+        assert group.role("b") is Role.PRE_CANDIDATE
+    heard_after(0.08 if given_up else 0.35)
+    wait_s = 1.4 if given_up else 0.65
+    for _ in range(10):  # however the timer is set
+        group.tick("b", after_s=wait_s)
+        assert group.role("b") is Role.FOLLOWER
+        assert not granted(group, vote_request(9, "c", "b", last=(9, 9)))
+        heard_after(0.0)
+    group.tick("b", after_s=2.4 + 0.3)
+    assert group.role("b") is Role.PRE_CANDIDATE
+
+
+def test_leader_waits_longer_for_a_quorum_that_answered_late() -> None:
+    group = Group()
+    group.elect("a")
+    group.now += 0.5
+    group.heartbeat("a")
+    group.pump()
+    group.tick("a", after_s=0.9)
+    assert group.role("a") is Role.LEADER
+    assert group["a"].propose(b"late", group.now) is Refusal.NOT_LEADER, "but it takes nothing in"
+    group.tick("a", after_s=0.4)
+    assert group.role("a") is Role.FOLLOWER
+
+
+def test_patience_is_bounded_and_forgets() -> None:
+    patience = Patience(most_s=2.4)
+    assert patience.least_s(0.3, 0.0) == 0.3
+    patience.ended(0.1, 1.0)
+    assert patience.least_s(0.3, 1.0) == 0.3
+    patience.ended(0.5, 2.0)
+    patience.ended(0.1, 3.0)  # shorter ones take nothing away
+    assert patience.least_s(0.3, 2.0 + HALF_LIFE_S) == pytest.approx(0.5)
+    assert patience.least_s(0.3, 2.0 + 2 * HALF_LIFE_S) == 0.3
+    patience.ended(30.0, 100.0)
+    assert patience.least_s(0.3, 100.0) == 2.4
 
 
 def test_candidate_elections_that_nobody_wins_are_further_apart() -> None:

@@ -13,7 +13,8 @@ Two rules make every answer trustworthy:
 
 Patience is another matter: who campaigns, and who steps down for want of a quorum, is decided by
 time in which this member ran (`RunningTime`). A member that is starved of CPU finds the others'
-messages unread, and an election would only cost a group more that has too little already.
+messages unread, and an election would only cost a group more that has too little already. Where
+others were slow lately, and not dead, they have longer (`Patience`).
 
 A member whose disk hangs is in touch all the same, for heartbeats need no disk, but nothing that it
 leads is ever applied. So it leaves the lead to the others if they can do without it, and does not
@@ -44,6 +45,7 @@ from koinon_coordinator.core.raft.messages import (
     VoteReply,
     VoteRequest,
 )
+from koinon_coordinator.core.raft.patience import Patience
 from koinon_coordinator.core.raft.progress import Progress
 from koinon_coordinator.core.raft.ready import (
     Event,
@@ -87,6 +89,8 @@ class RaftCore:
         self._election_due_at = 0.0
         self._quorum_heard_at = 0.0
         self._campaigns = 0
+        self._heard = (0, "")  # the term and the id of the leader that was heard last
+        self._patience = Patience(_WIDER_MAX * config.election_timeout_max_ms / 1000)
         self._restart_election_timer(now)
         # Output that waits to be taken.
         self._messages: list[Message] = []  # need a durable term and vote
@@ -271,10 +275,14 @@ class RaftCore:
         vote may take longer than the time-out, and those who campaign all at once go on to.
         """
         wider = min(1 << max(0, self._campaigns - 2), _WIDER_MAX)
-        timeout_ms = self._rng.uniform(
-            self._config.election_timeout_min_ms, wider * self._config.election_timeout_max_ms
-        )
-        self._election_due_at = self._running.at(now) + timeout_ms / 1000
+        config, running = self._config, self._running.at(now)
+        spread_ms = wider * config.election_timeout_max_ms - config.election_timeout_min_ms
+        least_s = self._leader_silence_s(running)
+        self._election_due_at = running + least_s + self._rng.uniform(0, spread_ms) / 1000
+
+    def _leader_silence_s(self, running: float) -> float:
+        """For how long a leader has to be silent to count as gone."""
+        return self._patience.least_s(self._config.election_timeout_min_ms / 1000, running)
 
     def _follow(self, term: int, leader_id: str | None, now: float) -> None:
         if term > self.term:
@@ -296,8 +304,9 @@ class RaftCore:
         hangs = self.is_save_late(now) and leader.can_be_spared(now)
         if leader.is_sole_voter:
             self._quorum_heard_at = self._running.at(now)  # a second voter has time
-        quiet_s = self._running.at(now) - self._quorum_heard_at
-        if hangs or quiet_s > self._config.step_down_s:
+        running = self._running.at(now)
+        step_down_s = self._patience.least_s(self._config.step_down_s, running)
+        if hangs or running - self._quorum_heard_at > step_down_s:
             self._follow(self.term, None, now)
 
     def _leader_in_touch(self, now: float) -> Leader | None:
@@ -368,8 +377,9 @@ class RaftCore:
         """Return whether a leader is at work as far as this member can tell (leader stickiness)."""
         if self._leader is not None:
             return True
-        quiet_s = self._running.at(now) - self._heard_leader_at
-        return self.leader_id is not None and quiet_s < self._config.election_timeout_min_ms / 1000
+        running = self._running.at(now)
+        silent_from = self._heard_leader_at + self._leader_silence_s(running)
+        return self.leader_id is not None and running < silent_from
 
     def _on_vote_request(self, request: VoteRequest, now: float) -> None:
         """Grant at most one vote per term, to a log at least as good as this one.
@@ -424,7 +434,10 @@ class RaftCore:
             )
         if self.role is not Role.FOLLOWER or self.leader_id != message.sender:
             self._follow(self.term, message.sender, now)
-        self._heard_leader_at = self._running.at(now)
+        running, leader = self._running.at(now), (self.term, message.sender)
+        if self._heard == leader:  # whether or not this member had given it up
+            self._patience.ended(running - self._heard_leader_at, running)
+        self._heard, self._heard_leader_at = leader, running
         self._had_leader_at = now
         self._campaigns = 0
         self._restart_election_timer(now)
@@ -470,7 +483,9 @@ class RaftCore:
 
     def _on_follower_reply(self, reply: FollowerReply, now: float) -> None:
         if self._leader is not None and self._leader.on_reply(reply, now):
-            self._quorum_heard_at = self._running.at(now)
+            running = self._running.at(now)
+            self._patience.ended(running - self._quorum_heard_at, running)
+            self._quorum_heard_at = running
 
     def _note_commit(self, now: float) -> None:
         """Act on a configuration that is committed, and durable here so that it can be applied
