@@ -71,7 +71,10 @@ def test_table_updates_in_any_order_converge_and_never_go_back(
     for at, base in deliveries:
         source = tables[at % len(tables)]
         before = held.table_version if held else 0
-        held = apply_update(held, source.since(base % (source.table_version + 1)))
+        update = source.since(base % (source.table_version + 1))
+        by_wire = convert.table_after(held, convert.update_to_proto(update))
+        held = apply_update(held, update)
+        assert by_wire == held
         if held is not None:
             assert held.table_version >= before
             assert held == tables[held.table_version - 1]
@@ -86,6 +89,16 @@ def test_table_update_of_other_cluster_is_refused() -> None:
         apply_update(held, foreign.since(0))
     assert caught.value.expected_cluster_id == "c1"
     assert caught.value.actual_cluster_id == "c2"
+
+
+def test_table_update_that_is_no_news_is_not_decoded_but_of_another_cluster_is_refused() -> None:
+    held = history([3])[-1]
+    late = convert.update_to_proto(history([3])[0].since(0))
+    late.format_version = 9  # nobody looks
+    assert convert.table_after(held, late) is held
+    late.cluster.cluster_id = "c2"
+    with pytest.raises(WrongClusterError):
+        convert.table_after(held, late)
 
 
 def test_table_update_over_the_wire_is_the_same() -> None:

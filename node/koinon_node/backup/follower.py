@@ -23,7 +23,8 @@ from koinon_node.config import Limits
 from koinon_node.core.recent_writes import RecentWrites
 from koinon_node.core.replication import replica_sync as core
 from koinon_node.core.replication.copies import Copies, CopyState
-from koinon_node.core.replication.replica_sync import Progress, Rank, Stage
+from koinon_node.core.replication.openings import Progress, reported
+from koinon_node.core.replication.replica_sync import Stage
 from koinon_node.ports import Peers
 from koinon_node.state import NodeState, WallClock
 from koinon_node.storage.index_sweeper import IndexSweeper
@@ -146,14 +147,13 @@ class Follower:
 
     def stages(self) -> Counter[Stage]:
         """Return how many partitions that are followed stand where."""
-        links = self._context.links.values()
-        return Counter(f.stage for link in links for f in link.following.partitions.values())
+        found: Counter[Stage] = Counter()
+        for link in self._context.links.values():
+            for (_, stage), count in link.following.index.counts.items():
+                found[stage] += count
+        return found
 
     def progress(self) -> list[Progress]:
-        """Return how far the replicas have come that are not in sync by the table."""
-        return [
-            core.progress_of(followed)
-            for link in self._context.links.values()
-            for followed in link.following.partitions.values()
-            if followed.want.rank is not Rank.IN_SYNC
-        ]
+        """Return how far replicas have come that are on their way and not in sync by the table."""
+        links = self._context.links.values()
+        return reported(f for link in links for f in link.following.partitions.values())

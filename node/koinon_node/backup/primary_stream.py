@@ -198,7 +198,8 @@ class Link:
             asked = min(self.following.unanswered.values(), default=None)
             if asked is not None and now - asked > _ANSWER_TIMEOUT_S:
                 raise PeerLostError(reason=f"node {self.node.node_id} does not answer an opening")
-            wait_s = [f.due_at - now for f in self.following.waiting() if f.due_at > now]
+            due_at = self.following.index.next_due_at
+            wait_s = [max(due_at - now, 0.0)] if due_at is not None else []
             wait_s += [asked + _ANSWER_TIMEOUT_S - now + 0.01] if asked is not None else []
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(wait_s, default=None)):
@@ -260,6 +261,8 @@ class Link:
                 self._take_answer(followed, entry)
             except BadMessageError as bad:
                 self._give_up([followed], bad)
+            else:
+                self._context.settled_bound.opened(followed)
         self._context.wake()
         self._joining_due.set()
 
@@ -409,7 +412,7 @@ class Link:
         while True:
             await self._joining_due.wait()
             self._joining_due.clear()
-            joining = [f for f in self.following.partitions.values() if f.stage is Stage.JOINING]
+            joining = list(self.following.index.joining.values())
             for followed in joining:
                 if followed.overflowed and followed.stage is Stage.JOINING:
                     await self._join_without_stream(followed)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -12,8 +11,8 @@ from typing import TYPE_CHECKING
 from koinon_node.backup.applier import Applier
 from koinon_node.core.pacing import TokenBucket, page_bytes
 from koinon_node.core.recent_writes import RecentWrites
-from koinon_node.core.replication import replica_sync as core
 from koinon_node.core.replication.copies import Copies
+from koinon_node.core.replication.openings import SettledBound, choose_openings, on_the_way
 from koinon_node.core.replication.replica_sync import Followed, Rank
 from koinon_node.ports import Peers
 from koinon_node.state import NodeState
@@ -58,6 +57,7 @@ class StreamContext:
     passes: dict[Rank, asyncio.Semaphore] = field(
         default_factory=lambda: {rank: asyncio.Semaphore(n) for rank, n in _PASSES.items()}
     )
+    settled_bound: SettledBound = field(default_factory=SettledBound)
     told_full_at: float = float("-inf")  # when it was logged that there is no room
     bytes_pulled: int = 0  # since the start
 
@@ -78,17 +78,15 @@ class StreamContext:
 
     def openings(self, link: Link) -> list[Followed]:
         """Return what the link may open now."""
-        waiting = link.following.waiting()
-        if not waiting:
-            return []
-        counts: Counter[Rank] = Counter()
-        for other in self.links.values():
-            for followed in other.following.partitions.values():
-                rank = followed.want.rank
-                if followed.stage in (core.PULLING if rank is Rank.ADDING else core.ON_THE_WAY):
-                    counts[rank] += 1
+        counts = on_the_way(other.following for other in self.links.values())
         paused = self.table is not None and self.table.moves.paused
-        return core.choose_openings(waiting, counts, self.clock(), paused=paused)
+        return choose_openings(
+            link.following,
+            counts,
+            self.clock(),
+            settled_most=self.settled_bound.most,
+            paused=paused,
+        )
 
     def wake(self) -> None:
         """Something may be opened now that could not before."""

@@ -28,6 +28,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import starmap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,6 +71,7 @@ _U16 = struct.Struct(">H")
 _HEAD = struct.Struct(">HB")
 _HEAD_ROW = np.dtype([("partition", ">u2"), ("kind", "u1")])
 _EPOCHS_HEAD = struct.Struct(">BQH")
+_EPOCH_START = struct.Struct(">QQ")
 _PROGRESS = struct.Struct(">BQQB")
 _PROGRESS_1 = struct.Struct(">BQQ")
 _PROGRESS_ROW = np.dtype(
@@ -226,7 +228,7 @@ def dropping_key(partition_id: int) -> bytes:
 def encode_epochs(epochs: PartitionEpochs) -> bytes:
     history = epochs.history
     head = _EPOCHS_HEAD.pack(METADATA_VERSION, epochs.primary_epoch, len(history))
-    return head + b"".join(_U64.pack(e) + _U64.pack(s) for e, s in history)
+    return head + b"".join(starmap(_EPOCH_START.pack, history))
 
 
 def decode_epochs(data: bytes) -> PartitionEpochs:
@@ -237,8 +239,8 @@ def decode_epochs(data: bytes) -> PartitionEpochs:
     """
     _check_version(data, METADATA_VERSION)
     _, primary_epoch, count = _EPOCHS_HEAD.unpack_from(data)
-    numbers = struct.unpack_from(f">{2 * count}Q", data, _EPOCHS_HEAD.size)
-    history = tuple(EpochStart(*pair) for pair in zip(numbers[::2], numbers[1::2], strict=True))
+    numbers = iter(struct.unpack_from(f">{2 * count}Q", data, _EPOCHS_HEAD.size))
+    history = tuple(map(EpochStart, numbers, numbers))
     return PartitionEpochs(primary_epoch=primary_epoch, history=history)
 
 

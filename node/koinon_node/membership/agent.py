@@ -66,7 +66,7 @@ from koinon_proto.contract.errors import (
     WrongClusterError,
 )
 from koinon_proto.contract.leader_search import Route
-from koinon_proto.contract.table import NodeId, NodeNumber, RedisPort, Table, apply_update
+from koinon_proto.contract.table import NodeId, NodeNumber, RedisPort, Table
 from koinon_proto.contract.versions import NODE_PROTOCOL_VERSION
 from koinon_proto.partitioner import partitioner_of
 from koinon_proto.process.measures import Histogram
@@ -478,7 +478,7 @@ class Agent:
 
     def _apply_table(self, message: table_pb2.TableUpdate) -> None:
         before = self._assignment.table
-        table = apply_update(before, convert.update_from_proto(message))
+        table = convert.table_after(before, message)
         if table is None or (table is before and self._state.served.node_epoch == self._node_epoch):
             return
         if before is None or table.keyspace_list is not before.keyspace_list:

@@ -15,7 +15,14 @@ from koinon_proto.contract.access import AccessState, Role, Token, User
 from koinon_proto.contract.codec import codec
 from koinon_proto.contract.errors import InvalidArgumentError, KoinonError, UnsupportedVersionError
 from koinon_proto.contract.keyspaces import Keyspace, KeyspaceList
-from koinon_proto.contract.table import ClusterConfig, MoveSettings, NodeInfo, TableUpdate
+from koinon_proto.contract.table import (
+    ClusterConfig,
+    MoveSettings,
+    NodeInfo,
+    Table,
+    TableUpdate,
+    apply_update,
+)
 from koinon_proto.v1 import access_pb2, errors_pb2, table_pb2
 
 TABLE_FORMAT_VERSION = 1
@@ -136,6 +143,20 @@ def update_from_proto(message: table_pb2.TableUpdate) -> TableUpdate:
         )
     bounds.check_reply(message)
     return UPDATE.decode(message)
+
+
+def table_after(table: Table | None, message: table_pb2.TableUpdate) -> Table | None:
+    """Return the table after the update, as ``apply_update`` does. The same update comes by several
+    ways, and may have thousands of rows: only one that is news is decoded.
+
+    Raises:
+        WrongClusterError: the update belongs to another cluster.
+        UnsupportedVersionError, UnavailableError: see ``update_from_proto``.
+    """
+    if table is not None and message.table_version <= table.table_version:
+        table.cluster.check_id(message.cluster.cluster_id, required=True)
+        return table
+    return apply_update(table, update_from_proto(message))
 
 
 # --- access ------------------------------------------------------------------------------------

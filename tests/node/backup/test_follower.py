@@ -14,7 +14,7 @@ from koinon_node.core.membership.lease import NO_LEASE
 from koinon_node.core.records import EpochStart, PartitionEpochs
 from koinon_node.core.replication import replica_sync
 from koinon_node.core.replication.copies import CopyState
-from koinon_node.core.replication.replica_sync import ProgressStage
+from koinon_node.core.replication.openings import ProgressStage
 from koinon_proto.contract.convert import error_to_proto
 from koinon_proto.contract.errors import TableBehindError
 from koinon_proto.contract.table import MoveSettings, first_sequence

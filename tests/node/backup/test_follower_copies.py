@@ -12,7 +12,7 @@ import pytest
 from koinon_node.core import records
 from koinon_node.core.records import EpochStart, PartitionEpochs
 from koinon_node.core.replication.copies import CopyState
-from koinon_node.core.replication.replica_sync import ProgressStage
+from koinon_node.core.replication.openings import ProgressStage
 from koinon_node.storage.environment import DATA_DB, PARTITIONS_DB
 from koinon_proto.v1 import replication_pb2 as wire
 from tests.kit.waiting import until

@@ -9,9 +9,18 @@ import pytest
 
 from koinon_node.core.records import EpochStart
 from koinon_node.core.replication.copies import CopyState
+from koinon_node.core.replication.openings import (
+    PULLED_MAX,
+    REPORTED_MAX,
+    SETTLED_MAX,
+    ProgressStage,
+    SettledBound,
+    choose_openings,
+    on_the_way,
+    reported,
+)
 from koinon_node.core.replication.replica_sync import (
     NEXT,
-    OPEN_MAX,
     BadMessageError,
     Fate,
     Followed,
@@ -23,7 +32,6 @@ from koinon_node.core.replication.replica_sync import (
     Step,
     Want,
     Wanted,
-    choose_openings,
     first_step,
     retry_delay_s,
 )
@@ -209,9 +217,9 @@ def test_partition_is_not_opened_again_before_it_was_answered() -> None:
     ended, changed = following.want({0: Want(6, 6, Rank.IN_SYNC)})
     assert (ended, len(changed)) == ([], 1)
     following.close(changed[0])
-    assert following.waiting() == []
+    assert list(following.due(Rank.IN_SYNC, 0.0)) == []
     assert following.answered(0) is None  # to the opening that is over
-    assert following.waiting() == changed
+    assert list(following.due(Rank.IN_SYNC, 0.0)) == changed
 
 
 def test_row_that_changes_only_who_is_in_sync_ends_nothing() -> None:
@@ -222,27 +230,96 @@ def test_row_that_changes_only_who_is_in_sync_ends_nothing() -> None:
     assert followed.want.rank is Rank.SETTLED
 
 
-def of_rank(rank: Rank, count: int, first: int = 0) -> list[Followed]:
-    return [Followed(p, Want(5, 5, rank)) for p in range(first, first + count)]
+def following_of(**ranks: int) -> ReplicaSync:
+    """So many waiting partitions of each rank, those that are needed most last."""
+    following = ReplicaSync()
+    wants: dict[int, Want] = {}
+    for rank in reversed(Rank):
+        for _ in range(ranks.get(rank.name, 0)):
+            wants[len(wants)] = Want(5, 5, rank)
+    following.want(wants)
+    return following
 
 
 def test_openings_go_by_rank_and_within_bounds() -> None:
-    waiting = [
-        *of_rank(Rank.ADDING, 10),
-        *of_rank(Rank.SETTLED, 30, 100),
-        *of_rank(Rank.IN_SYNC, 50, 200),
-    ]
-    random.Random(1).shuffle(waiting)
-    chosen = choose_openings(waiting, {}, 0.0, paused=False)
+    following = following_of(ADDING=10, SETTLED=30, IN_SYNC=50)
+    chosen = choose_openings(following, {}, 0.0, paused=False)
     assert [f.want.rank for f in chosen[:50]] == [Rank.IN_SYNC] * 50
-    assert [f.want.rank for f in chosen[50:]] == [Rank.SETTLED] * OPEN_MAX[Rank.SETTLED]
-    chosen = choose_openings(of_rank(Rank.ADDING, 60), {Rank.ADDING: 1}, 0.0, paused=False)
-    assert len(chosen) == OPEN_MAX[Rank.ADDING] - 1
-    adding = of_rank(Rank.ADDING, 10)
+    assert [f.want.rank for f in chosen[50:]] == [Rank.SETTLED] * PULLED_MAX[Rank.SETTLED]
+    chosen = choose_openings(following, {}, 0.0, settled_most=20, paused=False)
+    assert len(chosen) == 50 + 20
+    chosen = choose_openings(following_of(ADDING=60), {Rank.ADDING: 1}, 0.0, paused=False)
+    assert len(chosen) == PULLED_MAX[Rank.ADDING] - 1
+    adding = following_of(ADDING=10)
     assert choose_openings(adding, {}, 0.0, paused=True) == []
     assert choose_openings(adding, {Rank.SETTLED: 1}, 0.0, paused=False) == []
-    adding[0].due_at = 5.0
-    assert adding[0] not in choose_openings(adding, {}, 4.9, paused=False)
+
+
+def test_opening_that_is_due_later_is_chosen_then_and_once() -> None:
+    following = following_of(ADDING=2)
+    early, late = following.partitions.values()
+    following.close(late, 5.0)
+    assert choose_openings(following, {}, 4.9, paused=False) == [early]
+    assert following.index.next_due_at == 5.0
+    assert choose_openings(following, {}, 5.0, paused=False) == [early, late]
+    assert following.index.next_due_at is None
+    following.close(late, 6.0)
+    following.want({late.partition_id: Want(5, 6, Rank.IN_SYNC)})  # a newer row: at once, alone
+    assert choose_openings(following, {}, 5.1, paused=False) == [late]
+    assert choose_openings(following, {}, 6.1, paused=False) == [late]
+
+
+def test_index_counts_what_is_followed_by_rank_and_stage() -> None:
+    following = following_of(SETTLED=3)
+    first, second, third = following.partitions.values()
+    for followed in (first, second):
+        following.open(followed, Sent(0, CopyState.USABLE), 0.0)
+        following.answered(followed.partition_id)
+    first.take(Step.PULL)
+    second.take(Step.JOIN)
+    assert on_the_way([following]) == {Rank.IN_SYNC: 0, Rank.SETTLED: 2, Rank.ADDING: 0}
+    assert list(following.index.joining.values()) == [second]
+    following.want({p: Want(5, 6, Rank.ADDING) for p in range(3)})
+    assert on_the_way([following])[Rank.ADDING] == 1  # what has only to join counts not
+    following.want({})
+    assert not any(following.index.counts.values())
+    assert not following.index.joining
+    assert [f for rank in Rank for f in following.due(rank, 9.0)] == []
+    assert third.index is None
+
+
+def test_many_are_opened_at_once_where_few_have_to_be_pulled() -> None:
+    def answered(count: int, step: Step, rank: Rank = Rank.SETTLED) -> None:
+        for _ in range(count):
+            followed = Followed(0, Want(5, 5, rank))
+            followed.open(Sent(0, CopyState.USABLE))
+            followed.take(step)
+            bound.opened(followed)
+
+    bound = SettledBound()
+    assert bound.most == PULLED_MAX[Rank.SETTLED]  # nothing is known yet
+    answered(500, Step.JOIN, Rank.IN_SYNC)
+    assert bound.most == PULLED_MAX[Rank.SETTLED]
+    answered(500, Step.JOIN)
+    assert bound.most == SETTLED_MAX
+    answered(32, Step.REPLACE)
+    assert bound.most < 2 * PULLED_MAX[Rank.SETTLED]
+    answered(500, Step.PULL)
+    assert bound.most == PULLED_MAX[Rank.SETTLED]
+
+
+def test_heartbeats_tell_of_what_has_begun_and_of_moves_first() -> None:
+    following = following_of(SETTLED=REPORTED_MAX, ADDING=2, IN_SYNC=1)
+    waiting = reported(following.partitions.values())
+    assert [p.stage for p in waiting] == [ProgressStage.WAITING] * 2  # of the moves
+    for followed in following.partitions.values():
+        following.open(followed, Sent(0, CopyState.USABLE), 0.0)
+        followed.take(Step.JOIN)
+    told = reported(following.partitions.values())
+    assert len(told) == REPORTED_MAX
+    ranks = [following.partitions[one.partition_id].want.rank for one in told]
+    assert ranks[:3] == [Rank.ADDING, Rank.ADDING, Rank.SETTLED]
+    assert Rank.IN_SYNC not in ranks
 
 
 def test_every_stage_can_be_closed_and_reached() -> None:

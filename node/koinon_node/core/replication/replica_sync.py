@@ -32,9 +32,11 @@ is nothing newer than this bound, and else pulls it again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum, auto
+from heapq import heappop, heappush
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -74,14 +76,6 @@ class Rank(IntEnum):
     IN_SYNC = 0
     SETTLED = 1
     ADDING = 2
-
-
-OPEN_MAX = {Rank.SETTLED: 16, Rank.ADDING: 32}
-"""How many may be on their way at once on this node; those in sync all are. While others are, none
-is begun that a move adds. Of these only those count that have not been pulled: a few more than are
-pulled at once, so that pulling never waits for an answer, and no more, since what is streamed of
-them is kept back meanwhile.
-"""
 
 
 class Want(NamedTuple):
@@ -268,10 +262,16 @@ class Followed:
     purge_floor: int = 0  # announced by the primary
     records: int = 0  # pulled
     size: int = 0  # bytes pulled
+    index: StageIndex | None = None  # in which it is filed, under what it is now
 
     def take(self, step: Step) -> None:
         """Change the stage."""
-        self.stage = NEXT[self.stage, step]
+        stage = NEXT[self.stage, step]
+        if self.index is not None:
+            self.index.remove(self)
+        self.stage = stage
+        if self.index is not None:
+            self.index.add(self)
 
     def open(self, sent: Sent) -> None:
         self.take(Step.OPEN)
@@ -279,8 +279,8 @@ class Followed:
 
     def close(self, due_at: float = 0.0) -> None:
         """Forget the opening."""
-        self.take(Step.CLOSE)
         self.due_at = due_at
+        self.take(Step.CLOSE)
         self.opened = Opened()
         self.received = self.newest_pulled = self.bound = self.purge_floor = 0
         self.records = self.size = 0
@@ -380,6 +380,51 @@ class Fate(Enum):
     GAP = auto()
 
 
+class StageIndex:
+    """The partitions that are followed at one primary by rank and stage. So what may be opened is
+    found, and what is on its way is counted, without a look at each: there may be thousands, and
+    something changes for each of them.
+    """
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[Rank, Stage]] = Counter()
+        self.joining: dict[int, Followed] = {}  # by partition
+        self._due: dict[Rank, dict[int, Followed]] = {rank: {} for rank in Rank}  # WAITING
+        # And those that are due later: a heap of (due_at, partition, the partition's object). An
+        # entry that does not say what the object says now is of the past.
+        self._later: list[tuple[float, int, Followed]] = []
+
+    def add(self, followed: Followed) -> None:
+        """File it, as it is now."""
+        rank, stage, p = followed.want.rank, followed.stage, followed.partition_id
+        self.counts[rank, stage] += 1
+        if stage is Stage.JOINING:
+            self.joining[p] = followed
+        elif stage is Stage.WAITING and followed.due_at:
+            heappush(self._later, (followed.due_at, p, followed))
+        elif stage is Stage.WAITING:
+            self._due[rank][p] = followed
+
+    def remove(self, followed: Followed) -> None:
+        """Take it out: it is about to change, or has ended."""
+        self.counts[followed.want.rank, followed.stage] -= 1
+        self.joining.pop(followed.partition_id, None)
+        self._due[followed.want.rank].pop(followed.partition_id, None)
+
+    def due(self, rank: Rank, now: float) -> Iterable[Followed]:
+        """Return what waits and is due, in the order in which it became so."""
+        while self._later and self._later[0][0] <= now:
+            at, p, followed = heappop(self._later)
+            if followed.index is self and followed.stage is Stage.WAITING and followed.due_at == at:
+                self._due[followed.want.rank][p] = followed
+        return self._due[rank].values()
+
+    @property
+    def next_due_at(self) -> float | None:
+        """When to look again for something that is due; None: all that waits is due already."""
+        return self._later[0][0] if self._later else None
+
+
 class ReplicaSync:
     """All that is followed at one primary.
 
@@ -389,6 +434,7 @@ class ReplicaSync:
 
     def __init__(self) -> None:
         self.partitions: dict[int, Followed] = {}
+        self.index = StageIndex()
         self.unanswered: dict[int, float] = {}  # and since when
         self.kept_bytes = 0
 
@@ -401,16 +447,22 @@ class ReplicaSync:
         for followed in ended:
             del self.partitions[followed.partition_id]
             self.kept_bytes -= followed.kept_bytes
+            self.index.remove(followed)
+            followed.index = None
         changed: list[Followed] = []
         for partition_id, want in wants.items():
             known = self.partitions.get(partition_id)
             if known is None:
-                self.partitions[partition_id] = Followed(partition_id, want)
+                new = Followed(partition_id, want, index=self.index)
+                self.partitions[partition_id] = new
+                self.index.add(new)
             elif known.want != want:
                 if known.want.primary_epoch != want.primary_epoch:
                     changed.append(known)
+                self.index.remove(known)
                 known.want = want
                 known.due_at, known.attempts = 0.0, 0
+                self.index.add(known)
         return ended, changed
 
     def close(self, followed: Followed, due_at: float = 0.0) -> None:
@@ -434,13 +486,9 @@ class ReplicaSync:
         followed = self.partitions.get(partition_id)
         return followed if followed is not None and followed.stage is Stage.OPENING else None
 
-    def waiting(self) -> list[Followed]:
-        """Return what may be opened once it is due."""
-        return [
-            followed
-            for partition_id, followed in self.partitions.items()
-            if followed.stage is Stage.WAITING and partition_id not in self.unanswered
-        ]
+    def due(self, rank: Rank, now: float) -> Iterator[Followed]:
+        """Return what may be opened now, by its rank."""
+        return (f for f in self.index.due(rank, now) if f.partition_id not in self.unanswered)
 
     def fate_of(
         self, partition_id: int, primary_epoch: int, previous: int, last: int
@@ -484,29 +532,6 @@ class ReplicaSync:
         return taken
 
 
-def choose_openings(
-    candidates: Iterable[Followed],
-    on_the_way: Mapping[Rank, int],
-    now: float,
-    *,
-    paused: bool,
-) -> list[Followed]:
-    """Return which of the waiting partitions to open now, those in sync first."""
-    due = [followed for followed in candidates if followed.due_at <= now]
-    due.sort(key=lambda f: (f.want.rank, f.partition_id))
-    counts = {rank: on_the_way.get(rank, 0) for rank in Rank}
-    chosen: list[Followed] = []
-    for followed in due:
-        rank = followed.want.rank
-        others = counts[Rank.IN_SYNC] + counts[Rank.SETTLED]
-        if rank is Rank.ADDING and (paused or others):
-            break
-        if counts[rank] < OPEN_MAX.get(rank, len(due) + counts[rank]):
-            counts[rank] += 1
-            chosen.append(followed)
-    return chosen
-
-
 def chunks_by_size(ready: Sequence[Followed], bytes_max: int) -> Iterator[list[Followed]]:
     """Cut into chunks that have kept back so many bytes, or hold a single larger one."""
     chunk: list[Followed] = []
@@ -520,45 +545,3 @@ def chunks_by_size(ready: Sequence[Followed], bytes_max: int) -> Iterator[list[F
         size += own
     if chunk:
         yield chunk
-
-
-# --- what operators see ------------------------------------------------------------------------
-
-
-class ProgressStage(IntEnum):
-    """The stages that operators see; numbers are those of the wire."""
-
-    WAITING = 1
-    SNAPSHOT = 2
-    CATCH_UP = 3
-    LIVE = 4
-
-
-_SHOWN = {
-    Stage.WAITING: ProgressStage.WAITING,
-    Stage.OPENING: ProgressStage.WAITING,
-    Stage.SNAPSHOT: ProgressStage.SNAPSHOT,
-    Stage.LIVE: ProgressStage.LIVE,
-}
-
-
-class Progress(NamedTuple):
-    """The progress of a replica that is not in sync. Totals are the primary's estimate."""
-
-    partition_id: int
-    stage: ProgressStage
-    records: int
-    bytes: int
-    records_total: int
-    bytes_total: int
-
-
-def progress_of(followed: Followed) -> Progress:
-    return Progress(
-        partition_id=followed.partition_id,
-        stage=_SHOWN.get(followed.stage, ProgressStage.CATCH_UP),
-        records=followed.records,
-        bytes=followed.size,
-        records_total=followed.opened.records,
-        bytes_total=followed.opened.size,
-    )
