@@ -1,6 +1,6 @@
 """Runs the benchmarks in turn: ``python -m bench``, or ``make bench``. It takes some seven minutes.
 
-``--long`` adds the benchmarks of moves, failover, stops and metrics, some 15 minutes more.
+``--long`` adds the benchmarks of moves, failover, stops, metrics and many partitions: some 25 more.
 ``move_bench`` stores 1 GB three times and moves it (it needs some 10 GB of disk, and frees them at
 the end). ``failover_bench`` kills ten nodes.
 """
@@ -20,7 +20,13 @@ NAMES = (
     "cluster_bench",
     "ingest_bench",
 )
-LONG_NAMES = ("move_bench", "failover_bench", "graceful_bench", "metrics_bench")
+LONG_NAMES = (
+    "move_bench",
+    "failover_bench",
+    "graceful_bench",
+    "metrics_bench",
+    "partitions_bench",
+)
 
 
 def main() -> int:

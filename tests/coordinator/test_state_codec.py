@@ -58,13 +58,13 @@ from koinon_coordinator.core.decide.registrations import Registration
 from koinon_coordinator.core.planning.model import Plan, Refusal
 from koinon_coordinator.services import admin_service, cluster_services, loads_service
 from koinon_coordinator.state_machine import ReplicatedState
+from koinon_coordinator.wire.rows import _ROW, RowForms
 from koinon_coordinator.wire.state_codec import (
     command_from_bytes,
     command_to_bytes,
     image_from_bytes,
     image_to_bytes,
 )
-from koinon_coordinator.wire.rows import _ROW, RowForms
 from koinon_proto.contract.access import (
     NO_ACCESS_STATE,
     Action,
