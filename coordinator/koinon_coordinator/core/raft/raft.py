@@ -11,10 +11,9 @@ Two rules make every answer trustworthy:
 - A leader looks at the time of its last quorum contact before it does anything with an input, so
   that one that was stopped and resumed answers nothing before a quorum has answered it.
 
-Patience is another matter: who campaigns, and who steps down for want of a quorum, is decided by
-time in which this member ran (`RunningTime`). A member that is starved of CPU finds the others'
-messages unread, and an election would only cost a group more that has too little already. Where
-others were slow lately, and not dead, they have longer (`Patience`).
+Patience is another matter: who campaigns, and who steps down for want of a quorum, goes by time in
+which this member ran (`RunningTime`): starved of CPU, it finds the others' messages unread. And who
+was slow lately, and not dead, has longer (`Patience`).
 
 A member whose disk hangs is in touch all the same, for heartbeats need no disk, but nothing that it
 leads is ever applied. So it leaves the lead to the others if they can do without it, and does not
