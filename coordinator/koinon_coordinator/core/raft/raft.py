@@ -12,8 +12,7 @@ Two rules make every answer trustworthy:
   that one that was stopped and resumed answers nothing before a quorum has answered it.
 
 Patience is another matter: who campaigns, and who steps down for want of a quorum, goes by time in
-which this member ran (`RunningTime`): starved of CPU, it finds the others' messages unread. And who
-was slow lately, and not dead, has longer (`Patience`).
+which this member ran (`RunningTime`): starved, it finds messages unread. `Patience` adds to that.
 
 A member whose disk hangs is in touch all the same, for heartbeats need no disk, but nothing that it
 leads is ever applied. So it leaves the lead to the others if they can do without it, and does not
