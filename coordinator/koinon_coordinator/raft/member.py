@@ -2,8 +2,7 @@
 
 Everything but `RaftStorage.save` and the encoding of snapshots happens on the event loop; saves run
 on a thread of their own, one at a time, and what gathers meanwhile goes with the next one (group
-commit). Messages that need
-no disk, a leader's appends among them, leave before the save begins.
+commit). Messages that need no disk, a leader's appends among them, leave before the save begins.
 
 A member that meets something it cannot go on after (a failed write, an `apply` that raises, a
 broken invariant, its own removal) stops by itself; `stopped` says why.

@@ -127,7 +127,7 @@ def _fault(entry: Entry, ttl_ms: int | None, target: Keyspace) -> str:
 
 
 class Coverage:
-    """How far the scan of a prefix is, by the partitions that it has come to."""
+    """Progress of the scan of a prefix, by the partitions that it has come to."""
 
     def __init__(self, place: Place, prefix: bytes) -> None:
         self._partitioner = partitioner_of(place.keyspace)

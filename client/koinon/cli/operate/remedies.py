@@ -1,4 +1,4 @@
-"""What an operator may do about a hot partition: the remedy follows from what makes it hot."""
+"""Remedies for a hot partition: each follows from what makes it hot."""
 
 from __future__ import annotations
 
