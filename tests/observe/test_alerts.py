@@ -22,6 +22,7 @@ NOISE = {"KoinonLeaseLosses", "KoinonReplicationLag", "KoinonTargetDown"}
 EMPTY_AT_REST = {
     "Alerts",
     "Rows that were not done",
+    "Rows refused by limits",  # no keyspace here has any
     "Requests refused or failed",
     "Time left",  # missing while moves are queued
 }
