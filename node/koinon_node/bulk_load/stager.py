@@ -21,7 +21,7 @@ from koinon_node.core import chunk_keys, records
 from koinon_node.core.records import U32Array
 from koinon_node.serving.batches import WriteBatch
 from koinon_node.serving.engine import Engine
-from koinon_node.serving.request_limits import loaded_expiry
+from koinon_node.serving.request_limits import loaded_expiries, loaded_expiry
 from koinon_node.serving.row_metrics import RowCounts
 from koinon_node.state import NodeState, WallClock
 from koinon_node.storage.store import Store
@@ -160,7 +160,13 @@ class Stager:
         if keyspace is None:
             return batch.chunks  # its partition is refused
         chunks, now_ms = list(batch.chunks), self._clock.now_ms()
-        for index, header in enumerate(batch.gathered.headers):
+        rows = batch.gathered
+        for index, (header, own) in enumerate(zip(rows.headers, rows.expiries, strict=True)):
+            if own is not None:
+                expiries = loaded_expiries(keyspace, own, now_ms, f"chunks[{index}]")
+                if (expiries != own).any():
+                    chunks[index] = columns.with_expiries(chunks[index], expiries)
+                continue
             expires_at_ms = loaded_expiry(
                 keyspace, header.expires_at_ms, now_ms, f"chunks[{index}]"
             )

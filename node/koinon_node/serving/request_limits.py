@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+import numpy as np
+
+from koinon_node.core.records import U64Array
 from koinon_node.core.updates import Expiry, ExpiryKind, expires_after
 from koinon_node.state import NodeState
+from koinon_proto.contract.columns import DELETED
 from koinon_proto.contract.errors import (
     InvalidArgumentError,
     TableBehindError,
@@ -154,11 +158,25 @@ def loaded_expiry(keyspace: Keyspace, expires_at_ms: int, now_ms: int, field: st
     Raises:
         InvalidArgumentError: later than they may.
     """
-    if not expires_at_ms:
-        return now_ms + keyspace.unnamed_ttl_ms if keyspace.unnamed_ttl_ms else 0
+    return int(_loaded(keyspace, np.array([expires_at_ms], np.uint64), now_ms, field)[0])
+
+
+def loaded_expiries(
+    keyspace: Keyspace, expires_at_ms: U64Array, now_ms: int, field: str
+) -> U64Array:
+    """As ``loaded_expiry``, of rows that have expiries of their own, or delete their keys."""
+    deleted = expires_at_ms == DELETED
+    found = _loaded(keyspace, np.where(deleted, 0, expires_at_ms), now_ms, field)
+    return np.where(deleted, expires_at_ms, found)
+
+
+def _loaded(keyspace: Keyspace, expires_at_ms: U64Array, now_ms: int, field: str) -> U64Array:
     latest_ms = now_ms + (keyspace.max_ttl_ms or MAX_TTL_MS)
-    if expires_at_ms > latest_ms + CLOCK_SLACK_MS:
+    last_ms = int(expires_at_ms.max(initial=0))
+    if last_ms > latest_ms + CLOCK_SLACK_MS:
         raise InvalidArgumentError(
-            field=field, reason="expires too late", limit=latest_ms, actual=expires_at_ms
+            field=field, reason="expires too late", limit=latest_ms, actual=last_ms
         )
-    return min(expires_at_ms, latest_ms)
+    unnamed_ms = now_ms + keyspace.unnamed_ttl_ms if keyspace.unnamed_ttl_ms else 0
+    times = np.minimum(expires_at_ms, np.uint64(latest_ms))
+    return np.where(expires_at_ms == 0, np.uint64(unnamed_ms), times)

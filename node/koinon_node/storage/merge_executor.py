@@ -10,9 +10,8 @@ Rows are handled as Arrow arrays, in C: 1,000 rows in about a millisecond, most 
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import lmdb
@@ -22,11 +21,14 @@ import pyarrow.compute as pc
 
 from koinon_node.core import chunk_keys, record_layout, records
 from koinon_node.core.chunk_keys import Slice, slice_of
-from koinon_node.core.records import U64Array
+from koinon_node.core.records import BoolArray, U64Array
 from koinon_proto.contract import arrow, columns
 from koinon_proto.contract.arrow import I64Array
 from koinon_proto.contract.columns import Gathered
 from koinon_proto.v1.replication_pb2 import MergeStep
+
+_HEAD = np.dtype([("sequence", ">u8"), ("flags", "u1"), ("expiry", ">u8")])
+"""What a record that expires begins with; of others the last number is left out."""
 
 
 class MergeError(Exception):
@@ -70,6 +72,7 @@ def merge(
     with txn.cursor(data) as cursor:
         if step.replace:
             _delete_others(txn, cursor, expiry, step, set(rows.keys))
+        _delete(txn, cursor, expiry, step, rows.gone)
         cursor.putmulti(zip(rows.keys, rows.values, strict=True))
     if rows.expiry_keys:  # else to read what the rows replace would cost too much
         with txn.cursor(expiry) as cursor:
@@ -85,6 +88,8 @@ class _Rows:
     keys: list[bytes]  # data keys, ascending, each once
     values: list[bytes]  # records
     expiry_keys: list[bytes]
+    gone: list[bytes] = field(default_factory=list)
+    """Data keys to be deleted without a tombstone: those with one are among the rows."""
 
 
 def _merged(txn: lmdb.Transaction, data: Any, step: MergeStep) -> _Rows:
@@ -107,10 +112,18 @@ def _merged(txn: lmdb.Transaction, data: Any, step: MergeStep) -> _Rows:
         taken = arrow.indices(chosen)
         keys, values = keys.take(taken), values.take(taken)
     head, empty = arrow.binary_scalar(records.head_of(step.partition_id)), arrow.binary_scalar(b"")
-    data_keys = pc.binary_join_element_wise(head, keys, empty).to_pylist()
-    headers, expiries = _headers(step.sequence, parts, chosen)
+    data_keys = pc.binary_join_element_wise(head, keys, empty)
+    expiries, deleted = _expiries(step, parts, chosen)
+    gone: list[bytes] = []
+    if deleted is not None and not step.tombstone_at_ms:
+        gone = data_keys.filter(arrow.truths(deleted)).to_pylist()
+        kept = arrow.truths(~deleted)
+        data_keys, values = data_keys.filter(kept), values.filter(kept)
+        expiries, deleted = expiries[~deleted], None
+    headers = _headers(step.sequence, expiries, deleted)
     rows = pc.binary_join_element_wise(headers, values, empty).to_pylist()
-    return _Rows(data_keys, rows, _expiry_keys(data_keys, expiries))
+    listed = data_keys.to_pylist()
+    return _Rows(listed, rows, _expiry_keys(listed, expiries), gone)
 
 
 def _slices(txn: lmdb.Transaction, data: Any, step: MergeStep) -> Iterator[Slice]:
@@ -159,33 +172,54 @@ def _orders(part: Slice) -> U64Array:
     return orders[part.start : part.end]
 
 
-def _headers(
-    sequence: int, parts: Sequence[Slice], chosen: I64Array | None
-) -> tuple[Any, int | U64Array]:
-    """Return (what records begin with, when they expire): one for all rows, or one a row."""
-    times = [part.columns.header.expires_at_ms for part in parts]
-    if len(set(times)) == 1:
-        return arrow.binary_scalar(records.encode_record(sequence, b"", times[0])), times[0]
-    of_rows = np.repeat(np.array(times, np.uint64), [part.rows for part in parts])
+def _expiries(
+    step: MergeStep, parts: Sequence[Slice], chosen: I64Array | None
+) -> tuple[U64Array, BoolArray | None]:
+    """Return (when each row expires, 0: never; which rows delete their keys, None: no row does).
+    What deletes expires when its tombstone may be purged.
+    """
+    expiries = np.concatenate([_expiries_of(part) for part in parts])
+    deleted = np.concatenate([_deletes_of(part) for part in parts])
+    expiries[deleted] = step.tombstone_at_ms
     if chosen is not None:
-        of_rows = of_rows[chosen]
-    return _record_heads(sequence, of_rows), of_rows
+        expiries, deleted = expiries[chosen], deleted[chosen]
+    return expiries, deleted if deleted.any() else None
 
 
-def _record_heads(sequence: int, expiries: U64Array) -> Any:
-    """Return what the record of each row begins with."""
-    distinct, which = np.unique(expiries, return_inverse=True)
-    heads = [records.encode_record(sequence, b"", int(time)) for time in distinct]
-    ends = np.cumsum([0, *map(len, heads)])
-    return arrow.binaries(ends, memoryview(b"".join(heads)), 0, len(heads)).take(
-        arrow.indices(which)
-    )
+def _expiries_of(part: Slice) -> U64Array:
+    expiries = part.columns.expiries
+    if expiries is None:
+        return np.full(part.rows, part.columns.header.expires_at_ms, np.uint64)
+    return expiries[part.start : part.end]
 
 
-def _expiry_keys(data_keys: Sequence[bytes], expiries: int | U64Array) -> list[bytes]:
-    if isinstance(expiries, int):
-        head = struct.pack(">Q", expiries)
-        return [head + key for key in data_keys] if expiries else []
+def _deletes_of(part: Slice) -> BoolArray:
+    expiries = part.columns.expiries
+    if expiries is None:
+        return np.zeros(part.rows, np.bool_)
+    return np.equal(expiries[part.start : part.end], columns.DELETED)
+
+
+def _headers(sequence: int, expiries: U64Array, deleted: BoolArray | None) -> Any:
+    """Return what records begin with: one for all rows, or one a row."""
+    if deleted is None and (expiries == expiries[:1]).all():
+        expires_at_ms = int(expiries[0]) if len(expiries) else 0
+        return arrow.binary_scalar(records.encode_record(sequence, b"", expires_at_ms))
+    heads = np.empty(len(expiries), _HEAD)
+    heads["sequence"], heads["expiry"] = sequence, expiries
+    heads["flags"] = np.where(expiries > 0, records.FLAG_EXPIRES, 0)
+    if deleted is not None:
+        heads["flags"][deleted] |= records.FLAG_TOMBSTONE
+    lengths = np.where(expiries > 0, records.HEADER_WITH_EXPIRY_BYTES, records.HEADER_BYTES)
+    matrix = heads.view(np.uint8).reshape(-1, records.HEADER_WITH_EXPIRY_BYTES)
+    data = matrix[np.arange(records.HEADER_WITH_EXPIRY_BYTES) < lengths[:, None]]
+    ends = np.concatenate(([0], np.cumsum(lengths)))
+    return arrow.binaries(ends, data.data, 0, len(lengths))
+
+
+def _expiry_keys(data_keys: Sequence[bytes], expiries: U64Array) -> list[bytes]:
+    if not expiries.any():
+        return []
     pairs = zip(expiries.tolist(), data_keys, strict=True)
     return [record_layout.expiry_key(at, key) for at, key in pairs if at]
 

@@ -22,6 +22,7 @@ from koinon_node.core.records import PartitionEpochs
 from koinon_node.core.replication import replica_sync
 from koinon_node.core.replication.copies import CopyState
 from koinon_node.core.replication.replica_sync import Stage
+from koinon_proto.contract.columns import DELETED
 from koinon_proto.v1 import replication_pb2 as wire
 from tests.kit.waiting import until
 from tests.node.kit.held_writer import EPOCH, table_of
@@ -115,6 +116,9 @@ async def a_primarys_day(bench: LoadsBench) -> list[wire.Batch]:
         orders = [hash_of(key, number) for key, _ in rows] if number else None
         expires = (bench.clock.ms + 90_000) * (number == 1)
         await bench.stage(rows, number=number, orders=orders, expires_at_ms=expires)
+    mixed = [(keys[30], b""), (keys[31], b"mixed"), (keys[32], b"mixed"), (b"never", b"")]
+    own = [DELETED, bench.clock.ms + 90_000, 0, DELETED]
+    await bench.stage(mixed, number=3, orders=[9] * 4, expiries=own)
     await bench.stage([(b"stray", b"lost")], attempt=2)
     bench.coordinators.commit(1, replace=True)
     bench.loads_are(MERGING)

@@ -15,6 +15,7 @@ from koinon_node.bulk_load.stager import Prepared, _Room
 from koinon_node.config import Limits
 from koinon_node.core.chunk_keys import ChunkName, chunk_key
 from koinon_proto.contract.cluster_errors import LoadClosedError, LoadIncompleteError
+from koinon_proto.contract.columns import DELETED
 from koinon_proto.contract.errors import (
     InvalidArgumentError,
     LeaseExpiredError,
@@ -278,6 +279,41 @@ def test_rows_of_a_load_have_the_times_to_live_of_their_keyspace(tmp_path: Path)
         assert found == {b"a": late, b"b": now_ms + 5_000_000, b"c": now_ms + day, b"d": late}
 
     with_loads(tmp_path, use, table=replace(table, keyspace_list=known))
+
+
+def test_rows_with_expiries_of_their_own_have_the_times_to_live_of_their_keyspace(
+    tmp_path: Path,
+) -> None:
+    hour, day = 3_600_000, 24 * 3_600_000
+    table = table_of(loads=[OPEN])
+    keyspace = replace(default_keyspace(table.cluster), default_ttl_ms=hour, max_ttl_ms=day)
+    known = KeyspaceList(changed_at=1, keyspaces=(keyspace,))
+
+    async def use(bench: LoadsBench) -> None:
+        now_ms = bench.clock.ms
+        rows = [(b"a", b"1"), (b"b", b"2"), (b"c", b"3"), (b"d", b"")]
+        await bench.put(b"d", value=b"old", ttl_ms=hour)
+        await bench.stage(rows, expiries=[0, now_ms + 5, now_ms + day + 30_000, DELETED])
+        with pytest.raises(InvalidArgumentError, match="expires too late") as refused:
+            await bench.stage(ROWS, number=1, expiries=[now_ms + 5, now_ms + day + 60_001])
+        assert refused.value.limit == now_ms + day
+        async with bench.loading():
+            bench.merge(1)
+            await until(lambda: bench.coordinators.merged() == {0})
+        found = {key: record.expires_at_ms for key, record in bench.partition().records.items()}
+        assert found == {b"a": now_ms + hour, b"b": now_ms + 5, b"c": now_ms + day}
+
+    with_loads(tmp_path, use, table=replace(table, keyspace_list=known))
+
+
+def test_put_and_delete_of_one_key_are_equal_keys(tmp_path: Path) -> None:
+    async def use(bench: LoadsBench) -> None:
+        await bench.stage([(b"a", b"1"), (b"b", b"2")])
+        await bench.stage([(b"b", b"")], number=1, expiries=[DELETED])
+        prepared = await prepare(bench, {0: 3})
+        assert (prepared.duplicate_rows, prepared.duplicate_keys) == (1, [b"b"])
+
+    with_loads(tmp_path, use)
 
 
 def test_rows_of_a_load_count_against_the_limits_of_their_keyspace_when_they_are_staged(

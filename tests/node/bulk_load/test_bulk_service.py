@@ -147,6 +147,8 @@ def lying_chunk() -> bytes:
             "chunks",
         ),
         (lambda: stage(chunk_of([(A, b"v")], expires_at_ms=2**63)), "chunks[0]"),
+        (lambda: stage(chunk_of([(A, b"v")], expiries=[2**63])), "chunks[0]"),
+        (lambda: stage(chunk_of([(A, b"v")], expiries=[columns.DELETED])), "columns"),
         (lambda: prepare(partition_ids=[PARTITIONS]), "partition_ids"),
         (lambda: prepare(rows=[]), "rows"),
         (lambda: read(partition_ids=[1, 1]), "partition_ids"),
@@ -170,7 +172,7 @@ def test_key_of_another_partition_is_refused_by_name(node: NodeProcess) -> None:
     assert (error.partition_id, error.expected_partition_id) == (1, 0)
 
 
-@pytest.mark.parametrize(("at", "value"), [(0, 2), (1, 2)])
+@pytest.mark.parametrize(("at", "value"), [(0, 2), (1, 4)])
 def test_chunk_of_another_version_is_refused_by_name(
     node: NodeProcess, at: int, value: int
 ) -> None:

@@ -26,7 +26,8 @@ with Store(StoreConfig(directory=Path(sys.argv[1]))) as store:
     partition = Partition(store)
     for attempt, rows in enumerate(lots, 1):
         partition.stage(attempt, 0, rows, expires_at_ms=1_000 * attempt)
-    found = staged_chunks.prepare(store, LOAD, frozenset((1, 2)), 0, 4, find_duplicates=True)
+    partition.stage(2, 1, [(b"e", b"")], expiries=[columns.DELETED])
+    found = staged_chunks.prepare(store, LOAD, frozenset((1, 2)), 0, 5, find_duplicates=True)
     assert (found.rows, found.keys) == (1, (b"a",)), found
     step = staged_chunks.next_step(store, manifest_of(1, 2), 0)
     step.sequence = 9

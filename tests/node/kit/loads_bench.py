@@ -169,11 +169,12 @@ class LoadsBench(Bench):
         partition_id: int = 0,
         load_id: int = LOAD,
         orders: Sequence[int] | None = None,
+        expiries: Sequence[int] | None = None,
         expires_at_ms: int = 0,
         table_version: int = 1,
     ) -> dict[int, KoinonError]:
         """Stage the rows as one chunk."""
-        chunk = chunk_of(rows, orders=orders, expires_at_ms=expires_at_ms)
+        chunk = chunk_of(rows, orders=orders, expiries=expiries, expires_at_ms=expires_at_ms)
         return await self.stage_chunks(
             {(partition_id, number): chunk},
             attempt=attempt,

@@ -24,7 +24,13 @@ LOAD = 7
 Rows = Sequence[tuple[bytes, bytes]]
 
 
-def chunk_of(rows: Rows, *, orders: Sequence[int] | None = None, expires_at_ms: int = 0) -> bytes:
+def chunk_of(
+    rows: Rows,
+    *,
+    orders: Sequence[int] | None = None,
+    expiries: Sequence[int] | None = None,
+    expires_at_ms: int = 0,
+) -> bytes:
     """Return the rows, whose keys have to ascend, as a chunk."""
     keys, values = [key for key, _ in rows], [value for _, value in rows]
     return columns.pack(
@@ -33,6 +39,7 @@ def chunk_of(rows: Rows, *, orders: Sequence[int] | None = None, expires_at_ms: 
         np.array(list(map(len, values)), np.uint32),
         b"".join(values),
         orders=None if orders is None else np.array(orders, np.uint64),
+        expiries=None if expiries is None else np.array(expiries, np.uint64),
         expires_at_ms=expires_at_ms,
     )
 
@@ -115,10 +122,11 @@ class Partition:
         rows: Rows,
         *,
         orders: Sequence[int] | None = None,
+        expiries: Sequence[int] | None = None,
         expires_at_ms: int = 0,
         load_id: int = LOAD,
     ) -> None:
-        chunk = chunk_of(rows, orders=orders, expires_at_ms=expires_at_ms)
+        chunk = chunk_of(rows, orders=orders, expiries=expiries, expires_at_ms=expires_at_ms)
         self.put_staged(chunk_keys.chunk_key(load_id, attempt, number), chunk)
 
     def put_staged(self, key: bytes, value: bytes) -> None:

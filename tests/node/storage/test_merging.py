@@ -19,6 +19,7 @@ from koinon_node.storage import environment, opened_store
 from koinon_node.storage.merge_executor import MergeError
 from koinon_node.storage.store import Store
 from koinon_node.store_config import StoreConfig
+from koinon_proto.contract.columns import DELETED
 from koinon_proto.v1.replication_pb2 import MergeStep
 from tests.node.kit.staged_chunks import LOAD, Partition, manifest_of, step_of
 
@@ -307,6 +308,61 @@ def test_expiry_beyond_signed_numbers_does_not_stop_a_merge(partition: Partition
     assert found == {b"a": 2**64 - 1, b"b": 0}
 
 
+def test_rows_with_expiries_of_their_own_keep_them(partition: Partition) -> None:
+    partition.stage(1, 0, [(b"a", b"1"), (b"b", b"2")], expiries=[LATER_MS + 9, 0])
+    partition.stage(1, 1, [(b"c", b"3")], expires_at_ms=LATER_MS)
+    partition.merge(step_of((1, 0), (1, 1), rows=3, partition_id=partition.id))
+    assert partition.records == {
+        b"a": Record(100, records.FLAG_EXPIRES, LATER_MS + 9, b"1"),
+        b"b": Record(100, 0, 0, b"2"),
+        b"c": Record(100, records.FLAG_EXPIRES, LATER_MS, b"3"),
+    }
+    assert partition.expiry == {(LATER_MS + 9, b"\x00a"), (LATER_MS, b"\x00c")}
+
+
+# --- rows that delete --------------------------------------------------------------------------
+
+
+def test_rows_that_delete_leave_tombstones_in_a_partition_with_others(partition: Partition) -> None:
+    partition.put(b"gone", b"old", sequence=9, expires_at_ms=LATER_MS + 5)
+    partition.stage(
+        1, 0, [(b"absent", b""), (b"gone", b""), (b"new", b"1")], expiries=[DELETED, DELETED, 0]
+    )
+    step = step_of((1, 0), rows=3, tombstone_at_ms=LATER_MS, partition_id=partition.id)
+    partition.merge(step)
+    tombstone = Record(100, records.FLAG_TOMBSTONE | records.FLAG_EXPIRES, LATER_MS, b"")
+    assert partition.records == {
+        b"absent": tombstone,
+        b"gone": tombstone,
+        b"new": Record(100, 0, 0, b"1"),
+    }
+    users = {(at_ms, key) for at_ms, key in partition.expiry if key[0] == records.USER}
+    assert users == {(LATER_MS, b"\x00absent"), (LATER_MS, b"\x00gone")}
+
+
+def test_rows_that_delete_leave_nothing_in_a_partition_of_one_replica(
+    partition: Partition,
+) -> None:
+    partition.put(b"gone", b"old")
+    partition.put(b"other", b"old")
+    partition.stage(
+        1, 0, [(b"absent", b""), (b"gone", b""), (b"new", b"1")], expiries=[DELETED, DELETED, 0]
+    )
+    partition.merge(step_of((1, 0), rows=3, partition_id=partition.id))
+    assert partition.values == {b"new": b"1", b"other": b"old"}
+    assert set(partition.records) == {b"new", b"other"}
+
+
+@pytest.mark.parametrize(("orders", "left"), [([2, 1], {}), ([1, 2], {b"k": b"put"})])
+def test_put_and_delete_of_one_key_the_greatest_order_stays(
+    partition: Partition, orders: list[int], left: dict[bytes, bytes]
+) -> None:
+    partition.put(b"k", b"old")
+    partition.stage(1, 0, [(b"k", b""), (b"k", b"put")], orders=orders, expiries=[DELETED, 0])
+    partition.merge(step_of((1, 0), rows=2, partition_id=partition.id))
+    assert partition.values == left
+
+
 # --- other chunks than the step was made for ---------------------------------------------------
 
 
@@ -356,13 +412,23 @@ class Staged:
     keys: list[bytes]
     orders: list[int] | None
     expires_at_ms: int
+    expiries: list[int] | None
 
     @property
     def rows(self) -> list[tuple[bytes, bytes]]:
         """Values say which row it was."""
         return [
-            (k, b"%d.%d.%d" % (self.attempt, self.number, row)) for row, k in enumerate(self.keys)
+            (
+                k,
+                b""
+                if self.expiry(row) == DELETED
+                else b"%d.%d.%d" % (self.attempt, self.number, row),
+            )
+            for row, k in enumerate(self.keys)
         ]
+
+    def expiry(self, row: int) -> int:
+        return self.expiries[row] if self.expiries else self.expires_at_ms
 
 
 @st.composite
@@ -373,6 +439,8 @@ def chunks(draw: st.DrawFn) -> list[Staged]:
             keys = sorted(draw(st.lists(key, max_size=6)))
             ordered = draw(st.booleans())
             numbers = st.lists(st.integers(0, 3), min_size=len(keys), max_size=len(keys))
+            times = st.sampled_from([0, DELETED, LATER_MS, LATER_MS + 1])
+            own = st.lists(times, min_size=len(keys), max_size=len(keys))
             found.append(
                 Staged(
                     attempt,
@@ -380,6 +448,7 @@ def chunks(draw: st.DrawFn) -> list[Staged]:
                     keys,
                     draw(numbers) if ordered else None,
                     draw(st.sampled_from([0, 0, LATER_MS, LATER_MS + 1])),
+                    draw(st.none() | own),
                 )
             )
     return found
@@ -407,7 +476,7 @@ class Model:
                 order = chunk.orders[row] if chunk.orders else 0
                 place = (order, task, chunk.number, row)
                 if k not in best or place > best[k][0]:
-                    best[k] = (place, value, chunk.expires_at_ms)
+                    best[k] = (place, value, chunk.expiry(row))
         return {k: (value, expires) for k, (_, value, expires) in best.items()}
 
     def merge(self, after: bytes, until: bytes, sequence: int) -> None:
@@ -418,7 +487,10 @@ class Model:
                 continue
             if k in won:
                 value, expires = won[k]
-                self.put(k, value, sequence, expires)
+                if expires == DELETED:
+                    self.put_tombstone(k, sequence)
+                else:
+                    self.put(k, value, sequence, expires)
             elif self.replace and k.startswith(self.prefix):
                 self.delete(k, sequence)
 
@@ -429,11 +501,14 @@ class Model:
         known = self.records.get(k)
         if known is None or known.tombstone:
             return
+        self.put_tombstone(k, sequence)
+
+    def put_tombstone(self, k: bytes, sequence: int) -> None:
         if self.tombstones:
             flags = records.FLAG_TOMBSTONE | records.FLAG_EXPIRES
             self.records[k] = Record(sequence, flags, LATER_MS, b"")
         else:
-            del self.records[k]
+            self.records.pop(k, None)
 
 
 @settings(max_examples=120, deadline=None)
@@ -469,6 +544,7 @@ def test_whole_load_in_small_steps_with_writes_between_equals_the_model(
             chunk.rows,
             orders=chunk.orders,
             expires_at_ms=chunk.expires_at_ms,
+            expiries=chunk.expiries,
         )
     for k, expires_at_ms in existing.items():
         if expires_at_ms < 0:
