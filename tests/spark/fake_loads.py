@@ -278,7 +278,9 @@ class LoadsCluster(FakeCluster):
     def staged_rows(
         self, load: FakeLoad, partition_id: int, attempts: list[int]
     ) -> list[tuple[bytes, bytes, int]]:
-        """Return key, value and expiry of what these attempts staged, the row to stay last."""
+        """Return key, value and expiry (DELETED: none) of what these attempts staged, the row to
+        stay last.
+        """
         found = []
         for (p, attempt, number), chunk in load.chunks.items():
             if p != partition_id or attempt not in attempts:
@@ -289,7 +291,9 @@ class LoadsCluster(FakeCluster):
                 value = rows.values[rows.value_offsets[row] : rows.value_offsets[row + 1]]
                 order = int(rows.orders[row]) if rows.orders is not None else 0
                 rank = (order, attempts.index(attempt), number, row)
-                found.append((rank, bytes(key), bytes(value), rows.header.expires_at_ms))
+                expiries = rows.expiries
+                expiry = rows.header.expires_at_ms if expiries is None else int(expiries[row])
+                found.append((rank, bytes(key), bytes(value), expiry))
         return [row[1:] for row in sorted(found, key=lambda row: row[0])]
 
     def commit(self, load_id: int, attempts: list[int], partition_ids: list[int]) -> LoadState:
@@ -324,7 +328,10 @@ class LoadsCluster(FakeCluster):
                     ):
                         del self.store[key]
             for key, value, expires_at_ms in rows:
-                self.write(key, value, expires_at_ms)
+                if expires_at_ms == columns.DELETED:
+                    self.store.pop(key, None)
+                else:
+                    self.write(key, value, expires_at_ms)
         if load.state is LoadState.MERGING and not load.unmerged:
             load.state = LoadState.DONE
             load.chunks.clear()

@@ -162,6 +162,21 @@ def test_chunks_say_when_their_rows_expire() -> None:
     assert columns.read_header(chunk.data).expires_at_ms == 1_234_567_890_123
 
 
+def test_chunks_hold_the_expiry_of_each_row_beside_it() -> None:
+    made = batcher(partitions=3)
+    keys = [b"%05d" % (i * 7919 % 5_000) for i in range(5_000)]
+    for at in range(0, 5_000, 1_000):
+        lot = pa.array(keys[at : at + 1_000], pa.binary())
+        made.add(lot, lot, None, np.array(list(map(int, keys[at : at + 1_000])), np.uint64))
+    found: list[tuple[bytes, int]] = []
+    for chunk in made.chunks():
+        expiries = columns.unpack(chunk.data).expiries
+        assert expiries is not None
+        found += zip((key for key, _, _ in rows_of(chunk)), expiries.tolist(), strict=True)
+    assert len(found) == 5_000
+    assert all(int(key) == expiry for key, expiry in found)
+
+
 def test_batcher_without_rows_has_no_chunks() -> None:
     made = batcher()
     made.add(pa.array([], pa.binary()), pa.array([], pa.binary()), None)

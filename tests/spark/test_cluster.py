@@ -112,6 +112,27 @@ def test_cluster_rows_expire(spark: SparkSession, cluster: LocalCluster, client:
     assert read(spark, cluster, prefix="brief:").count() == 0
 
 
+def test_cluster_rows_expire_each_at_its_time_and_rows_delete_keys(
+    spark: SparkSession, cluster: LocalCluster, client: Client
+) -> None:
+    write(numbered(spark, "mixed", 3_000), cluster)
+    changes = spark.range(0, 4_000, numPartitions=3).selectExpr(
+        "format_string('mixed:%07d', id) k",
+        "if(id % 4 = 1, null, concat('new', id)) v",
+        "id % 4 = 1 gone",
+        "case id % 4 when 2 then timestamp '2100-01-01T00:00:00Z' "
+        "when 3 then timestamp '2000-01-01T00:00:00Z' end lives",
+    )
+    options = {"keyColumn": "k", "valueColumn": "v"}
+    write(changes, cluster, **options, deleteColumn="gone", ttlColumn="lives")
+    kept = {b"mixed:%07d" % i: b"new%d" % i for i in range(4_000) if i % 4 in (0, 2)}
+    assert stored(client, "mixed") == kept
+    back = read(spark, cluster, prefix="mixed:", metadata="true")
+    expiring = back.where("expires_at = timestamp '2100-01-01T00:00:00Z'")
+    assert {int(bytes(row.key)[-7:]) % 4 for row in expiring.collect()} == {2}
+    assert back.where("expires_at is null").count() == 1_000
+
+
 @pytest.mark.long
 def test_cluster_python_workers_killed_while_they_write_change_nothing(
     spark: SparkSession, cluster: LocalCluster, client: Client, loads: LoadsClient

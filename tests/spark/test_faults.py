@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -82,6 +83,9 @@ def test_faults_strings_that_are_not_utf8_are_found_wherever_they_are() -> None:
         ]
         sliced = find_faults(pa.array([b"k"] * 2), values.slice(2, 2), ROOMY, rows.slice(2, 2))
         assert [(fault.column, fault.rows.tolist()) for fault in sliced] == [("s", [1])]
+        gone = np.array([True, False, False, True])  # only their keys are stored
+        left = find_faults(pa.array([b"k"] * 4), values, ROOMY, rows, deleted=gone)
+        assert [fault.column for fault in left] == ["t"]
     with pytest.raises(InvalidArgumentError) as caught:
         Refusing().take(rows, whole, 10)
     text = str(caught.value)

@@ -122,6 +122,23 @@ def test_repeated_key_fails_the_load_unless_an_order_decides(
     assert stored(client, b"ingest/c/") == {b"ingest/c/1": b"new", b"ingest/c/2": b"x"}
 
 
+def test_rows_expire_and_delete_by_columns(ingest: Ingest, client: Client, tmp_path: Path) -> None:
+    client.put(b"ingest/t/gone", b"old")
+    path = tmp_path / "t.csv"
+    path.write_text(
+        "id,v,lives,gone\ningest/t/gone,,,true\ningest/t/brief,1,3600000,false\ningest/t/ever,2,,\n"
+    )
+    arguments = ("--key", "id", "--value", "v", "--ttl-column", "lives", "--delete-column")
+    code, _, messages = ingest(path, *arguments, "lives")
+    assert code == 2
+    assert "--delete-column: column 'lives' has type integer: cast it to boolean" in messages
+    code, _, messages = ingest(path, *arguments, "gone")
+    assert code == 0, messages
+    assert stored(client, b"ingest/t/") == {b"ingest/t/brief": b"1", b"ingest/t/ever": b"2"}
+    entries = [client.get_entry(b"ingest/t/" + name) for name in (b"brief", b"ever")]
+    assert [entry is not None and bool(entry.expires_at_ms) for entry in entries] == [True, False]
+
+
 def test_overwrite_replaces_what_the_prefix_holds(
     ingest: Ingest, client: Client, tmp_path: Path
 ) -> None:

@@ -46,6 +46,8 @@ def test_write_options_all_given_are_parsed() -> None:
             "valueEncoding": "MsgPack",
             "keyEncoding": "text",
             "ttl": "1.5h",
+            "ttlColumn": "lives",
+            "deleteColumn": "gone",
             "orderBy": "at",
             "prefix": " user:",
             "badRecordsPath": "/bad",
@@ -61,6 +63,7 @@ def test_write_options_all_given_are_parsed() -> None:
     assert options.key_columns == ("id", "name")
     assert (options.value_encoding, options.key_encoding) == ("msgpack", "text")
     assert options.ttl_ms == 5_400_000
+    assert (options.ttl_column, options.delete_column) == ("lives", "gone")
     assert options.prefix == b" user:"
     assert options.bytes_per_second_max == 50_000_000
     assert options.memory_bytes == 16 << 20
@@ -239,6 +242,21 @@ def test_plan_columns_are_found_in_any_case_and_several_make_a_key() -> None:
             "option orderBy: column 'o_clerk' has type string: use a number",
         ),
         (
+            ORDERS,
+            {"keyColumn": "o_orderkey", "valueEncoding": "json", "ttlColumn": "o_orderdate"},
+            "option ttlColumn: column 'o_orderdate' has type date: use an integer (milliseconds)",
+        ),
+        (
+            ORDERS,
+            {"keyColumn": "o_clerk", "valueEncoding": "json", "deleteColumn": "o_orderkey"},
+            "option deleteColumn: column 'o_orderkey' has type long: cast it to boolean",
+        ),
+        (
+            ORDERS,
+            {"keyColumn": "o_clerk", "valueEncoding": "json", "deleteColumn": "gone"},
+            "option deleteColumn: there is no column 'gone'",
+        ),
+        (
             [("k", "string"), ("k", "string")],
             {"keyColumn": "k", "valueEncoding": "json"},
             "option keyColumn: there are 2 columns 'k'",
@@ -291,6 +309,14 @@ def test_plan_wrong_columns_are_refused_by_name(
     fields: list[tuple[str, Any]], given: dict[str, str], named: str
 ) -> None:
     assert named in plan_refusal(fields, **given)
+
+
+def test_plan_columns_that_say_what_becomes_of_a_row_are_in_no_value() -> None:
+    fields = [("k", "string"), ("v", "long"), ("lives", "timestamp"), ("gone", "boolean")]
+    given = {**AT, "keyColumn": "k", "ttlColumn": "lives", "deleteColumn": "GONE"}
+    plan = plan_rows(write_options({**given, "valueEncoding": "json"}, overwrite=False), fields)
+    assert (plan.ttl_column, plan.delete_column) == (2, 3)
+    assert (plan.stored, plan.used) == ([0, 1], [0, 2, 3])
 
 
 def test_plan_nested_columns_are_whole_rows_values() -> None:

@@ -27,6 +27,8 @@ FLAGS = {
     "keyEncoding": "--key-encoding",
     "valueColumn": "--value",
     "valueEncoding": "--encoding",
+    "ttlColumn": "--ttl-column",
+    "deleteColumn": "--delete-column",
     "orderBy": "--order-by",
     "badRecordsPath": "--bad-records",
     "maxBytesPerSecond": "--max-rate",

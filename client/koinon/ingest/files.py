@@ -91,14 +91,14 @@ def read(
     kind: str,
     *,
     keep_malformed: bool,
-    typed: str | None = None,
+    typed: Sequence[str] = (),
 ) -> tuple[Any, Any]:
     """Return the files as one DataFrame, and the malformed rows as another: None where the format
     has none, or where one is to fail the job (``keep_malformed`` false). What was malformed stands,
     as it was, in the last column, ``MALFORMED``.
 
     Args:
-        typed: a column of CSV that is to be a number, a date or a timestamp if its cells are.
+        typed: columns of CSV that are numbers, dates, timestamps or truths if their cells are.
     """
     reader = spark.read.options(**_lookup(paths))
     if kind == "parquet":
@@ -107,7 +107,7 @@ def read(
         return reader.orc(*paths), None
     read_one = _json_lines if kind == "jsonl" else _delimited
     reader = reader.options(**_options(kind))
-    if kind != "jsonl" and typed is not None:
+    if kind != "jsonl" and typed:
         reader = reader.schema(_typed_schema(spark, paths, kind, typed))
     if not keep_malformed:
         return read_one(reader.option("mode", "FAILFAST"), paths), None
@@ -161,15 +161,15 @@ def _options(kind: str) -> dict[str, str]:
     }
 
 
-def _typed_schema(spark: Any, paths: Sequence[str], kind: str, typed: str) -> Any:
-    """All columns as strings, but for one."""
+def _typed_schema(spark: Any, paths: Sequence[str], kind: str, typed: Sequence[str]) -> Any:
+    """All columns as strings, but for some."""
     from pyspark.sql.types import StringType, StructField, StructType
 
     options = {**_options(kind), **_lookup(paths), "inferSchema": "true"}
     inferred = spark.read.options(**options).csv(list(paths)).schema
     return StructType(
         [
-            StructField(column.name, column.dataType if column.name == typed else StringType())
+            StructField(column.name, column.dataType if column.name in typed else StringType())
             for column in inferred
         ]
     )

@@ -57,8 +57,7 @@ class _Task:
         whole = plan_rows(options, fields)
         needed = whole
         if whole.value_column >= 0 and not options.bad_records_path:
-            used = {*whole.key_columns, whole.value_column, whole.order_column} - {-1}
-            needed = plan_rows(options, [fields[at] for at in sorted(used)])
+            needed = plan_rows(options, [fields[at] for at in whole.used])
         job_id = f"spark:{uuid.uuid4()}"
         job = Job(job_id=job_id, options=options, plan=needed, overwrite=overwrite)
         return cls(job=job, whole=whole)

@@ -25,6 +25,8 @@ class Settings:
     mode: str = "append"
     prefix: str | None = None
     ttl: str | None = None
+    ttl_column: str | None = None
+    delete_column: str | None = None
     order_by: str | None = None
     bad_records: str | None = None
     bytes_per_second: int = 0
@@ -58,6 +60,8 @@ class Settings:
             "valueEncoding": self.encoding,
             "prefix": self.prefix,
             "ttl": self.ttl,
+            "ttlColumn": self.ttl_column,
+            "deleteColumn": self.delete_column,
             "orderBy": self.order_by,
             "badRecordsPath": self.bad_records,
             "maxBytesPerSecond": rate,

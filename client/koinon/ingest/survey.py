@@ -23,6 +23,7 @@ from koinon_proto.partitioner import Partitioner, partitioner_of
 if TYPE_CHECKING:
     from koinon.spark.encoding.faults import Limits
     from koinon.spark.options import WriteOptions
+    from koinon.spark.writing.lifetimes import Lifetimes
     from koinon.spark.writing.planning import RowPlan
 
 HEAVIEST_MAX = 5
@@ -163,21 +164,26 @@ def _sizing(
     settings: Settings, schema: Any, keyspace: Keyspace
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """Return what makes batches as ``SIZED`` says of batches of rows, for ``mapInArrow``."""
-    from koinon.spark.writing.rows import limits_of
+    from koinon.spark.writing.rows import lifetimes_of, limits_of
 
     plan, options = settings.plan(schema), settings.write_options()
-    limits = limits_of(plan, options, keyspace.max_value_bytes)
+    limits, lifetimes = limits_of(plan, options, keyspace), lifetimes_of(options, keyspace)
 
     def sized(batches: Iterator[Any]) -> Iterator[Any]:
         known = partitioner_of(keyspace)
         for batch in batches:
-            yield _sized(batch, plan, options, limits, known)
+            yield _sized(batch, plan, options, limits, lifetimes, known)
 
     return sized
 
 
 def _sized(
-    batch: Any, plan: RowPlan, options: WriteOptions, limits: Limits, known: Partitioner
+    batch: Any,
+    plan: RowPlan,
+    options: WriteOptions,
+    limits: Limits,
+    lifetimes: Lifetimes,
+    known: Partitioner,
 ) -> Any:
     import pyarrow as pa
 
@@ -186,7 +192,7 @@ def _sized(
 
     keys, values = encode_rows(batch, plan, options)
     bad = np.zeros(len(batch), np.bool_)
-    for fault in faults_of(batch, plan, keys, values, limits):
+    for fault in faults_of(batch, plan, keys, values, limits, lifetimes):
         bad[fault.rows] = True
     partition_ids = known.partitions_of_arrow(keys.fill_null(b"") if keys.null_count else keys)
     sizes = arrays.lengths_of(keys).astype(np.int64) + arrays.lengths_of(values)

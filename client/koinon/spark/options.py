@@ -20,6 +20,10 @@ writing
 ``valueEncoding``         ``json`` or ``msgpack``: the whole row is the value, instead of one
                           column. See ``koinon.spark.encoding.values``
 ``ttl``                   ``30m``, ``12h``: rows expire so long after their task began; none
+``ttlColumn``             an integer column: each row expires so many milliseconds after its task
+                          began; or a timestamp column: it expires then. Null: as ``ttl`` says
+``deleteColumn``          a boolean column: rows where it is true delete their keys, whatever else
+                          they hold; null is false
 ``orderBy``               where a key repeats, the row with the greatest value of this column
                           stays (null: the least; equal: the last row); without it a key that
                           repeats fails the job
@@ -83,6 +87,8 @@ WRITE_OPTIONS = (
     "valueColumn",
     "valueEncoding",
     "ttl",
+    "ttlColumn",
+    "deleteColumn",
     "orderBy",
     "badRecordsPath",
     "maxBytesPerSecond",
@@ -147,6 +153,8 @@ class WriteOptions(ClusterOptions):
     value_column: str
     value_encoding: str
     ttl_ms: int
+    ttl_column: str
+    delete_column: str
     order_column: str
     prefix: bytes
     bad_records_path: str
@@ -198,6 +206,8 @@ def write_options(given: Mapping[str, str], *, overwrite: bool) -> WriteOptions:
         value_column=value_column,
         value_encoding=options.one_of("valueEncoding", VALUE_ENCODINGS, ""),
         ttl_ms=options.duration_ms("ttl", "", most=MAX_TTL_MS),
+        ttl_column=options.text("ttlColumn"),
+        delete_column=options.text("deleteColumn"),
         order_column=options.text("orderBy"),
         prefix=prefix,
         bad_records_path=options.text("badRecordsPath"),

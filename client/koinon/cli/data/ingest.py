@@ -63,6 +63,16 @@ Mode = Annotated[
 ]
 Prefix = Annotated[str | None, typer.Option(help="Overwrite only keys that begin so.")]
 Ttl = Annotated[str | None, typer.Option(help="Let the rows expire after 30m, 2h, 1d.")]
+TtlColumn = Annotated[
+    str | None,
+    typer.Option(
+        help="A column with each row's time to live in milliseconds, or the timestamp at which it "
+        "expires; where it is empty, --ttl holds."
+    ),
+]
+DeleteColumn = Annotated[
+    str | None, typer.Option(help="A column of true and false: rows with true delete their keys.")
+]
 OrderBy = Annotated[
     str | None,
     typer.Option(
@@ -102,6 +112,8 @@ def ingest(
     mode: Mode = "append",
     prefix: Prefix = None,
     ttl: Ttl = None,
+    ttl_column: TtlColumn = None,
+    delete_column: DeleteColumn = None,
     order_by: OrderBy = None,
     bad_records: BadRecords = None,
     max_rate: MaxRate = None,
@@ -126,6 +138,8 @@ def ingest(
         mode=_one_of("--mode", mode, MODES),
         prefix=_prefix(mode, prefix),
         ttl=f"{duration_ms(ttl)}ms" if ttl else None,
+        ttl_column=ttl_column,
+        delete_column=delete_column,
         order_by=order_by,
         bad_records=_place(bad_records),
         bytes_per_second=bytes_per_second(max_rate) if max_rate else 0,
@@ -147,7 +161,11 @@ def ingest(
     ):
         keep_malformed = dry_run or bad_records is not None
         frame, malformed = files.read(
-            spark, paths, kind, keep_malformed=keep_malformed, typed=order_by
+            spark,
+            paths,
+            kind,
+            keep_malformed=keep_malformed,
+            typed=list(filter(None, (order_by, ttl_column, delete_column))),
         )
         settings.plan(frame.schema)
         if dry_run:

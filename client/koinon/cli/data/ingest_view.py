@@ -201,8 +201,10 @@ def print_survey(schema: Any, plan: RowPlan, survey: Survey, table: Table) -> No
     shown = output.table("COLUMN", "TYPE", "USE")
     for at, field in enumerate(schema):
         uses = ["key"] if at in plan.key_columns else []
-        uses += ["value"] if plan.value_column in (at, -1) else []
+        uses += ["value"] if at in plan.stored else []
         uses += ["order"] if plan.order_column == at else []
+        uses += ["time to live"] if plan.ttl_column == at else []
+        uses += ["delete"] if plan.delete_column == at else []
         shown.add_row(
             output.escape(field.name), output.escape(field.dataType.simpleString()), ", ".join(uses)
         )

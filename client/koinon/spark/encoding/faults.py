@@ -2,13 +2,14 @@
 
 Each bad row has one fault, the first of: a null key, an empty or over-long one, one outside the
 prefix that is being overwritten, a null value, an over-long one, a string within a whole row that
-is not valid UTF-8 (Spark allows any bytes), which no JSON or MessagePack may hold.
+is not valid UTF-8 (Spark allows any bytes), which no JSON or MessagePack may hold, a time to live
+that is none. Of rows that delete their keys only the keys count.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -26,6 +27,10 @@ EXAMPLES: Final = 3
 EXAMPLE_CHARS: Final = 200
 CHUNK_BYTES_MAX: Final = 8 * 1024 * 1024
 """The bound of one chunk; a row has to fit into one."""
+
+
+Found = tuple[BoolArray, str, str]
+"""Which rows have a fault, its column and its reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +69,18 @@ class BadRows(Protocol):
         """The task has failed."""
 
 
-def find_faults(keys: Any, values: Any, limits: Limits, whole: Any = None) -> list[Fault]:
+def find_faults(
+    keys: Any,
+    values: Any,
+    limits: Limits,
+    whole: Any = None,
+    *,
+    deleted: BoolArray | None = None,
+    others: Iterable[Found] = (),
+) -> list[Fault]:
     """Return the faults of rows (``binary`` arrays of one length); none in the common case.
-    ``whole``: the record batch, where whole rows are the values.
+    ``whole``: the record batch, where whole rows are the values; ``deleted``: rows that delete
+    their keys, whose values are empty; ``others``: what was found elsewhere.
     """
     faults: list[Fault] = []
     fine: list[BoolArray] = []
@@ -96,7 +110,10 @@ def find_faults(keys: Any, values: Any, limits: Limits, whole: Any = None) -> li
         long = value_lengths > limits.value_bytes_max
         note(long, value, f"value of more than {limits.value_bytes_max} bytes")
     for name, bad in _undecodable_columns(whole):
-        note(bad, name, "string that is not valid UTF-8")
+        stored = bad if deleted is None else bad & ~deleted
+        note(stored, name, "string that is not valid UTF-8")
+    for bad, name, reason in others:
+        note(bad, name, reason)
     return faults
 
 

@@ -47,6 +47,7 @@ class Batcher:
         self._keys: list[Any] = []
         self._values: list[Any] = []
         self._orders: list[U64Array] = []
+        self._expiries: list[U64Array] = []
         self._buffered = 0  # bytes, as encoded
         self.rows_of: I64Array = np.zeros(partitioner.partition_ids.stop, np.int64)
         self.bytes = 0
@@ -57,8 +58,12 @@ class Batcher:
         """True when ``chunks`` is to be called before more is added."""
         return self._buffered >= self._memory_bytes
 
-    def add(self, keys: Any, values: Any, orders: U64Array | None) -> None:
-        """Buffer rows: ``binary`` arrays without nulls; with ``orders`` always, or never."""
+    def add(
+        self, keys: Any, values: Any, orders: U64Array | None, expiries: U64Array | None = None
+    ) -> None:
+        """Buffer rows: ``binary`` arrays without nulls; with ``orders`` always, or never, and with
+        ``expiries`` likewise.
+        """
         if not len(keys):
             return
         size = int(arrays.lengths_of(keys).sum()) + int(arrays.lengths_of(values).sum())
@@ -66,6 +71,8 @@ class Batcher:
         self._values.append(values)
         if orders is not None:
             self._orders.append(orders)
+        if expiries is not None:
+            self._expiries.append(expiries)
         self._buffered += size + ROW_BYTES * len(keys)
         self.bytes += size
 
@@ -75,7 +82,9 @@ class Batcher:
             return
         keys, values = pa.concat_arrays(self._keys), pa.concat_arrays(self._values)
         orders = np.concatenate(self._orders) if self._orders else None
-        self._keys, self._values, self._orders, self._buffered = [], [], [], 0
+        expiries = np.concatenate(self._expiries) if self._expiries else None
+        self._keys, self._values, self._orders, self._expiries = [], [], [], []
+        self._buffered = 0
         partition_ids = self._partitioner.partitions_of_arrow(keys)
         rows_of = np.bincount(partition_ids, minlength=len(self.rows_of))
         self.rows_of += rows_of
@@ -83,10 +92,16 @@ class Batcher:
         sizes = (arrays.lengths_of(keys) + arrays.lengths_of(values))[order]
         cuts = _cut(sizes.astype(np.int64) + ROW_BYTES, rows_of)
         for first, last in _gather(cuts):
-            yield from self._packed(keys, values, orders, order, cuts[first : last + 1])
+            yield from self._packed(keys, values, orders, expiries, order, cuts[first : last + 1])
 
     def _packed(
-        self, keys: Any, values: Any, orders: U64Array | None, order: I64Array, cuts: list[Cut]
+        self,
+        keys: Any,
+        values: Any,
+        orders: U64Array | None,
+        expiries: U64Array | None,
+        order: I64Array,
+        cuts: list[Cut],
     ) -> Iterator[Chunk]:
         """Bring the rows of some cuts into their order; pack each cut."""
         start = cuts[0].start
@@ -94,6 +109,7 @@ class Batcher:
         taken = arrow.indices(rows)
         key_column, value_column = _Column(keys.take(taken)), _Column(values.take(taken))
         order_column = None if orders is None else orders[rows]
+        expiry_column = None if expiries is None else expiries[rows]
         for cut in cuts:
             a, b = cut.start - start, cut.stop - start
             data = columns.pack(
@@ -102,6 +118,7 @@ class Batcher:
                 value_column.lengths[a:b],
                 value_column.part(a, b),
                 orders=None if order_column is None else order_column[a:b],
+                expiries=None if expiry_column is None else expiry_column[a:b],
                 expires_at_ms=self._expires_at_ms,
             )
             yield Chunk(partition_id=cut.partition_id, rows=b - a, data=data)

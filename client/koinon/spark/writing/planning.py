@@ -19,6 +19,7 @@ TEXTS: Final = ("string", "char", "varchar")
 KEY_TYPES: Final = ("binary", *TEXTS, *INTEGERS)
 VALUE_TYPES: Final = ("binary", *TEXTS)
 ORDER_TYPES: Final = (*INTEGERS, "float", "double", "boolean", "date", "timestamp", "timestamp_ntz")
+TTL_TYPES: Final = (*INTEGERS, "timestamp")
 ROW_TYPES: Final = (*KEY_TYPES, *ORDER_TYPES, "decimal")
 _NESTED: Final = {
     "array": ("elementType",),
@@ -31,14 +32,31 @@ Field = tuple[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class RowPlan:
-    """The columns that make the key, the value and the order, by place; -1: none. Without a
-    value column whole rows are the values.
+    """The columns that make the key, the value and the order, and those that say how long a row
+    lives and whether it deletes its key, by place; -1: none. Without a value column whole rows are
+    the values, but for the last two columns.
     """
 
     names: tuple[str, ...]
     key_columns: tuple[int, ...]
     value_column: int
     order_column: int
+    ttl_column: int = -1
+    delete_column: int = -1
+
+    @property
+    def used(self) -> list[int]:
+        """The columns that are named, ascending."""
+        single = (self.value_column, self.order_column, self.ttl_column, self.delete_column)
+        return sorted({*self.key_columns, *single} - {-1})
+
+    @property
+    def stored(self) -> list[int]:
+        """The columns that are in the values."""
+        if self.value_column >= 0:
+            return [self.value_column]
+        apart = (self.ttl_column, self.delete_column)
+        return [at for at in range(len(self.names)) if at not in apart]
 
     @property
     def key_name(self) -> str:
@@ -67,7 +85,7 @@ def plan_rows(options: WriteOptions, fields: Sequence[Field]) -> RowPlan:
     key_columns = tuple(_find("keyColumn", name, fields) for name in options.key_columns)
     for at in key_columns:
         _check_type("keyColumn", fields[at], KEY_TYPES, "cast it to a string or an integer")
-    value_column = order_column = -1
+    value_column = order_column = ttl_column = delete_column = -1
     if options.value_column:
         value_column = _find("valueColumn", options.value_column, fields)
         advice = "cast it to binary or string, or give valueEncoding instead"
@@ -78,11 +96,20 @@ def plan_rows(options: WriteOptions, fields: Sequence[Field]) -> RowPlan:
         order_column = _find("orderBy", options.order_column, fields)
         advice = "use a number, a date or a timestamp"
         _check_type("orderBy", fields[order_column], ORDER_TYPES, advice)
+    if options.ttl_column:
+        ttl_column = _find("ttlColumn", options.ttl_column, fields)
+        advice = "use an integer (milliseconds) or a timestamp"
+        _check_type("ttlColumn", fields[ttl_column], TTL_TYPES, advice)
+    if options.delete_column:
+        delete_column = _find("deleteColumn", options.delete_column, fields)
+        _check_type("deleteColumn", fields[delete_column], ("boolean",), "cast it to boolean")
     return RowPlan(
         names=tuple(name for name, _ in fields),
         key_columns=key_columns,
         value_column=value_column,
         order_column=order_column,
+        ttl_column=ttl_column,
+        delete_column=delete_column,
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import time
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, Self
 
@@ -28,9 +27,10 @@ from koinon.spark.writing import memory
 from koinon.spark.writing.batching import Batcher
 from koinon.spark.writing.chunk_sender import ChunkSender
 from koinon.spark.writing.jobs import Job, TaskReport
+from koinon.spark.writing.lifetimes import Lifetimes
 from koinon.spark.writing.load_keepalive import LoadKeepalive
 from koinon.spark.writing.order_values import orders_of
-from koinon.spark.writing.rows import encode_rows, faults_of, limits_of
+from koinon.spark.writing.rows import encode_rows, faults_of, lifetimes_of, limits_of
 
 log = logging.getLogger(__name__)
 
@@ -83,18 +83,17 @@ class _Task:
     def run(self, batches: Iterable[Any]) -> TaskReport:
         target = self._cluster.target()
         options, plan = self._job.options, self._job.plan
-        expires_at_ms = time.time_ns() // 1_000_000 + options.ttl_ms if options.ttl_ms else 0
+        keyspace = target.settings(self._cluster.routing())
+        limits, lifetimes = limits_of(plan, options, keyspace), lifetimes_of(options, keyspace)
         batcher = Batcher(
             target.partitioner,
             memory_bytes=options.memory_bytes,
-            expires_at_ms=expires_at_ms,
+            expires_at_ms=lifetimes.unnamed_ms,
         )
-        max_value_bytes = target.settings(self._cluster.routing()).max_value_bytes
-        limits = limits_of(plan, options, max_value_bytes)
         for batch in _slices(batches):
             if not self._rows_read:
                 self._open()  # and from now on somebody touches it, however slow the rows come
-            self._add(batch, batcher, limits)
+            self._add(batch, batcher, limits, lifetimes)
             if batcher.full:
                 self._stage(batcher)
         self._stage(batcher)
@@ -103,22 +102,24 @@ class _Task:
         self._bad.close()
         return self._report(batcher)
 
-    def _add(self, batch: Any, batcher: Batcher, limits: Limits) -> None:
+    def _add(self, batch: Any, batcher: Batcher, limits: Limits, lifetimes: Lifetimes) -> None:
         """Encode a batch's rows and buffer them."""
         options, plan = self._job.options, self._job.plan
         keys, values = encode_rows(batch, plan, options)
         orders = None
         if plan.order_column >= 0:
             orders = orders_of(batch.column(plan.order_column), plan.names[plan.order_column])
-        faults = faults_of(batch, plan, keys, values, limits)
+        expiries = lifetimes.expiries_of(batch, plan)
+        faults = faults_of(batch, plan, keys, values, limits, lifetimes)
         if faults:
             self._bad.take(batch, faults, self._rows_read)
             fine = without(faults, len(batch))
             self._bad_count += len(batch) - len(fine)
             keys, values = keys.take(fine), values.take(fine)
             orders = None if orders is None else orders[fine.to_numpy()]
+            expiries = None if expiries is None else expiries[fine.to_numpy()]
         self._rows_read += len(batch)
-        batcher.add(keys, values, orders)
+        batcher.add(keys, values, orders, expiries)
 
     def _stage(self, batcher: Batcher) -> None:
         """Stage what is buffered; drop it if the micro-batch has been applied."""
