@@ -191,6 +191,9 @@ class FakeNode(
     ) -> Any:
         return await self.batch_write(request, context)
 
+    def _lists_present(self, request: kv_pb2.BatchWriteRequest) -> bool:
+        return request.list_present and not self.cluster.of_older_build
+
     async def batch_write(self, request: kv_pb2.BatchWriteRequest, context: Any) -> Any:
         await self._enter("BatchWrite", request, len(request.keys), context)
         told = self.cluster.durabilities
@@ -203,7 +206,10 @@ class FakeNode(
             version = 0
             if request.partition_ids[row] not in refused:
                 held = self.cluster.store.get(key, (b"", 0, 0))[1]
-                if row in conditions and conditions[row] != held:
+                if held and conditions.get(row) == 0 and self._lists_present(request):
+                    reply.present.append(row)
+                    self.cluster.present_listed += 1
+                elif row in conditions and conditions[row] != held:
                     error = ConditionFailedError(
                         expected_version=conditions[row], current_version=held
                     )
@@ -358,6 +364,8 @@ class FakeCluster:
         self.speaks_resp = speaks_resp
         self.thread = LoopThread()
         self.partitioner: Partitioner = partitioner("murmur2", partitions)
+        self.of_older_build = False  # its nodes pass over new fields of requests
+        self.present_listed = 0  # rows
         self.store: dict[bytes, tuple[bytes, int, int]] = {}
         self.applied: list[tuple[bytes, bytes]] = []
         self.durabilities: dict[int, int] = {}

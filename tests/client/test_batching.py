@@ -61,6 +61,7 @@ def written(rows: int, **fields: object) -> WriteReply:
     columns: dict[str, object] = {
         "versions": list(range(10, 10 + rows)),
         "absent": (),
+        "present": (),
         "refused": {},
         "row_errors": {},
     }

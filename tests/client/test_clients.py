@@ -96,14 +96,17 @@ def test_put_many_time_to_live_that_has_no_sense_is_refused(
     assert not cluster.store
 
 
+@pytest.mark.parametrize("older", [False, True], ids=["listed", "by an older node"])
 def test_put_many_if_absent_leaves_what_is_there_and_counts_it(
-    cluster: FakeCluster, connect: Connect
+    cluster: FakeCluster, connect: Connect, older: bool
 ) -> None:
+    cluster.of_older_build = older
     client = connect(cluster.seeds, timeout_ms=20_000, batch_rows=5)
     client.put_many({b"key%d" % i: b"old" for i in range(0, 60, 2)})
     new = [(b"key%d" % i, b"new") for i in range(60)]
     result = client.put_many([*new, (b"key2", b"newer")], if_absent=True)
     assert (result.rows, result.applied, result.present, result.ok) == (61, 30, 31, True)
+    assert cluster.present_listed == (0 if older else 31)
     values = client.get_many([key for key, _ in new])
     assert values == [b"old", b"new"] * 30
 

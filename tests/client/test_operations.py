@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -87,8 +88,15 @@ def read_reply(call: Call, refused: dict[int, KoinonError] | None = None) -> Rea
 def write_reply(
     refused: dict[int, KoinonError] | None = None,
     row_errors: dict[int, KoinonError] | None = None,
+    present: Sequence[int] = (),
 ) -> WriteReply:
-    return WriteReply(versions=(), absent=(), refused=refused or {}, row_errors=row_errors or {})
+    return WriteReply(
+        versions=(),
+        absent=(),
+        present=present,
+        refused=refused or {},
+        row_errors=row_errors or {},
+    )
 
 
 def test_route_sends_each_row_once_to_its_owner_with_its_value(setup: Setup) -> None:
@@ -223,15 +231,27 @@ def test_write_unknown_with_opt_in_stays_maybe_applied_to_the_end(setup: Setup) 
     assert all(error.maybe_applied for error in write.failures.values())
 
 
-def test_write_if_absent_repeated_after_an_unknown_fate_finds_its_own_record(setup: Setup) -> None:
+THERE = errors.ConditionFailedError(expected_version=0, current_version=7)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        pytest.param(write_reply(present=[0, 99]), id="listed"),  # no row 99 was sent
+        pytest.param(write_reply(row_errors={0: THERE}), id="by an older node"),
+    ],
+)
+def test_write_if_absent_repeated_after_an_unknown_fate_finds_its_own_record(
+    setup: Setup, reply: WriteReply
+) -> None:
     operation = setup.write(retry_unknown=True, if_absent=True)
     call = operation.route(setup.routing)[0]
     leftover = operation.settle(call, errors.UnknownFateError(reason="lost"), setup.router)
     assert leftover is not None
     again = operation.route(setup.routing, leftover.rows)[0]
-    there = errors.ConditionFailedError(expected_version=0, current_version=7)
-    operation.settle(again, write_reply(row_errors={0: there}), setup.router)
-    assert operation.failures == {int(again.rows[0]): there}, "known to be there: not unknown"
+    operation.settle(again, reply, setup.router)
+    assert operation.present == [int(again.rows[0])], "known to be there: not unknown"
+    assert not operation.failures
 
 
 def test_write_timed_out_unsent_was_not_applied(setup: Setup) -> None:

@@ -55,15 +55,16 @@ def batch(*partitions: int, deletes: tuple[int, ...] = ()) -> WriteBatch:
 def test_written_rows_are_counted_by_operation_and_outcome() -> None:
     counts = RowCounts()
     answer = WriteAnswer(
-        versions=np.zeros(8, np.uint64),
+        versions=np.zeros(9, np.uint64),
         absent=[6],
+        present=[8],
         refusals={9: REFUSED},
         row_errors={1: FAILED, 2: UNKNOWN, 7: REFUSED},
     )
-    counts.written(batch(1, 1, 1, 9, 9, 1, 1, 1, deletes=(4, 5, 6, 7)), answer)
+    counts.written(batch(1, 1, 1, 9, 9, 1, 1, 1, 1, deletes=(4, 5, 6, 7)), answer)
     assert counted(counts) == {
         "put ok": 1,
-        "put failed": 1,
+        "put failed": 2,
         "put unknown": 1,
         "put refused": 1,
         "delete ok": 1,

@@ -53,6 +53,7 @@ class WriteReply:
 
     versions: Sequence[int]
     absent: Sequence[int]
+    present: Sequence[int]
     refused: dict[int, KoinonError]
     row_errors: dict[int, KoinonError]
 
@@ -275,8 +276,8 @@ class ReadRows(RowsOperation[ReadReply]):
 
 class WriteRows(RowsOperation[WriteReply]):
     """A batch of puts, or of deletes, with the failures of single rows kept. With ``if_absent`` a
-    put whose key has a record fails; such a batch may be repeated as well as any other, for what
-    its first attempt has written the second one finds there.
+    put whose key has a record leaves it; such a batch may be repeated as well as any other, for
+    what its first attempt has written the second one finds there.
     """
 
     write = True
@@ -304,6 +305,8 @@ class WriteRows(RowsOperation[WriteReply]):
         self.idempotent = retry_unknown
         self.durability = durability
         self.absent = 0  # deletes that found no record
+        self.present: list[int] = []
+        """Rows that found a record, whoever has written it."""
         self.failures: dict[int, KoinonError] = {}  # by row
         self._maybe_applied: set[int] = set()  # rows with an attempt that had no answer
 
@@ -326,6 +329,9 @@ class WriteRows(RowsOperation[WriteReply]):
 
     def _store(self, call: Call, reply: WriteReply) -> Failed:
         self.absent += len(reply.absent)
+        if reply.present:
+            sent = call.rows.tolist()
+            self.present += [sent[row] for row in reply.present if row < len(sent)]
         failed = _rows_of(call, reply.refused)
         failed += [(call.rows[row : row + 1], error) for row, error in reply.row_errors.items()]
         return failed
@@ -334,8 +340,8 @@ class WriteRows(RowsOperation[WriteReply]):
         self._maybe_applied.update(rows.tolist())
 
     def fail(self, rows: Rows, error: KoinonError, timed_out_ms: int | None = None) -> None:
-        if isinstance(error, ConditionFailedError):  # there is a record, whoever has written it
-            self.failures.update(dict.fromkeys(rows.tolist(), error))
+        if isinstance(error, ConditionFailedError):  # as nodes say it that know no ``present``
+            self.present += rows.tolist()
             return
         settled = {
             maybe: final_error(error, write=True, maybe_applied=maybe, timed_out_ms=timed_out_ms)

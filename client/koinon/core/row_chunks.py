@@ -18,7 +18,7 @@ from typing import Any
 
 from koinon.core.limits import check_keys, check_ttls, check_values
 from koinon.types import BytesLike, Row, RowFailure, WriteResult
-from koinon_proto.contract.errors import ConditionFailedError, KoinonError
+from koinon_proto.contract.errors import KoinonError
 
 FAILURES_MAX = 100_000
 """After so many failed rows the rest of the input is left unread."""
@@ -41,6 +41,12 @@ class Chunk:
     """The row (in the chunk) of each entry, if keys were repeated; None: entry i is row i."""
     superseded: dict[bytes, list[int]] | None
     """The earlier rows of each key that was repeated; None if none was."""
+
+    def rows_of(self, entry: int) -> list[int]:
+        """Return the rows (in the chunk) that share the entry's fate."""
+        if self.row_of is None:
+            return [entry]
+        return [self.row_of[entry], *(self.superseded or {}).get(self.keys[entry], ())]
 
 
 class LoadProgress:
@@ -72,24 +78,24 @@ class LoadProgress:
         self._in_flight += 1
         self._keys |= chunk.key_set
 
-    def finish(self, chunk: Chunk, failures: Mapping[int, KoinonError], absent: int) -> None:
-        """Take the outcome of a chunk; ``failures`` is by entry. The only condition that a row may
-        have is that there is no record.
-        """
+    def finish(
+        self,
+        chunk: Chunk,
+        failures: Mapping[int, KoinonError],
+        absent: int,
+        present: Sequence[int] = (),
+    ) -> None:
+        """Take the outcome of a chunk; ``failures`` is by entry, ``present`` are entries."""
         self._in_flight -= 1
         self._keys -= chunk.key_set
         result = self.result
         result.rows += chunk.rows
         result.absent += absent
-        failed = 0
+        failed = sum(len(chunk.rows_of(entry)) for entry in present)
+        result.present += failed
         for entry, error in sorted(failures.items()):
-            key = chunk.keys[entry]
-            rows = [entry if chunk.row_of is None else chunk.row_of[entry]]
-            rows += (chunk.superseded or {}).get(key, ())
+            key, rows = chunk.keys[entry], chunk.rows_of(entry)
             failed += len(rows)
-            if isinstance(error, ConditionFailedError):
-                result.present += len(rows)
-                continue
             where = result.unknown if error.maybe_applied else result.refused
             where += [RowFailure(chunk.first_row + row, key, error) for row in sorted(rows)]
         result.applied += chunk.rows - failed

@@ -118,6 +118,7 @@ def write_request(operation: WriteRows, call: Call, cluster_id: str) -> kv_pb2.B
         deletes=range(rows) if operation.deletes else (),
         ttl_ms=operation.ttl_column(call),
         conditions=map(_if_absent, range(rows)) if operation.if_absent else (),
+        list_present=operation.if_absent,
         durability=_DURABILITIES[operation.durability],
     )
 

@@ -133,6 +133,7 @@ class Link:
         return WriteReply(
             versions=reply.versions,
             absent=reply.absent,
+            present=reply.present,
             refused=refused(reply),
             row_errors=_row_errors(reply),
         )

@@ -127,6 +127,7 @@ class Load:
         engine = self._engine
         request_ids.adopt(self._request)
         failures: dict[int, KoinonError] = {}
+        present: list[int] = []
         absent = 0
         try:
             operation = WriteRows(
@@ -143,7 +144,8 @@ class Load:
                 keyspace_id=self._target.keyspace_id,
             )
             await engine.rows.run(operation, self._timeout_ms)
-            failures, absent = operation.failures, operation.absent
+            failures, present = operation.failures, operation.present
+            absent = operation.absent
             for error in failures.values():
                 self._request.name(error)
         except BaseException as error:
@@ -151,5 +153,5 @@ class Load:
             if not isinstance(error, Exception):
                 raise
         finally:
-            self.progress.finish(chunk, failures, absent)
+            self.progress.finish(chunk, failures, absent, present)
             self._ended_one.set()

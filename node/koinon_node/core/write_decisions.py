@@ -66,6 +66,8 @@ class WriteRows:
     deletes: frozenset[int] = frozenset()
     expires_at_ms: Sequence[int] | None = None  # 0: never
     conditions: Mapping[int, int] = field(default_factory=dict)  # row -> version
+    list_present: bool = False
+    """Rows that fail the condition that there is no record are listed, and get no error."""
     updates: Mapping[int, Update] = field(default_factory=dict)
     """By row; such a row's entries in the other columns have no meaning."""
 
@@ -79,6 +81,7 @@ class Effects:
     expiry_keys: list[bytes] = field(default_factory=list)
     touched: U32Array = field(default_factory=lambda: np.zeros(0, np.uint32))
     absent: list[int] = field(default_factory=list)  # deletes that found no record
+    present: list[int] = field(default_factory=list)  # as ``list_present`` says
     failed: dict[int, KoinonError] = field(default_factory=dict)  # conditions, and updates
     results: dict[int, Result] = field(default_factory=dict)  # of updates, by row
     observed_group: int = 0  # the oldest that was looked at and is not durable here; 0: none
@@ -254,6 +257,9 @@ class Decision:
                 record = self.current(row)
                 version = record.sequence if record else 0
                 if condition is not None and condition != version:
+                    if rows.list_present and not condition:
+                        effects.present.append(row)
+                        continue
                     effects.failed[row] = ConditionFailedError(
                         expected_version=condition, current_version=version
                     )

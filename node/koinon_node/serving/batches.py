@@ -48,6 +48,8 @@ class WriteBatch:
     deletes: frozenset[int] = frozenset()
     ttl_ms: Sequence[int] | None = None
     conditions: dict[int, int] = field(default_factory=dict)
+    list_present: bool = False
+    """Rows that fail the condition that there is no record are listed, and get no error."""
     updates: Mapping[int, Update] = field(default_factory=dict)
     """By row; such a row's value, ttl and condition have no meaning."""
     refused: Mapping[int, KoinonError] = field(default_factory=dict)
@@ -116,6 +118,7 @@ class WriteAnswer:
 
     versions: U64Array
     absent: list[int] = field(default_factory=list)
+    present: list[int] = field(default_factory=list)
     refusals: dict[int, KoinonError] = field(default_factory=dict)
     row_errors: dict[int, KoinonError] = field(default_factory=dict)
     results: dict[int, Result] = field(default_factory=dict)

@@ -205,6 +205,7 @@ def _operation_of(batch: WriteBatch, row: int) -> Operation:
 def _not_written(batch: WriteBatch, answer: WriteAnswer) -> list[tuple[int, Outcome]]:
     """Return the rows that were refused or failed."""
     found = [(row, outcome_of(error)) for row, error in answer.row_errors.items()]
+    found += [(row, "failed") for row in answer.present]
     if answer.refusals:
         refused = np.flatnonzero(np.isin(batch.partition_ids, list(answer.refusals)))
         found += [(row, "refused") for row in refused.tolist() if row not in answer.row_errors]

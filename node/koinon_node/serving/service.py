@@ -382,6 +382,7 @@ def _write_batch(keyspace: Keyspace, request: kv_pb2.BatchWriteRequest) -> Write
         ttl_ms=ttl_ms,
         refused=_refused(_ttl_faults(keyspace, ttl_ms, deletes), rows),
         conditions=conditions,
+        list_present=request.list_present,
         durability=_durability(request.durability),
     )
 
@@ -555,6 +556,7 @@ def _write_reply(answer: WriteAnswer, want_versions: bool) -> kv_pb2.BatchWriteR
     return kv_pb2.BatchWriteResponse(
         versions=answer.versions.tolist() if want_versions else (),
         absent=answer.absent,
+        present=answer.present,
         refusals=refusals_to_proto(answer.refusals),
         row_errors=_row_errors(answer),
     )

@@ -460,6 +460,7 @@ class Writes:
                 deletes=batch.deletes,
                 expires_at_ms=expires,
                 conditions=batch.conditions,
+                list_present=batch.list_present,
                 updates=batch.updates,
             ),
             self._primaries,
@@ -469,6 +470,7 @@ class Writes:
         )
         answer.versions[rows] = effects.versions
         answer.absent += rows[effects.absent].tolist()
+        answer.present += rows[effects.present].tolist()
         for row, error in effects.failed.items():
             answer.row_errors[int(rows[row])] = error
         for row, result in effects.results.items():
@@ -502,6 +504,7 @@ class Writes:
             answer.versions[failed] = 0
             lost = set(failed.tolist())
             answer.absent = [row for row in answer.absent if row not in lost]
+            answer.present = [row for row in answer.present if row not in lost]
             answer.results = {r: v for r, v in answer.results.items() if r not in lost}
             answer.row_errors.update(dict.fromkeys(lost, error))
         if whole is not None:

@@ -411,7 +411,7 @@ BOUNDS: Mapping[str, Mapping[str, int | float | None]] = {
         "ttl_ms": READER,
     },
     "Condition": {"row": READER, "if_version": ANY},
-    "BatchWriteResponse": {"versions": ANY, "absent": READER},
+    "BatchWriteResponse": {"versions": ANY, "absent": READER, "present": READER},
     "BatchUpdateRequest": {**_KEYSPACE, "partition_ids": READER},
     "CommitBatchRequest": {**_KEYSPACE, "partition_id": READER},
     "CheckVersion": {"version": ANY},

@@ -136,7 +136,7 @@ class BatchGetResponse(_message.Message):
     def __init__(self, values: _Optional[_Iterable[bytes]] = ..., missing: _Optional[_Iterable[int]] = ..., versions: _Optional[_Iterable[int]] = ..., expires_at_ms: _Optional[_Iterable[int]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ...) -> None: ...
 
 class BatchWriteRequest(_message.Message):
-    __slots__ = ("table_version", "keys", "values", "partition_ids", "deletes", "ttl_ms", "conditions", "want_versions", "cluster_id", "durability", "keyspace_id")
+    __slots__ = ("table_version", "keys", "values", "partition_ids", "deletes", "ttl_ms", "conditions", "want_versions", "cluster_id", "durability", "keyspace_id", "list_present")
     TABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
@@ -148,6 +148,7 @@ class BatchWriteRequest(_message.Message):
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     DURABILITY_FIELD_NUMBER: _ClassVar[int]
     KEYSPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    LIST_PRESENT_FIELD_NUMBER: _ClassVar[int]
     table_version: int
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     values: _containers.RepeatedScalarFieldContainer[bytes]
@@ -159,7 +160,8 @@ class BatchWriteRequest(_message.Message):
     cluster_id: str
     durability: Durability
     keyspace_id: int
-    def __init__(self, table_version: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ..., values: _Optional[_Iterable[bytes]] = ..., partition_ids: _Optional[_Iterable[int]] = ..., deletes: _Optional[_Iterable[int]] = ..., ttl_ms: _Optional[_Iterable[int]] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ..., want_versions: bool = ..., cluster_id: _Optional[str] = ..., durability: _Optional[_Union[Durability, str]] = ..., keyspace_id: _Optional[int] = ...) -> None: ...
+    list_present: bool
+    def __init__(self, table_version: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ..., values: _Optional[_Iterable[bytes]] = ..., partition_ids: _Optional[_Iterable[int]] = ..., deletes: _Optional[_Iterable[int]] = ..., ttl_ms: _Optional[_Iterable[int]] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ..., want_versions: bool = ..., cluster_id: _Optional[str] = ..., durability: _Optional[_Union[Durability, str]] = ..., keyspace_id: _Optional[int] = ..., list_present: bool = ...) -> None: ...
 
 class Condition(_message.Message):
     __slots__ = ("row", "if_version")
@@ -170,16 +172,18 @@ class Condition(_message.Message):
     def __init__(self, row: _Optional[int] = ..., if_version: _Optional[int] = ...) -> None: ...
 
 class BatchWriteResponse(_message.Message):
-    __slots__ = ("versions", "absent", "refusals", "row_errors")
+    __slots__ = ("versions", "absent", "refusals", "row_errors", "present")
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     ABSENT_FIELD_NUMBER: _ClassVar[int]
     REFUSALS_FIELD_NUMBER: _ClassVar[int]
     ROW_ERRORS_FIELD_NUMBER: _ClassVar[int]
+    PRESENT_FIELD_NUMBER: _ClassVar[int]
     versions: _containers.RepeatedScalarFieldContainer[int]
     absent: _containers.RepeatedScalarFieldContainer[int]
     refusals: _containers.RepeatedCompositeFieldContainer[Refusal]
     row_errors: _containers.RepeatedCompositeFieldContainer[RowError]
-    def __init__(self, versions: _Optional[_Iterable[int]] = ..., absent: _Optional[_Iterable[int]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., row_errors: _Optional[_Iterable[_Union[RowError, _Mapping]]] = ...) -> None: ...
+    present: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, versions: _Optional[_Iterable[int]] = ..., absent: _Optional[_Iterable[int]] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., row_errors: _Optional[_Iterable[_Union[RowError, _Mapping]]] = ..., present: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class BatchUpdateRequest(_message.Message):
     __slots__ = ("table_version", "keys", "partition_ids", "updates", "cluster_id", "durability", "keyspace_id")

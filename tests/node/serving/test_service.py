@@ -195,6 +195,29 @@ def test_batch_mixes_deletes_conditions_and_puts_by_row(node: NodeProcess) -> No
     assert list(values.missing) == [0, 3]
 
 
+def test_batch_lists_rows_that_are_present_instead_of_an_error_each(node: NodeProcess) -> None:
+    keys = ours(4, "listed")
+    (held, _) = node.kv.BatchWrite(write_request(keys[:2], keys[:2], want_versions=True)).versions
+    reply = node.kv.BatchWrite(
+        write_request(
+            keys,
+            [b"new"] * 4,
+            conditions=[
+                kv_pb2.Condition(row=0, if_version=held + 1),
+                kv_pb2.Condition(row=1, if_version=0),
+                kv_pb2.Condition(row=2, if_version=0),
+            ],
+            list_present=True,
+            want_versions=True,
+        )
+    )
+    assert list(reply.present) == [1]
+    assert {e.row for e in reply.row_errors} == {0}, "another version than the one asked for"
+    assert [bool(v) for v in reply.versions] == [False, False, True, True]
+    values = node.kv.BatchGet(read_request(keys)).values
+    assert list(values) == [keys[0], keys[1], b"new", b"new"]
+
+
 def test_batch_partly_not_led_is_refused_by_partition_and_the_rest_goes_on(
     node: NodeProcess,
 ) -> None:
