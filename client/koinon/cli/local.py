@@ -18,6 +18,7 @@ from koinon.local.cluster import LocalCluster
 from koinon.local.files import LocalClusterError, running_cluster
 from koinon.local.processes import ProcessState, state_of, stop_owner
 from koinon.operate.admin import ClusterStatus
+from koinon_proto.contract.keyspaces import DEFAULT
 from koinon_proto.contract.table import NodeStatus
 
 if TYPE_CHECKING:
@@ -88,6 +89,15 @@ def up(
             "common lie together (default: the whole key).",
         ),
     ] = None,
+    redis_keyspaces: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--redis-keyspace",
+            metavar="NAME",
+            help="Give each node a port for clients of Redis in this keyspace, too; may be "
+            "repeated (default: as last time).",
+        ),
+    ] = None,
     data: DataDir = None,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Let it run on; 'koinon down' stops it.")
@@ -111,6 +121,7 @@ def up(
         node_port=FIRST_NODE_PORT,
         metrics=metrics,
         tls=tls,
+        redis_keyspaces=redis_keyspaces or (),
     )
     serving = False
     with StopSignals() as stopping:
@@ -193,11 +204,14 @@ def _add_guests(hints: RichTable, cluster: LocalCluster) -> None:
     file = output.escape(shlex.quote(cluster.tls_bundle))
     redis, web = ("rediss", "https") if cluster.tls_bundle else ("redis", "http")
     options = f" --tls --cacert {file} --cert {file} --key {file}" if cluster.tls_bundle else ""
-    guests = [a for name in cluster.node_names if (a := cluster.redis_address(name))]
-    if guests:
-        hints.add_row("[dim]redis[/]", f"redis-cli -c{options} -u {redis}://{guests[0]}")
-    for number, address in enumerate(guests):
-        hints.add_row("" if number else "[dim]redis[/]", address)
+    for keyspace in (DEFAULT, *cluster.redis_keyspaces):
+        names = cluster.node_names
+        guests = [a for name in names if (a := cluster.redis_address(name, keyspace))]
+        label = "redis" if keyspace == DEFAULT else f"redis, {keyspace}"
+        if guests:
+            hints.add_row(f"[dim]{label}[/]", f"redis-cli -c{options} -u {redis}://{guests[0]}")
+        for address in guests:
+            hints.add_row("", address)
     metrics = [a for name in cluster.names if (a := cluster.metrics_address(name))]
     for number, address in enumerate(metrics):
         hints.add_row("" if number else "[dim]metrics[/]", f"{web}://{address}/metrics")
@@ -232,6 +246,10 @@ def _up_json(cluster: LocalCluster, status: ClusterStatus) -> dict[str, Any]:
                 "pid": cluster.pid(name),
                 "metrics": cluster.metrics_address(name),
                 "redis": cluster.redis_address(name),
+                "redis_keyspaces": {
+                    keyspace: cluster.redis_address(name, keyspace)
+                    for keyspace in cluster.redis_keyspaces
+                },
             }
             for name in cluster.names
         },

@@ -36,6 +36,7 @@ from koinon.local.processes import (
 from koinon.local.servers import environment, require_servers
 from koinon.operate.admin import Admin, ClusterStatus
 from koinon_proto.contract.errors import UnavailableError
+from koinon_proto.contract.keyspaces import DEFAULT
 from koinon_proto.security.transport import PLAIN, Dialing, dialing
 
 if TYPE_CHECKING:
@@ -67,8 +68,9 @@ class LocalCluster:
     ``tls`` True has the cluster make certificates and take only who shows one, False lets everybody
     in who reaches its addresses; None: as the directory remembers, in a new one False.
     ``tls_bundle`` is the identity file of the user who may do everything. Nodes speak the Redis
-    protocol at addresses of their own (``redis_address``), 1000 below. The flags are further
-    arguments of ``koinon coordinator`` and ``koinon node``.
+    protocol at addresses of their own (``redis_address``), 1000 below; ``redis_keyspaces`` are
+    further keyspaces in which they do, from their next start on. The flags are further arguments
+    of ``koinon coordinator`` and ``koinon node``.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class LocalCluster:
         node_port: int = 0,
         metrics: bool | None = None,
         tls: bool | None = None,
+        redis_keyspaces: Sequence[str] = (),
         coordinator_flags: Sequence[str] = (),
         node_flags: Sequence[str] = (),
     ) -> None:
@@ -137,6 +140,7 @@ class LocalCluster:
             )
             self._processes = {name: self._process(name) for name in self._file.members}
             self._choose_security(tls)
+            members.add_redis_keyspaces(self._file, redis_keyspaces)
             self._choose_addresses(self._file.metrics if metrics is None else metrics)
             while nodes is not None and len(self._file.names("node")) < nodes:
                 self._new_member("node")
@@ -268,9 +272,15 @@ class LocalCluster:
     def address(self, name: str) -> str:
         return self._member(name).address
 
-    def redis_address(self, name: str) -> str:
-        """Return the address at which the node speaks the Redis protocol; '': it is no node."""
-        return self._member(name).redis
+    def redis_address(self, name: str, keyspace: str = DEFAULT) -> str:
+        """Return the address at which the node speaks the Redis protocol, or ''."""
+        member = self._member(name)
+        return member.redis if keyspace == DEFAULT else member.redis_keyspaces.get(keyspace, "")
+
+    @property
+    def redis_keyspaces(self) -> tuple[str, ...]:
+        """The keyspaces other than ``default`` for which nodes have Redis addresses."""
+        return tuple(self._file.redis_keyspaces)
 
     def metrics_address(self, name: str) -> str:
         """Return the address at which the member's process serves ``/metrics``; '': it does not."""

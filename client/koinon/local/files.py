@@ -45,6 +45,7 @@ class Member:
     """One member's place. ``joins``: a coordinator that was added to an existing group. ``rack``
     and ``weight`` are a node's; '' and None: as nodes choose. ``metrics`` is where its process
     serves metrics, ``redis`` where a node speaks the Redis protocol; '': nowhere.
+    ``redis_keyspaces``: the same of other keyspaces than ``default``, by their names.
     """
 
     kind: str  # "coordinator" | "node"
@@ -54,17 +55,20 @@ class Member:
     weight: int | None = None
     metrics: str = ""
     redis: str = ""
+    redis_keyspaces: dict[str, str] = field(default_factory=dict)
 
     @property
     def addresses(self) -> list[str]:
         """All at which it listens."""
-        return [a for a in (self.address, self.metrics, self.redis) if a]
+        own = (self.address, self.metrics, self.redis, *self.redis_keyspaces.values())
+        return [address for address in own if address]
 
 
 @dataclass(kw_only=True)
 class ClusterFile:
     """The content of ``cluster.json``. ``left`` are nodes that an operator has removed from the
     cluster: their names are not given again, since the cluster takes no node of these ids.
+    ``redis_keyspaces`` are those for which each node has a port for clients of Redis.
     ``tls_bundle`` is the identity file by which to connect, in the data directory; '': plain.
     """
 
@@ -75,6 +79,7 @@ class ClusterFile:
     coordinator_flags: list[str] = field(default_factory=list)
     node_flags: list[str] = field(default_factory=list)
     metrics: bool = False
+    redis_keyspaces: list[str] = field(default_factory=list)
     tls_bundle: str = ""
     detached: bool = False
     owner: ProcessIdentity | None = None

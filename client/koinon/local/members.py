@@ -18,10 +18,12 @@ from koinon.local.files import (
     port_of,
 )
 from koinon.local.servers import MODULES
+from koinon_proto.contract.keyspaces import DEFAULT, check_keyspace_name
 from koinon_proto.partitioner import canonical_name
 
 _METRICS_ABOVE = 2000
 _REDIS_BELOW = 1000
+_KEYSPACES_APART = 100
 
 
 def first_members(
@@ -65,8 +67,8 @@ def free_address(file: ClusterFile, port: int, claims: PortClaims) -> str:
 
 
 def give_addresses(file: ClusterFile, name: str, claims: PortClaims) -> None:
-    """Give the member an address for its metrics, or take it away, as the file says; a node that
-    has none, one for the Redis protocol. Each is at a distance of its own from the member's port if
+    """Give the member an address for its metrics, or take it away, as the file says; a node those
+    for the Redis protocol that it lacks. Each is at a distance of its own from the member's port if
     that one is free.
     """
     member = file.members[name]
@@ -77,7 +79,23 @@ def give_addresses(file: ClusterFile, name: str, claims: PortClaims) -> None:
         member = file.members[name] = replace(member, metrics=address)
     if member.kind == "node" and not member.redis:
         address = free_address(file, max(port - _REDIS_BELOW, 0), claims)
-        file.members[name] = replace(member, redis=address)
+        member = file.members[name] = replace(member, redis=address)
+    for number, keyspace in enumerate(file.redis_keyspaces if member.kind == "node" else (), 1):
+        if keyspace not in member.redis_keyspaces:
+            near = max(port - _REDIS_BELOW, 0) + number * _KEYSPACES_APART
+            member.redis_keyspaces[keyspace] = free_address(file, near, claims)
+
+
+def add_redis_keyspaces(file: ClusterFile, names: Sequence[str]) -> None:
+    """Note that nodes are to have ports for clients of Redis in these keyspaces, too.
+
+    Raises:
+        InvalidArgumentError: one is no name of a keyspace.
+    """
+    for name in names:
+        check_keyspace_name(name)
+        if name not in (DEFAULT, *file.redis_keyspaces):  # each node has a port for that one
+            file.redis_keyspaces.append(name)
 
 
 def check_asked(
@@ -154,6 +172,8 @@ def command_line(file: ClusterFile, name: str, data_dir: Path) -> list[str]:
     if member.kind == "node":
         argv += ["--coordinators", coordinators_of(file)]
         argv += ["--redis-listen", member.redis] if member.redis else []
+        for keyspace, address in member.redis_keyspaces.items():
+            argv += ["--redis-listen", f"{keyspace}={address}"]
         argv += ["--rack", member.rack] if member.rack else []
         argv += ["--weight", str(member.weight)] if member.weight is not None else []
         return argv + file.node_flags
