@@ -18,6 +18,7 @@ from koinon.core.retry import RetryPolicy, decide
 from koinon_node.core.quotas import Quota, Share
 from koinon_proto.contract.errors import KoinonError, QuotaExceededError
 from koinon_proto.contract.keyspaces import Keyspace, KeyspaceId
+from tests.client.conftest import Connect
 from tests.client.fake_cluster import FakeCluster
 from tests.client.helpers import keys_of
 
@@ -135,6 +136,23 @@ def test_refused_call_waits_as_long_as_it_is_told_and_is_done(
     CALLS[name](client, keys_of(cluster, node, 5))
     assert time.monotonic() - began >= 3 * 0.03
     assert max(map(refused.count, refused)) >= 4
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_call_that_is_to_wait_for_hours_goes_on_when_the_limit_is_lifted(
+    cluster: FakeCluster, connect: Connect, name: str
+) -> None:
+    client = connect(cluster.seeds, timeout_ms=3 * 3_600_000)
+    node = cluster.nodes[0]
+    refused: list[int] = []
+
+    def refuse(partition_id: int) -> KoinonError | None:
+        refused.append(partition_id)
+        return over_quota(3_600_000) if refused.count(partition_id) <= 2 else None
+
+    node.refuse = refuse
+    CALLS[name](client, keys_of(cluster, node, 5))
+    assert max(map(refused.count, refused)) >= 3
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -60,11 +60,30 @@ def test_decide_other_retriable_refusal_only_backs_off(error: KoinonError) -> No
 
 @pytest.mark.parametrize("attempt", [0, 3, 50])
 def test_decide_over_quota_waits_for_what_it_says_and_a_backoff_on_top(attempt: int) -> None:
-    again = decided(over_quota(700), attempt=attempt)
+    again = decided(over_quota(300), attempt=attempt)
     assert again is not None
     assert not again.refresh
-    assert 0.7 < again.delay_s <= 2.7
-    assert (again.delay_s > 1.7) == (attempt == 50)
+    assert 0.3 < again.delay_s <= 1.0
+    assert (again.delay_s > 0.5) == (attempt == 50)
+
+
+@pytest.mark.parametrize("attempt", [0, 3, 50])
+def test_decide_over_quota_looks_again_within_a_second_at_a_time_of_its_own(attempt: int) -> None:
+    found = [
+        decide(
+            over_quota(3_600_000),
+            attempt=attempt,
+            idempotent=False,
+            policy=RetryPolicy(),
+            random=Random(seed),
+        )
+        for seed in range(20)
+    ]
+    delays = {again.delay_s for again in found if again is not None}
+    assert len(delays) == 20
+    assert min(delays) >= 0.5
+    assert max(delays) <= 1.0
+    assert {again.not_before_s for again in found if again is not None} == {3_600}
 
 
 def test_final_error_over_quota_at_the_deadline_is_itself() -> None:

@@ -4,7 +4,8 @@ What an attempt may end with, beside a reply:
 
 - a typed refusal: nothing was applied. Retried if its class says ``retriable``.
 - ``QuotaExceededError``, one of these: after the time that it names, and a back-off on top that
-  grows with what waits, so that those who wait together do not all come together.
+  grows with what waits, so that those who wait together do not all come together; within a second
+  anyway, since a limit may be lifted, and nobody tells those who wait.
 - ``NotSentError``: the request never left, because there was no connection. Retried.
 - ``UnknownFateError``: it left, and no answer came. A read is retried. A write is not, unless the
   caller opted in and it is unconditional: its effect then is that of writing once or twice.
@@ -37,7 +38,7 @@ from koinon_proto.contract.errors import (
 @dataclass(frozen=True, slots=True)
 class RetryAfter:
     """Try again when the table has news, at the latest after ``delay_s``. Before ``not_before_s``
-    the answer would be the same: whose deadline is sooner need not wait for it.
+    the answer would be the same, as far as is known: whose deadline is sooner need not wait.
     """
 
     delay_s: float
@@ -52,21 +53,24 @@ AT_ONCE = RetryAfter(delay_s=0.0, refresh=False)
 class RetryPolicy:
     """Backoff doubles from ``first_s`` to ``max_s``, each delay jittered down to its half. Where
     the partition is about to be served, here or elsewhere, it stays below ``changing_hands_s_max``;
-    over a quota, below ``quota_s_max``.
+    over a quota, whatever that asks for, below ``quota_s_max``.
     """
 
     first_s: float = 0.02
     max_s: float = 0.5
     changing_hands_s_max: float = 0.1
-    quota_s_max: float = 2.0
+    quota_s_max: float = 1.0
 
     def backoff_s(self, attempt: int, random: Random, *, changing_hands: bool = False) -> float:
         most_s = min(self.max_s, self.changing_hands_s_max) if changing_hands else self.max_s
         return self._jittered_s(attempt, most_s, random)
 
-    def over_quota_s(self, attempt: int, random: Random) -> float:
-        """Return how long to wait beyond what a quota asks for."""
-        return self._jittered_s(attempt, self.quota_s_max, random)
+    def over_quota_s(self, not_before_s: float, attempt: int, random: Random) -> float:
+        """Return how long to wait where a quota asks for ``not_before_s``."""
+        wanted_s = not_before_s + self._jittered_s(attempt, self.quota_s_max, random)
+        if wanted_s <= self.quota_s_max:
+            return wanted_s
+        return self.quota_s_max * random.uniform(0.5, 1.0)
 
     def _jittered_s(self, attempt: int, most_s: float, random: Random) -> float:
         ceiling = min(most_s, self.first_s * (1 << min(attempt, 16)))
@@ -105,7 +109,7 @@ def decide(
         return None
     if isinstance(error, QuotaExceededError):
         not_before_s = error.retry_after_ms / 1000
-        delay_s = not_before_s + policy.over_quota_s(attempt, random)
+        delay_s = policy.over_quota_s(not_before_s, attempt, random)
         return RetryAfter(delay_s, refresh=False, not_before_s=not_before_s)
     lost = unknown or moved or isinstance(error, NotSentError)
     delay_s = policy.backoff_s(attempt, random, changing_hands=isinstance(error, _CHANGING_HANDS))
