@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pyarrow as pa
 
@@ -17,7 +18,7 @@ from koinon.client import Client
 from koinon.local import LocalCluster
 from koinon.spark.options import write_options
 from koinon.spark.writing.jobs import Commit, Job, TaskReport, abort
-from koinon.spark.writing.planning import plan_rows
+from koinon.spark.writing.planning import Field, plan_rows
 from koinon.spark.writing.tasks import run_task
 from koinon_proto.contract.errors import KoinonError
 from tests.integration.copies import checksums, table_of
@@ -25,6 +26,9 @@ from tests.integration.copies import checksums, table_of
 TASKS = 3
 BATCH_ROWS = 500
 FIELDS = (("key", "binary"), ("value", "binary"))
+
+CHANGES = (*FIELDS, ("lives", "long"), ("gone", "boolean"))
+TTL_MS = 3_600_000
 
 Rows = dict[bytes, bytes]
 
@@ -40,6 +44,8 @@ def rows_of(name: str, count: int, version: int = 0) -> Rows:
 class Load:
     """One job that writes these rows."""
 
+    fields: Sequence[Field] = FIELDS
+
     def __init__(
         self, cluster: LocalCluster, rows: Rows, *, overwrite: bool = False, **options: str
     ) -> None:
@@ -54,25 +60,27 @@ class Load:
         self.job = Job(
             job_id=str(uuid.uuid4()),
             options=parsed,
-            plan=plan_rows(parsed, FIELDS),
+            plan=plan_rows(parsed, self.fields),
             overwrite=overwrite,
         )
 
     def stage(self) -> list[TaskReport]:
         """Run the tasks."""
-        items = list(self.rows.items())
+        items = self.items()
         with ThreadPoolExecutor(TASKS) as pool:
             return list(pool.map(lambda n: self._task(n, items[n::TASKS]), range(TASKS)))
 
-    def _task(self, number: int, items: list[tuple[bytes, bytes]]) -> TaskReport:
+    def items(self) -> list[tuple[bytes, Any]]:
+        return list(self.rows.items())
+
+    def columns(self, items: list[tuple[bytes, Any]]) -> list[Any]:
+        """Return some items as the columns of ``fields``."""
+        return [pa.array([item[at] for item in items], pa.binary()) for at in (0, 1)]
+
+    def _task(self, number: int, items: list[tuple[bytes, Any]]) -> TaskReport:
+        names = [name for name, _ in self.fields]
         batches = (
-            pa.record_batch(
-                [
-                    pa.array([key for key, _ in items[at : at + BATCH_ROWS]], pa.binary()),
-                    pa.array([value for _, value in items[at : at + BATCH_ROWS]], pa.binary()),
-                ],
-                ["key", "value"],
-            )
+            pa.record_batch(self.columns(items[at : at + BATCH_ROWS]), names)
             for at in range(0, len(items), BATCH_ROWS)
         )
         return run_task(self.job, number, batches)
@@ -94,6 +102,33 @@ class Load:
             abort(self.job, reports, str(error))
             return False
         return True
+
+
+class Changes(Load):
+    """A job that writes these rows, every other one with a time to live, and deletes other keys."""
+
+    fields = CHANGES
+
+    def __init__(self, cluster: LocalCluster, rows: Rows, deletes: Iterable[bytes]) -> None:
+        super().__init__(
+            cluster,
+            rows,
+            keyColumn="key",
+            valueColumn="value",
+            ttlColumn="lives",
+            deleteColumn="gone",
+        )
+        self.deletes = list(deletes)
+        self.brief = set(list(rows)[::2])
+        """The keys of the rows that have a time to live."""
+
+    def items(self) -> list[tuple[bytes, Any]]:
+        return [*super().items(), *((key, None) for key in self.deletes)]
+
+    def columns(self, items: list[tuple[bytes, Any]]) -> list[Any]:
+        lives = [TTL_MS if key in self.brief else None for key, _ in items]
+        gone = [value is None for _, value in items]
+        return [*super().columns(items), pa.array(lives, pa.int64()), pa.array(gone)]
 
 
 def readable(client: Client, rows: Rows) -> int:

@@ -26,7 +26,7 @@ from koinon_proto.contract.cluster_errors import LoadClosedError
 from koinon_proto.contract.errors import InvalidArgumentError
 from tests.conftest import ClusterFactory
 from tests.integration.copies import assert_copies_are_identical, is_settled
-from tests.integration.loading import Load, readable, rows_of, wait_until_clean
+from tests.integration.loading import Changes, Load, readable, rows_of, wait_until_clean
 from tests.integration.watching import wait_for_table
 from tests.integration.workload import Workload
 from tests.kit.clusters import running_cluster
@@ -270,6 +270,30 @@ def test_load_ends_whole_or_without_a_trace_whoever_is_killed(
             wait_until_clean(cluster, client)
         settle(cluster)
         assert_copies_are_identical(cluster.status())
+
+
+def test_load_that_deletes_and_expires_rows_is_whole_though_a_node_dies_while_it_is_merged(
+    whole_with: Callable[[int], LocalCluster],
+) -> None:
+    cluster = whole_with(3)
+    old = rows_of("changed", ROWS, 1)
+    deletes = [key for at, key in enumerate(old) if at % 3 == 0] + list(rows_of("absent", 5_000))
+    new = {key: value for key, value in rows_of("changed", ROWS).items() if key not in set(deletes)}
+    with cluster.client(timeout_ms=60_000) as client:
+        assert Load(cluster, old).save()
+        load = Changes(cluster, new, deletes)
+        killer = Killer(cluster, "n1", random.Random("changes"))
+        committed = load.save(functools.partial(killer.strike, 0.05, merging=True))
+        killer.join()
+        settle(cluster)
+        judge(client, load, committed)
+        entries = {entry.key: entry for entry in client.scan(prefix=b"changed/")}
+        assert entries.keys() == new.keys()
+        assert {key for key, entry in entries.items() if entry.expires_at_ms} == load.brief
+        assert not list(client.scan(prefix=b"absent/"))
+        wait_until_clean(cluster, client)
+    settle(cluster)
+    assert_copies_are_identical(cluster.status())
 
 
 def test_load_goes_on_while_its_partitions_move(make_cluster: ClusterFactory) -> None:

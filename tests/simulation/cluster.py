@@ -74,7 +74,7 @@ from tests.simulation.coordinators import RaftGroup
 from tests.simulation.disks import Disk
 from tests.simulation.faults import Faults
 from tests.simulation.half_deaths import HalfDeaths
-from tests.simulation.loaders import Loader
+from tests.simulation.loaders import Loader, apply_rows
 from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.network import Network, Weather
 from tests.simulation.node import SimulatedNode
@@ -455,7 +455,7 @@ class Simulation:
                 held[key[1:]] = value
         expected = {key: value for o in self.loaders for key, value in o.model.items()}
         for _, rows in sorted((one for o in self.loaders for one in o.common), key=itemgetter(0)):
-            expected.update(rows)
+            apply_rows(expected, rows)
         others = {key: v for key, v in held.items() if not key.startswith(batchers.PREFIX)}
         own = {key: value for key, value in others.items() if key not in self.keys}
         if own != expected:

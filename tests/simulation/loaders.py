@@ -45,7 +45,8 @@ COMMON_KEYS = [b"common %d" % n for n in range(8)]
 CHUNK_ROWS_MAX = 5
 POLL_S = 0.1
 
-Row = tuple[bytes, bytes, int]  # key, value, order
+Row = tuple[bytes, bytes, int]  # key, value (b"": the row deletes its key), order
+_DELETES_EVERY = 6  # of the orders, so that no row draws more than it did
 
 
 class GivenUpError(Exception):
@@ -152,7 +153,11 @@ class Loader:
             chosen += rng.sample(COMMON_KEYS, rng.randrange(len(COMMON_KEYS)))
             if rng.random() < 0.3:
                 chosen.append(rng.choice(self._shared_keys))
-        return [(key, self._value(), rng.getrandbits(60)) for key in sorted(chosen)]
+        rows = [(key, self._value(), rng.getrandbits(60)) for key in sorted(chosen)]
+        return [
+            (key, value if order % _DELETES_EVERY or key in self._shared_keys else b"", order)
+            for key, value, order in rows
+        ]
 
     def _value(self) -> bytes:
         self._stats["rows of loads"] += 1
@@ -190,7 +195,8 @@ class Loader:
             if overwrite:
                 self.model.clear()
             rows = _winners(tasks)
-            self.model.update((k, v) for k, v in rows.items() if k.startswith(self.prefix))
+            own = {key: value for key, value in rows.items() if key.startswith(self.prefix)}
+            apply_rows(self.model, own)
             common = {key: value for key, value in rows.items() if key in COMMON_KEYS}
             self.common.append((view.load.committed_at, common))
 
@@ -260,6 +266,7 @@ class Loader:
             np.array([len(value) for _, value, _ in rows], np.uint32),
             b"".join(value for _, value, _ in rows),
             orders=np.array([order for _, _, order in rows], np.uint64),
+            expiries=_expiries(rows),
         )
 
         def request(table: Table) -> StageBatch:
@@ -325,6 +332,21 @@ class Loader:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
+
+
+def _expiries(rows: Sequence[Row]) -> columns.U64Array | None:
+    if all(value for _, value, _ in rows):
+        return None
+    return np.array([0 if value else columns.DELETED for _, value, _ in rows], np.uint64)
+
+
+def apply_rows(model: dict[bytes, bytes], rows: dict[bytes, bytes]) -> None:
+    """Have the model hold what a load's rows leave."""
+    for key, value in rows.items():
+        if value:
+            model[key] = value
+        else:
+            model.pop(key, None)
 
 
 def _winners(tasks: Sequence[list[Row]]) -> dict[bytes, bytes]:
