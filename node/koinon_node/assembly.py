@@ -28,7 +28,6 @@ from koinon_node.membership.agent import Agent
 from koinon_node.membership.coordinator_calls import Channels, LeaderCalls
 from koinon_node.primary.completion import Completion
 from koinon_node.primary.replicator import Replicator
-from koinon_node.replication_grpc import GrpcPeers, ReplicationService
 from koinon_node.resp.listener import RedisListener
 from koinon_node.resp.service import RedisService
 from koinon_node.serving.engine import Engine
@@ -39,6 +38,8 @@ from koinon_node.storage.checksums import Checksums
 from koinon_node.storage.sizes import SizeEstimates
 from koinon_node.storage.store import Store
 from koinon_node.storage.writer import Writer
+from koinon_node.transport.peers import NodePeers
+from koinon_node.transport.service import ReplicationService
 from koinon_proto.contract.bounds import COUNT
 from koinon_proto.contract.errors import StorageFullError
 from koinon_proto.contract.table import NodeNumber, Table
@@ -93,7 +94,7 @@ class Parts:
             trust=Trust(config.listening.bundle),
             table=lambda: state.served.table,
         )
-        self.peers = GrpcPeers(dialing)
+        self.peers = NodePeers(dialing)
         self.graceful_drain = GracefulDrain()
         seen = {p: epochs.primary_epoch for p, epochs in store.seen_epochs.items()}
         self.agent = Agent(
@@ -119,8 +120,16 @@ class Parts:
             state, store, self.writer, pending, primaries, self.replicator, limits, clock
         )
         self.rows = RowCounts()
+        self.replication = ReplicationService(
+            self.replicator.followers,
+            self.replicator.pages,
+            state,
+            Checksums(store, self.writer),
+            self.sizes,
+            primaries,
+        )
         self.redis = RedisListener(
-            RedisService(self.engine, state, self.rows, self.graceful_drain),
+            RedisService(self.engine, state, self.rows, self.graceful_drain, self.replication),
             config.listening,
             self.gate,
             config.audit,
@@ -152,14 +161,6 @@ class Parts:
             clock,
         )
         self.drops = CopyDropper(state, store, self.follower.applier, copies)
-        self.replication = ReplicationService(
-            self.replicator.followers,
-            self.replicator.pages,
-            state,
-            Checksums(store, self.writer),
-            self.sizes,
-            primaries,
-        )
 
 
 class _Host:

@@ -15,13 +15,13 @@ from koinon_node.config import CONTROL_LANE, DATA_LANE, REPLY_BYTES, Limits, Nod
 from koinon_node.controlled_shutdown import shut_down
 from koinon_node.core.membership.lease import NO_LEASE
 from koinon_node.metrics import node_metrics
-from koinon_node.replication_grpc import NODE_SERVER_OPTIONS
 from koinon_node.serving.service import KeyValueService, NodeTableService
 from koinon_node.serving.traffic_service import TrafficService
 from koinon_node.state import NodeState
 from koinon_node.storage.sizes import SizeScan
 from koinon_node.storage.store import Store
 from koinon_node.store_config import KEPT_BYTES
+from koinon_node.transport.service import NODE_SERVER_OPTIONS
 from koinon_proto.contract.errors import ConfigurationError, InternalError
 from koinon_proto.security.exposure import warn_of_strangers
 from koinon_proto.server import rpc
@@ -80,7 +80,10 @@ class Node:
             guard = Guard(
                 DATA_LANE, CONTROL_LANE, REPLY_BYTES, KEPT_BYTES, parts.gate, self._config.audit
             )
-            guard.on_callers_changed.append(parts.redis.look_at_callers)
+            guard.on_callers_changed += (
+                parts.redis.look_at_callers,
+                parts.replication.look_at_callers,
+            )
             server, health = await self._serve(parts, guard)
             for keyspace, listen, _ in self._config.redis:
                 await parts.redis.start(listen, keyspace)

@@ -1,19 +1,21 @@
 """The interfaces of a node's replication to other nodes and to the coordinator.
 
-The real ones are in replication_grpc.py and membership/coordinator_calls.py; the simulated ones,
+The real ones are in transport/ and membership/coordinator_calls.py; the simulated ones,
 over a seeded network, clock and disk, in tests/simulation. Messages are those of
 v1/replication.proto.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from koinon_node.core.replication.proposals import RowChange as RowChange
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.contract.table import NodeInfo
+from koinon_proto.security.authorization import Caller
 from koinon_proto.v1 import loads_pb2, replication_pb2
 
 Sent = TypeVar("Sent", contravariant=True)
@@ -62,6 +64,15 @@ class Peers(Protocol):
     async def read_keys(
         self, node: NodeInfo, request: replication_pb2.ReadKeysRequest
     ) -> replication_pb2.RecordPage: ...
+
+
+class TakesFollowers(Protocol):
+    """A primary's side of streams that begin as connections of another protocol."""
+
+    def take_follower(self, find_caller: Callable[[], Caller], peer: str) -> asyncio.Protocol:
+        """Return the protocol that the connection speaks from now on. ``find_caller`` returns whose
+        it is; it raises KoinonError once nobody may have it any more.
+        """
 
 
 class CoordinatorCalls(Protocol):

@@ -244,6 +244,23 @@ def test_each_command_is_refused_to_who_is_not_known_or_may_do_nothing(
             assert refused or not NEEDS[name], reply
 
 
+def test_only_nodes_may_follow_over_the_redis_port(servers: Servers) -> None:
+    for kind, name, word in (
+        (None, "", "Unauthenticated"),
+        (Kind.USER, "root", "PermissionDenied"),
+        (Kind.USER, "app", "PermissionDenied"),
+        (Kind.COORDINATOR, "c1", "PermissionDenied"),
+        (Kind.NODE, "n1", "OK"),
+    ):
+        connection = Resp(servers, kind, name)
+        reply = connection("KOINON.FOLLOW", "1")
+        connection.close()
+        if isinstance(reply, hiredis.ReplyError):
+            assert word == _own(reply), (kind, reply)
+        else:
+            assert word == reply.decode(), kind
+
+
 def _own(reply: hiredis.ReplyError) -> str:
     """Return the kind of an error as Koinon's own clients are told it."""
     if not str(reply).startswith("KOINON "):

@@ -24,8 +24,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from koinon_node.backup.applier import Applier, Change, one
 from koinon_node.core import records
 from koinon_node.core.recent_writes import RecentWrites
@@ -123,7 +121,7 @@ def checked_batch(batch: replication_pb2.Batch, last_number: int) -> BatchRows:
     else:  # the bytes are those that were sent
         steps = [MergeStep.FromString(merge) for merge in batch.merges]
         merges = {step.partition_id: step for step in steps}
-        if not np.isin(row_ids, ids).all() or not merges.keys() <= set(ids):
+        if not ({*row_ids.tolist()} <= set(ids) and merges.keys() <= set(ids)):
             reason = "it has rows of partitions that it does not name"
         elif len(merges) != len(steps):
             reason = "it merges twice in a partition"

@@ -90,9 +90,8 @@ class Batches:
         group = self.group
         keys, records = group.keys, group.records
         chosen = group.touched[mask]
-        rows = np.isin(group.partition_ids, chosen)
-        if not rows.all():
-            picked = rows.tolist()
+        if not mask.all():
+            picked = np.isin(group.partition_ids, chosen).tolist()
             keys, records = list(compress(keys, picked)), list(compress(records, picked))
         merges = [group.merges[p] for p in chosen.tolist() if p in group.merges]
         size = sum(map(len, keys)) + sum(map(len, records)) + _ROW_OVERHEAD_BYTES * len(keys)

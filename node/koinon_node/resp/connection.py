@@ -24,7 +24,16 @@ from typing import Any, Protocol, cast
 
 from koinon_node.resp import errors, wire
 from koinon_node.resp.commands import rules, transactions
-from koinon_node.resp.commands.table import Arguments, Outcome, Read, Spec, Write, find, first_key
+from koinon_node.resp.commands.table import (
+    Arguments,
+    Outcome,
+    Read,
+    Spec,
+    Switch,
+    Write,
+    find,
+    first_key,
+)
 from koinon_node.resp.served_keyspace import ServedKeyspace
 from koinon_node.resp.service import RUN_BYTES, Answer, RedisService
 from koinon_node.resp.session import Session
@@ -108,6 +117,7 @@ class Connection(asyncio.Protocol):
         self._is_paused = False  # the socket is not read
         self._is_backed_up = False  # replies do not leave
         self._goes_on_later = False
+        self._switch: Switch | None = None  # once a command has asked for it
         self._task: asyncio.Task[None] | None = None
         self._is_at_end = False  # the client sends no more
         self._last_words = b""  # what is told before it is closed
@@ -244,6 +254,8 @@ class Connection(asyncio.Protocol):
                 break
             replies.append(reply)
             size, count = size + len(reply), count + 1
+            if self._switch is not None:
+                break
             if self.session.closing and self._looked_at is None:
                 self.is_closing = True
             elif count >= _TURN_RUNS or size >= _TURN_BYTES:
@@ -252,12 +264,27 @@ class Connection(asyncio.Protocol):
                 break
         if replies:
             self._transport.write(b"".join(replies) if len(replies) > 1 else replies[0])
+        if self._switch is not None:
+            self._hand_over(self._switch.protocol)
+            return
         nothing_waits = not self._waiting and self._looked_at is None
         if not self._under_way and (self.is_closing or (self._is_at_end and nothing_waits)):
             self._close()
         self._pause_or_read()
         if self._is_backed_up or self.held_bytes or self.session.held_bytes:
             self._count_held()
+
+    def _hand_over(self, protocol: asyncio.Protocol) -> None:
+        """Have another protocol take the connection, of which nothing is under way."""
+        self.is_closing = True
+        self.session.end()
+        self._owner.closed(self)
+        self._transport.set_protocol(protocol)
+        protocol.connection_made(self._transport)
+        if self._waiting or self._reader.held_bytes:  # sent before the reply: they are no frames
+            self._transport.abort()
+        elif self._is_paused:
+            self._transport.resume_reading()
 
     def _resume(self) -> None:
         if not self._transport.is_closing():
@@ -313,9 +340,13 @@ class Connection(asyncio.Protocol):
 
     def _execute(self, pending: Pending) -> bytes | None:
         """Return the reply; None if it has to be waited for."""
-        _, outcome = pending
+        spec, outcome = pending
         if type(outcome) is bytes:
             return outcome
+        if type(outcome) is Switch:
+            self._switch = outcome
+            self._ended(spec, 0.0)
+            return wire.OK
         self._began = perf_counter()
         if type(outcome) is Read:
             return self._execute_reads(pending)

@@ -12,6 +12,7 @@ from koinon_node.resp.commands import (  # noqa: F401 (they join the table)
     introspection,
     keys,
     koinon_commands,
+    replication,
     scans,
     server,
     strings,

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from koinon_node.core import records
 from koinon_node.core.atomic_batch import Step
 from koinon_node.core.updates import Result
+from koinon_node.ports import TakesFollowers
 from koinon_node.resp.commands.table import Encoded, Read, Write, Written
 from koinon_node.resp.served_keyspace import ServedKeyspace
 from koinon_node.serving.batches import (
@@ -55,9 +56,15 @@ class RedisService:
     """Carries out what commands ask for, joined over connections. For the event loop only."""
 
     def __init__(
-        self, engine: Engine, state: NodeState, counts: RowCounts, drain: GracefulDrain
+        self,
+        engine: Engine,
+        state: NodeState,
+        counts: RowCounts,
+        drain: GracefulDrain,
+        followers: TakesFollowers,
     ) -> None:
         self.drain = drain
+        self.followers = followers
         self._engine = engine
         self._state = state
         self._counts = counts

@@ -123,6 +123,17 @@ class Session:
                 self._caller, self._fault = _NOBODY, error
         return self._caller
 
+    def caller_that_stays(self) -> Caller:
+        """Return the caller of a connection that is not opened anew after a change of authorities.
+
+        Raises:
+            UnauthenticatedError: its certificate is taken no longer.
+        """
+        if self.gate is None:
+            return ANYBODY
+        certificate, chain = self._shown
+        return self.gate.who(certificate or None, lambda: self._token, chain, stays=True)
+
     def look(self) -> None:
         """Find out anew who this is: a client that attends is told to go if it has to."""
         if self.gate is not None and self._shown[0]:

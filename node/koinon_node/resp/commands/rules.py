@@ -22,6 +22,7 @@ NEEDS: dict[str, tuple[Action, ...]] = {
     **dict.fromkeys(
         ("KOINON.HELLO", "PING", "QUIT", "READONLY", "READWRITE", "RESET", "SELECT", "WAIT"), _NONE
     ),
+    "KOINON.FOLLOW": _NONE,  # for nodes: it looks itself
     **dict.fromkeys(
         ("EXISTS", "EXPIRETIME", "GET", "MGET", "PEXPIRETIME", "PTTL", "STRLEN", "TTL", "TYPE"),
         _READ,

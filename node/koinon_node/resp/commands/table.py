@@ -6,6 +6,7 @@ A handler checks the arguments of a command and returns what is to be done:
 ``bytes``  the reply: nothing has to be looked at
 ``Read``   keys to read, and how the reply is made of what is found
 ``Write``  rows to write, and how the reply is made of what came of them
+``Switch`` another protocol takes the connection over, after the reply +OK
 coroutine  anything else; it returns the reply
 =========  =========================================================================================
 
@@ -14,6 +15,7 @@ A KoinonError that a handler raises is answered in the command's dialect (``erro
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -87,6 +89,13 @@ class Write:
     weight: int = 0  # see RedisService.weigh
 
 
+@dataclass(slots=True)
+class Switch:
+    """The connection is ``protocol``'s, once +OK has been written."""
+
+    protocol: asyncio.Protocol
+
+
 def first_key(outcome: Outcome) -> bytes | None:
     """Return the key that decides where the command belongs."""
     if isinstance(outcome, Read):
@@ -94,7 +103,7 @@ def first_key(outcome: Outcome) -> bytes | None:
     return outcome.rows[0].key if isinstance(outcome, Write) else None
 
 
-Outcome = bytes | Read | Write | Coroutine[Any, Any, bytes]
+Outcome = bytes | Read | Write | Switch | Coroutine[Any, Any, bytes]
 Handler = Callable[["Session", Arguments], Outcome]
 Fail = Callable[[KoinonError, str, str], bytes]
 """Makes the reply of an error, of the id of the request that ended with it, and of where the key is

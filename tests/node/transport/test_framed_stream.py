@@ -1,0 +1,289 @@
+"""Frames of a replication stream, and how a connection of the Redis port becomes one."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from koinon_node.ports import FollowerEnd, PeerLostError
+from koinon_node.transport import framed_stream
+from koinon_node.transport.framed_stream import FramedStream
+from koinon_node.transport.grpc_streams import GrpcFollowerStream
+from koinon_proto.contract.access import Permissions
+from koinon_proto.contract.errors import (
+    InvalidArgumentError,
+    KoinonError,
+    PermissionDeniedError,
+    UnsupportedVersionError,
+)
+from koinon_proto.contract.table import MAX_MESSAGE_BYTES
+from koinon_proto.security.authorization import ANYBODY, Caller
+from koinon_proto.security.names import Kind, Principal
+from koinon_proto.v1 import replication_pb2
+from tests.kit.waiting import until
+from tests.node.kit.resp_client import RespClient, typed
+from tests.node.transport.test_streams import ack, batch, error_on, hello, with_pair
+
+Request = replication_pb2.FollowRequest
+_Stream = FramedStream[replication_pb2.FollowResponse, Request]
+
+
+class NotedTransport:
+    """Takes what is written, and is told nothing by a kernel."""
+
+    def __init__(self) -> None:
+        self.written = b""
+        self.reads = True
+        self.aborted = self.closed = False
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def writelines(self, parts: tuple[bytes, ...]) -> None:
+        self.written += b"".join(parts)
+
+    def get_write_buffer_size(self) -> int:
+        return len(self.written)
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def pause_reading(self) -> None:
+        self.reads = False
+
+    def resume_reading(self) -> None:
+        self.reads = True
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def with_stream(use: Callable[[_Stream, NotedTransport], Awaitable[None]]) -> None:
+    async def run() -> None:
+        stream: _Stream = FramedStream(Request.FromString, "peer")
+        transport: Any = NotedTransport()
+        stream.connection_made(transport)
+        await use(stream, transport)
+        stream.close()
+
+    asyncio.run(run())
+
+
+def frame(message: Any) -> bytes:
+    data: bytes = message.SerializeToString()
+    return struct.pack("<I", len(data)) + data
+
+
+@pytest.mark.parametrize("step", [1, 3, 7, 1_000_000])
+def test_messages_come_whole_and_in_order_however_their_bytes_arrive(step: int) -> None:
+    sent = [ack(1), Request(), hello(cluster_id="c" * 70_000), ack(2), ack(3)]
+    data = b"".join(frame(message) for message in sent)
+
+    async def use(stream: _Stream, transport: NotedTransport) -> None:
+        if step == 1:
+            pieces = [data[:20], *(data[i : i + 1] for i in range(20, 60)), data[60:]]
+        else:
+            pieces = [data[i : i + step] for i in range(0, len(data), step)]
+        for piece in pieces:
+            stream.data_received(piece)
+        # A frame without bytes is a sign of life.
+        for wanted in (ack(1), sent[2], ack(2), ack(3)):
+            assert await stream.receive() == wanted
+
+    with_stream(use)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        struct.pack("<I", MAX_MESSAGE_BYTES + 1),
+        struct.pack("<I", 0x8000_0000 | (MAX_MESSAGE_BYTES + 1)),
+        struct.pack("<I", 3) + b"\xff\xff\xff",
+    ],
+)
+def test_bytes_that_are_no_message_are_refused_after_those_before_them(data: bytes) -> None:
+    async def use(stream: _Stream, transport: NotedTransport) -> None:
+        stream.data_received(frame(ack(1)) + data)
+        assert await stream.receive() == ack(1)
+        for _ in range(2):
+            with pytest.raises(InvalidArgumentError):
+                await stream.receive()
+        assert not transport.reads
+
+    with_stream(use)
+
+
+def test_messages_that_nobody_takes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(framed_stream, "_RECEIVED_BYTES_MAX", 10_000)
+    message = hello(cluster_id="c" * 6_000)
+
+    async def use(stream: _Stream, transport: NotedTransport) -> None:
+        stream.data_received(frame(message))
+        assert transport.reads
+        stream.data_received(frame(message))
+        assert not transport.reads
+        await stream.receive()
+        assert not transport.reads
+        await stream.receive()
+        assert transport.reads
+
+    with_stream(use)
+
+
+def test_silence_ends_a_stream_unless_this_process_stood_still_itself() -> None:
+    async def use(stream: _Stream, transport: NotedTransport) -> None:
+        now = asyncio.get_running_loop().time()
+        stream._heard_at = now - 100
+        stream._tick(now - 10)  # it was due long ago
+        assert not transport.aborted
+        assert transport.written == struct.pack("<I", 0) * (stream._sent_at >= now)
+        stream._heard_at = now - 100
+        stream._tick(now)
+        assert transport.aborted
+        with pytest.raises(PeerLostError, match="nothing heard"):
+            await stream.receive()
+        with pytest.raises(PeerLostError):
+            stream.send(batch(1))
+
+    with_stream(use)
+
+
+def test_stream_that_is_closed_says_why_and_is_cut_if_that_does_not_leave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(framed_stream, "_FAREWELL_S", 0.01)
+
+    async def use(stream: _Stream, transport: NotedTransport) -> None:
+        stream.close(UnsupportedVersionError(what="x", version=2, supported=1))
+        other: _Stream = FramedStream(Request.FromString, "peer")
+        there: Any = NotedTransport()
+        other.connection_made(there)
+        other.data_received(transport.written)
+        with pytest.raises(UnsupportedVersionError):
+            await other.receive()
+        assert transport.closed
+        await until(lambda: transport.aborted, "it is cut")
+        other.close()
+
+    with_stream(use)
+
+
+def replies(client: RespClient) -> None:
+    while True:
+        assert client.reply() == b"OK"
+
+
+# --- becoming a stream -------------------------------------------------------------------------
+
+
+def test_follow_command_refuses_other_versions_and_what_was_sent_before_its_answer(
+    tmp_path: Path,
+) -> None:
+    async def use(both: Any) -> None:
+        def ask() -> None:
+            client = RespClient(both.node.redis_address)
+            error, _ = typed(client.call("KOINON.FOLLOW", 2))
+            assert type(error) is UnsupportedVersionError
+            client.send("KOINON.FOLLOW", 1)
+            assert client.reply() == b"OK"
+            client.socket.close()
+            hasty = RespClient(both.node.redis_address)
+            hasty.send_bytes(b"*2\r\n$13\r\nKOINON.FOLLOW\r\n$1\r\n1\r\n*1\r\n$4\r\nPING\r\n")
+            with pytest.raises(ConnectionError):
+                replies(hasty)
+
+        await asyncio.to_thread(ask)
+        assert both.primary.ends == []
+
+    with_pair(tmp_path, use, redis=True)
+
+
+def test_node_whose_build_does_not_know_the_command_is_followed_over_grpc(tmp_path: Path) -> None:
+    asked = 0
+
+    async def old(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += 1
+        await reader.readuntil(b"\r\n1\r\n")
+        writer.write(b"-ERR unknown command 'KOINON.FOLLOW'\r\n")
+        await reader.read()
+        writer.close()
+
+    async def use(both: Any) -> None:
+        server = await asyncio.start_server(old, "127.0.0.1", 0)
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        both.node = replace(both.node, redis_address=address)
+        for number in (1, 2):
+            stream = both.follow()
+            stream.send(ack(number))
+            assert (await stream.receive()).batch.number == number
+            stream.close()
+        assert isinstance(stream, GrpcFollowerStream)
+        assert asked == 1, "it is remembered"
+        both.node = replace(both.node, node_epoch=both.node.node_epoch + 1)
+        stream = both.follow()
+        stream.send(ack(3))
+        await stream.receive()
+        assert asked == 2, "the node may have been started with another build"
+        server.close()
+
+    with_pair(tmp_path, use)
+
+
+def test_node_whose_redis_port_cannot_be_reached_is_followed_over_grpc(tmp_path: Path) -> None:
+    async def use(both: Any) -> None:
+        both.node = replace(both.node, redis_address="127.0.0.1:1")
+        stream = both.follow()
+        stream.send(ack(1))
+        assert (await stream.receive()).batch.number == 1
+
+    with_pair(tmp_path, use)
+
+
+def test_stream_closed_while_it_is_opened_is_lost(tmp_path: Path) -> None:
+    async def use(both: Any) -> None:
+        stream: FollowerEnd = both.follow()
+        stream.close()
+        assert isinstance(await error_on(stream), PeerLostError)
+        with pytest.raises(PeerLostError):
+            stream.send(ack(1))
+
+    with_pair(tmp_path, use, redis=True)
+
+
+def test_stream_ends_once_its_caller_may_have_it_no_more(tmp_path: Path) -> None:
+    callers: list[Caller | KoinonError] = [ANYBODY]
+
+    def find_caller() -> Caller:
+        if isinstance(callers[-1], KoinonError):
+            raise callers[-1]
+        return callers[-1]
+
+    async def use(both: Any) -> None:
+        for now in (
+            PermissionDeniedError(principal="node n2", action="follow", what="x"),
+            Caller(Principal(Kind.COORDINATOR, "c1"), Permissions.NONE),
+        ):
+            callers.append(ANYBODY)
+            stream = both.service.take_follower(find_caller, "ipv4:127.0.0.1:1")
+            transport: Any = NotedTransport()
+            stream.connection_made(transport)
+            stream.data_received(frame(hello()))
+            await until(lambda: both.primary.ends, "it is served")
+            both.service.look_at_callers()
+            assert not transport.closed
+            callers.append(now)
+            both.service.look_at_callers()
+            assert transport.closed
+            both.primary.ends.clear()
+
+    with_pair(tmp_path, use)
