@@ -87,7 +87,7 @@ class Coordinators:
         self._now = now
         self._opening = channels
         self._version = channels.version
-        self._channels: dict[str, grpc.Channel] = {}
+        self._channels: dict[str, tuple[grpc.Channel, Any]] = {}  # each with its stub
 
     def register(self, request: membership_pb2.RegisterRequest) -> membership_pb2.RegisterResponse:
         """Ask once around; raises the last failure if no coordinator answered."""
@@ -115,7 +115,7 @@ class Coordinators:
         self._around(lambda stub: _sensible(stub.Leave(request, timeout=timeout_s)))
 
     def close(self) -> None:
-        for channel in list(self._channels.values()):
+        for channel, _ in list(self._channels.values()):
             channel.close()
 
     def _around(self, attempt: Callable[[Any], Any]) -> Any:
@@ -129,8 +129,9 @@ class Coordinators:
             self.close()
             self._channels.clear()
         if address not in self._channels:
-            self._channels[address] = self._opening.blocking(address)
-        return membership_pb2_grpc.MembershipStub(self._channels[address])
+            channel = self._opening.blocking(address)
+            self._channels[address] = channel, membership_pb2_grpc.MembershipStub(channel)
+        return self._channels[address][1]
 
 
 class Member(Protocol):
