@@ -25,12 +25,13 @@ from koinon_proto.v1 import admin_pb2, admin_pb2_grpc, loads_pb2, loads_pb2_grpc
 from .fake_cluster import LoopThread
 
 LOST = "lost"
+NOT_IMPLEMENTED = "not implemented"
 Fate = KoinonError | str | None
 
 
 class FakeCoordinator(admin_pb2_grpc.AdminServicer, loads_pb2_grpc.LoadsServicer):
     """One coordinator. ``group.leader`` leads; ``fates`` are what becomes of its next calls: an
-    error is answered, ``LOST`` ends without an answer.
+    error is answered, ``LOST`` ends without an answer, to ``NOT_IMPLEMENTED`` the method is new.
     """
 
     def __init__(self, group: Group) -> None:
@@ -61,6 +62,11 @@ class FakeCoordinator(admin_pb2_grpc.AdminServicer, loads_pb2_grpc.LoadsServicer
         return loads_pb2.CommitLoadResponse(state=loads_pb2.LOAD_STATE_MERGING)
 
     @rpc.typed_errors
+    async def AbortLoad(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._enter(request, context)
+        return loads_pb2.AbortLoadResponse(state=loads_pb2.LOAD_STATE_ABORTED)
+
+    @rpc.typed_errors
     async def TouchLoad(self, request: Any, context: Any) -> Any:  # noqa: N802
         await self._enter(request, context)
         return loads_pb2.TouchLoadResponse(state=loads_pb2.LOAD_STATE_OPEN)
@@ -84,6 +90,8 @@ class FakeCoordinator(admin_pb2_grpc.AdminServicer, loads_pb2_grpc.LoadsServicer
             raise fate
         if fate == LOST:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the connection was cut")
+        if fate == NOT_IMPLEMENTED:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "the method is not known")
 
 
 class Group:
@@ -252,8 +260,9 @@ def test_nobody_who_answers_is_unavailable_and_a_bad_address_a_mistake(group: Gr
 def test_coordinators_that_know_no_loads_are_told_by_their_version(
     group: Group, client: LoadsClient
 ) -> None:
+    group.fates.append(NOT_IMPLEMENTED)
     with pytest.raises(UnsupportedVersionError, match="bulk loads"):
-        client.abort(7)  # these do not implement it
+        client.abort(7)
 
 
 def test_values_of_a_newer_build_are_shown_as_unknown(client: LoadsClient) -> None:
@@ -271,3 +280,12 @@ def test_threads_may_share_it(group: Group, client: LoadsClient) -> None:
     for thread in threads:
         thread.join()
     assert found == [7] * 16
+
+
+def test_check_opens_nothing_and_ends_what_older_coordinators_open(
+    group: Group, client: LoadsClient
+) -> None:
+    client.check(mode=LoadMode.APPEND, keyspace_id=3)
+    asked, aborted = group.requests
+    assert (asked.only_check, asked.keyspace_id) == (True, 3)
+    assert aborted.load_id == 7, "this group knows no checks"

@@ -8,6 +8,7 @@ again, of the next leader if need be, until its time is over.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -134,6 +135,19 @@ class LoadsClient(Closing):
             request.stream_batch.batch_id = stream_batch.batch_id
         reply = self._call("OpenLoad", request)
         return view(OpenedLoad, reply, state=_state(reply.state))
+
+    def check(self, *, mode: LoadMode, prefix: bytes = b"", keyspace_id: int = DEFAULT_ID) -> None:
+        """Raise what ``open_load`` would, for a load that nobody has opened; open nothing."""
+        request = loads_pb2.OpenLoadRequest(
+            job_id=f"check:{uuid.uuid4()}",
+            mode=cast(Any, int(mode)),
+            prefix=prefix,
+            keyspace_id=keyspace_id,
+            only_check=True,
+        )
+        opened = self._call("OpenLoad", request).load_id
+        if opened:  # the coordinators are of an older build
+            self.abort(opened, reason="it was only a check")
 
     def touch(
         self, load_id: int, *, attempt: int = 0, rows: int = 0, size_bytes: int = 0

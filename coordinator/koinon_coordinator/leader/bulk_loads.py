@@ -89,6 +89,11 @@ class Loading:
             self._activity.touch(outcome.load_id, self._term.clock())
         return outcome
 
+    async def check(self, wish: LoadWish, cluster_id: str) -> None:
+        """Raise what ``open`` would, and open nothing."""
+        await self._caught_up(cluster_id)
+        decide_open(self._term.state, wish)
+
     async def touch(
         self,
         load_id: int,

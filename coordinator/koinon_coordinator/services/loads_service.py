@@ -19,7 +19,12 @@ from koinon_proto.security.authorization import caller
 from koinon_proto.server.rpc import bounded, typed_errors
 from koinon_proto.v1 import loads_pb2, loads_pb2_grpc
 
-_WISH = codec(LoadWish, loads_pb2.OpenLoadRequest, given=["owner"], filled=["cluster_id"])
+_WISH = codec(
+    LoadWish,
+    loads_pb2.OpenLoadRequest,
+    given=["owner"],
+    filled=["cluster_id", "only_check"],
+)
 _COMMIT = codec(CommitLoad, loads_pb2.CommitLoadRequest, filled=["cluster_id"])
 _INFO = codec(
     Load,
@@ -48,6 +53,11 @@ class LoadsService(loads_pb2_grpc.LoadsServicer):
             caller.get().check_prefix(Action.LOAD, wish.keyspace_id, request.prefix)
         else:  # rows are checked key by key, where they are staged
             caller.get().check_some(Action.LOAD, wish.keyspace_id)
+        if request.only_check:
+            await self._coordinator.led(
+                self._coordinator.serving.loading.check(wish, request.cluster_id)
+            )
+            return loads_pb2.OpenLoadResponse()
         outcome = await self._coordinator.led(
             self._coordinator.serving.loading.open(wish, request.cluster_id, _may_use)
         )

@@ -39,7 +39,7 @@ class StreamBatch(_message.Message):
     def __init__(self, query_id: _Optional[str] = ..., batch_id: _Optional[int] = ...) -> None: ...
 
 class OpenLoadRequest(_message.Message):
-    __slots__ = ("cluster_id", "job_id", "mode", "prefix", "stream_batch", "description", "timeout_ms", "keyspace_id")
+    __slots__ = ("cluster_id", "job_id", "mode", "prefix", "stream_batch", "description", "timeout_ms", "keyspace_id", "only_check")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +48,7 @@ class OpenLoadRequest(_message.Message):
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     KEYSPACE_ID_FIELD_NUMBER: _ClassVar[int]
+    ONLY_CHECK_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     job_id: str
     mode: LoadMode
@@ -56,7 +57,8 @@ class OpenLoadRequest(_message.Message):
     description: str
     timeout_ms: int
     keyspace_id: int
-    def __init__(self, cluster_id: _Optional[str] = ..., job_id: _Optional[str] = ..., mode: _Optional[_Union[LoadMode, str]] = ..., prefix: _Optional[bytes] = ..., stream_batch: _Optional[_Union[StreamBatch, _Mapping]] = ..., description: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., keyspace_id: _Optional[int] = ...) -> None: ...
+    only_check: bool
+    def __init__(self, cluster_id: _Optional[str] = ..., job_id: _Optional[str] = ..., mode: _Optional[_Union[LoadMode, str]] = ..., prefix: _Optional[bytes] = ..., stream_batch: _Optional[_Union[StreamBatch, _Mapping]] = ..., description: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., keyspace_id: _Optional[int] = ..., only_check: bool = ...) -> None: ...
 
 class OpenLoadResponse(_message.Message):
     __slots__ = ("load_id", "state", "table_version", "cluster_id")

@@ -15,12 +15,12 @@ from koinon.cli.console.signals import Interrupt
 from koinon.cli.console.units import bytes_per_second
 from koinon.cli.data import ingest_view
 from koinon.ingest import files, row_groups, survey
-from koinon.ingest.failures import explained
+from koinon.ingest.failures import explained, of_commit
 from koinon.ingest.job import Job, Outcome
 from koinon.ingest.malformed import located
 from koinon.ingest.session import LOCAL_MASTER, require_spark, spark_session
 from koinon.ingest.settings import Settings
-from koinon.operate.bulk_loads import LoadsClient, LoadState
+from koinon.operate.bulk_loads import LoadMode, LoadsClient, LoadState
 from koinon_proto.contract.errors import KoinonError
 
 if TYPE_CHECKING:
@@ -155,6 +155,8 @@ def ingest(
     require_spark()
     with session.connect() as client:
         table = client.table()
+    if not dry_run:
+        _check_load(session, settings, table)
     with (
         spark_session(master=master, conf=spark_conf, verbose=verbose) as spark,
         _explaining(explain),
@@ -184,6 +186,18 @@ def ingest(
                 explain=explain,
             )
             return _run(session, job, bad)
+
+
+def _check_load(session: Session, settings: Settings, table: Table) -> None:
+    """Raise what the load will be refused with, if it will, before Spark takes time to start."""
+    options = settings.write_options()
+    keyspace_id = table.keyspaces.named(session.keyspace).keyspace_id
+    mode = LoadMode.OVERWRITE if settings.mode == "overwrite" else LoadMode.APPEND
+    with LoadsClient(session.coordinators) as loads:
+        try:
+            loads.check(mode=mode, prefix=options.prefix, keyspace_id=keyspace_id)
+        except KoinonError as error:
+            raise of_commit(error) from error
 
 
 def _parts(
