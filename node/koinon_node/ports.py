@@ -48,7 +48,15 @@ class Stream(Protocol[Sent, Received]):
         """End the stream; a primary's end may say why. What was queued may be lost."""
 
 
-FollowerEnd = Stream[replication_pb2.FollowRequest, replication_pb2.FollowResponse]
+class FollowerEnd(
+    Stream[replication_pb2.FollowRequest, replication_pb2.FollowResponse], Protocol
+):
+    """The caller's end."""
+
+    async def connected(self) -> None:
+        """Return once what is sent reaches the other node. Raises as ``receive`` does."""
+
+
 PrimaryEnd = Stream[replication_pb2.FollowResponse, replication_pb2.FollowRequest]
 
 

@@ -262,6 +262,7 @@ class StreamEnd:
         self._inbox: deque[Any] = deque()
         self._error: KoinonError | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self.begun = asyncio.Event()  # the other side serves it
         self.outbox: deque[tuple[type[Any] | None, bytes, KoinonError | None]] = deque()
         self._sent_bytes = 0  # on the way
         self.arrival = 0.0
@@ -276,6 +277,9 @@ class StreamEnd:
     @property
     def queued_bytes(self) -> int:
         return self._sent_bytes
+
+    async def connected(self) -> None:
+        await self.begun.wait()  # where it ends before, ``receive`` says so
 
     async def receive(self) -> Any:
         while not self._inbox:
@@ -374,6 +378,7 @@ class _Stream:
             end.ended = True
             return False
         self._accepted = True
+        self.ends[0].begun.set()
         end.process = process
         process.spawn(_ignore(machine.accept(end)))
         return True

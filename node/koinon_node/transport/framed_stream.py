@@ -75,6 +75,9 @@ class FramedStream(asyncio.Protocol, Generic[Out, In]):
         self._transport.writelines((_HEAD.pack(len(data)), data))
         self._sent_at = self._loop.time()
 
+    async def connected(self) -> None:
+        """See ports.FollowerEnd: a follower has it once the primary has agreed."""
+
     async def receive(self) -> In:
         while not self._received:
             if self._lost is not None:

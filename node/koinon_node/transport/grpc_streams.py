@@ -131,6 +131,12 @@ class GrpcFollowerStream(_End[replication_pb2.FollowRequest, replication_pb2.Fol
         check_reply(read)
         return read
 
+    async def connected(self) -> None:
+        try:
+            await self._call.wait_for_connection()
+        except grpc.RpcError as error:
+            raise error_of_call(error, self._address) from None
+
     def _pumped(self, pump: asyncio.Future[None]) -> None:
         """The writes have ended: so has the call, and ``receive`` will say why."""
         retrieved(pump)

@@ -236,16 +236,21 @@ class _OpeningStream:
         else:
             self._waiting.append(message)
 
+    async def connected(self) -> None:
+        await (await self._opened()).connected()
+
     async def receive(self) -> replication_pb2.FollowResponse:
+        return await (await self._opened()).receive()
+
+    async def _opened(self) -> FollowerEnd:
         if self._stream is None:
             try:
-                await asyncio.shield(self._opening)
+                return await asyncio.shield(self._opening)
             except asyncio.CancelledError:
                 if not self._opening.cancelled():
                     raise
                 raise PeerLostError(reason="closed here") from None
-        assert self._stream is not None
-        return await self._stream.receive()
+        return self._stream
 
     def close(self, error: KoinonError | None = None) -> None:
         if self._stream is not None:

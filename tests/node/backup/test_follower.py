@@ -105,6 +105,24 @@ def test_stream_lost_opens_again_and_pulls_only_what_is_missing(tmp_path: Path) 
     follow(tmp_path, primary, test)
 
 
+def test_copies_are_described_only_once_the_primary_is_reached(tmp_path: Path) -> None:
+    primary = ScriptedPrimary()
+    primary.lead(0, 5)
+    primary.is_reached = False
+
+    async def test(rig: Rig) -> None:
+        rig.on_table(one_row())
+        await until(lambda: primary.count("hello") == 1, "it is dialled")
+        primary.stream.lose()
+        await until(lambda: primary.count("hello") == 2, "it is dialled again")
+        assert not primary.count("open")
+        primary.stream.reached.set()
+        await live(rig, primary)
+        assert primary.count("open") == 1
+
+    follow(tmp_path, primary, test)
+
+
 def test_stream_lost_in_the_moment_in_which_it_is_given_up_is_not_opened_again(
     tmp_path: Path,
 ) -> None:

@@ -98,6 +98,9 @@ class ScriptedStream:
         self._primary = primary
         self._responses: asyncio.Queue[wire.FollowResponse | KoinonError] = asyncio.Queue()
         self.ended = False
+        self.reached = asyncio.Event()
+        if primary.is_reached:
+            self.reached.set()
         self.batches = 0
         self.open: set[int] = set()
 
@@ -110,6 +113,9 @@ class ScriptedStream:
     @property
     def queued_bytes(self) -> int:
         return 0
+
+    async def connected(self) -> None:
+        await self.reached.wait()
 
     async def receive(self) -> wire.FollowResponse:
         response = await self._responses.get()
@@ -185,6 +191,7 @@ class ScriptedPrimary:
         self.spoil: Callable[[wire.RecordPage], None] | None = None
         self.refuse_openings = False
         self.silent = False  # streams batches to nobody
+        self.is_reached = True  # by the streams that are begun from here on
         self.snapshots_only = False
 
     # --- what it leads ---------------------------------------------------------------------

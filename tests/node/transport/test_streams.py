@@ -207,6 +207,16 @@ def test_stream_carries_messages_both_ways_in_order(over: WithPair) -> None:
     over(use)
 
 
+def test_stream_is_connected_once_the_other_node_is_reached(over: WithPair) -> None:
+    async def use(both: Pair) -> None:
+        await both.follow().connected()
+        await both.stop()
+        with pytest.raises(PeerLostError):
+            await both.follow().connected()
+
+    over(use)
+
+
 def test_stream_closed_by_the_primary_ends_with_its_typed_error_for_ever(over: WithPair) -> None:
     error = NotPrimaryError(
         partition_id=3, primary="n2", primary_address="h:1", primary_epoch=4, table_version=5

@@ -472,7 +472,8 @@ class ReplicaSync:
     def lose(self) -> None:
         """The stream has ended, and with it everything that was open on it."""
         for followed in self.partitions.values():
-            followed.close(followed.due_at if followed.stage is Stage.WAITING else 0.0)
+            if followed.stage is not Stage.WAITING:
+                followed.close()
         self.unanswered.clear()
         self.kept_bytes = 0
 
