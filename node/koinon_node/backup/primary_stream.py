@@ -252,13 +252,13 @@ class Link:
     def _on_opened(self, message: wire.OpenedPartitions) -> None:
         self._answered = True
         jitter = self._context.random.uniform(0.5, 1.0)
+        refused: list[wire.OpenedPartition] = []
         for entry in message.partitions:
             followed = self.following.answered(entry.partition_id)
             if followed is None:
                 continue
             if entry.HasField("refusal"):
-                error = error_from_proto(entry.refusal)
-                log.debug("opening refused partition=%d error=%s", entry.partition_id, error)
+                refused.append(entry)
                 self._later(followed, jitter)
                 continue
             try:
@@ -267,6 +267,9 @@ class Link:
                 self._give_up([followed], bad)
             else:
                 self._context.settled_bound.opened(followed)
+        if refused:
+            error = error_from_proto(refused[-1].refusal)
+            log.debug("openings refused count=%d last_error=%s", len(refused), error)
         self._context.wake()
         self._joining_due.set()
 

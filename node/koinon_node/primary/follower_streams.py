@@ -14,7 +14,7 @@ import numpy as np
 
 from koinon_node.config import Limits
 from koinon_node.core.records import BoolArray, EpochStart
-from koinon_node.core.replication.replica_tracker import Answer, Asked, Opening
+from koinon_node.core.replication.replica_tracker import Answer, Asked
 from koinon_node.ports import PeerLostError, PrimaryEnd
 from koinon_node.primary.completion import Completion
 from koinon_node.primary.sender import FollowerStream
@@ -176,6 +176,7 @@ class Followers:
     def _open(self, follower: FollowerStream, request: replication_pb2.OpenPartitions) -> None:
         """Answer all in one message; nothing is streamed between the answers and their points."""
         answers = replication_pb2.OpenedPartitions()
+        again = convert.error_to_proto(self._ask_again())
         for message in request.partitions:
             asked = Asked(
                 message.partition_id,
@@ -188,8 +189,13 @@ class Followers:
             answer = answers.partitions.add(
                 partition_id=asked.partition_id, primary_epoch=asked.primary_epoch
             )
-            if opening.answer in (Answer.ASK_AGAIN, Answer.NOT_PRIMARY):
-                answer.refusal.CopyFrom(convert.error_to_proto(self._not_opened(asked, opening)))
+            if opening.answer is Answer.ASK_AGAIN:
+                answer.refusal.CopyFrom(again)
+                continue
+            if opening.answer is Answer.NOT_PRIMARY:
+                assert self._leading.table is not None
+                error = self._leading.table.not_primary(asked.partition_id)
+                answer.refusal.CopyFrom(convert.error_to_proto(error))
                 continue
             answer.take_snapshot = opening.answer is Answer.TAKE_SNAPSHOT
             answer.common_point, answer.stream_from = opening.common_point, opening.stream_from
@@ -203,12 +209,9 @@ class Followers:
         follower.send(replication_pb2.FollowResponse(opened=answers))
         self._completion.kick.set()
 
-    def _not_opened(self, asked: Asked, opening: Opening) -> KoinonError:
+    def _ask_again(self) -> KoinonError:
         table = self._leading.table
         version = table.table_version if table is not None else 0
-        if opening.answer is Answer.NOT_PRIMARY:
-            assert table is not None
-            return table.not_primary(asked.partition_id)
         return TableBehindError(table_version=version, required_version=version + 1)
 
 

@@ -14,7 +14,6 @@ never touches the keyspace that has its partitions now.
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -120,6 +119,7 @@ class Keyspaces:
         own = next((k for k in known.keyspaces if k.keyspace_id == DEFAULT_ID), None)
         self.default = default_keyspace(cluster, own)
         self._all = (self.default, *sorted(others, key=lambda k: k.base))
+        self._minima: dict[tuple[int, int], int] = {}  # by keyspace and replicas: asked for so far
 
     def __iter__(self) -> Iterator[Keyspace]:
         """Those that can be used, by ``base``."""
@@ -147,8 +147,15 @@ class Keyspaces:
         return {keyspace.keyspace_id: keyspace for keyspace in self._all}
 
     @cached_property
-    def _bases(self) -> list[int]:
-        return [keyspace.base for keyspace in self._all]
+    def _by_partition(self) -> list[Keyspace | None]:
+        """The keyspace of each partition, up to the last that has one: thousands of rows may change
+        at once, and each is asked for its own.
+        """
+        found: list[Keyspace | None] = []
+        for keyspace in self._all:
+            found += [None] * (keyspace.base - len(found))
+            found += [keyspace] * keyspace.partition_count
+        return found
 
     def get(self, name: str) -> Keyspace | None:
         """The keyspace of this name; "" is ``default``. None: there is none, or it is dropped."""
@@ -176,8 +183,8 @@ class Keyspaces:
 
     def of(self, partition_id: int) -> Keyspace | None:
         """Return the keyspace that the partition lies in, also one that is being dropped."""
-        found = self._all[max(bisect_right(self._bases, partition_id) - 1, 0)]
-        return found if partition_id in found.partition_ids else None
+        known = self._by_partition
+        return known[partition_id] if 0 <= partition_id < len(known) else None
 
     def min_in_sync(self, row: PartitionRow) -> int:
         """Return how many in-sync replicas a write to the row needs; ``in_sync`` never shrinks
@@ -185,10 +192,16 @@ class Keyspaces:
         it, if these are fewer.
         """
         keyspace = self.of(row.partition_id)
+        if keyspace is None:
+            return 1
         fewest = len(row.replicas)
         if row.adding or row.removing:
             fewest = min(len(row.settled), len(row.target))
-        return keyspace.min_in_sync_among(fewest) if keyspace is not None else 1
+        place = keyspace.keyspace_id, fewest
+        known = self._minima.get(place)
+        if known is None:
+            known = self._minima[place] = keyspace.min_in_sync_among(fewest)
+        return known
 
     def free_base(self, count: int, end: int) -> int | None:
         """Return where ``count`` partitions that no keyspace has begin, the first place below

@@ -361,7 +361,7 @@ def apply_update(table: Table | None, update: TableUpdate) -> Table | None:
     keyspaces = update.keyspaces
     if keyspaces is None:
         keyspaces = table.keyspace_list if update.base_version else NO_KEYSPACES
-    return replace(
+    after = replace(
         table,
         cluster=update.cluster,
         table_version=update.table_version,
@@ -371,6 +371,9 @@ def apply_update(table: Table | None, update: TableUpdate) -> Table | None:
         loads=update.loads,
         keyspace_list=keyspaces,
     )
+    if keyspaces is table.keyspace_list and update.cluster == table.cluster:
+        vars(after)["keyspaces"] = table.keyspaces  # with what they have found out of partitions
+    return after
 
 
 def _changed(

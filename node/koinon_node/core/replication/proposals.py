@@ -251,8 +251,10 @@ class Proposals:
         if now >= self._widen_at and (added.any(axis=0) & ~due).any():
             self._widened_until = now + _WIDEN_EVERY_S
             due = (late | added).any(axis=0)
-        for p in np.flatnonzero(due).tolist():
-            in_sync = self._new_in_sync(p, late[:, p], added[:, p])
+        looked = np.flatnonzero(due).tolist()
+        joining, leaving = leading.members_by(added, looked), leading.members_by(late, looked)
+        for p in looked:
+            in_sync = self._new_in_sync(p, leaving.get(p, ()), joining.get(p, ()))
             if in_sync is None:
                 stuck.add(p)
             elif not self._waits(p, now):
@@ -307,14 +309,16 @@ class Proposals:
         added: BoolArray = joining & (leading.acked >= leading.completed)
         return added
 
-    def _new_in_sync(self, p: int, late: BoolArray, added: BoolArray) -> list[NodeNumber] | None:
+    def _new_in_sync(
+        self, p: int, late: Sequence[NodeNumber], added: Sequence[NodeNumber]
+    ) -> list[NodeNumber] | None:
         """Return the set to propose; None if those who are late cannot be left out.
 
         Those who are dead by the table leave first, then those who hold least.
         """
         leading, row = self._leading, self._row(p)
-        members = [*row.in_sync, *(n for n in leading.members(added) if n not in row.in_sync)]
-        leaving = [n for n in leading.members(late) if n in row.in_sync]
+        members = [*row.in_sync, *(n for n in added if n not in row.in_sync)]
+        leaving = [n for n in late if n in row.in_sync]
         leaving.sort(
             key=lambda n: (
                 bool(leading.live[leading.slots[n]]),

@@ -539,6 +539,14 @@ class ReplicaTracker:
             bounds = np.minimum(bounds, self.holds[:, p].min(axis=0))
         return np.where(self.ready[p], bounds, np.uint64(0))
 
-    def members(self, mask: BoolArray) -> list[NodeNumber]:
-        """Return the nodes of a mask over slots."""
-        return [self.numbers[slot] for slot in np.flatnonzero(mask).tolist()]
+    def members_by(
+        self, mask: BoolArray, partition_ids: Sequence[int]
+    ) -> dict[int, list[NodeNumber]]:
+        """Return the nodes of a mask over (follower, partition), by those partitions that have any.
+        One look for all of them: thousands may lose a follower at once.
+        """
+        found: dict[int, list[NodeNumber]] = {}
+        slots, places = np.nonzero(mask[:, partition_ids])
+        for slot, place in zip(slots.tolist(), places.tolist(), strict=True):
+            found.setdefault(partition_ids[place], []).append(self.numbers[slot])
+        return found
