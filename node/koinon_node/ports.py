@@ -48,9 +48,7 @@ class Stream(Protocol[Sent, Received]):
         """End the stream; a primary's end may say why. What was queued may be lost."""
 
 
-class FollowerEnd(
-    Stream[replication_pb2.FollowRequest, replication_pb2.FollowResponse], Protocol
-):
+class FollowerEnd(Stream[replication_pb2.FollowRequest, replication_pb2.FollowResponse], Protocol):
     """The caller's end."""
 
     async def connected(self) -> None:

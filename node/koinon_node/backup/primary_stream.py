@@ -24,7 +24,7 @@ from koinon_node.backup.catch_up import BatchRows, checked_batch
 from koinon_node.backup.stream_context import StreamContext, SupersededError
 from koinon_node.core.records import EpochStart, PartitionEpochs
 from koinon_node.core.replication import replica_sync as core
-from koinon_node.core.replication.copies import NEEDS_SNAPSHOT, CopyState
+from koinon_node.core.replication.copies import NEEDS_SNAPSHOT, STATES, CopyState
 from koinon_node.core.replication.replica_sync import (
     BadMessageError,
     Fate,
@@ -212,9 +212,11 @@ class Link:
     def _send_openings(self, stream: FollowerEnd, due: Sequence[Followed], now: float) -> None:
         copies = self._context.copies
         message = wire.OpenPartitions()
-        for followed in due:
+        ids = [followed.partition_id for followed in due]
+        columns = copies.complete_through[ids].tolist(), copies.states[ids].tolist()
+        for followed, through, state in zip(due, *columns, strict=True):
             partition_id = followed.partition_id
-            sent = self._held(partition_id)
+            sent = Sent(through, STATES[state])
             self.following.open(followed, sent, now)
             unusable = bool(sent.state & NEEDS_SNAPSHOT)
             opening = message.partitions.add(
@@ -230,9 +232,8 @@ class Link:
 
     def _held(self, partition_id: int) -> Sent:
         copies = self._context.copies
-        return Sent(
-            int(copies.complete_through[partition_id]), CopyState(int(copies.states[partition_id]))
-        )
+        through, state = copies.complete_through[partition_id], copies.states[partition_id]
+        return Sent(int(through), STATES[state])
 
     # --- receiving -------------------------------------------------------------------------
 

@@ -50,7 +50,12 @@ from koinon_proto.contract.errors import (
     StorageFullError,
     UnknownFateError,
 )
-from koinon_proto.contract.table import NodeNumber, Table, first_sequence
+from koinon_proto.contract.table import (
+    SEQUENCE_COUNTER_BITS,
+    NodeNumber,
+    Table,
+    first_sequence,
+)
 
 log = logging.getLogger(__name__)
 
@@ -280,8 +285,7 @@ class Replicator:
                 for p, copy in copies.items()
             }
             await self._persist(entries, copies)
-            adopted = [self._adopted(p, epochs, copies[p]) for p, epochs in entries.items()]
-            self.leading.adopt(adopted, self._clock())
+            self.leading.adopt(self._adopted(entries, copies), self._clock())
             self._pending.forget({records.prefix_of(p) for p in entries})
         self._completion.advance(stuck_too=True)
         self._kick.set()
@@ -298,17 +302,26 @@ class Replicator:
         ]
         await self._writer.submit(((PARTITIONS_DB, keys, values),), len(keys), 0, urgent=True)
 
-    def _adopted(self, p: int, epochs: PartitionEpochs, copy: Copy) -> Adopted:
-        clean = copy.state == CopyState.USABLE
-        start = first_sequence(epochs.primary_epoch)
-        self._copies.epochs[p] = epochs
-        self._copies.complete_through[p] = start
-        self._copies.states[p] = int(CopyState.USABLE)
-        if not clean:  # what it holds above its past is part of the lineage now
-            self._journal.reset(p, start)
-        if epochs.primary_epoch > int(self._primaries.epochs[p]):
-            self._primaries.adopt(p, epochs.primary_epoch)
-        return Adopted(p, epochs.primary_epoch, copy.complete_through, clean)
+    def _adopted(
+        self, entries: dict[int, PartitionEpochs], copies: dict[int, Copy]
+    ) -> list[Adopted]:
+        """Count the epochs as those of the copies. A failover brings thousands at once."""
+        ids = list(entries)
+        epochs = np.array([entry.primary_epoch for entry in entries.values()], np.uint64)
+        starts = epochs << np.uint64(SEQUENCE_COUNTER_BITS)
+        self._copies.epochs.update(entries)
+        self._copies.complete_through[ids] = starts
+        self._copies.states[ids] = CopyState.USABLE
+        clean = {p: copy.state == CopyState.USABLE for p, copy in copies.items()}
+        for p, start in zip(ids, starts.tolist(), strict=True):
+            if not clean[p]:  # what it holds above its past is part of the lineage now
+                self._journal.reset(p, start)
+        newer = epochs > self._primaries.epochs[ids]
+        self._primaries.adopt(np.array(ids, np.uint32)[newer], epochs[newer])
+        return [
+            Adopted(p, entry.primary_epoch, copies[p].complete_through, clean[p])
+            for p, entry in entries.items()
+        ]
 
     # --- followers -------------------------------------------------------------------------
 

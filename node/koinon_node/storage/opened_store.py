@@ -20,7 +20,7 @@ import numpy as np
 from koinon_node.core import records
 from koinon_node.core.overlay import Overlay
 from koinon_node.core.records import PartitionEpochs
-from koinon_node.core.replication.copies import Copies, Copy, CopyState
+from koinon_node.core.replication.copies import STATES, Copies, Copy, CopyState
 from koinon_node.storage import directory as files
 from koinon_node.storage import log_files, log_replay
 from koinon_node.storage.environment import (
@@ -308,18 +308,14 @@ class OpenedStore:
         keys = [key_of(p) for p in partition_ids for key_of in keys_of]
         laid_over = self.overlay.find(PARTITIONS_DB, keys) if self.overlay else {}
         with self.env.begin(self._databases[PARTITIONS_DB]) as txn:
-
-            def read(key: bytes) -> bytes | None:
-                return laid_over[key] if key in laid_over else txn.get(key)
-
-            for partition_id in partition_ids:
-                progress = read(records.progress_key(partition_id))
-                through, floor, state = records.decode_progress(progress) if progress else (0, 0, 0)
-                if read(records.dropping_key(partition_id)) is not None:
-                    state |= CopyState.UNUSABLE
-                data = read(records.epochs_key(partition_id))
-                epochs = records.decode_epochs(data) if data else PartitionEpochs(primary_epoch=0)
-                found[partition_id] = Copy(through, floor, CopyState(state), epochs)
+            values = [laid_over[key] if key in laid_over else txn.get(key) for key in keys]
+        of_each = zip(values[::3], values[1::3], values[2::3], strict=True)
+        for partition_id, (progress, dropping, data) in zip(partition_ids, of_each, strict=True):
+            through, floor, state = records.decode_progress(progress) if progress else (0, 0, 0)
+            if dropping is not None:
+                state |= CopyState.UNUSABLE
+            epochs = records.decode_epochs(data) if data else PartitionEpochs(primary_epoch=0)
+            found[partition_id] = Copy(through, floor, STATES[state], epochs)
         return found
 
     def dropping(self) -> list[int]:

@@ -30,6 +30,7 @@ from typing import (
     NamedTuple,
     TypeVar,
     Union,
+    cast,
     get_args,
     get_origin,
     get_type_hints,
@@ -106,7 +107,7 @@ def codec(
         decoded.append(f"{name}={decode}")
     return Codec(
         _function("encode", "record", filled, f"message_class({', '.join(encoded)})", scope),
-        _function("decode", "message", given, f"record_class({', '.join(decoded)})", scope),
+        _function("decode", "message", given, _construction(record, decoded, scope), scope),
     )
 
 
@@ -172,6 +173,23 @@ class _Members(dict[int, IntEnum]):
 
     def __missing__(self, number: int) -> IntEnum:
         return self._enum(number)  # which raises ValueError
+
+
+def _construction(record: type[Any], values: list[str], scope: dict[str, Any]) -> str:
+    """Return the source that makes a record of ``name=value``, all its fields. A frozen dataclass
+    sets its fields by a look-up of each, which takes longer than the rest of a table's row; where
+    it has slots and nothing to do afterwards they are filled here.
+    """
+    frozen = is_dataclass(record) and cast(Any, record).__dataclass_params__.frozen
+    if not frozen or not hasattr(record, "__slots__") or hasattr(record, "__post_init__"):
+        return f"record_class({', '.join(values)})"
+    steps = []
+    for value in values:
+        name, _, expression = value.partition("=")
+        scope[f"fill_{name}"] = getattr(record, name).__set__
+        steps.append(f"fill_{name}(made, {expression})")
+    scope["new"] = object.__new__
+    return f"((made := new(record_class)), {', '.join(steps)})[0]"
 
 
 def _function(

@@ -42,8 +42,7 @@ class Bench:
     now_ms: int = 1000
 
     def __post_init__(self) -> None:
-        self.primaries.adopt(0, 1)
-        self.primaries.adopt(1, 1)
+        self.primaries.adopt(np.array([0, 1], np.uint32), np.array([1, 1], np.uint64))
 
     def stored(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         return {key: self.store[key] for key in keys if key in self.store}
@@ -106,7 +105,7 @@ def test_sequences_rise_by_one_within_each_partition() -> None:
 def test_primary_epoch_adopted_twice_breaks_the_invariant() -> None:
     bench = Bench()
     with pytest.raises(AssertionError, match="adopted twice"):
-        bench.primaries.adopt(0, 1)
+        bench.primaries.adopt(np.array([0], np.uint32), np.array([1], np.uint64))
 
 
 def test_condition_zero_twice_in_one_batch_applies_the_first_only() -> None:

@@ -34,7 +34,10 @@ class CopyState(IntFlag):
     UNTRUSTED = 4
 
 
+_NEVER_HERE = PartitionEpochs(primary_epoch=0)
 NEEDS_SNAPSHOT = CopyState.UNUSABLE | CopyState.UNTRUSTED
+STATES = tuple(map(CopyState, range(1 << len(CopyState))))
+"""Each state by its number: to look one up is quicker than to make it, of thousands of copies."""
 
 
 class Copy(NamedTuple):
@@ -62,7 +65,7 @@ class Copies:
         self.epochs = dict(epochs)
 
     def epochs_of(self, partition_id: int) -> PartitionEpochs:
-        return self.epochs.get(partition_id, PartitionEpochs(primary_epoch=0))
+        return self.epochs.get(partition_id, _NEVER_HERE)
 
     def are_held(self, partition_ids: range) -> bool:
         """Return whether any of these is here, whole, in part, or half deleted."""

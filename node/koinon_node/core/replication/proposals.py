@@ -120,6 +120,9 @@ class Proposals:
         """Take newer rows: the fate of what was proposed on older ones is known."""
         leading = self._leading
         touched = {*changed, *lost}
+        noted = {*self.hand_overs, *self._unknown, *self._under_way, *self._again_at}
+        if not (self._masks.any_stopped or leading.broken.any()):
+            touched &= noted  # of thousands that change, mostly few; there is nothing of others
         for p in touched:
             row = self._row(p)
             led = bool(leading.epochs[p])
@@ -177,8 +180,8 @@ class Proposals:
     def _count(self, partition_ids: Collection[int]) -> None:
         """Recompute who is in a set whose fate is not known."""
         leading = self._leading
+        leading.proposed[:, list(partition_ids)] = False
         for p in partition_ids:
-            leading.proposed[:, p] = False
             under_way = self._under_way.get(p)
             for proposal in (*self._unknown.get(p, ()), *((under_way,) if under_way else ())):
                 for number in proposal.in_sync:

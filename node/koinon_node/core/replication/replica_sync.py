@@ -407,9 +407,12 @@ class StageIndex:
 
     def remove(self, followed: Followed) -> None:
         """Take it out: it is about to change, or has ended."""
-        self.counts[followed.want.rank, followed.stage] -= 1
-        self.joining.pop(followed.partition_id, None)
-        self._due[followed.want.rank].pop(followed.partition_id, None)
+        rank, stage = followed.want.rank, followed.stage
+        self.counts[rank, stage] -= 1
+        if stage is Stage.JOINING:
+            del self.joining[followed.partition_id]
+        elif stage is Stage.WAITING:
+            self._due[rank].pop(followed.partition_id, None)
 
     def due(self, rank: Rank, now: float) -> Iterable[Followed]:
         """Return what waits and is due, in the order in which it became so."""

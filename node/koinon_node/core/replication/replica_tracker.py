@@ -42,6 +42,7 @@ from koinon_node.core.replication.epoch_history import Lineage, common_point
 from koinon_node.core.write_decisions import Primaries
 from koinon_proto.contract.table import (
     NO_NODE,
+    SEQUENCE_COUNTER_BITS,
     NodeNumber,
     NodeStatus,
     PartitionRow,
@@ -219,10 +220,11 @@ class ReplicaTracker:
         registered = info is not None and node_epoch != 0 and info.node_epoch == node_epoch
         old_rows = before.rows if before is not None else ()
         pairs = zip_longest(table.rows, old_rows[: self._size])
-        rows = [row for row, old in pairs if row is not old]
-        changed: list[int] = [row.partition_id for row in rows]
-        for row in rows:
-            self._take_row(row)
+        news = [(row, old) for row, old in pairs if row is not old]
+        changed: list[int] = [row.partition_id for row, _ in news]
+        for row, old in news:
+            if not (same and old is not None and _same_members(row, old)):
+                self._take_row(row)
         settings = table.cluster, table.keyspace_list
         if before is not None and (before.cluster, before.keyspace_list) != settings:
             # They count for rows that have not changed, too.
@@ -236,17 +238,14 @@ class ReplicaTracker:
         looked = changed if registered and same else np.flatnonzero(self.led).tolist()
         lost = [
             p
-            for p in looked
-            if self.epochs[p]
+            for p, epoch in zip(looked, self.epochs[looked].tolist(), strict=True)
+            if epoch
             and not (
-                registered
-                and table.rows[p].primary == me
-                and table.rows[p].primary_epoch == int(self.epochs[p])
+                registered and table.rows[p].primary == me and table.rows[p].primary_epoch == epoch
             )
         ]
-        for p in lost:
-            self._lose(p)
         if lost:
+            self._lose(lost)
             self.require(lost)
         for slot, number in enumerate(self.numbers):
             node = table.nodes.get(number)
@@ -266,8 +265,8 @@ class ReplicaTracker:
             self.replicas[slot, p] = number in row.replicas and number != self.me
             self.in_sync[slot, p] = number in row.in_sync and number != self.me
 
-    def _lose(self, p: int) -> None:
-        """Another node leads the partition, or none: nothing waits for its followers. Who is
+    def _lose(self, p: Sequence[int]) -> None:
+        """Another node leads the partitions, or none: nothing waits for their followers. Who is
         required is for the caller to recompute, of all that it changes at once.
         """
         self.epochs[p] = 0
@@ -290,19 +289,19 @@ class ReplicaTracker:
         """
         if self.table is None:
             return
-        taken: list[int] = []
-        for p, primary_epoch, previous, clean in adopted:
-            row = self.table.rows[p] if p < self._size else None
-            if row is None or row.primary != self.me or row.primary_epoch != primary_epoch:
-                continue
-            self._lose(p)
-            start = first_sequence(primary_epoch)
-            self.epochs[p] = primary_epoch
-            self.streamed[p] = self.completed[p] = start
-            self.adopted_at[p] = now
-            self.clean_from[p] = previous if clean else NO_SEQUENCE
-            taken.append(p)
-        self.require(taken)
+        taken: list[Adopted] = []
+        for one in adopted:
+            row = self.table.rows[one.partition_id] if one.partition_id < self._size else None
+            if row and row.primary == self.me and row.primary_epoch == one.primary_epoch:
+                taken.append(one)
+        p = [one.partition_id for one in taken]
+        epochs = np.array([one.primary_epoch for one in taken], np.uint64)
+        self._lose(p)
+        self.epochs[p] = epochs
+        self.streamed[p] = self.completed[p] = epochs << np.uint64(SEQUENCE_COUNTER_BITS)
+        self.adopted_at[p] = now
+        self.clean_from[p] = [one.previous if one.clean else NO_SEQUENCE for one in taken]
+        self.require(p)
 
     def take_ready(self) -> list[int]:
         """Return (once) the partitions that may be served now."""
@@ -329,7 +328,7 @@ class ReplicaTracker:
             return Opening(Answer.ASK_AGAIN)
         if row.primary != self.me or asked.primary_epoch < row.primary_epoch:
             return Opening(Answer.NOT_PRIMARY)
-        self.close(slot, np.array([p], np.uint32))
+        self._close_those(slot, p)
         # A removal that left no tombstone has to be below what is streamed from here on.
         unsent_removal = self.copies.purge_floors[p] > self.streamed[p]
         led = int(self.epochs[p]) == asked.primary_epoch
@@ -354,7 +353,9 @@ class ReplicaTracker:
 
     def close(self, slot: int, partition_ids: U32Array) -> None:
         """The follower has these open no more."""
-        p = partition_ids[partition_ids < self._size]
+        self._close_those(slot, partition_ids[partition_ids < self._size])
+
+    def _close_those(self, slot: int, p: U32Array | int) -> None:
         self.opened[slot, p] = self.positioned[slot, p] = False
         self.acked[slot, p] = 0
         self.holds[slot, p] = NO_SEQUENCE
@@ -550,3 +551,14 @@ class ReplicaTracker:
         for slot, place in zip(slots.tolist(), places.tolist(), strict=True):
             found.setdefault(partition_ids[place], []).append(self.numbers[slot])
         return found
+
+
+def _same_members(row: PartitionRow, old: PartitionRow) -> bool:
+    """Return whether the columns of a row stay: only its epochs or its status have changed."""
+    return (
+        row.in_sync == old.in_sync
+        and row.replicas == old.replicas
+        and row.adding == old.adding
+        and row.removing == old.removing
+        and row.wanted_primary == old.wanted_primary
+    )
