@@ -175,29 +175,26 @@ def _orders(part: Slice) -> U64Array:
 def _expiries(
     step: MergeStep, parts: Sequence[Slice], chosen: I64Array | None
 ) -> tuple[U64Array, BoolArray | None]:
-    """Return (when each row expires, 0: never; which rows delete their keys, None: no row does).
+    """Return (when each row expires, 0: never; which rows delete their keys, None: no row can).
     What deletes expires when its tombstone may be purged.
     """
-    expiries = np.concatenate([_expiries_of(part) for part in parts])
-    deleted = np.concatenate([_deletes_of(part) for part in parts])
-    expiries[deleted] = step.tombstone_at_ms
-    if chosen is not None:
-        expiries, deleted = expiries[chosen], deleted[chosen]
-    return expiries, deleted if deleted.any() else None
-
-
-def _expiries_of(part: Slice) -> U64Array:
-    expiries = part.columns.expiries
-    if expiries is None:
-        return np.full(part.rows, part.columns.header.expires_at_ms, np.uint64)
-    return expiries[part.start : part.end]
-
-
-def _deletes_of(part: Slice) -> BoolArray:
-    expiries = part.columns.expiries
-    if expiries is None:
-        return np.zeros(part.rows, np.bool_)
-    return np.equal(expiries[part.start : part.end], columns.DELETED)
+    columns_of = [part.columns for part in parts]
+    times = np.array([chunk.header.expires_at_ms for chunk in columns_of], np.uint64)
+    expiries = np.repeat(times, [part.rows for part in parts])
+    deleted = None
+    if any(chunk.expiries is not None for chunk in columns_of):
+        deleted = np.zeros(len(expiries), np.bool_)
+        at = 0
+        for part in parts:
+            own, rows = part.columns.expiries, slice(at, at + part.rows)
+            if own is not None:
+                expiries[rows] = own[part.start : part.end]
+                deleted[rows] = expiries[rows] == columns.DELETED
+            at += part.rows
+        expiries[deleted] = step.tombstone_at_ms
+        if chosen is not None:
+            deleted = deleted[chosen]
+    return expiries if chosen is None else expiries[chosen], deleted
 
 
 def _headers(sequence: int, expiries: U64Array, deleted: BoolArray | None) -> Any:
