@@ -134,7 +134,7 @@ class Parts:
             self.gate,
             config.audit,
         )
-        self.stager = Stager(state, store, self.engine, clock, self.rows)
+        self.stager = Stager(state, store, self.engine, self.replicator.followers, clock, self.rows)
         self.column_reader = ColumnReader(
             state, store, self.engine, pending, self.replicator, limits, clock, self.rows
         )

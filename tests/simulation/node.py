@@ -154,7 +154,7 @@ class Life:
         self.engine = Engine(
             state, store, writer, pending, primaries, self.replicator, limits, wall
         )
-        self.stager = Stager(state, store, self.engine, wall)
+        self.stager = Stager(state, store, self.engine, self.replicator.followers, wall)
         self.merger = MergeScheduler(
             state, store, writer, self.engine, primaries, self.replicator, agent, wall
         )

@@ -17,6 +17,7 @@ from koinon_node.core.replication.replica_sync import Followed, Rank
 from koinon_node.ports import Peers
 from koinon_node.state import NodeState
 from koinon_node.storage.store import Store
+from koinon_proto.contract.columns import KNOWN_FLAGS
 from koinon_proto.contract.table import NO_NODE, NodeNumber, Table
 from koinon_proto.contract.versions import NODE_PROTOCOL_VERSION
 from koinon_proto.v1 import replication_pb2 as wire
@@ -74,6 +75,7 @@ class StreamContext:
             node_epoch=self.node_epoch,
             to_node_number=primary,
             registration_id=self.state.registration_id,
+            columns_flags=KNOWN_FLAGS,
         )
 
     def openings(self, link: Link) -> list[Followed]:

@@ -19,6 +19,7 @@ import numpy as np
 from koinon_node.bulk_load import staged_chunks
 from koinon_node.core import chunk_keys, records
 from koinon_node.core.records import U32Array
+from koinon_node.primary.follower_streams import Followers
 from koinon_node.serving.batches import WriteBatch
 from koinon_node.serving.engine import Engine
 from koinon_node.serving.request_limits import loaded_expiries, loaded_expiry
@@ -71,12 +72,14 @@ class Stager:
         state: NodeState,
         store: Store,
         engine: Engine,
+        followers: Followers,
         clock: WallClock,
         counts: RowCounts | None = None,
     ) -> None:
         self._state = state
         self._store = store
         self._engine = engine
+        self._followers = followers
         self._clock = clock
         self._counts = counts or RowCounts()
         self._room = _Room(STAGING_BYTES)
@@ -92,7 +95,8 @@ class Stager:
         Raises:
             LoadClosedError: the load is not open.
             TableBehindError: this node's table is older than the sender's.
-            InvalidArgumentError: a chunk's keys do not ascend, or it expires too late.
+            InvalidArgumentError: a chunk's keys do not ascend, it expires too late, or a follower's
+                build cannot merge it.
             KoinonError: as Engine.write; sending the same again is safe.
         """
         try:
@@ -105,6 +109,7 @@ class Stager:
 
     async def _stage(self, batch: StageBatch) -> dict[int, KoinonError]:
         self.check_load(batch.load_id, batch.table_version)
+        self._check_followers(batch.gathered)
         await self._check_order(batch.gathered)
         write = WriteBatch(
             table_version=batch.table_version,
@@ -173,6 +178,20 @@ class Stager:
             if expires_at_ms != header.expires_at_ms:
                 chunks[index] = columns.with_expiry(chunks[index], expires_at_ms)
         return chunks
+
+    def _check_followers(self, rows: Gathered) -> None:
+        """Raise InvalidArgumentError where a follower's build could not merge the rows: it would
+        end as soon as they are committed.
+        """
+        if not any(header.has_expiries for header in rows.headers):
+            return
+        if unable := self._followers.unable_to_merge(columns.HAS_EXPIRIES):
+            names = ", ".join(str(self._state.table().nodes[number].node_id) for number in unable)
+            raise InvalidArgumentError(
+                field="chunks",
+                reason="rows with times to live of their own, and rows that delete, cannot be "
+                f"merged by the build of {names}: upgrade it first",
+            )
 
     async def _check_order(self, rows: Gathered) -> None:
         # Arrow, which nodes without bulk loads never need, takes a while to import.

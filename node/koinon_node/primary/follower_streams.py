@@ -46,6 +46,11 @@ class Followers:
         # The epochs of nodes that named their registration: no other stream is theirs any more.
         self._proven: dict[NodeNumber, int] = {}
 
+    def unable_to_merge(self, columns_flags: int) -> list[NodeNumber]:
+        """Return the followers whose builds cannot merge packed columns with these flags."""
+        streams = self._sender.streams.values()
+        return [one.number for one in streams if columns_flags & ~one.columns_flags]
+
     # --- to them ---------------------------------------------------------------------------
 
     def on_table(self, table: Table, opened: BoolArray) -> None:
@@ -120,6 +125,7 @@ class Followers:
             hello.node_epoch,
             slot,
             self._limits.stream_bytes,
+            hello.columns_flags,
         )
         return follower
 

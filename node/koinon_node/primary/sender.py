@@ -26,6 +26,7 @@ from koinon_node.core.records import (
 from koinon_node.core.replication.replica_tracker import ReplicaTracker
 from koinon_node.ports import PeerLostError, PrimaryEnd
 from koinon_proto.contract import convert
+from koinon_proto.contract.columns import HAS_ORDERS
 from koinon_proto.contract.errors import KoinonError, ResourceExhaustedError
 from koinon_proto.contract.table import MAX_PARTITION_COUNT, NodeNumber
 from koinon_proto.v1 import replication_pb2
@@ -120,11 +121,13 @@ class FollowerStream:
         node_epoch: int,
         slot: int,
         bytes_max: int,
+        columns_flags: int = 0,
     ) -> None:
         self.stream = stream
         self.number = number
         self.node_epoch = node_epoch
         self.slot = slot
+        self.columns_flags = columns_flags or HAS_ORDERS  # that its build can merge
         self.announced = np.zeros(
             MAX_PARTITION_COUNT, np.uint64
         )  # by partition: the floor it was told

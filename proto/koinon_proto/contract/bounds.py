@@ -260,6 +260,7 @@ BOUNDS: Mapping[str, Mapping[str, int | float | None]] = {
         "node_number": NODE_NUMBER,
         "node_epoch": NODE_EPOCH,
         "to_node_number": NODE_NUMBER,
+        "columns_flags": READER,
     },
     "EpochStart": {"primary_epoch": PRIMARY_EPOCH, "previous_sequence": ANY},
     "OpenPartition": {

@@ -30,7 +30,7 @@ from koinon_proto.contract.errors import InvalidArgumentError, UnsupportedVersio
 VERSION = 1
 HAS_ORDERS = 1
 HAS_EXPIRIES = 2
-_KNOWN_FLAGS = HAS_ORDERS | HAS_EXPIRIES
+KNOWN_FLAGS = HAS_ORDERS | HAS_EXPIRIES
 DELETED = 2**64 - 1
 """The expiry of a row that deletes its key."""
 HEADER_BYTES = 40
@@ -145,7 +145,7 @@ def read_header(data: bytes | memoryview) -> ColumnsHeader:
             field="columns", reason="torn", limit=HEADER_BYTES, actual=len(data)
         )
     version, flags, _, rows, expires_at_ms, key_bytes, value_bytes, _, _ = _HEADER.unpack_from(data)
-    if version != VERSION or flags & ~_KNOWN_FLAGS:
+    if version != VERSION or flags & ~KNOWN_FLAGS:
         raise UnsupportedVersionError(what="packed columns", version=version, supported=VERSION)
     header = ColumnsHeader(
         rows,

@@ -14,6 +14,7 @@ from koinon_node.bulk_load import staged_chunks, stager
 from koinon_node.bulk_load.stager import Prepared, _Room
 from koinon_node.config import Limits
 from koinon_node.core.chunk_keys import ChunkName, chunk_key
+from koinon_proto.contract import columns
 from koinon_proto.contract.cluster_errors import LoadClosedError, LoadIncompleteError
 from koinon_proto.contract.columns import DELETED
 from koinon_proto.contract.errors import (
@@ -74,6 +75,21 @@ def test_staged_chunk_is_answered_when_every_in_sync_follower_has_it(tmp_path: P
         await two.acknowledge()
         assert await staging_one == {}
         assert list(two.batches[-1].keys) == [b"\0\0\1" + chunk_key(LOAD, 1, 0)]
+
+    with_loads(tmp_path, use, table=table_of(row(0, (1, 2)), loads=[OPEN]))
+
+
+@pytest.mark.parametrize("known", [0, columns.HAS_ORDERS])
+def test_chunk_that_a_followers_build_cannot_merge_is_refused(tmp_path: Path, known: int) -> None:
+    async def use(bench: LoadsBench) -> None:
+        two = await joined(bench, 0, columns_flags=known)
+        with pytest.raises(InvalidArgumentError, match="by the build of n2: upgrade it first"):
+            await bench.stage(ROWS, expiries=[0, bench.clock.ms + 5])
+        assert not bench.partition().chunks
+        staging = asyncio.ensure_future(bench.stage(ROWS, orders=[1, 2]))
+        await until(lambda: bench.partition().chunks, "it is stored here")
+        await two.acknowledge()
+        assert await staging == {}
 
     with_loads(tmp_path, use, table=table_of(row(0, (1, 2)), loads=[OPEN]))
 

@@ -93,7 +93,9 @@ class LoadsBench(Bench):
 
     def __init__(self, directory: Path, limits: Limits | None = None) -> None:
         super().__init__(directory, limits)
-        self.stager = Stager(self.state, self.store, self.engine, self.clock)
+        self.stager = Stager(
+            self.state, self.store, self.engine, self.replicator.followers, self.clock
+        )
         self.column_reader = ColumnReader(
             self.state,
             self.store,

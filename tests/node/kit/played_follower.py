@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from koinon_proto.contract.columns import KNOWN_FLAGS
 from koinon_proto.contract.table import first_sequence
 from koinon_proto.v1 import replication_pb2 as wire
 from tests.node.kit.held_writer import EPOCH, WAIT_S, Bench
@@ -15,7 +16,12 @@ class PlayedFollower:
     """Speaks when the test says so; what the primary sent is in ``batches`` and ``others``."""
 
     def __init__(
-        self, bench: Bench, number: int = 2, node_epoch: int = 1, registration_id: str = ""
+        self,
+        bench: Bench,
+        number: int = 2,
+        node_epoch: int = 1,
+        registration_id: str = "",
+        columns_flags: int = KNOWN_FLAGS,
     ) -> None:
         self.bench = bench
         self.batches: list[wire.Batch] = []
@@ -29,6 +35,7 @@ class PlayedFollower:
             node_epoch=node_epoch,
             to_node_number=1,
             registration_id=registration_id,
+            columns_flags=columns_flags,
         )
         self.end.send(wire.FollowRequest(hello=hello))
 
@@ -109,9 +116,13 @@ async def turn() -> None:
 
 
 async def joined(
-    bench: Bench, *partition_ids: int, number: int = 2, epoch: int = EPOCH
+    bench: Bench,
+    *partition_ids: int,
+    number: int = 2,
+    epoch: int = EPOCH,
+    columns_flags: int = KNOWN_FLAGS,
 ) -> PlayedFollower:
     """Return a follower whose copies of these partitions are as the primary's."""
-    follower = PlayedFollower(bench, number)
+    follower = PlayedFollower(bench, number, columns_flags=columns_flags)
     await follower.join(*partition_ids, epoch=epoch)
     return follower
