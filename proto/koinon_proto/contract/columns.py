@@ -145,8 +145,12 @@ def read_header(data: bytes | memoryview) -> ColumnsHeader:
             field="columns", reason="torn", limit=HEADER_BYTES, actual=len(data)
         )
     version, flags, _, rows, expires_at_ms, key_bytes, value_bytes, _, _ = _HEADER.unpack_from(data)
-    if version != VERSION or flags & ~KNOWN_FLAGS:
+    if version != VERSION:
         raise UnsupportedVersionError(what="packed columns", version=version, supported=VERSION)
+    if flags & ~KNOWN_FLAGS:
+        raise UnsupportedVersionError(
+            what="packed columns' flags", version=flags, supported=KNOWN_FLAGS
+        )
     header = ColumnsHeader(
         rows,
         expires_at_ms,

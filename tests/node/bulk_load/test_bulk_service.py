@@ -172,12 +172,15 @@ def test_key_of_another_partition_is_refused_by_name(node: NodeProcess) -> None:
     assert (error.partition_id, error.expected_partition_id) == (1, 0)
 
 
-@pytest.mark.parametrize(("at", "value"), [(0, 2), (1, 4)])
+@pytest.mark.parametrize(
+    ("at", "value", "what"), [(0, 2, "packed columns"), (1, 4, "packed columns' flags")]
+)
 def test_chunk_of_another_version_is_refused_by_name(
-    node: NodeProcess, at: int, value: int
+    node: NodeProcess, at: int, value: int, what: str
 ) -> None:
     error = refused(node, stage(with_bytes(GOOD, at, value)))
     assert isinstance(error, UnsupportedVersionError)
+    assert (error.what, error.version) == (what, value)
 
 
 @pytest.mark.parametrize("request_of", [stage, prepare, read])
