@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+SCHEMA = "key string, value string"
+
+
 class Stream:
     """A stream of JSON files into the cluster; each run takes what is there, a file a batch."""
 
@@ -29,15 +32,16 @@ class Stream:
         lines = [json.dumps({"key": f"{i}", "value": f"{name}{i}"}) for i in range(first, last)]
         (self.source / f"{name}.json").write_text("\n".join(lines))
 
-    def run(self, timeout: str = "5s") -> None:
+    def run(self, timeout: str = "5s", schema: str = SCHEMA, **options: str) -> None:
         """Apply what has been fed. Raises Spark's error of a batch that fails."""
         stream = (
-            self.spark.readStream.schema("key string, value string")
+            self.spark.readStream.schema(schema)
             .option("maxFilesPerTrigger", 1)
             .json(str(self.source))
             .writeStream.format("koinon")
             .option("coordinators", self.fake.seeds)
             .option("timeout", timeout)
+            .options(**options)
             .option("checkpointLocation", str(self.checkpoint))
             .trigger(availableNow=True)
             .start()
@@ -94,3 +98,19 @@ def test_stream_batch_that_fails_is_whole_in_the_next_run(
     assert fake.values() == {b"%d" % i: b"a%d" % i for i in range(10)}
     done = [load for load in fake.loads.values() if load.state is LoadState.DONE]
     assert len(done) == 1
+
+
+def test_stream_batch_that_deletes_is_applied_once(stream: Stream, fake: LoadsCluster) -> None:
+    fake.write(b"gone", b"before", 0)
+    rows = [{"key": "gone", "gone": True}, {"key": "brief", "value": "v", "lives": 3_600_000}]
+    (stream.source / "a.json").write_text("\n".join(map(json.dumps, rows)))
+    options = {"keyColumn": "key", "valueColumn": "value"}
+    options |= {"ttlColumn": "lives", "deleteColumn": "gone"}
+    changes = f"{SCHEMA}, lives long, gone boolean"
+    stream.run(schema=changes, **options)
+    assert fake.values() == {b"brief": b"v"}
+    assert fake.store[b"brief"][2] > 0
+    fake.write(b"gone", b"written since", 0)
+    stream.forget_commit(0)
+    stream.run(schema=changes, **options)
+    assert fake.values() == {b"brief": b"v", b"gone": b"written since"}
