@@ -30,6 +30,7 @@ from koinon_proto.contract.errors import (
     UnsupportedVersionError,
 )
 from koinon_proto.process.logs import configure_logging
+from koinon_proto.process.memory import collect_rarely
 from koinon_proto.process.printable import protect_streams, tell
 from koinon_proto.process.private_files import only_for_owner
 from koinon_proto.security import audit
@@ -165,6 +166,7 @@ def main() -> None:
             flags.log_format, flags.log_level, component="coordinator", component_id=flags.id
         )
         log_slow_after(flags.slow_request_ms)
+        collect_rarely()
         uvloop.run(serve(_config(flags)))
     except _CONFIGURATION as error:
         _end(error, EXIT_CONFIGURATION)

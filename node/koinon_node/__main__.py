@@ -27,7 +27,7 @@ from koinon_proto.contract.errors import (
 )
 from koinon_proto.contract.table import DEFAULT_WEIGHT
 from koinon_proto.process.logs import configure_logging
-from koinon_proto.process.memory import keep_freed
+from koinon_proto.process.memory import collect_rarely, keep_freed
 from koinon_proto.process.printable import protect_streams, tell
 from koinon_proto.process.private_files import only_for_owner
 from koinon_proto.security import audit
@@ -81,6 +81,7 @@ def serve(flags: argparse.Namespace) -> None:
             ),
         )
         keep_freed(KEPT_BYTES)
+        collect_rarely()
         uvloop.run(_run(config))
     except _CONFIGURATION as error:
         tell(f"koinon node {flags.id}: {error}", stderr=True)

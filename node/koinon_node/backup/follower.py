@@ -155,5 +155,6 @@ class Follower:
 
     def progress(self) -> list[Progress]:
         """Return how far replicas have come that are on their way and not in sync by the table."""
-        links = self._context.links.values()
-        return reported(f for link in links for f in link.following.partitions.values())
+        following = (link.following for link in self._context.links.values())
+        some = (one for one in following if one.index.has_some_not_in_sync)
+        return reported(f for one in some for f in one.partitions.values())

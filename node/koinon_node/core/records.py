@@ -27,7 +27,7 @@ import operator
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import starmap
 from typing import Any, NamedTuple
 
@@ -200,6 +200,10 @@ class EpochStart(NamedTuple):
     previous_sequence: int
 
 
+_epoch_start = partial(tuple.__new__, EpochStart)
+"""Makes one of a pair, without a call of Python's: a start reads up to 128 of each partition."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartitionEpochs:
     """The highest primary epoch that this store has seen of a partition, and how it came there."""
@@ -240,7 +244,7 @@ def decode_epochs(data: bytes) -> PartitionEpochs:
     _check_version(data, METADATA_VERSION)
     _, primary_epoch, count = _EPOCHS_HEAD.unpack_from(data)
     numbers = iter(struct.unpack_from(f">{2 * count}Q", data, _EPOCHS_HEAD.size))
-    history = tuple(map(EpochStart, numbers, numbers))
+    history = tuple(map(_epoch_start, zip(numbers, numbers, strict=True)))
     return PartitionEpochs(primary_epoch=primary_epoch, history=history)
 
 

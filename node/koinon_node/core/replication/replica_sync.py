@@ -414,6 +414,11 @@ class StageIndex:
         elif stage is Stage.WAITING:
             self._due[rank].pop(followed.partition_id, None)
 
+    @property
+    def has_some_not_in_sync(self) -> bool:
+        """Whether a copy that is not in sync, by the newest row, has to be brought up."""
+        return any(count and rank is not Rank.IN_SYNC for (rank, _), count in self.counts.items())
+
     def due(self, rank: Rank, now: float) -> Iterable[Followed]:
         """Return what waits and is due, in the order in which it became so."""
         while self._later and self._later[0][0] <= now:
