@@ -242,12 +242,14 @@ class Client(Operations, Closing):
 
     def keyspace(self, name: str) -> KeyspaceClient:
         """Return the operations of this client in another keyspace. It shares the connections, and
-        ends with the client.
+        ends with the client. To open one again and again costs a question to the coordinators once
+        a second.
 
         Raises:
             UnknownKeyspaceError: there is none of this name.
         """
-        return KeyspaceClient(self, self._run(self._engine.open_keyspace(name)))
+        known = self._engine.known_keyspace(name)
+        return KeyspaceClient(self, known or self._run(self._engine.open_keyspace(name)))
 
     def table(self) -> Table:
         """Return the partition table as this client holds it."""

@@ -212,8 +212,11 @@ class TableRefresh:
 
     # --- the cluster's status -------------------------------------------------------------------
 
-    async def cluster_status(self, timeout_ms: int) -> admin_pb2.ClusterStatus:
-        """Return the leader's status; any coordinator's, if there is no leader to be found.
+    async def cluster_status(
+        self, timeout_ms: int, known_version: int = 0
+    ) -> admin_pb2.ClusterStatus:
+        """Return the leader's status; any coordinator's, if there is no leader to be found. Its
+        table is what has changed since ``known_version``.
 
         Raises:
             ClientClosedError
@@ -222,14 +225,16 @@ class TableRefresh:
         if self._closed:
             raise ClientClosedError
         with operation():
-            return await self._cluster_status(timeout_ms)
+            return await self._cluster_status(timeout_ms, known_version)
 
-    async def _cluster_status(self, timeout_ms: int) -> admin_pb2.ClusterStatus:
+    async def _cluster_status(self, timeout_ms: int, known_version: int) -> admin_pb2.ClusterStatus:
         seen: admin_pb2.ClusterStatus | None = None
         error: KoinonError = UnavailableError(reason="it took too long")
         asked: set[str] = set()
         addresses = list(dict.fromkeys(self._seeds))
-        request = admin_pb2.GetStatusRequest(cluster_id=self._source.cluster_id)
+        request = admin_pb2.GetStatusRequest(
+            cluster_id=self._source.cluster_id, known_version=known_version
+        )
 
         def ask(address: str) -> Coroutine[Any, Any, Any]:
             asked.add(address)

@@ -85,6 +85,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     ) -> admin_pb2.ClusterStatus:
         coordinator = self._coordinator
         self._check_cluster(request)
+        known = request.known_version if request.cluster_id else 0
         raft = coordinator.raft_status()
         table = coordinator.table()
         is_leader = coordinator.leads
@@ -109,7 +110,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                 for member_id, member in sorted(raft.members.items())
             ],
             sessions=self._sessions() if is_leader else [],
-            table=self._updates.update(table, 0) if table is not None else None,
+            table=self._updates.update(table, known) if table is not None else None,
             lease_ms=timing.lease_ms,
             session_timeout_ms=timing.session_timeout_ms,
             elections=admin_pb2.RecentElections(

@@ -181,6 +181,7 @@ BOUNDS: Mapping[str, Mapping[str, int | float | None]] = {
     "TableUpdate": {"format_version": READER, "base_version": VERSION, "table_version": VERSION},
     "ActiveLoad": {"load_id": LOAD_ID, "committed_at": LOG_INDEX, "keyspace_id": READER},
     # --- admin.proto
+    "GetStatusRequest": {"known_version": VERSION},
     "CoordinatorStatus": {"match_index": LOG_INDEX},
     "NodeSession": {"node_number": NODE_NUMBER, "heard_ms_ago": ANY},
     "ClusterStatus": {

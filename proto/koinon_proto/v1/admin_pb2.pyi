@@ -24,10 +24,12 @@ PLAN_KIND_REPLACE: PlanKind
 PLAN_KIND_REPLICATION_FACTOR: PlanKind
 
 class GetStatusRequest(_message.Message):
-    __slots__ = ("cluster_id",)
+    __slots__ = ("cluster_id", "known_version")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_VERSION_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
-    def __init__(self, cluster_id: _Optional[str] = ...) -> None: ...
+    known_version: int
+    def __init__(self, cluster_id: _Optional[str] = ..., known_version: _Optional[int] = ...) -> None: ...
 
 class CoordinatorStatus(_message.Message):
     __slots__ = ("member_id", "address", "voter", "leader", "active", "match_index")
