@@ -19,7 +19,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -350,12 +350,18 @@ class Writes:
         await asyncio.gather(*puts)
 
 
-async def watched(cluster: LocalCluster, is_done: Callable[[Sequence[Any]], bool]) -> float:
-    """Follow the leader's table until all its rows are as wanted; return when that was, in
-    monotonic seconds. (``LocalCluster.wait_for`` asks for all of
-    the table again and again, which costs the leader more than what is measured.)
+async def watched(
+    cluster: LocalCluster,
+    is_done: Callable[[Sequence[Any]], bool],
+    epochs_before: Mapping[NodeId, int] | None = None,
+) -> float:
+    """Follow the leader's table until all its rows are as wanted, and every node has registered
+    since it had these epochs; return when that was, in monotonic seconds.
+    (``LocalCluster.wait_for`` asks for all of the table again and again, which costs the leader
+    more than what is measured.)
     """
     rows: dict[int, Any] = {}
+    epochs: dict[NodeId, int] = {}
     async with asyncio.timeout(READY_TIMEOUT_S):
         while True:
             name = cluster.leader() or cluster.coordinator_names[0]
@@ -364,7 +370,13 @@ async def watched(cluster: LocalCluster, is_done: Callable[[Sequence[Any]], bool
                     stub: Any = table_pb2_grpc.TableServiceStub(channel)
                     async for update in stub.WatchTable(table_pb2.GetTableRequest()):
                         rows.update((row.partition_id, row) for row in update.rows)
-                        if is_done(list(rows.values())):
+                        epochs.update(
+                            (NodeId(node.node_id), node.node_epoch) for node in update.nodes
+                        )
+                        are_back = all(
+                            epochs[node] > epoch for node, epoch in (epochs_before or {}).items()
+                        )
+                        if are_back and is_done(list(rows.values())):
                             return time.monotonic()
             await asyncio.sleep(0.05)
 
@@ -473,11 +485,14 @@ async def _all_figures(cluster: LocalCluster, keyspaces: int, runs: int, report:
                 report.failovers.append(run)
                 print(f"  {asdict(run)}", file=sys.stderr, flush=True)
     report.events = count_events(cluster, begin)
+    await watched(cluster, in_sync)
+    table = cluster.status().table
+    assert table is not None
     await asyncio.to_thread(cluster.stop)
     began = time.monotonic()
     await asyncio.to_thread(cluster.start)
-    await asyncio.to_thread(cluster.wait_ready, READY_TIMEOUT_S)  # the table may be the old one
-    report.start_s = await watched(cluster, in_sync) - began
+    epochs = {info.node_id: info.node_epoch for info in table.nodes.values()}
+    report.start_s = await watched(cluster, in_sync, epochs) - began
 
 
 def cluster_figures(keyspaces: int, runs: int, data: str | None) -> Report:
