@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -491,13 +492,13 @@ class Writes:
         What was written to a partition that this node has ceased to lead meanwhile is of unknown
         fate, and only that: moves go on under batches that write many partitions. A step is judged
         when it is complete itself: its partitions may be handed on while others are waited for.
+        Rows that wrote nothing (their condition did not hold, or there was nothing to delete) are
+        refused instead, as reads are.
         """
         fates = [self._await_ticket(rows, ticket, batch, view) for rows, ticket in tickets]
         ended = [await fates[0]] if len(fates) == 1 else await asyncio.gather(*fates)
         whole: KoinonError | None = None
-        for failed, error in ended:
-            if error is None or not len(failed):
-                continue
+        for failed, error in chain.from_iterable(self._told(*end, answer) for end in ended):
             if len(failed) == len(batch.keys):
                 whole = error
                 continue
@@ -509,6 +510,20 @@ class Writes:
             answer.row_errors.update(dict.fromkeys(lost, error))
         if whole is not None:
             raise whole
+
+    def _told(
+        self, rows: np.ndarray, error: KoinonError | None, answer: WriteAnswer
+    ) -> list[tuple[np.ndarray, KoinonError]]:
+        """Return what to tell of these rows, which an error has met: not the same of all where it
+        leaves the fate of what was written unknown.
+        """
+        if error is None or not len(rows):
+            return []
+        if not isinstance(error, UnknownFateError):
+            return [(rows, error)]
+        wrote = answer.versions[rows] != 0
+        again = LeaseExpiredError(node_id=self._state.node_id)
+        return [(part, e) for part, e in ((rows[wrote], error), (rows[~wrote], again)) if len(part)]
 
     async def _await_ticket(
         self, rows: np.ndarray, ticket: Ticket | None, batch: WriteBatch, view: ServedPartitions

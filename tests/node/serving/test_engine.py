@@ -7,12 +7,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from koinon_node.config import Limits
 from koinon_node.core import records
 from koinon_node.core.membership.assignment import Adoption
-from koinon_node.serving.batches import ScanPage
+from koinon_node.serving.batches import ScanPage, WriteBatch
 from koinon_node.serving.writes import Writes
 from koinon_proto.contract.errors import (
     LeaseExpiredError,
@@ -114,6 +115,48 @@ def test_write_durable_after_the_lease_or_epoch_ended_is_answered_as_unknown(
         with pytest.raises(UnknownFateError):
             await write
         assert bench.store.get(b"\0\0\0k") is not None
+
+    with_engine(tmp_path, use)
+
+
+def test_rows_that_wrote_nothing_are_refused_where_what_others_wrote_is_of_unknown_fate(
+    tmp_path: Path,
+) -> None:
+    """They can be asked for again: nothing may have been written for them."""
+
+    async def use(bench: Bench) -> None:
+        held = int((await bench.put(b"held")).versions[0])
+        batch = WriteBatch(
+            table_version=1,
+            keys=[b"new", b"held", b"gone", b"held"],
+            values=[b"v", b"v", b"", b"v"],
+            partition_ids=np.zeros(4, np.uint32),
+            deletes=frozenset((2,)),
+            conditions={0: 0, 1: 0, 3: held + 1},
+            list_present=True,
+        )
+        bench.channel.held = True
+        write = asyncio.ensure_future(bench.engine.write(batch))
+        await settle(write)
+        bench.lose_partition_0()
+        bench.channel.release()
+        answer = await write
+        told = {row: type(error) for row, error in answer.row_errors.items()}
+        assert told.pop(0) is UnknownFateError
+        assert told == dict.fromkeys((1, 2, 3), LeaseExpiredError)
+        assert not answer.present
+        assert not answer.absent
+
+    with_engine(tmp_path, use)
+
+
+def test_batch_that_wrote_nothing_is_refused_whole(tmp_path: Path) -> None:
+    async def use(bench: Bench) -> None:
+        await bench.put(b"k")
+        bench.store.after_read = bench.lose_partition_0
+        with pytest.raises(LeaseExpiredError):
+            await bench.put(b"k", if_version=0)
+        assert bench.store.after_read is None
 
     with_engine(tmp_path, use)
 
