@@ -265,7 +265,7 @@ class Connection(asyncio.Protocol):
         if replies:
             self._transport.write(b"".join(replies) if len(replies) > 1 else replies[0])
         if self._switch is not None:
-            self._hand_over(self._switch.protocol)
+            self._hand_over(self._switch.begin())
             return
         nothing_waits = not self._waiting and self._looked_at is None
         if not self._under_way and (self.is_closing or (self._is_at_end and nothing_waits)):
@@ -281,7 +281,7 @@ class Connection(asyncio.Protocol):
         self._owner.closed(self)
         self._transport.set_protocol(protocol)
         protocol.connection_made(self._transport)
-        if self._waiting or self._reader.held_bytes:  # sent before the reply: they are no frames
+        if self._waiting or self._reader.has_begun:  # sent before the reply: they are no frames
             self._transport.abort()
         elif self._is_paused:
             self._transport.resume_reading()
@@ -510,6 +510,8 @@ class Connection(asyncio.Protocol):
                 )
 
     def _count_held(self) -> None:
+        if self._switch is not None:  # what is held belongs to another protocol, or to nobody
+            return
         size = self._reader.held_bytes if self._reader.held_bytes >= _COUNTED_BYTES else 0
         if self._is_backed_up:
             size += self._transport.get_write_buffer_size()

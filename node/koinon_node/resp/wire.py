@@ -45,6 +45,11 @@ class CommandReader:
         self._cut = b""  # of the last bytes, what may be the beginning of a length
         self.held_bytes = 0  # fed since the last whole command
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether bytes have come since the last whole command."""
+        return bool(self._cut or self.held_bytes)
+
     def feed(self, data: bytes) -> list[Command]:
         """Return the commands that are whole with this data.
 

@@ -47,6 +47,7 @@ class NotedTransport:
     def pause_reading(self) -> None: ...
     def resume_reading(self) -> None: ...
     def close(self) -> None: ...
+    def set_protocol(self, protocol: asyncio.Protocol) -> None: ...
 
     def set_write_buffer_limits(self, high: int) -> None:
         self.high = high
@@ -223,5 +224,35 @@ def test_dbsize_lets_others_have_their_turn_between_pages() -> None:
         session: Any = SimpleNamespace(service=Pages(), served=Led())
         assert await scans._dbsize(session) == b":5\r\n"
         assert turns_at == sorted(set(turns_at))
+
+    asyncio.run(run())
+
+
+def test_connection_lost_before_it_becomes_a_stream_begins_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: list[asyncio.Protocol] = []
+
+    def begin() -> asyncio.Protocol:
+        begun.append(asyncio.Protocol())
+        return begun[-1]
+
+    def switch(session: Session, arguments: Arguments) -> Outcome:
+        return table.Switch(begin)
+
+    spec = Spec("BECOME", 1, switch, errors.own, Method("Redis", "BECOME", stream=False))
+    monkeypatch.setitem(table.COMMANDS, b"BECOME", spec)
+
+    async def run() -> None:
+        for is_lost in (True, False):
+            owner = Owner()
+            connection, transport = opened(owner)
+            connection.data_received(packed("SET", "k", "v") + packed("BECOME"))
+            assert not begun, "the write before it is under way"
+            if is_lost:
+                transport.abort()
+                connection.connection_lost(None)
+            owner.service.done[0]([b"+OK\r\n"])
+            assert bool(begun) is not is_lost
 
     asyncio.run(run())

@@ -27,4 +27,4 @@ def follow(session: Session, arguments: Arguments) -> Outcome:
         )
     method_permissions.check(_METHOD, session.caller)
     followers = session.service.followers
-    return Switch(followers.take_follower(session.caller_that_stays, session.peer))
+    return Switch(lambda: followers.take_follower(session.caller_that_stays, session.peer))

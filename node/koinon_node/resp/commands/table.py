@@ -91,9 +91,11 @@ class Write:
 
 @dataclass(slots=True)
 class Switch:
-    """The connection is ``protocol``'s, once +OK has been written."""
+    """The connection is that protocol's which ``begin`` returns, once +OK has been written. A
+    connection may be lost before that, and then nothing has begun.
+    """
 
-    protocol: asyncio.Protocol
+    begin: Callable[[], asyncio.Protocol]
 
 
 def first_key(outcome: Outcome) -> bytes | None:
