@@ -40,16 +40,21 @@ _LATE_S = 0.5  # this process itself stood still: what has come meanwhile was no
 _FAREWELL_S = 1.0  # what is queued, the reason too, may leave before a stream that ends is cut
 _RECEIVED_BYTES_MAX = 4 * 1024 * 1024
 """Of messages that nobody has taken; beyond it the socket is not read."""
+_MESSAGE_BYTES = 256  # what a message takes in memory beside its bytes
 
 
 class FramedStream(asyncio.Protocol, Generic[Out, In]):
     """One end of a stream (ports.Stream). ``parse`` makes a message of its bytes, and raises a
-    KoinonError for one that makes no sense. For the event loop only.
+    KoinonError for one that makes no sense; the first one has no more than ``first_bytes_max``.
+    For the event loop only.
     """
 
-    def __init__(self, parse: Callable[[bytes], In], peer: str) -> None:
+    def __init__(
+        self, parse: Callable[[bytes], In], peer: str, first_bytes_max: int = MAX_MESSAGE_BYTES
+    ) -> None:
         self._parse = parse
         self._peer = peer
+        self._size_max = first_bytes_max  # of the message that comes next
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._partial = bytearray()  # a frame that is coming in
@@ -97,9 +102,9 @@ class FramedStream(asyncio.Protocol, Generic[Out, In]):
         transport, self._transport = self._transport, None
         self._received.clear()
         self._lose(PeerLostError(reason="closed here"))
-        if transport is None or transport.is_closing():
+        if transport is None:
             return
-        if error is not None:
+        if error is not None and not transport.is_closing():
             data = convert.error_to_proto(error).SerializeToString()
             transport.writelines((_HEAD.pack(_IS_END | len(data)), data))
         transport.close()
@@ -127,8 +132,8 @@ class FramedStream(asyncio.Protocol, Generic[Out, In]):
         while self._lost is None and end - at >= _HEAD.size:
             (head,) = _HEAD.unpack_from(data, at)
             size = head & ~_IS_END
-            if size > MAX_MESSAGE_BYTES:
-                reason = f"a frame has more than {MAX_MESSAGE_BYTES} bytes"
+            if size > self._size_max:
+                reason = f"a frame has more than {self._size_max} bytes"
                 self._fail(InvalidArgumentError(field="message", reason=reason))
                 return
             body, wants = at + _HEAD.size, _HEAD.size + size
@@ -162,8 +167,10 @@ class FramedStream(asyncio.Protocol, Generic[Out, In]):
         except KoinonError as error:
             self._fail(error)
             return
-        self._received.append((message, len(data)))
-        self._received_bytes += len(data)
+        self._size_max = MAX_MESSAGE_BYTES
+        size = len(data) + _MESSAGE_BYTES
+        self._received.append((message, size))
+        self._received_bytes += size
         self._wake()
         if self._received_bytes > _RECEIVED_BYTES_MAX and not self._is_paused:
             self._is_paused = True

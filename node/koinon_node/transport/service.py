@@ -51,6 +51,9 @@ FOLLOW = f"/{SERVICE}/Follow"
 CALLS_MAX = 1_024
 STREAMS_MAX = 1_024  # one a follower node is what there should be
 _HELLO_S_MAX = 10.0
+_HELLO_BYTES_MAX = 16 * 1024
+_WAITING_FOR_HELLO_MAX = 256
+"""Beyond it the stream that has waited longest is ended. A follower sends its hello at once."""
 
 _PING_POLICY = "grpc.http2.min_ping_interval_without_data_ms"
 NODE_SERVER_OPTIONS = (
@@ -87,6 +90,7 @@ class ReplicationService:
         self._sizes = sizes
         self._primaries = primaries
         self._streams: set[_PrimaryEnd] = set()
+        self._strangers: dict[_PrimaryEnd, None] = {}  # have sent no hello; the oldest first
         self._framed: dict[_Framed, Callable[[], Caller]] = {}
         self._places = Places(
             "followers' streams", places=STREAMS_MAX, host=STREAMS_MAX // 2, connection=8
@@ -118,7 +122,7 @@ class ReplicationService:
     def close(self) -> None:
         """End all streams; their followers go where the next table says."""
         self._stopping = True
-        for stream in list(self._streams):
+        for stream in [*self._streams, *self._strangers]:
             stream.close(UnavailableError(reason="the node is stopping"))
 
     @typed_stream
@@ -133,7 +137,7 @@ class ReplicationService:
         """Return the protocol that serves a follower on a connection of the Redis port.
         ``find_caller`` tells whose it is; it raises KoinonError once nobody may have it any more.
         """
-        stream: _Framed = FramedStream(_parsed, peer)
+        stream: _Framed = FramedStream(_parsed, peer, _HELLO_BYTES_MAX)
         self._keep(asyncio.ensure_future(self._serve_framed(stream, find_caller, peer)))
         return stream
 
@@ -166,11 +170,7 @@ class ReplicationService:
         """Serve one follower. It is counted from its hello, so that streams which never send one
         take no place.
         """
-        try:
-            async with asyncio.timeout(_HELLO_S_MAX):
-                first = await stream.receive()
-        except TimeoutError:
-            raise UnavailableError(reason="no hello came in time") from None
+        first = await self._first_of(stream)
         if first.WhichOneof("kind") != "hello":
             raise InvalidArgumentError(field="hello", reason="must be the first message")
         self._check_hello(first.hello)
@@ -183,6 +183,21 @@ class ReplicationService:
                 await self._followers.serve(stream)
             finally:
                 self._streams.discard(stream)
+
+    async def _first_of(self, stream: _PrimaryEnd) -> replication_pb2.FollowRequest:
+        """Return the stream's first message; strangers who send none keep nobody out."""
+        if len(self._strangers) >= _WAITING_FOR_HELLO_MAX:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.close(UnavailableError(reason="too many streams wait for a hello"))
+        self._strangers[stream] = None
+        try:
+            async with asyncio.timeout(_HELLO_S_MAX):
+                return await stream.receive()
+        except TimeoutError:
+            raise UnavailableError(reason="no hello came in time") from None
+        finally:
+            self._strangers.pop(stream, None)
 
     def _keep(self, serving: asyncio.Future[None]) -> None:
         self._serving.add(serving)

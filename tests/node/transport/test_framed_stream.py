@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 
 from koinon_node.ports import FollowerEnd, PeerLostError
-from koinon_node.transport import framed_stream
+from koinon_node.transport import framed_stream, service
 from koinon_node.transport.framed_stream import FramedStream
 from koinon_node.transport.grpc_streams import GrpcFollowerStream
 from koinon_proto.contract.access import Permissions
@@ -177,6 +179,34 @@ def test_stream_that_is_closed_says_why_and_is_cut_if_that_does_not_leave(
     with_stream(use)
 
 
+def test_stream_that_is_ending_already_is_cut_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after the other side's last byte, while ours do not leave."""
+    monkeypatch.setattr(framed_stream, "_FAREWELL_S", 0.01)
+
+    async def use(stream: _Stream, transport: NotedTransport) -> None:
+        transport.closed = True
+        stream.close(UnsupportedVersionError(what="x", version=2, supported=1))
+        await until(lambda: transport.aborted, "it is cut")
+        assert transport.written == b""
+
+    with_stream(use)
+
+
+def test_small_messages_that_nobody_takes_count_what_they_take_in_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(framed_stream, "_RECEIVED_BYTES_MAX", 10_000)
+
+    async def use(stream: _Stream, transport: NotedTransport) -> None:
+        stream.data_received(frame(ack(1)) * 100)
+        assert not transport.reads
+        for _ in range(100):
+            await stream.receive()
+        assert transport.reads
+
+    with_stream(use)
+
+
 def replies(client: RespClient) -> None:
     while True:
         assert client.reply() == b"OK"
@@ -205,6 +235,84 @@ def test_follow_command_refuses_other_versions_and_what_was_sent_before_its_answ
         assert both.primary.ends == []
 
     with_pair(tmp_path, use, redis=True)
+
+
+@pytest.mark.parametrize("before", [b"*", b"*3\r\n$3\r\nSET\r\n", b"+"])
+def test_connection_with_bytes_before_the_answer_is_cut(tmp_path: Path, before: bytes) -> None:
+    async def use(both: Any) -> None:
+        def ask() -> None:
+            client = RespClient(both.node.redis_address)
+            client.send_bytes(b"*2\r\n$13\r\nKOINON.FOLLOW\r\n$1\r\n1\r\n" + before)
+            with contextlib.suppress(OSError):
+                client.reply()
+                client.send_bytes(frame(hello()))
+                client.socket.shutdown(socket.SHUT_WR)
+                while client.socket.recv(1_000):
+                    pass
+
+        await asyncio.to_thread(ask)
+        assert both.primary.ends == []
+
+    with_pair(tmp_path, use, redis=True)
+
+
+def test_connection_that_became_a_stream_holds_nothing_of_the_redis_ports_room(
+    tmp_path: Path,
+) -> None:
+    async def use(both: Any) -> None:
+        def ask() -> None:
+            client = RespClient(both.node.redis_address)
+            begun = b"*2\r\n$3\r\nGET\r\n$70000\r\n" + bytes(60_000)
+            client.send_bytes(b"*2\r\n$13\r\nKOINON.FOLLOW\r\n$1\r\n1\r\n" + begun)
+            with pytest.raises(ConnectionError):
+                replies(client)
+
+        await asyncio.to_thread(ask)
+        assert both.listener.held_bytes == 0
+
+    with_pair(tmp_path, use, redis=True)
+
+
+def test_stranger_is_held_to_the_size_of_a_hello(tmp_path: Path) -> None:
+    async def use(both: Any) -> None:
+        for size, ends in ((16 * 1024, False), (16 * 1024 + 1, True)):
+            stream = both.service.take_follower(lambda: ANYBODY, "ipv4:127.0.0.1:1")
+            transport: Any = NotedTransport()
+            stream.connection_made(transport)
+            stream.data_received(struct.pack("<I", size))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert transport.reads is not ends
+            stream.close()
+        # Who has said hello may send more.
+        stream = both.service.take_follower(lambda: ANYBODY, "ipv4:127.0.0.1:1")
+        transport = NotedTransport()
+        stream.connection_made(transport)
+        stream.data_received(frame(hello()) + struct.pack("<I", MAX_MESSAGE_BYTES))
+        await until(lambda: both.primary.ends, "it is served")
+        assert transport.reads
+        stream.close()
+
+    with_pair(tmp_path, use)
+
+
+def test_stranger_who_has_waited_longest_gives_way_and_all_do_when_the_node_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "_WAITING_FOR_HELLO_MAX", 2)
+
+    async def use(both: Any) -> None:
+        transports: list[Any] = []
+        for _ in range(4):
+            stream = both.service.take_follower(lambda: ANYBODY, "ipv4:127.0.0.1:1")
+            transports.append(NotedTransport())
+            stream.connection_made(transports[-1])
+        await until(lambda: transports[1].closed, "room is made")
+        assert [transport.closed for transport in transports] == [True, True, False, False]
+        both.service.close()
+        assert all(transport.closed for transport in transports)
+
+    with_pair(tmp_path, use)
 
 
 def test_node_whose_build_does_not_know_the_command_is_followed_over_grpc(tmp_path: Path) -> None:
