@@ -265,6 +265,13 @@ def _of_replication(parts: Parts) -> Iterator[Family]:
                 for lag, value in zip(lags, values, strict=True)
             },
         )
+    yield labelled(
+        "koinon_follower_streams",
+        "gauge",
+        "Streams of the nodes that follow this one, by the port over which they came.",
+        ("port",),
+        {(port,): count for port, count in parts.replication.streams().items()},
+    )
     leading = parts.replicator.leading
     sizes = np.bincount(leading.live_in_sync()[leading.led].astype(np.int64)).tolist()
     yield labelled(

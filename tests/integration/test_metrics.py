@@ -107,6 +107,16 @@ def test_promtool_finds_no_fault_with_any_process(cluster: LocalCluster, client:
         assert (checked.returncode, checked.stdout + checked.stderr) == (0, ""), name
 
 
+def test_nodes_follow_one_another_over_the_redis_port(cluster: LocalCluster) -> None:
+    def streams(port: str) -> float:
+        return total(cluster, cluster.node_names, "koinon_follower_streams", port=port)
+
+    wait_until(
+        lambda: (streams("redis"), streams("grpc")) == (6, 0),
+        "each of three nodes follows the two others",
+    )
+
+
 def test_puts_and_gets_are_counted_once_over_all_nodes(
     cluster: LocalCluster, client: Client
 ) -> None:

@@ -20,7 +20,7 @@ from koinon_node.ports import FollowerEnd, PeerLostError
 from koinon_node.transport.framed_stream import FramedStream
 from koinon_node.transport.grpc_streams import GrpcFollowerStream, error_of_call, retrieved
 from koinon_proto.contract.bounds import check_reply
-from koinon_proto.contract.errors import KoinonError
+from koinon_proto.contract.errors import KoinonError, NotPrimaryError, WrongClusterError
 from koinon_proto.contract.table import NodeInfo, Table
 from koinon_proto.security.names import node_name
 from koinon_proto.security.transport import PLAIN, Dialing
@@ -56,13 +56,17 @@ class NodePeers:
         self._dialing = dialing
         self._channels: dict[str, tuple[int, grpc.aio.Channel]] = {}  # with the identity's version
         self._closing: set[asyncio.Task[None]] = set()
-        # Redis ports of nodes, with the nodes' epochs: their builds do not know the command.
+        # Redis ports of nodes, with the nodes' epochs: their builds do not know the command, or it
+        # is another node that answers there.
         self._by_grpc_alone: set[tuple[str, int]] = set()
+        self._told: dict[tuple[str, int], bytes] = {}  # of these: why, as was logged last
 
     def follow(self, node: NodeInfo) -> FollowerEnd:
         """See ports.Peers."""
         if node.redis_address and (node.redis_address, node.node_epoch) not in self._by_grpc_alone:
-            return _OpeningStream(lambda: self._framed_or_grpc(node))
+            return _OpeningStream(
+                lambda: self._framed_or_grpc(node), lambda error: self._led_astray(node, error)
+            )
         return self._follow_by_grpc(node)
 
     async def _framed_or_grpc(self, node: NodeInfo) -> FollowerEnd:
@@ -87,15 +91,28 @@ class NodePeers:
             return stream
         stream.close()
         greeting.abort()
+        port = node.redis_address, node.node_epoch
         if answer.startswith(_NOT_KNOWN):
-            self._by_grpc_alone.add((node.redis_address, node.node_epoch))
-        log.info(
-            "follows over gRPC node=%s redis=%s reason=%s",
+            self._by_grpc_alone.add(port)
+        if self._told.get(port) != answer:  # a node that is down is asked each second
+            self._told[port] = answer
+            log.info(
+                "follows over gRPC node=%s redis=%s reason=%s",
+                node.node_id,
+                node.redis_address,
+                ascii(answer.decode("utf-8", "replace")),
+            )
+        return self._follow_by_grpc(node)
+
+    def _led_astray(self, node: NodeInfo, error: KoinonError) -> None:
+        """It is another node that answers at the Redis port."""
+        self._by_grpc_alone.add((node.redis_address, node.node_epoch))
+        log.warning(
+            "another node answers at the Redis port, follows over gRPC node=%s redis=%s reason=%s",
             node.node_id,
             node.redis_address,
-            ascii(answer.decode("utf-8", "replace")),
+            error,
         )
-        return self._follow_by_grpc(node)
 
     def _follow_by_grpc(self, node: NodeInfo) -> FollowerEnd:
         call: Any = self._channel(node).stream_stream(
@@ -122,9 +139,10 @@ class NodePeers:
         known = {node.address for node in table.nodes.values()}
         for address in [a for a in self._channels if a not in known]:
             self._close_later(self._channels.pop(address)[1], 0.0)
-        if self._by_grpc_alone:
-            nodes = table.nodes.values()
-            self._by_grpc_alone &= {(node.redis_address, node.node_epoch) for node in nodes}
+        if self._by_grpc_alone or self._told:
+            ports = {(node.redis_address, node.node_epoch) for node in table.nodes.values()}
+            self._by_grpc_alone &= ports
+            self._told = {port: why for port, why in self._told.items() if port in ports}
 
     async def close(self) -> None:
         for _, channel in self._channels.values():
@@ -209,9 +227,16 @@ class _Greeting(asyncio.Protocol):
 
 
 class _OpeningStream:
-    """A follower's stream while it is opened, and from then on. What is sent meanwhile waits."""
+    """A follower's stream while it is opened, and from then on. What is sent meanwhile waits.
+    ``led_astray`` is called when a stream of frames has led to another node than was asked for.
+    """
 
-    def __init__(self, opening: Callable[[], Awaitable[FollowerEnd]]) -> None:
+    def __init__(
+        self,
+        opening: Callable[[], Awaitable[FollowerEnd]],
+        led_astray: Callable[[KoinonError], None],
+    ) -> None:
+        self._led_astray = led_astray
         self._waiting: deque[replication_pb2.FollowRequest] = deque()
         self._stream: FollowerEnd | None = None  # once it is there
         self._opening = asyncio.ensure_future(self._open(opening))
@@ -240,7 +265,13 @@ class _OpeningStream:
         await (await self._opened()).connected()
 
     async def receive(self) -> replication_pb2.FollowResponse:
-        return await (await self._opened()).receive()
+        stream = await self._opened()
+        try:
+            return await stream.receive()
+        except (NotPrimaryError, WrongClusterError) as error:  # what its hello was answered with
+            if isinstance(stream, FramedStream):
+                self._led_astray(error)
+            raise
 
     async def _opened(self) -> FollowerEnd:
         if self._stream is None:

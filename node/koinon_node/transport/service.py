@@ -119,6 +119,11 @@ class ReplicationService:
             )
         server.add_registered_method_handlers(SERVICE, handlers)
 
+    def streams(self) -> dict[str, int]:
+        """Return how many followers have streams, by the port over which they came."""
+        framed = sum(isinstance(stream, FramedStream) for stream in self._streams)
+        return {"redis": framed, "grpc": len(self._streams) - framed}
+
     def close(self) -> None:
         """End all streams; their followers go where the next table says."""
         self._stopping = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import struct
 from collections.abc import Awaitable, Callable
@@ -13,16 +14,18 @@ from typing import Any
 
 import pytest
 
-from koinon_node.ports import FollowerEnd, PeerLostError
+from koinon_node.ports import FollowerEnd, PeerLostError, PrimaryEnd
 from koinon_node.transport import framed_stream, service
 from koinon_node.transport.framed_stream import FramedStream
-from koinon_node.transport.grpc_streams import GrpcFollowerStream
+from koinon_node.transport.grpc_streams import GrpcFollowerStream, GrpcPrimaryStream
 from koinon_proto.contract.access import Permissions
 from koinon_proto.contract.errors import (
     InvalidArgumentError,
     KoinonError,
+    NotPrimaryError,
     PermissionDeniedError,
     UnsupportedVersionError,
+    WrongClusterError,
 )
 from koinon_proto.contract.table import MAX_MESSAGE_BYTES
 from koinon_proto.security.authorization import ANYBODY, Caller
@@ -30,7 +33,8 @@ from koinon_proto.security.names import Kind, Principal
 from koinon_proto.v1 import replication_pb2
 from tests.kit.waiting import until
 from tests.node.kit.resp_client import RespClient, typed
-from tests.node.transport.test_streams import ack, batch, error_on, hello, with_pair
+from tests.node.membership.test_agent_lease import table_of
+from tests.node.transport.test_streams import ack, batch, echo, error_on, hello, with_pair
 
 Request = replication_pb2.FollowRequest
 _Stream = FramedStream[replication_pb2.FollowResponse, Request]
@@ -347,14 +351,54 @@ def test_node_whose_build_does_not_know_the_command_is_followed_over_grpc(tmp_pa
     with_pair(tmp_path, use)
 
 
-def test_node_whose_redis_port_cannot_be_reached_is_followed_over_grpc(tmp_path: Path) -> None:
+def test_node_whose_redis_port_cannot_be_reached_is_followed_over_grpc_and_told_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def use(both: Any) -> None:
+        caplog.set_level(logging.INFO)
         both.node = replace(both.node, redis_address="127.0.0.1:1")
+        for _ in range(3):
+            stream = both.follow()
+            stream.send(ack(1))
+            assert (await stream.receive()).batch.number == 1
+            stream.close()
+        assert caplog.text.count("follows over gRPC") == 1
+        both.peers.on_table(table_of(1, [1, 2]))  # without this node
+        stream = both.follow()
+        stream.send(ack(1))
+        await stream.receive()
+        assert caplog.text.count("follows over gRPC") == 2
+
+    with_pair(tmp_path, use)
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        WrongClusterError(expected_cluster_id="cluster-a", actual_cluster_id="cluster-b"),
+        NotPrimaryError(
+            partition_id=0, primary="", primary_address="", primary_epoch=0, table_version=1
+        ),
+    ],
+)
+def test_node_at_whose_redis_port_another_one_answers_is_followed_over_grpc(
+    tmp_path: Path, refusal: KoinonError
+) -> None:
+    async def other(stream: PrimaryEnd) -> None:
+        await (echo(stream) if isinstance(stream, GrpcPrimaryStream) else refuse(stream))
+
+    async def refuse(stream: PrimaryEnd) -> None:
+        await stream.receive()
+        raise refusal
+
+    async def use(both: Any) -> None:
+        both.primary.how = other
+        assert type(await error_on(both.follow())) is type(refusal)
         stream = both.follow()
         stream.send(ack(1))
         assert (await stream.receive()).batch.number == 1
 
-    with_pair(tmp_path, use)
+    with_pair(tmp_path, use, redis=True)
 
 
 def test_stream_closed_while_it_is_opened_is_lost(tmp_path: Path) -> None:

@@ -217,6 +217,22 @@ def test_stream_is_connected_once_the_other_node_is_reached(over: WithPair) -> N
     over(use)
 
 
+def test_streams_of_followers_count_by_port_while_they_last(
+    over: WithPair, request: pytest.FixtureRequest
+) -> None:
+    port = request.node.callspec.params["over"]
+
+    async def use(both: Pair) -> None:
+        stream = both.follow()
+        stream.send(ack(1))
+        await stream.receive()
+        assert both.service.streams() == {"redis": 0, "grpc": 0, port: 1}
+        stream.close()
+        await until(lambda: not any(both.service.streams().values()), "it counts no more")
+
+    over(use)
+
+
 def test_stream_closed_by_the_primary_ends_with_its_typed_error_for_ever(over: WithPair) -> None:
     error = NotPrimaryError(
         partition_id=3, primary="n2", primary_address="h:1", primary_epoch=4, table_version=5
