@@ -22,7 +22,7 @@ from koinon.operate.bulk_loads import LoadsClient, LoadState
 from koinon.spark.encoding.keys import key_bytes
 
 PREFIX_HEX = "80000000"
-"""How the keys of numbers from 0 to some billions begin."""
+"""The prefix, in hex, of the keys of numbers from 0 to some billions."""
 
 CONF = {"spark.sql.shuffle.partitions": "8"}
 

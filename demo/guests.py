@@ -16,7 +16,7 @@ GETS = 500
 
 
 def redis_client_comes_in(play: Play) -> None:
-    """What one client writes the other reads; what both count is counted once each."""
+    """Let two clients read what the other writes; what both count is counted once each."""
     stage, client = play.stage, play.client
     stage.act("A client of Redis Cluster comes in, as it is")
     host, _, port = play.cluster.redis_address("n1").rpartition(":")

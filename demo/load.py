@@ -66,7 +66,7 @@ class SingleWriter:
 
     @property
     def told(self) -> str:
-        """How many errors there were, in words, and the first of them."""
+        """The number of errors, in words, and the first of them."""
         if not self.errors:
             return "no error"
         return f"{count(len(self.errors), 'error')} ({self.errors[0]})"

@@ -95,8 +95,9 @@ _HOMES = {
     "WriteResult": "koinon.types",
     "LocalCluster": "koinon.local",
 }
-"""Where the names above are defined, but for the errors: gRPC, protobuf and the rest are imported
-when the first of them is used, so that ``import koinon`` costs a program nothing that does not."""
+"""The modules that define the names above, but for the errors. gRPC, protobuf and the rest are
+imported when the first of these names is used, so that ``import koinon`` alone costs a program
+little."""
 
 
 def __getattr__(name: str) -> Any:

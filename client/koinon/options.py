@@ -40,8 +40,8 @@ class ClientOptions:
     go over gRPC.
     """
     transport: Transport = "auto"
-    """How single operations go: over RESP where the node offers that, else over gRPC (``"auto"``);
-    or always over gRPC. All else goes over gRPC.
+    """The protocol of single operations: RESP where the node offers that, else gRPC (``"auto"``);
+    or always gRPC. All else goes over gRPC.
     """
 
     keyspace: str = ""

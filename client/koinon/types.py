@@ -9,11 +9,11 @@ from typing import Literal, NamedTuple
 from koinon_proto.contract.errors import KoinonError, UnknownFateError
 
 BytesLike = bytes | bytearray | memoryview
-"""What keys and values are given as. What is not ``bytes`` is copied at the call."""
+"""The types in which callers give keys and values. What is not ``bytes`` is copied at the call."""
 
 Durability = Literal["all_in_sync", "primary"]
-"""When a write is acknowledged: once it is durable on every in-sync replica of its partition, or
-once it is on the primary. The second is outside the promise that no acknowledged write is lost.
+"""The durability at which a write is acknowledged: on every in-sync replica of its partition, or on
+the primary alone. The second is outside the promise that no acknowledged write is lost.
 """
 
 

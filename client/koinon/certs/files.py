@@ -45,7 +45,7 @@ class Bundle:
 
     @property
     def key_matches(self) -> bool:
-        """Whether key and certificate are a pair."""
+        """True if key and certificate are a pair."""
         return (
             self.key is not None
             and self.certificate is not None

@@ -50,7 +50,7 @@ class Routing:
     changed: list[int]
     """The revision at which each partition's owner, epoch or status last changed."""
     redis_addresses: dict[str, str]
-    """Where those nodes speak RESP that do, by the address that they serve gRPC at."""
+    """The RESP addresses of the nodes that speak it, by the address at which they serve gRPC."""
     learned: dict[int, NotPrimaryError] = field(default_factory=dict)
     """Partitions whose owner comes from a refusal, newer than the table."""
 
@@ -118,7 +118,7 @@ class Router:
         self.wanted_version = 0
         """The newest table version that a refusal has named."""
         self.doubts_keyspaces = False
-        """Whether an operation was refused for its keyspace, since the keyspaces were asked for."""
+        """True if an operation was refused for its keyspace since the keyspaces were asked for."""
 
     @property
     def revision(self) -> int:
@@ -222,7 +222,8 @@ def _changed(old: Routing | None, table: Table, owner_of: list[str], revision: i
 
 
 class RefreshSchedule:
-    """When the table may be asked for again: soon after news, else at growing intervals.
+    """The times at which the table may be asked for again: soon after news, else at growing
+    intervals.
 
     The driver runs one refresh at a time and asks here how long to hold it back, so that callers
     who all wait for the same news cost one request, and a long wait costs few.

@@ -1,4 +1,4 @@
-"""Where the shards of one counter or set lie: keys that are made of one, and routed apart.
+"""The keys of the shards of one counter or set: made of its key, and routed apart.
 
 A number goes behind the routing bytes of the key, which leaves it readable: ``shop#003/visits``
 with ``until:2f``, ``{u#003}x`` with ``tag``, ``visits#003`` with ``whole``. Where these are no part

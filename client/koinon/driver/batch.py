@@ -31,7 +31,7 @@ class BatchBuilder:
 
     @property
     def operations(self) -> Sequence[Operation]:
-        """What has been added so far."""
+        """The operations that have been added so far."""
         return tuple(self._operations.operations)
 
     def check(self, key: BytesLike, version: int) -> Self:

@@ -55,7 +55,7 @@ class Connection:
         self._unattended = False  # the node knows no attendance
         self._listening: asyncio.Task[None] | None = None  # for the end of the attendance
         self.refusal: KoinonError | None = None
-        """Why the node gives this client no leave, if it has said so."""
+        """The error with which the node has refused this client, if it has."""
         self._calls = 0  # under way
         self._silent_since = 0.0  # while calls are under way: when one began, or ended, last of all
         self.last_request: request_ids.RequestId | None = None  # for which a call was begun last

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 _SLOW_S = 0.5  # without any answer: a node may hang, or be gone
 _SUSPECT_S = 0.25  # between two questions whether it is
 _FRESH_S = 1.0
-"""How long keyspaces are opened by a table. One that is created anew under its name meanwhile is
-found by the refusal of the first operation in the old one.
+"""The time for which keyspaces are opened by one table. One that is created anew under its name
+meanwhile is found by the refusal of the first operation in the old one.
 """
 
 
@@ -192,8 +192,8 @@ class Engine:
             self._look()
 
     def _look(self) -> None:
-        """Where a node has not answered for long, ask who serves its partitions now. What is still
-        queued for it goes there; what was sent is given up once the node is known to be gone.
+        """Ask which nodes serve the partitions of a node that has not answered for long. What is
+        still queued for it goes there; what was sent is given up once the node is known to be gone.
         """
         self._look_after = None
         if self.closed:

@@ -353,7 +353,7 @@ class _Connection(asyncio.Protocol):
         return sent
 
     def reset(self, stream_id: int) -> None:
-        """Tell the other side that nobody waits for an answer any more."""
+        """Tell the other side that no caller waits for an answer any more."""
         if self._forget(stream_id) is not None:
             self._tell_reset(stream_id)
 

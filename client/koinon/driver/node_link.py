@@ -31,7 +31,7 @@ from koinon_proto.v1 import kv_pb2, table_pb2
 
 _SOON_S = 0.25
 _LACKS = {"batch_update": "the update of records", "commit_batch": "atomic batches"}
-"""What a server lacks that does not know a method; of the others each server knows all."""
+"""The feature that a server lacks if it does not know the method; every server knows the others."""
 
 
 class Link:

@@ -98,7 +98,7 @@ class Observing:
 
 
 class Ending:
-    """How an operation has ended."""
+    """The outcome of an operation."""
 
     __slots__ = ("outcome", "rows")
 

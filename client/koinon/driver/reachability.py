@@ -1,4 +1,6 @@
-"""Why no address can be connected to. gRPC says that in words alone, so this looks itself."""
+"""The reasons why no address takes a connection. gRPC gives them in words alone, so this module
+connects itself to find them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ _SPEAKS_PLAIN = "it does not speak TLS: is this cluster without it?"
 
 
 class Finding(NamedTuple):
-    """What a look at one address has shown."""
+    """The result of a look at one address."""
 
     address: str
     said: str

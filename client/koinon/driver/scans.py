@@ -141,6 +141,6 @@ class Pages:
 
 
 def _forget(task: asyncio.Task[list[Entry] | None]) -> None:
-    """Look at the outcome: of a page that nobody asks for any more, asyncio reports it as lost."""
+    """Look at the outcome: asyncio reports it as lost for a page that no caller asks for."""
     if not task.cancelled():
         task.exception()

@@ -60,7 +60,7 @@ class Job:
     what: str = "a DataFrame"
     parts: Sequence[Part] | None = None
     explain: Callable[[BaseException], KoinonError] = explained
-    """What to tell of an exception."""
+    """Makes of an exception the error that is told."""
     _token: str = field(default_factory=lambda: f"[{uuid.uuid4().hex[:12]}]")
     _called_off: bool = False
 

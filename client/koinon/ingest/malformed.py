@@ -1,5 +1,5 @@
-"""Where a malformed row stands: its file and line, which Spark does not tell. Looked for once a job
-has failed of it, in files of this machine.
+"""The file and line of a malformed row, which Spark does not tell. They are looked for once a job
+has failed because of the row, in files of this machine.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class ClusterFile:
 
     @property
     def partitioner(self) -> str:
-        """How the cluster routes keys: what its coordinators were told when it was made."""
+        """The cluster's partitioner, as its coordinators were told when it was made."""
         flags = self.coordinator_flags
         if "--partitioner" not in flags:
             return "murmur2"

@@ -1,4 +1,4 @@
-"""Whether a local cluster is ready, as its leader's status tells. Pure."""
+"""The readiness of a local cluster, as its leader's status tells it. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many partitions a cluster should have, from what it is for. Pure.
+"""The number of partitions that a cluster should have, from what it is for. Pure.
 
 A partition is written in one order and served by one node, so its rate is bounded; and whole
 partitions are what is spread over nodes and moved, so each node should have several. The number is

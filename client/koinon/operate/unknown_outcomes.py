@@ -1,4 +1,4 @@
-"""What a call to the coordinators' leader that got no answer may have done, by kind of call."""
+"""The possible effects of a call to the coordinators' leader that got no answer, by its kind."""
 
 from __future__ import annotations
 

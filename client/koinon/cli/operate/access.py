@@ -381,7 +381,7 @@ def _role_json(role: Role, keyspaces: Keyspaces | None) -> dict[str, Any]:
 
 
 def list_tokens(session: Session) -> None:
-    """Tokens, without their secrets, which nobody but their holders knows."""
+    """Tokens, without their secrets, which only their holders know."""
     state, now = _state(session), time.time()
     if session.json:
         fields = ("id", "user", "created_s", "expires_s", "description")

@@ -194,7 +194,7 @@ def partition(
 def _asked(
     status: ClusterStatus, table: Table, row: PartitionRow
 ) -> tuple[PartitionSize | None, Mapping[int, Checksum]]:
-    """Ask nodes for the partition's size (None: nobody leads it), and how far their copies are."""
+    """Ask nodes for the partition's size (None: no node leads it), and how far their copies are."""
     p = int(row.partition_id)
     live: dict[int, tuple[int, ...]] = {n: (p,) for n in row.replicas if _serves(n, table)}
     with Replicas() as nodes:

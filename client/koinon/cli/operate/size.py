@@ -23,7 +23,7 @@ def size(
     nodes: Annotated[int, typer.Option(min=1, help="The most nodes that you may ever have.")],
     copies: Annotated[int, typer.Option(min=1, max=7, help="Copies of each partition.")] = 3,
 ) -> None:
-    """How many partitions a new cluster should have, and what that costs. Asks no cluster.
+    """Advise how many partitions a new cluster should have, and what that costs. Ask no cluster.
 
     The number is chosen once. A partition is taken to bear 50 MB a second, a node to need 16 of
     them at least; the next power of two, doubled for growth.

@@ -78,13 +78,13 @@ class Connection(asyncio.BufferedProtocol):
         self._silent_since = 0.0  # while some wait: when the first was sent, or bytes arrived
         self.last_request: RequestId | None = None  # of the operation that was sent last
         self.opened: asyncio.Future[bool] = self._loop.create_future()
-        """Whether the node has let this client in."""
+        """Ends with the answer whether the node has let this client in."""
         self.lost = asyncio.Event()
         """Set once the socket is closed, if there was one."""
 
     @property
     def alive(self) -> bool:
-        """Whether operations may be added."""
+        """True while operations may be added."""
         return self._transport is not None and not self._retired
 
     @property

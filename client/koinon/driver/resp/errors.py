@@ -1,4 +1,4 @@
-"""What an error line of a node comes to."""
+"""The errors that the error lines of a node stand for."""
 
 from __future__ import annotations
 

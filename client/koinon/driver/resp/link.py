@@ -131,7 +131,7 @@ class RespLink:
     # --- the node leaves, is gone, or is fenced ---------------------------------------------------
 
     def on_leaving(self) -> None:
-        """What was sent is waited for, all else goes to the node's successor."""
+        """Wait for the answers to what was sent; all else goes to the node's successor."""
         self._pause()
         self._retire()
 
@@ -149,7 +149,9 @@ class RespLink:
             connection.lose(f"{self.address} was fenced before the answer came")
 
     def retire(self) -> None:
-        """Nobody needs this link any more: send nothing, and end once what was sent is answered."""
+        """No operation needs this link any more: send nothing, and end once what was sent is
+        answered.
+        """
         self._closed = True
         for write, connecting in list(self._connecting.items()):
             connecting.cancel()

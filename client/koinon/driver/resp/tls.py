@@ -25,7 +25,7 @@ class TlsSocket:
 
     @property
     def holds(self) -> bool:
-        """Whether something was received and not taken."""
+        """True while bytes have been received that the caller has not taken."""
         return bool(self._incoming.pending or self._tls.pending())
 
     def handshake(self) -> None:

@@ -30,7 +30,7 @@ CHUNK_BYTES_MAX: Final = 8 * 1024 * 1024
 
 
 Found = tuple[BoolArray, str, str]
-"""Which rows have a fault, its column and its reason."""
+"""The rows that have a fault, as a mask; the fault's column and its reason."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,7 +96,7 @@ class ChunkSender:
         self._error: BaseException | None = None  # the first one; ends the attempt
         self._stopped = threading.Event()  # senders try no more
         self.rows = 0
-        """That are staged: answered for by their nodes."""
+        """The rows that are staged, as their nodes have answered."""
         self.bytes = 0
 
     def add(self, chunk: Chunk) -> None:

@@ -1,4 +1,6 @@
-"""When rows expire that say so themselves, and which rows delete their keys: columns as numbers."""
+"""The expiries of rows that name their own, and the rows that delete their keys: columns as
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,9 @@ from koinon_proto.contract.columns import DELETED
 
 @dataclass(frozen=True, kw_only=True)
 class Lifetimes:
-    """What the rows of a task go by: times to live begin at ``now_ms``, and may not be longer than
-    ``max_ttl_ms``. Rows that name none expire at ``unnamed_ms``; 0: as the keyspace says.
+    """The rules for expiries of a task's rows: times to live begin at ``now_ms``, and may not be
+    longer than ``max_ttl_ms``. Rows that name none expire at ``unnamed_ms``; 0: as the keyspace
+    says.
     """
 
     now_ms: int
