@@ -129,7 +129,8 @@ class TimingConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BootstrapConfig:
-    """What the first leader of a fresh group creates the cluster with; replicated afterwards.
+    """The settings with which the first leader of a fresh group creates the cluster; then
+    replicated.
 
     ``replication_factor`` None: as many copies as there are nodes at bootstrap, three at most.
     ``partitioner`` may have its router in it, or ``router`` says it; once made, it has it.
@@ -170,7 +171,9 @@ class BootstrapConfig:
         return min(REPLICATION_FACTOR_DEFAULT, self.bootstrap_nodes)
 
     def few_copies_warning(self) -> str:
-        """What it means that there are so few copies; "" where that was chosen, or is not so."""
+        """Return what it means that there are so few copies; "" where that was chosen, or is not
+        so.
+        """
         return "" if self.replication_factor is not None else _FEW_COPIES.get(self.copies, "")
 
     def cluster(self, cluster_id: str, timing: TimingConfig) -> ClusterConfig:

@@ -154,7 +154,7 @@ class Coordinator:
 
     @property
     def access(self) -> Access:
-        """Who may do what, as applied here: members that follow know it too."""
+        """The rights of users and roles, as applied here: members that follow know them too."""
         return self._replicated.state.access
 
     @property
@@ -190,7 +190,7 @@ class Coordinator:
         return config.bootstrap_nodes
 
     def raft_status(self) -> RaftStatus:
-        """What the Raft member says of itself.
+        """Return the status of the Raft member.
 
         Raises:
             UnavailableError: it is not running.

@@ -67,7 +67,7 @@ app = typer.Typer(
 
 @dataclass(kw_only=True)
 class Found:
-    """What could be read. ``term`` and ``index`` are the survivor's last, 0 without one;
+    """The state that could be read. ``term`` and ``index`` are the survivor's last, 0 without one;
     ``dropped``: so many entries of its log were never committed. All tables are of one cluster.
     """
 

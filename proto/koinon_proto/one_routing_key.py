@@ -1,6 +1,6 @@
-"""Which keys an atomic batch may hold: those that have the same routing bytes, so lie in one
-partition whatever the number of partitions is. What the routing bytes of a key are says the
-partitioner's router (``routers``).
+"""The keys that an atomic batch may hold: those that have the same routing bytes, so that they lie
+in one partition whatever the number of partitions is. The partitioner's router (``routers``) says
+which bytes of a key these are.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which partition a key belongs to. Every implementation here gives the same answer for a key.
+"""The partition of a key. Every implementation here gives the same answer for a key.
 
 ``murmur2`` is Kafka's: 32-bit MurmurHash2 (Austin Appleby), seed 0x9747b28c, little-endian words,
 then ``(hash & 0x7fffffff) mod count``. ``md5`` is ``|signed 128-bit big-endian digest| mod count``.
@@ -130,7 +130,7 @@ class Partitioner(ABC):
 
     @property
     def fingerprint(self) -> bytes:
-        """What this process answers, in 32 bytes; takes some 10 ms, once in a process."""
+        """The fingerprint of this process's answers, 32 bytes; takes 10 ms, once in a process."""
         return _fingerprint(self.hash_name, self.router)
 
     @abstractmethod

@@ -49,7 +49,7 @@ from koinon_proto.contract.table import NO_NODE, MoveSettings, NodeNumber, NodeS
 log = logging.getLogger(__name__)
 
 PLANS_MAX = 3
-"""How often a plan is made for a state that changes meanwhile."""
+"""The number of times that a plan is made for a state that changes meanwhile."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -68,9 +68,9 @@ REGISTER_ATTEMPTS_MAX = 4
 
 @dataclass(kw_only=True, slots=True)
 class Said:
-    """What one epoch of a node has said in heartbeats, which may come out of order: the newest
-    versions that it goes by, and of which dropped keyspaces it holds nothing. Whoever holds nothing
-    of one gets nothing of it again.
+    """The facts that one epoch of a node has said in heartbeats, which may come out of order: the
+    newest versions that it goes by, and the dropped keyspaces of which it holds nothing. A node
+    that holds nothing of such a keyspace gets nothing of it again.
     """
 
     node_epoch: int
@@ -313,7 +313,7 @@ class Members:
             said.erased = (said.erased | set(erased)) & dropping
 
     def _heard(self, number: NodeNumber) -> Said | None:
-        """What the node has said in its current epoch."""
+        """Return what the node has said in its current epoch."""
         record, said = self._term.state.node(number), self._said.get(number)
         is_current = record and said and said.node_epoch == record.info.node_epoch
         return said if is_current else None

@@ -15,9 +15,9 @@ _EVENTS_MAX = 512
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecentElections:
-    """What a member has seen in the last ``watched_s`` seconds: how often a leader followed another
-    (or itself, in a later term), and by how much the term has risen. ``quiet_s``: since when there
-    was neither.
+    """The elections that a member has seen in the last ``watched_s`` seconds: how often a leader
+    followed another (or itself, in a later term), and by how much the term has risen. ``quiet_s``:
+    since when there was neither.
     """
 
     leader_changes: int

@@ -1,4 +1,4 @@
-"""When a member makes a snapshot of its state, and how: beside the event loop.
+"""The snapshots that a member makes of its state: when, and how, beside the event loop.
 
 A snapshot bounds the log, and so the time that a restart takes. That goes by entries, by their
 bytes, and by what it took to apply them: in a large table one entry may change every row. The loop

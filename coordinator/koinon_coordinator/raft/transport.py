@@ -92,8 +92,8 @@ class RaftTransport(Protocol):
         ...
 
     def set_peers(self, addresses: Mapping[str, str]) -> None:
-        """Where every other member is. Whoever is no longer among them can still be answered for
-        a while: a leader that is being removed needs the answers."""
+        """Take the addresses of all other members. A member that is no longer among them can still
+        be answered for a while: a leader that is being removed needs the answers."""
         ...
 
     def send(self, messages: Sequence[Message]) -> None:

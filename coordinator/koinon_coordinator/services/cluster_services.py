@@ -169,7 +169,7 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
         return self._updates.update(table, known_version)
 
     def _newer_access(self, known_version: int) -> access_pb2.AccessState | None:
-        """Who may do what, hashes of secrets included; None where the node has it."""
+        """Return the access state, hashes of secrets included; None where the node has it."""
         return self._access.newer(self._coordinator.access.state, known_version)
 
 

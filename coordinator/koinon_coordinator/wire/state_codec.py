@@ -271,7 +271,9 @@ def image_from_bytes(encoded: bytes) -> StateImage:
 def _stranded_of_one_replica(
     records: Iterable[state_pb2.NodeRecord], of_rows: Iterable[PartitionRow]
 ) -> tuple[Stranded, ...]:
-    """What builds that kept one replica knew of stranded partitions: one store for each node."""
+    """Return the stranded partitions as builds that kept one replica knew them: one store for each
+    node.
+    """
     stores = {
         NodeNumber(record.info.node_number): StoreLife(
             record.left_behind_store_id, record.left_behind_node_epoch

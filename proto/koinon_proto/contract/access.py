@@ -1,4 +1,4 @@
-"""Who may do what: users, roles, tokens, revoked certificates; and the form in which it is asked.
+"""The rights of callers: users, roles, tokens, revoked certificates; and how they are asked for.
 
 ``AccessState`` is what the coordinators replicate and nodes are sent. ``Access`` is made of one
 such state and answers; it never changes, so that a process swaps it whole. The rules:
@@ -155,7 +155,7 @@ class AccessState:
 
     @property
     def bytes(self) -> int:
-        """How much the state takes in a message, or some more."""
+        """The bytes that the state takes in a message, or some more."""
         grants = (grant for role in self.roles for grant in role.grants)
         return (
             sum(
@@ -177,7 +177,7 @@ NO_ACCESS_STATE = AccessState()
 def make_token(
     user: str, *, created_s: int, expires_s: int = 0, description: str = ""
 ) -> tuple[Token, str]:
-    """Return a new token, and the text that its holder shows, which nobody else ever learns."""
+    """Return a new token, and the text that its holder shows, which no other party ever learns."""
     token_id = "".join(secrets.choice(_ID_CHARACTERS) for _ in range(10))
     secret = "".join(secrets.choice(_SECRET_CHARACTERS) for _ in range(_SECRET_CHARS))
     token = Token(

@@ -458,7 +458,7 @@ _Look = Callable[[Any], None]
 
 @cache
 def _looks(descriptor: Descriptor) -> tuple[_Look, ...]:
-    """What is looked at in a message of this type, made once."""
+    """Return the checks of a message of this type, made once."""
     bounds = BOUNDS.get(descriptor.full_name.removeprefix(PACKAGE), {})
     single: dict[str, int] = {}
     looks: list[_Look] = []

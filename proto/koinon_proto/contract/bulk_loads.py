@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 LOAD_ATTEMPTS_MAX = 100_000
-"""How many attempts a load may be committed with: its tasks."""
+"""The most attempts that a load may be committed with: its tasks."""
 LOAD_TIMEOUT_MS = 30 * 60 * 1000
 """A load that is not touched for so long is aborted, unless it was opened with another time."""
 LOAD_TIMEOUT_MS_MIN = 10_000

@@ -99,7 +99,7 @@ class Keyspace:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyspaceList:
-    """What the table carries of keyspaces: those beside ``default``, by ``base``, and an entry for
+    """The keyspaces that the table carries: those beside ``default``, by ``base``, and an entry for
     ``default`` once it has settings that a cluster's configuration has no place for.
     ``changed_at``: the table version of the last change.
     """

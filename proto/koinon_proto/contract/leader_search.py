@@ -44,8 +44,8 @@ class Repeat(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """How long an attempt may take, and the pause before the next; both grow up to their ``_max``
-    (0: they stay).
+    """The time that an attempt may take, and the pause before the next; both grow up to their
+    ``_max`` (0: they stay).
     """
 
     attempt_s: float = math.inf

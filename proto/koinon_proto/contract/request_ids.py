@@ -55,7 +55,7 @@ class Handling:
 
     def __init__(self, sent: str) -> None:
         self.sent = sent
-        """What came as ``koinon-request-id``, as it came."""
+        """The value of ``koinon-request-id``, as it came."""
 
 
 handling: ContextVar[Handling | None] = ContextVar("koinon_handling", default=None)

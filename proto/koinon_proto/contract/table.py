@@ -46,7 +46,7 @@ MAX_BATCH_ROWS = 100_000
 MAX_BATCH_BYTES = 16 * 1024 * 1024
 MAX_ATOMIC_OPERATIONS = 1_000
 MAX_ATOMIC_BYTES = 4 * 1024 * 1024
-"""What an atomic batch may hold: its operations, and the bytes of their keys and values."""
+"""The bounds of an atomic batch: its operations, and the bytes of their keys and values."""
 MAX_MESSAGE_BYTES = MAX_BATCH_BYTES + 4 * 1024 * 1024
 """The gRPC message bound: a full batch and what the columns beside it need."""
 
@@ -85,7 +85,7 @@ class PartitionStatus(IntEnum):
 
 
 class OfflineReason(IntEnum):
-    """Why a partition is offline; numbers are those of the wire."""
+    """The reason why a partition is offline; numbers are those of the wire."""
 
     NONE = 0
     NO_LIVE_REPLICA = 1
@@ -113,8 +113,8 @@ class ClusterConfig:
     replica_timeout_ms: int = 1000
     rereplicate_after_ms: int = 600_000
     partitioner_fingerprint: bytes = b""
-    """What the partitioner answers (``koinon_proto.fingerprint``); empty: made by a build that did
-    not record it."""
+    """The fingerprint of the partitioner's answers (``koinon_proto.fingerprint``); empty: made by a
+    build that did not record it."""
 
     def check_id(self, cluster_id: str, *, required: bool = False) -> None:
         """Refuse a caller of another cluster: addresses are reused. "" names none; it is let in
@@ -131,8 +131,9 @@ class ClusterConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MoveSettings:
-    """How replicas move. ``bytes_per_second`` bounds what each node receives as a new replica
-    (0: no limit), ``moves_per_node`` the moves at once that a node gives to or takes from.
+    """The settings by which replicas move. ``bytes_per_second`` bounds what each node receives as a
+    new replica (0: no limit), ``moves_per_node`` the moves at once that a node gives to or takes
+    from.
     """
 
     paused: bool = False
@@ -144,7 +145,7 @@ DEFAULT_WEIGHT = 100
 
 
 class RedisPort(NamedTuple):
-    """Where a node serves clients of Redis in a keyspace other than ``default``, which it names."""
+    """A node's port for clients of Redis in a keyspace other than ``default``, which it names."""
 
     keyspace: str
     address: str  # host:port
@@ -186,7 +187,7 @@ class PartitionRow:
     """One partition's row. ``replicas`` is ordered, the first is the preferred primary; during a
     move it holds the target's replicas first, then those that are to be removed.
     ``wanted_primary``: the primary hands over to it as soon as it is in sync (``NO_NODE``: to
-    nobody). A partition of no keyspace is ``unused``: it has no replicas.
+    none). A partition of no keyspace is ``unused``: it has no replicas.
     """
 
     partition_id: PartitionId
@@ -204,7 +205,7 @@ class PartitionRow:
 
     @property
     def unused(self) -> bool:
-        """Whether the partition is of no keyspace: nobody has a copy of it, or is to have one."""
+        """True if the partition is of no keyspace: no node has a copy of it, or is to have one."""
         return not self.replicas
 
     @property

@@ -130,7 +130,7 @@ class LinesPerSecond:
 
     def __init__(self, lines_max: int) -> None:
         self.unlogged = 0
-        """What was not logged since the last that was."""
+        """The number of lines left out since the last one that was logged."""
         self._lines_max = lines_max
         self._second = 0.0
         self._lines = 0
@@ -147,7 +147,7 @@ class LinesPerSecond:
         return True
 
     def take_unlogged(self) -> int:
-        """Return what was not logged since the last time."""
+        """Return the number of lines left out since the last time."""
         unlogged, self.unlogged = self.unlogged, 0
         return unlogged
 

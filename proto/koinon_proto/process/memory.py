@@ -15,7 +15,7 @@ _TRIM_THRESHOLD: Final = -1
 _MMAP_THRESHOLD: Final = -3
 _COLLECTED_EVERY: Final = (20_000, 20, 50)
 _USUAL: Final = 32 << 20
-"""What glibc lets the threshold grow to by itself; it trims from twice of that on."""
+"""The bytes that glibc lets the threshold grow to by itself; it trims from twice of that on."""
 
 
 def keep_freed(size: int) -> bool:

@@ -17,7 +17,8 @@ from koinon_proto.security.trust import Trust
 
 _BEARER = "Bearer "
 _PLAIN = [b"insecure"]
-"""What gRPC calls the security of a connection without TLS; older versions call it nothing."""
+"""The name that gRPC gives the security of a connection without TLS; older versions give it none.
+"""
 _KNOWN_MAX = 4_096
 PATIENCE_S = 5.0
 """In which a client opens another connection, and ends what is under way on the one before."""

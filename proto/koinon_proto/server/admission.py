@@ -30,7 +30,7 @@ from koinon_proto.contract.table import MAX_MESSAGE_BYTES
 from koinon_proto.server.connections import host_of
 
 REPLY_BYTES = 64 * 1024
-"""What an answer counts as before it is known, if its method says nothing else."""
+"""The bytes that an answer counts as before it is known, if its method says nothing else."""
 _TRUST_S = 60.0
 _TRUSTED_MAX = 4_096
 _RECEIVE_S = 30.0
@@ -40,7 +40,7 @@ _FIRST_MORE = 1.25
 
 
 class Refusal(Enum):
-    """Why a call was not served, or was cut short."""
+    """The reason why a call was not served, or was cut short."""
 
     WAITING = "waiting"  # too many wait
     SLOW_REQUEST = "slow_request"  # its message did not come in time
@@ -70,11 +70,11 @@ class LaneLimits:
     waiting: int = 2_048
     message_bytes: int = MAX_MESSAGE_BYTES
     patience_s: float = 2.0
-    """How long a message may take to come while other connections wait."""
+    """The time that a message may take to come while other connections wait."""
 
 
 class _Use:
-    """What a connection, a host or a lane has under way."""
+    """The calls and bytes that a connection, a host or a lane has under way."""
 
     __slots__ = ("calls", "limit", "reply_bytes", "request_bytes", "waiting")
 
@@ -124,7 +124,9 @@ class Call:
         self._reply_bytes = 0  # the greater of what is reserved and what is held
         self._held_bytes = 0
         self.began = 0.0
-        """When the message began to be received, then when the answer began to leave."""
+        """The time at which the message began to be received; then, at which the answer began to
+        leave.
+        """
         self.task: asyncio.Task[Any] | None = None
         self.is_cut = False
         """Its task is cancelled because the message did not come in time."""
@@ -261,7 +263,7 @@ class Lane:
     def __init__(self, limits: LaneLimits, now: Callable[[], float] = monotonic) -> None:
         self.limits = limits
         self.refusals = dict.fromkeys(Refusal, 0)
-        """How often each has happened."""
+        """The number of times that each has happened."""
         self.message_bytes = limits.message_bytes
         self.now = now
         self.all = _Use(limits.all)
@@ -269,7 +271,7 @@ class Lane:
         self.leaving: dict[Call, None] = {}  # the same
         self.waiting = 0
         self.large_bytes = 0
-        """What large messages and answers came to since somebody set this to 0."""
+        """The bytes of large messages and answers since this was last set to 0."""
         self._connections: dict[str, _Connection] = {}
         self._hosts: dict[str, _Use] = {}
         self._queue: OrderedDict[_Connection, None] = OrderedDict()  # those with waiters, in turn

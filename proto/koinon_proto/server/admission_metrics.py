@@ -1,4 +1,4 @@
-"""What the metrics endpoint tells of calls: which are admitted, which wait, which are refused."""
+"""The metrics of calls: how many are admitted, how many wait, how many were refused."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ _CONTROL = (
     *("/koinon.v1.Membership/", "/koinon.v1.Raft/", "/koinon.v1.Replication/"),
     *("/koinon.v1.Admin/", "/koinon.v1.TableService/WatchTable", "/grpc."),
 )
-"""What begins so is in the control's lane: members, operators, health checks."""
+"""The beginnings of the methods in the lane for control: members, operators, health checks."""
 _TICK_S, _BUSY_TICK_S = 0.5, 0.1
 _TRIM_ABOVE_BYTES = 64 << 20
 _QUIET_BYTES = 4 << 20

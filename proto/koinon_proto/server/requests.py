@@ -143,7 +143,7 @@ class Request:
 
 
 class Slow(LinesPerSecond):
-    """Which requests are logged as slow."""
+    """The limit above which requests are logged as slow, and the bound of such lines."""
 
     def __init__(self) -> None:
         super().__init__(SLOW_LINES_MAX)

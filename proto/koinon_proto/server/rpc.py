@@ -101,7 +101,7 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 _STOPPED = "Server already stopped"
-"""What gRPC tells a handler that outlives its server by a moment."""
+"""The text that gRPC gives a handler that outlives its server by a moment."""
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
 
 

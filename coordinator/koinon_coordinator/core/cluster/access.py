@@ -60,7 +60,9 @@ NAMED_MAX = 10  # names that a text lists one by one
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """Why a command cannot be: which field, why, its limit and what it is (0: none applies)."""
+    """The reason why a command is refused: the field, why, its limit and its value (0: none
+    applies).
+    """
 
     field: str
     text: str

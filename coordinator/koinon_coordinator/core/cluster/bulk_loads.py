@@ -147,7 +147,7 @@ class Loads:
         return iter([known[load_id] for load_id in sorted(known)])
 
     def shown(self) -> tuple[ActiveLoad, ...]:
-        """What the table says of loads."""
+        """Return the active loads as the table shows them."""
         return tuple(
             ActiveLoad(
                 load_id=load.load_id,

@@ -419,7 +419,7 @@ Command = (
 
 
 class Reason(Enum):
-    """Why a command had no effect."""
+    """The reason why a command had no effect."""
 
     NO_CLUSTER = "the cluster has not been created"
     CLUSTER_EXISTS = "the cluster has been created already"

@@ -1,4 +1,4 @@
-"""What the replicated state holds, and the smallest changes of it.
+"""The data of the replicated state, and the smallest changes of it.
 
 Only ``ClusterState`` has one; the handlers in ``apply`` change it. ``version`` is the handlers' to
 raise: one command raises it once at most, and every row, node or keyspace that the command changes

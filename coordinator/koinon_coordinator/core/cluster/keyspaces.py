@@ -97,7 +97,7 @@ def created_row(
 
 
 def dropped_row(row: PartitionRow, version: int) -> PartitionRow:
-    """Return the row of a partition that nobody keeps."""
+    """Return the row of a partition that no node keeps."""
     return PartitionRow(
         partition_id=row.partition_id,
         replicas=(),

@@ -150,7 +150,7 @@ def _redirected(
 
 
 def _is_held_by(keyspace: Keyspace, row: PartitionRow, replicas: Sequence[NodeNumber]) -> bool:
-    """Whether enough of ``replicas`` are in sync for them to be all the replicas there are."""
+    """Return whether enough of ``replicas`` are in sync for them to be all replicas."""
     in_sync = sum(n in row.in_sync for n in replicas)
     return in_sync >= keyspace.min_in_sync_among(len(replicas))
 

@@ -77,7 +77,7 @@ def image_of(table: Table) -> StateImage:
 
 
 class Committed:
-    """What the nodes' tables tell of the versions up to their own."""
+    """The rows and nodes that the nodes' tables show for the versions up to their own."""
 
     def __init__(self, tables: Iterable[Table]) -> None:
         self._tables: dict[int, list[Table]] = {}

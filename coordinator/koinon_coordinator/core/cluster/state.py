@@ -138,7 +138,7 @@ class ClusterState:
 
     @property
     def access(self) -> Access:
-        """Who may do what. Made once a version."""
+        """The rights of users and roles. Made once a version."""
         if self._compiled.state is not self._data.access:
             self._compiled = Access(self._data.access, self._compiled)
         return self._compiled

@@ -271,7 +271,7 @@ def _check_length(name: str, value: str, chars_max: int, *, required: bool = Fal
 
 @dataclass(slots=True)
 class _Work:
-    """What one leader knows of an open load."""
+    """The work on an open load that one leader knows of."""
 
     touched_at: float
     held: bool = False  # its abort is proposed
@@ -279,8 +279,8 @@ class _Work:
 
 
 class Activity:
-    """Who is at work on open loads, in one leader's term. Times are float seconds; ``now`` is an
-    argument.
+    """The work on open loads that jobs report, in one leader's term. Times are float seconds;
+    ``now`` is an argument.
     """
 
     def __init__(self, now: float) -> None:

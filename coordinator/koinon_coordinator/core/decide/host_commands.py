@@ -1,4 +1,4 @@
-"""Which host commands ride in a heartbeat's answer: "you are the primary of these partitions".
+"""The host commands in a heartbeat's answer: "you are the primary of these partitions".
 
 A command is due when it was never sent at its epochs, and again after a back-off that doubles
 (with jitter, so that nodes do not repeat in step) until the row leaves ``ASSIGNED``: because the
@@ -43,7 +43,7 @@ def _command(row: PartitionRow) -> HostedPartition:
 
 
 class HostCommands:
-    """What was sent to each node, and when it is due again."""
+    """The host commands that were sent to each node, and when each is due again."""
 
     def __init__(self, times: HostingTimes, random: Random) -> None:
         self._times = times

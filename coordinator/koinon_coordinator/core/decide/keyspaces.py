@@ -48,7 +48,7 @@ PARTITION_COUNT = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Alteration:
-    """What is to be altered in a keyspace; None: it stays."""
+    """The settings of a keyspace that are to be altered; None: it stays."""
 
     min_in_sync: int | None = None
     max_value_bytes: int | None = None

@@ -1,9 +1,9 @@
-"""Which moves go on, which wait and for what: the leader's part in moving replicas. Pure.
+"""The choice of the moves that go on, and what the others wait for: the leader's part. Pure.
 
 A queued move starts when every node that it adds or removes has fewer than ``moves_per_node`` moves
-running that add or remove it, what it adds is live, and somebody leads the partition (else there
-is nobody to copy from, and it would only take another's place). A running one is finished as soon
-as nothing of it is missing, and turned back when a node that it waits for has been fenced for
+running that add or remove it, what it adds is live, and a node leads the partition (else there is
+no node to copy from, and it would only take another's place). A running one is finished as soon as
+nothing of it is missing, and turned back when a node that it waits for has been fenced for
 ``TURN_BACK_AFTER_S``. While an operator has paused moves, nothing of this is done.
 
 ``moves.py`` says what each step makes of a row; here is only when. How long a node has been fenced

@@ -65,7 +65,9 @@ class PlanWish:
     with_node_id: str = ""
     replication_factor: int = 0
     keyspace: str = ""
-    """Which one's factor; "": ``default``. The other kinds are about all keyspaces."""
+    """The keyspace whose factor is meant; "": ``default``. Other kinds of plan are about all
+    keyspaces.
+    """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +80,7 @@ class Planned:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanTask:
-    """What is to be planned; equal tasks have the same plan. ``successor`` takes the places of
+    """The input of a plan; equal tasks have the same plan. ``successor`` takes the places of
     ``emptied``; ``NO_NODE`` where the kind has none.
     """
 

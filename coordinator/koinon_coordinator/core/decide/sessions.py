@@ -1,4 +1,4 @@
-"""Which nodes are alive, as the leader of one term believes: soft state, never in the log.
+"""The sessions of nodes that the leader of one term believes alive: soft state, never in the log.
 
 Decides when a node's session is over (then it may be fenced) and when the last lease that it may
 hold is over (then its next process may register). Times are float seconds on a clock that runs
@@ -86,7 +86,7 @@ class Sessions:
             self._sessions[number].held = True
 
     def release(self, number: NodeNumber) -> None:
-        """What was proposed had no effect, and cannot have one any more."""
+        """Let the session go on: what was proposed had no effect, and cannot have one any more."""
         if number in self._sessions:
             self._sessions[number].held = False
 

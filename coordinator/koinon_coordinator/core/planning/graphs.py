@@ -9,8 +9,8 @@ from koinon_coordinator.core.planning.draft import Draft
 from koinon_coordinator.core.planning.leveling import Levels, Lowest, Unseen
 
 QUICK = 64
-"""How many replicas of a node are looked at for one that goes the preferred way, before others
-are tried."""
+"""The number of a node's replicas that are looked at for one that goes the preferred way, before
+others are tried."""
 
 
 class Ranking:

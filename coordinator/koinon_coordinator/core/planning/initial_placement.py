@@ -1,4 +1,4 @@
-"""Which nodes hold which partitions at bootstrap.
+"""The placement of partitions on nodes at bootstrap.
 
 Goals: the primaries are spread evenly (counts within 1); the backups of one node's primaries are
 spread over the other nodes, so that its load scatters when it dies; the replicas of a partition

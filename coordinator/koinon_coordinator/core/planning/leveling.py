@@ -114,7 +114,7 @@ class Unseen:
 
 
 class Graph(Protocol):
-    """Which units can go where. Steps only lead to nodes that have a share."""
+    """The steps that units can take between nodes. Steps only lead to nodes that have a share."""
 
     def group(self, node: int) -> int:
         """Return the group by which the graph asks for unseen nodes."""

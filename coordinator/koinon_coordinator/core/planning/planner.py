@@ -1,4 +1,4 @@
-"""Which replicas move: rebalance, drain, replace, another replication factor, repair.
+"""The planner of moves: rebalance, drain, replace, another replication factor, repair.
 
 Goals, in this order:
 

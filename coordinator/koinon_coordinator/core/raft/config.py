@@ -7,7 +7,7 @@ from koinon_proto.contract.errors import ConfigurationError
 
 
 class Refusal(Enum):
-    """Why the core did not take an input. Nothing was appended, nothing has changed."""
+    """The reason why the core did not take an input. Nothing was appended, nothing has changed."""
 
     NOT_LEADER = "not the leader"
     TRANSFERRING = "handing leadership over"
@@ -29,8 +29,8 @@ class Refusal(Enum):
 
 
 TERM_MAX = (1 << 62) - 1
-"""What messages may carry (koinon_proto/contract/bounds.py). Terms have to fit into 64 bits, and to
-go on from.
+"""The highest term that messages may carry (koinon_proto/contract/bounds.py). Terms have to fit
+into 64 bits, and to go on from.
 """
 TERM_JUMP_MAX = 1 << 32
 """Of a message's term above the receiver's: more elections than a group can have held meanwhile."""

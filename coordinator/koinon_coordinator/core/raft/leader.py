@@ -89,7 +89,9 @@ class Leader:
 
     @property
     def quorum_contact_at(self) -> float | None:
-        """When the newest round that a quorum has answered was sent; None before the first."""
+        """The time at which the newest round that a quorum has answered was sent; None before the
+        first.
+        """
         return self._rounds.answered_sent_at
 
     def has_quorum_contact(self, now: float) -> bool:
@@ -275,7 +277,7 @@ class Leader:
 
     @property
     def tick_due_at(self) -> float:
-        """When ``tick`` has something to do next."""
+        """The time at which ``tick`` has something to do next."""
         removals = (p.removal_deadline for p in self.progress.values())
         transfer = self.transfer.deadline if self.transfer is not None else None
         deadlines = (self._heartbeat_due_at, transfer, *removals)

@@ -1,9 +1,9 @@
-"""How long a silence lasts before a member takes it for a failure. Pure.
+"""The time that a member waits before it takes silence for a failure. Pure.
 
 A leader that has much to do, or little CPU, is heard late, and so are the followers that it waits
 for. An election then costs a group more that has too little already: the next leader has the same
-work, and is as late. So a silence that is no longer than twice the longest that ended by itself
-lately is nobody's failure. That is bounded, and forgotten again.
+work, and is as late. So a member takes no silence for a failure that is no longer than twice the
+longest one that ended by itself lately. That is bounded, and forgotten again.
 """
 
 from __future__ import annotations
