@@ -38,12 +38,12 @@ REPLY_BYTES = {
     "/koinon.v1.Replication/ReadPage": 2 * _MIB,
     "/koinon.v1.Replication/ReadKeys": 2 * _MIB,
 }
-"""What answers of a method count as until they are there: as much as is usual at most."""
+"""The bytes that a method's answer counts as until it is there: the most that is usual."""
 
 
 class RedisEndpoint(NamedTuple):
-    """Where clients of Redis are served in one keyspace, which is named: ``host:port`` as the node
-    listens there, and as others reach it.
+    """A port that serves clients of Redis in one keyspace, which it names: ``host:port`` as the
+    node listens there, and as others reach it.
     """
 
     keyspace: str
@@ -130,12 +130,14 @@ class NodeConfig:
 
     @property
     def redis_address(self) -> str:
-        """Where others find the keyspace ``default`` at the Redis protocol; '': nowhere."""
+        """The address at which others reach the keyspace ``default`` by the Redis protocol; '':
+        none.
+        """
         return next((one.advertise for one in self.redis if one.keyspace == DEFAULT), "")
 
     @property
     def redis_ports(self) -> tuple[RedisPort, ...]:
-        """Where others find the other keyspaces there."""
+        """The ports at which others reach the other keyspaces by the Redis protocol."""
         others = (one for one in self.redis if one.keyspace != DEFAULT)
         return tuple(RedisPort(one.keyspace, one.advertise) for one in others)
 

@@ -37,7 +37,7 @@ class Stream(Protocol[Sent, Received]):
 
     @property
     def queued_bytes(self) -> int:
-        """What has been queued here and not yet been handed to the network."""
+        """The bytes that were queued here and not yet handed to the network."""
 
     async def receive(self) -> Received:
         """Return the next message. Raises PeerLostError, or the typed error that the other side

@@ -18,7 +18,7 @@ KEPT_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True, kw_only=True)
 class StoreConfig:
-    """Where and how a node stores.
+    """The directory that a node stores in, and how it stores.
 
     ``map_size_bytes`` is what puts may fill. The file is sparse and may grow an eighth (at least
     32 MiB) beyond it: that room is kept for deletes and metadata. ``write_ahead_log``: writes are

@@ -76,7 +76,9 @@ def one(partition_id: int, complete_through: int) -> tuple[U32Array, U64Array]:
 
 
 class Held:
-    """What copies have held of their passes (``Followed.hold``): stored with their position."""
+    """The rows of passes that copies have held back (``Followed.hold``): stored with their
+    position.
+    """
 
     def __init__(self) -> None:
         self.rows: dict[bytes, bytes] = {}  # b"": removed

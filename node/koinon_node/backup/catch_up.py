@@ -434,8 +434,9 @@ class Fetcher:
     # --- writing ---------------------------------------------------------------------------
 
     def _leave_journal(self) -> None:
-        """What is pulled is too much to be worth the journal's room: until the copy has a position
-        again, the journal answers nothing of this partition. (What is held changes nothing yet.)
+        """Take the partition out of the journal: its pass pulls too much to be worth the room
+        there. The journal answers nothing of it until the copy has a position again. (Rows that are
+        held back change nothing yet, so they leave it as it is.)
         """
         self._guard()
         if self._followed.holds:

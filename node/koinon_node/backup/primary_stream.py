@@ -480,7 +480,7 @@ class Link:
         self._context.wake()
 
     async def _join_without_stream(self, followed: Followed) -> None:
-        """What was streamed is lost: settle for what the pass was to bring, and open again."""
+        """Settle for what the pass was to bring, and open again: what was streamed is lost."""
         if followed.bound and not (followed.holds and followed.newest_pulled > followed.bound):
             ids = np.array([followed.partition_id], np.uint32)
             through = np.array([followed.bound], np.uint64)

@@ -198,7 +198,7 @@ class MergeScheduler:
         return any(load.load_id == load_id and load.merging for load in loads)
 
     def _at_rest(self, partition_ids: Iterable[int]) -> list[int]:
-        """Return some of the partitions in which no step is under way. One that nobody waits for
+        """Return some of the partitions in which no step is under way. One that no caller waits for
         any more may be: what it has merged here is not on every in-sync replica yet.
         """
         at_rest = (p for p in partition_ids if not self._replicator.is_merging(p))

@@ -24,11 +24,11 @@ from koinon_proto.v1.loads_pb2 import LOAD_MODE_OVERWRITE, LoadManifest
 from koinon_proto.v1.replication_pb2 import MergeStep
 
 STEP_BYTES = 4 * 1024 * 1024
-"""What one merge step writes, about: a writer is busy with so much for some 50 ms."""
+"""The bytes that one merge step writes, about: they keep a writer busy for some 50 ms."""
 STEP_ROWS = 50_000
-"""How many rows at most, about, however small."""
+"""The most rows that one merge step writes, about, however small they are."""
 STEP_RECORDS = 20_000
-"""How many records that were there before one step of an overwriting load looks at."""
+"""The existing records that one step of an overwriting load looks at."""
 _DELETE_BYTES = 80  # that a deleted record costs, about: a tombstone and its entry in an index
 _SAMPLES = 8  # of the keys of a chunk, to find where a step ends
 _DUPLICATES_SHOWN = 10

@@ -37,9 +37,9 @@ from koinon_proto.contract.errors import (
 )
 
 STAGING_BYTES = 8 * 1024 * 1024
-"""What is staged at once; the rest waits for its turn."""
+"""The bytes that are staged at once; the rest waits for its turn."""
 WAITING_BYTES = 64 * 1024 * 1024
-"""What waits for its turn at the most; what comes on top of it is refused."""
+"""The most bytes that wait for their turn; what comes on top of them is refused."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -116,8 +116,8 @@ class Waiter(Protocol):
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Ticket:
-    """What was queued in one piece: all of it is stored or none. Its decision does not change; the
-    fields below ``group`` do, until it is answered.
+    """Writes that were queued in one piece: all of them are stored or none. Its decision does not
+    change; the fields below ``group`` do, until it is answered.
     """
 
     durable: Waiter  # ends when it is durable here, or has failed
@@ -173,8 +173,9 @@ class CommitGroup:
     held_rows: int = 0  # of these, those of sequenced tickets: they count until it is complete
     held_size: int = 0
     records: dict[bytes, bytes | None] = field(default_factory=dict)
-    """What sequenced tickets leave of each key, None where that is nothing: what reads wait for,
-    conditions see before it is in the store, and followers are sent."""
+    """The record that sequenced tickets leave of each key, None where they leave none. Reads wait
+    for these records, conditions see them before they are in the store, and followers are sent
+    them."""
     claims: set[bytes] = field(default_factory=set)
     """Prefixes of the partitions in which it carries out merge steps: what it writes there the
     store alone knows."""
@@ -193,7 +194,7 @@ class CommitGroup:
     None: it is not complete, or there was no lease."""
     stored: Waiter | None = None  # ends when it is durable here (or has failed), if somebody waits
     waiting: list[tuple[U32Array, Waiter]] = field(default_factory=list)
-    """Who waits until some of its partitions are complete."""
+    """The partitions that some caller waits for, and what ends once they are complete."""
 
     def __hash__(self) -> int:  # the same in every run, as sets of groups are gone through
         return self.number

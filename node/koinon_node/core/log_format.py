@@ -43,7 +43,7 @@ RECORD_HEAD_BYTES = _RECORD.size
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a segment says of itself."""
+    """The head of a segment, which describes it."""
 
     life: int
     first_position: int

@@ -162,7 +162,7 @@ class PendingWrites:
             group.end_stored(error)
 
     def forget(self, prefixes: Collection[bytes]) -> None:
-        """What durable groups hold of these partitions counts no more: they are led anew."""
+        """Drop what durable groups hold of these partitions: this node leads them anew."""
         for group in self._durable.values():
             group.records = {k: r for k, r in group.records.items() if k[:2] not in prefixes}
             group.removed = None

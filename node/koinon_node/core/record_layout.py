@@ -1,5 +1,5 @@
-"""Where the parts of a record lie, and its entry in the expiry index (records.py has the whole of
-what is at rest). Plain Python: the process that stores rows needs this and no more.
+"""The layout of a record and of its entry in the expiry index (records.py describes all that is at
+rest). Plain Python: the process that stores rows needs this and no more.
 """
 
 from __future__ import annotations

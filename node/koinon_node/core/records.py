@@ -46,7 +46,7 @@ KNOWN_FLAGS = FLAG_EXPIRES | FLAG_TOMBSTONE
 USER = 0
 STAGED = 1
 KEY_AT = 3
-"""Where a user's key begins in a data key."""
+"""The index in a data key at which the user's key begins."""
 REST_BYTES_MAX = MAX_KEY_BYTES + 1
 """Of what follows the partition_id in a data key."""
 METADATA_VERSION = 1

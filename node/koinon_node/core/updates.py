@@ -38,7 +38,7 @@ A_NUMBER: Final = "a decimal number"
 
 
 class Change(Enum):
-    """What an update does to the record."""
+    """The effect of an update on the record."""
 
     LEAVE = "leave"
     PUT = "put"
@@ -81,7 +81,7 @@ class ExpiryKind(Enum):
 
 
 class Expiry(NamedTuple):
-    """When what an update writes expires; ``ms`` is of AT, AFTER and KEEP."""
+    """The expiry of the record that an update writes; AT, AFTER and KEEP use ``ms``."""
 
     kind: ExpiryKind
     ms: int = 0
@@ -199,7 +199,7 @@ class Append:
 
 
 class Presence(Enum):
-    """Which record an ``Assign`` asks for."""
+    """The presence of a record that an ``Assign`` asks for."""
 
     ANY = "any"
     ABSENT = "absent"
@@ -230,8 +230,8 @@ class Assign:
 
 
 class ExpireIf(Enum):
-    """Which expiry of the record an ``Expire`` asks for. One that never expires counts as later
-    than all others.
+    """The present expiry of the record that an ``Expire`` asks for. One that never expires counts
+    as later than all others.
     """
 
     ANY = "any"

@@ -74,7 +74,7 @@ class WriteRows:
 
 @dataclass(kw_only=True, slots=True)
 class Effects:
-    """What a decision changes, and what it answers once that is durable."""
+    """The changes of a decision, and its answers once they are durable."""
 
     versions: U64Array  # 0 for rows that wrote nothing
     records: dict[bytes, bytes | None] = field(default_factory=dict)  # None: removed

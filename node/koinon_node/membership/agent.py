@@ -90,7 +90,7 @@ _FAREWELL_S_MAX = 1.0
 _FAREWELL_TIMEOUT_S = 0.5  # of one attempt
 
 Event = Callable[[], None]
-"""What the agent's thread is to do next."""
+"""A call that the agent's thread is to make next."""
 
 
 class Host(Protocol):

@@ -111,7 +111,7 @@ class Coordinators:
         return reply
 
     def leave(self, request: membership_pb2.LeaveRequest, timeout_s: float) -> None:
-        """Ask once around; raises the last failure if nobody answered."""
+        """Ask once around; raises the last failure if no coordinator answered."""
         self._around(lambda stub: _sensible(stub.Leave(request, timeout=timeout_s)))
 
     def close(self) -> None:

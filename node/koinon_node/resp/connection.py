@@ -80,7 +80,7 @@ _NOT_KNOWN = Spec("unknown", -1, _not_known, errors.guest, Method("Redis", "unkn
 
 
 class Owner(Protocol):
-    """Who keeps all connections."""
+    """The keeper of all connections."""
 
     service: RedisService
     gate: Authenticator
@@ -93,7 +93,7 @@ class Owner(Protocol):
         """It is gone."""
 
     def not_understood(self) -> None:
-        """What one sent was no command."""
+        """Note that a connection sent something that is no command."""
 
     def holds(self, connection: Connection, size: int) -> None:
         """It holds so many bytes now that no client's command bounds."""
@@ -204,7 +204,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def _is_full(self) -> bool:
-        """Whether so many replies do not leave that nothing more is executed."""
+        """True while so many replies have not left that nothing more is executed."""
         return self._is_backed_up and self._transport.get_write_buffer_size() >= OUTPUT_BYTES
 
     # --- inside ----------------------------------------------------------------------------
@@ -437,7 +437,7 @@ class Connection(asyncio.Protocol):
         self._answered((answer,))
 
     def _answered(self, answers: Sequence[Answer]) -> None:
-        """What was under way has come to this. Raises nothing: others are told after this one."""
+        """Take the answers to what was under way. Raises nothing: others come after it."""
         try:
             self._reply(answers)
         except Exception:
@@ -523,7 +523,7 @@ class Connection(asyncio.Protocol):
 
 @contextmanager
 def _handling(request_id: str) -> Iterator[None]:
-    """What is logged inside is about the request of this id."""
+    """Let every line that is logged inside have this request id."""
     before = request_ids.handling.set(Handling(request_id))
     try:
         yield

@@ -99,7 +99,7 @@ class RedisListener:
     # --- what connections tell -------------------------------------------------------------
 
     def not_understood(self) -> None:
-        """What a connection sent was no command."""
+        """Count a connection that sent something that is no command."""
         self.closed_for["protocol_error"] += 1
 
     def opened(self, connection: Connection) -> bool:

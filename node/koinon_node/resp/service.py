@@ -41,11 +41,11 @@ _BATCH_ROWS = 4_096
 RUN_BYTES = 4 * 1024 * 1024
 """Of a batch, by ``weigh``; one write alone may have more."""
 Answer = bytes | KoinonError
-"""What a command comes to: its reply, or the error to be told in its dialect."""
+"""The answer to a command: its reply, or the error to be told in its dialect."""
 
 
 class _Queued(NamedTuple):
-    """What a connection has to write, all of one durability."""
+    """The writes of a connection, all of one durability."""
 
     served: ServedKeyspace
     writes: Sequence[Write]

@@ -28,7 +28,7 @@ class Session:
     Its commands are in the keyspace of its port (``port_keyspace``, by name), or in the one that
     one of our own clients names. ``tell`` sends a message that answers no command. ``certificate``
     (DER) is what a client has shown by TLS, if anything, ``chain`` (PEM) how it was verified.
-    Without a ``gate`` nobody has to say who it is.
+    Without a ``gate`` no client has to say who it is.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Session:
 
     @property
     def is_bound(self) -> bool:
-        """Whether it is known which keyspace commands are in."""
+        """True once it is known which keyspace the commands are in."""
         return self._served is not None
 
     def enter(self, keyspace_id: KeyspaceId) -> None:
@@ -192,7 +192,7 @@ class Session:
 
     @property
     def is_known(self) -> bool:
-        """Whether it is known who this is, or nobody has to say."""
+        """True once the client is known, or where no client has to say who it is."""
         principal = self.caller.principal
         return principal is None or principal.kind is not Kind.CLIENT
 

@@ -1,7 +1,7 @@
 """The partition table as Redis Cluster's clients see it: slots, and the nodes that serve them.
 
 Each node that leads partitions is a master; there are no replicas to see, since a node leads some
-partitions and backs up others, for which clients of Redis have no word. A partition that nobody
+partitions and backs up others, for which clients of Redis have no word. A partition that no node
 leads, or whose node does not speak the protocol in the keyspace, leaves its slots uncovered. Pure.
 """
 
@@ -34,7 +34,7 @@ def cluster_node_id(table: Table, node: NodeInfo) -> str:
 
 @dataclass(frozen=True)
 class Topology:
-    """What follows from one table, of a keyspace whose partitioner is crc16."""
+    """The slots of a keyspace whose partitioner is crc16, as one table gives them to nodes."""
 
     table: Table
     keyspace: Keyspace
@@ -83,7 +83,7 @@ class Topology:
 
     @cached_property
     def covered(self) -> int:
-        """How many slots are served."""
+        """The number of slots that are served."""
         return sum(span.last - span.first + 1 for span in self.ranges)
 
     @cached_property

@@ -33,7 +33,7 @@ _BYTES = frozenset((bytes,))
 
 
 class ProtocolError(Exception):
-    """What was sent is no command; the connection cannot go on."""
+    """The peer sent something that is no command; the connection cannot go on."""
 
 
 class CommandReader:

@@ -19,7 +19,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 class Durability(IntEnum):
-    """When a write is acknowledged; numbers are those of the wire."""
+    """The durability at which a write is acknowledged; numbers are those of the wire."""
 
     ALL_IN_SYNC = 0
     PRIMARY = 1
@@ -53,8 +53,8 @@ class WriteBatch:
     updates: Mapping[int, Update] = field(default_factory=dict)
     """By row; such a row's value, ttl and condition have no meaning."""
     refused: Mapping[int, KoinonError] = field(default_factory=dict)
-    """Why rows are not written, by row: never all of them. They are others' than the rows beside
-    them, which a client has sent in one message.
+    """The errors of rows that are refused beforehand, by row: never all rows. One message of a
+    client has rows of several callers, so the other rows are not refused with them.
     """
     durability: Durability = Durability.ALL_IN_SYNC
     kind: int = USER  # of the records
@@ -62,7 +62,7 @@ class WriteBatch:
 
     @property
     def is_one_put(self) -> bool:
-        """Whether it is one row of a user's that needs no look at what is there."""
+        """True if it is one put of a user's row that needs no look at what is there."""
         return (
             len(self.keys) == 1
             and self.kind == USER

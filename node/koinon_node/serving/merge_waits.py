@@ -19,7 +19,9 @@ class MergeWaits:
         self._pending = pending
         self._replicator = replicator
         self.waits = np.zeros(partition_count, np.int32)
-        """How many operations wait for each partition: as long, no further step is begun there."""
+        """The number of operations that wait for each partition; while any waits, no step is begun
+        there.
+        """
 
     async def released(self, partition_ids: U32Array) -> None:
         """Wait until no merge step is under way in these partitions: what they hold is not known

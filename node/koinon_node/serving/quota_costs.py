@@ -1,5 +1,6 @@
-"""What rows count for against a keyspace's limits: each one row, with the bytes of its key and of
-the value that a client sends or is shown. A number that is added to a record counts for no bytes.
+"""The cost of rows against a keyspace's limits: each counts as one row, with the bytes of its key
+and of the value that a client sends or is shown. A number that is added to a record counts as no
+bytes.
 """
 
 from __future__ import annotations

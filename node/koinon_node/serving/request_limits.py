@@ -1,4 +1,4 @@
-"""What requests are held against before anything is done: the limits of keys, values and times."""
+"""The limits that requests are checked against before anything is done: keys, values, times."""
 
 from __future__ import annotations
 

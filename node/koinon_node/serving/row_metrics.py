@@ -47,7 +47,7 @@ OUTCOMES: dict[Operation, tuple[Outcome, ...]] = {
     "scan": ("ok",),
     "stage": ("ok", "refused", "failed", "unknown"),
 }
-"""What there is; a page of a scan that fails has no rows."""
+"""The outcomes that each operation has; a page of a scan that fails has no rows."""
 
 
 _DECIDED = (ConditionFailedError, NotANumberError, NumberOverflowError)

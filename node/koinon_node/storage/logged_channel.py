@@ -49,7 +49,7 @@ _CLOSE_S = 5.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bounds:
-    """When the store takes over what is in the log, and what goes to the store itself."""
+    """The bounds at which the store takes over the log, and groups go to the store itself."""
 
     layer_rows: int = 50_000  # are taken over in one transaction; fewer where less is written
     layer_bytes: int = 16 * 1024 * 1024

@@ -28,7 +28,7 @@ from koinon_proto.contract.columns import Gathered
 from koinon_proto.v1.replication_pb2 import MergeStep
 
 _HEAD = np.dtype([("sequence", ">u8"), ("flags", "u1"), ("expiry", ">u8")])
-"""What a record that expires begins with; of others the last number is left out."""
+"""The beginning of a record that expires; other records leave the last number out."""
 
 
 class MergeError(Exception):

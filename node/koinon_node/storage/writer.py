@@ -283,7 +283,7 @@ class Writer:
         await self._idle.wait()
 
     async def stop(self) -> bool:
-        """Drain, unless the disk hangs, and end the process; return whether it ended clean. Nobody
+        """Drain, unless the disk hangs, and end the process; return whether it ended clean. Nothing
         looks at the disk any more by now: one that begins to hang is waited for, but not for ever.
         """
         if not self._failed and not self.disk.hangs:

@@ -96,7 +96,7 @@ class ProcessChannel:
         self._transport.writelines((LENGTH.pack(len(body)), body))
 
     async def settle(self) -> None:
-        """What was answered is in the store."""
+        """Return at once: what this channel has answered is in the store."""
 
     def kill(self) -> None:
         if self._process is not None:

@@ -1,4 +1,4 @@
-"""What a primary offers other nodes: streams of its commit groups, pages of records, checksums.
+"""The service of a primary for other nodes: streams of commit groups, pages of records, checksums.
 
 Followers come over the Redis port, or over gRPC (koinon.v1.Replication).
 """

@@ -1,9 +1,10 @@
-"""Which partitions a follower opens next, and what operators see of those on their way. Pure.
+"""The choice of the partitions that a follower opens next, and what operators see of those on their
+way. Pure.
 
 A returning node has thousands to open, of which most may lack nothing: then each costs no more than
 a message and a part of a transaction, and they are opened by the hundred. What has to be pulled is
-opened a few at a time, since what is streamed of it is kept back meanwhile. Which of the two it is
-only the answer says, so as many are opened as by the last answers bring a few to pull.
+opened a few at a time, since what is streamed of it is kept back meanwhile. Only the answer says
+which of the two it is. So as many are opened as, by the last answers, bring a few to pull.
 """
 
 from __future__ import annotations
@@ -23,19 +24,20 @@ from koinon_node.core.replication.replica_sync import (
 )
 
 PULLED_MAX = {Rank.SETTLED: 16, Rank.ADDING: 32}
-"""How many that have to be pulled may be on their way at once on this node; those in sync all are.
-While others are, none is begun that a move adds. Of these only those count that have not been
-pulled: a few more than are pulled at once, so that pulling never waits for an answer, and no more.
+"""The most partitions that have to be pulled and may be on their way at once on this node, by rank;
+there is no limit for those in sync. While others are on their way, none is begun that a move adds.
+Of those that a move adds only the ones count that have not been pulled: a few more than are pulled
+at once, so that pulling never waits for an answer, and no more.
 """
 SETTLED_MAX = 512
-"""How many ``SETTLED`` ones may be on their way at once, if nothing is to be pulled of them."""
+"""The most ``SETTLED`` partitions that may be on their way at once, if none has to be pulled."""
 _SHARE_OF = 32  # openings, about, are what is known of the share that has to be pulled
 REPORTED_MAX = 256
-"""How many replicas a heartbeat tells of: coordinators read each on their event loop."""
+"""The most replicas that a heartbeat tells of: coordinators read each on their event loop."""
 
 
 class SettledBound:
-    """How many ``SETTLED`` partitions may be on their way at once, by what answers said."""
+    """The limit of ``SETTLED`` partitions that are on their way at once, by what answers said."""
 
     def __init__(self) -> None:
         self._pulled_share = 1.0  # of those opened lately, those that had to be pulled
@@ -54,7 +56,7 @@ class SettledBound:
 
 
 class Opener(Protocol):
-    """What is followed at a primary, as ``choose_openings`` needs it (``ReplicaSync``)."""
+    """The partitions followed at a primary, for ``choose_openings`` (``ReplicaSync``)."""
 
     def due(self, rank: Rank, now: float) -> Iterable[Followed]: ...
 

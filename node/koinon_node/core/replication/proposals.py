@@ -62,7 +62,7 @@ class RowChange(NamedTuple):
 
 
 class Why(Enum):
-    """Why a partition is handed over."""
+    """The reason for which a partition is handed over."""
 
     WANTED = auto()  # the row says so
     LEAVING = auto()  # this node is about to stop
@@ -200,7 +200,7 @@ class Proposals:
 
     @property
     def rests(self) -> bool:
-        """Whether nothing is proposed, handed over or about to be, and nothing waits for time."""
+        """True if nothing is proposed, handed over or about to be, or waits for time."""
         pending = (self.hand_overs, self._under_way, self._unknown, self._leaving)
         return not any((*pending, self._cut_off_since)) and self._leading.rests
 

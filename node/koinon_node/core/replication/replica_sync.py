@@ -328,8 +328,8 @@ class Followed:
 
     @property
     def position(self) -> int:
-        """What the copy is complete through with all that was received. At least the beginning of
-        the primary's epoch: nothing lies between that and what came before.
+        """The sequence through which the copy is complete with all that was received. At least the
+        beginning of the primary's epoch: nothing lies between that and what came before.
         """
         return max(self.received, first_sequence(self.want.primary_epoch))
 
@@ -416,7 +416,7 @@ class StageIndex:
 
     @property
     def has_some_not_in_sync(self) -> bool:
-        """Whether a copy that is not in sync, by the newest row, has to be brought up."""
+        """True if a copy that is not in sync, by the newest row, has to be brought up."""
         return any(count and rank is not Rank.IN_SYNC for (rank, _), count in self.counts.items())
 
     def due(self, rank: Rank, now: float) -> Iterable[Followed]:
@@ -429,7 +429,7 @@ class StageIndex:
 
     @property
     def next_due_at(self) -> float | None:
-        """When to look again for something that is due; None: all that waits is due already."""
+        """The time to look again for something that is due; None: all that waits is due already."""
         return self._later[0][0] if self._later else None
 
 

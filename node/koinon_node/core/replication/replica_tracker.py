@@ -489,9 +489,9 @@ class ReplicaTracker:
 
     def late(self, now: float, timeout_s: float, *, spare: bool = False) -> BoolArray:
         """Return by (follower, partition) who is required and has kept a write or a takeover
-        waiting for longer than the timeout, or cannot go on; and who is in sync and silent. Nobody
-        is late with what is not durable here: a disk that all share makes nobody late. ``spare``:
-        nor is one that leaves, for now.
+        waiting for longer than the timeout, or cannot go on; and who is in sync and silent. No
+        follower is late with what is not durable here: a disk that all share makes none late.
+        ``spare``: nor is one that leaves, for now.
         """
         late: BoolArray = (self.leaving | self.departing[:, None]) & self.required & (not spare)
         silent = self.silence_s > timeout_s
@@ -513,8 +513,8 @@ class ReplicaTracker:
 
     @property
     def rests(self) -> bool:
-        """Whether all that is led is served, with every replica in sync and none silent: nothing
-        comes due by time alone.
+        """True while all that is led is served, with every replica in sync and none silent: then
+        nothing comes due by time alone.
         """
         led = self.led
         return (

@@ -33,7 +33,7 @@ _CONFIG = {
     "save": "",
     "timeout": "0",
 }
-"""What is so here, in the words of Redis's configuration."""
+"""The facts of this node, in the words of Redis's configuration."""
 _PATTERNS_MAX, _PATTERN_BYTES_MAX = 64, 64  # each is compiled
 
 

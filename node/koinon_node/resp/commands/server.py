@@ -154,7 +154,9 @@ def _client_info(session: Session, arguments: Arguments) -> Outcome:
 
 
 def _accepted(session: Session, arguments: Arguments) -> Outcome:
-    """What it asks for is so in any case: nothing is evicted here."""
+    """Answer OK to ``CLIENT NO-EVICT`` and ``NO-TOUCH``, and change nothing: nothing is evicted
+    here.
+    """
     if arguments[2].upper() not in (b"ON", b"OFF"):
         raise RefusedError(SYNTAX)
     return wire.OK

@@ -60,7 +60,7 @@ class Row:
 
     @property
     def is_put(self) -> bool:
-        """Whether it needs no look at what is there."""
+        """True if it is a put that needs no look at what is there."""
         return not self.is_delete and self.if_version is None and self.update is None
 
     @property
@@ -71,7 +71,7 @@ class Row:
 
 @dataclass(slots=True)
 class Written:
-    """What came of a row: its version, 0 if nothing was written; what an update answers."""
+    """The outcome of a row: its version, 0 if nothing was written; what an update answers."""
 
     version: int
     result: Result = None
@@ -132,7 +132,7 @@ class Spec:
 
     @property
     def is_about_keys(self) -> bool:
-        """Whether it is about keys of a keyspace: of those that it names, or of all."""
+        """True if it is about keys of a keyspace: those that it names, or all."""
         return bool(self.keys[0]) or self.name in _ABOUT_ALL_KEYS
 
     def keys_in(self, arguments: Arguments) -> Arguments:

@@ -5,7 +5,7 @@ this node serves the keys) and queued. EXEC makes one batch of all of it (core/a
 checks of the versions that WATCH has found, then reads and writes in their order, each over what
 those before it have left. As in Redis a command that is refused when it is queued spoils the
 transaction; one that fails when it is carried out has its error in its place, and the others take
-place. Nobody sees a part of it, whatever crashes.
+place. No client sees a part of it, whatever crashes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from koinon_proto.contract.errors import CheckFailedError, KoinonError
 AT_ONCE: Final = frozenset(("MULTI", "EXEC", "DISCARD", "WATCH", "QUIT", "RESET"))
 """Carried out also after MULTI, never queued."""
 _WITHOUT_KEYS: Final = frozenset(("ECHO", "PING", "SELECT", "UNWATCH"))
-"""What may be queued beside the commands that have keys."""
+"""The commands that may be queued beside those that have keys."""
 _QUEUED: Final = wire.simple("QUEUED")
 _LOOK: Final = Look()
 _FLAGS: Final = ("fast", "noscript")
