@@ -448,7 +448,7 @@ SERVED: list[tuple[Any, type[Any], dict[str, Any]]] = [
     (cluster_services._HOST_COMMAND, HostedPartition, {}),
     (cluster_services._CHANGE, PartitionChange, {}),
     (cluster_services._REGISTRATION, Registration, {"protocol_version": 1, "cluster_id": "c"}),
-    (loads_service._WISH, LoadWish, {"cluster_id": "c"}),
+    (loads_service._WISH, LoadWish, {"cluster_id": "c", "only_check": False}),
     (loads_service._COMMIT, CommitLoad, {"cluster_id": "c"}),
     (admin_service.PROGRESS, Progress, {}),
     (admin_service._ALTERATION, Alteration, {}),

@@ -47,7 +47,7 @@ class CommandReader:
 
     @property
     def has_begun(self) -> bool:
-        """Whether bytes have come since the last whole command."""
+        """True while bytes have come since the last whole command."""
         return bool(self._cut or self.held_bytes)
 
     def feed(self, data: bytes) -> list[Command]:
