@@ -33,7 +33,7 @@ def measure(frame: Any, rows: int, settings: Settings) -> dict[str, float]:
             yield _nothing(batch)
 
     def packed(batches: Batches) -> Batches:
-        from koinon.spark.writing.batching import Batcher
+        from koinon.spark.writing.chunking import Batcher
 
         known = partitioner("murmur2", PARTITIONS)
         batcher = Batcher(known, memory_bytes=MEMORY_BYTES, expires_at_ms=0)

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from koinon.client import Client
 from koinon.local import LocalCluster
-from koinon.spark.writing.batching import Batcher
+from koinon.spark.writing.chunking import Batcher
 from koinon_proto.partitioner import partitioner
 
 ROUTERS = ("whole", "until:2f", "h3:3", "tag", "first:8")

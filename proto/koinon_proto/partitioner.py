@@ -130,7 +130,7 @@ class Partitioner(ABC):
 
     @property
     def fingerprint(self) -> bytes:
-        """The fingerprint of this process's answers, 32 bytes; takes 10 ms, once in a process."""
+        """The fingerprint of this process's answers, 32 bytes; some 10 ms, once a process."""
         return _fingerprint(self.hash_name, self.router)
 
     @abstractmethod

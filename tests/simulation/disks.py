@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-from koinon_node.core.frames import GroupFrame
+from koinon_node.core.writer_frames import GroupFrame
 from koinon_node.storage import directory
 from koinon_node.storage.directory import read_identity
 from koinon_node.storage.environment import DATA_DB, open_databases

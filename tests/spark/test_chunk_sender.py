@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from koinon.spark.cluster import Cluster
-from koinon.spark.writing.batching import Chunk
 from koinon.spark.writing.chunk_sender import IN_FLIGHT_PER_OWNER, MESSAGE_BYTES, ChunkSender, Pace
+from koinon.spark.writing.chunking import Chunk
 from koinon_proto.contract.bulk_loads import LoadMode
 from koinon_proto.contract.errors import KoinonError, LeaseExpiredError, StorageFullError
 from tests.kit.waiting import wait_until

@@ -24,11 +24,11 @@ import numpy as np
 from koinon_node.config import Limits
 from koinon_node.core import record_layout, records
 from koinon_node.core.commit_group import CommitGroup
-from koinon_node.core.frames import Writes
 from koinon_node.core.recent_writes import RecentWrites
 from koinon_node.core.records import PartitionEpochs, U32Array, U64Array
 from koinon_node.core.replication.copies import Copies, CopyState
 from koinon_node.core.replication.replica_sync import ROW_OVERHEAD_BYTES, Followed
+from koinon_node.core.writer_frames import Writes
 from koinon_node.storage.environment import DATA_DB, EXPIRY_DB, PARTITIONS_DB
 from koinon_node.storage.writer import Writer, columns
 from koinon_node.storage.writer_process import MERGES

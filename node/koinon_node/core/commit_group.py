@@ -59,8 +59,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from koinon_node.core.frames import BULK, CHAINED, LOOSE, GroupFrame, TicketFrame, Writes
 from koinon_node.core.records import BoolArray, U32Array, U64Array
+from koinon_node.core.writer_frames import BULK, CHAINED, LOOSE, GroupFrame, TicketFrame, Writes
 from koinon_proto.contract.errors import KoinonError
 
 _NO_PARTITIONS = np.zeros(0, np.uint32)

@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from koinon_node.core.frames import Writes
+from koinon_node.core.writer_frames import Writes
 
 HEAD_BYTES = 4096  # a block: no record shares it
 _VERSION = 1

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from koinon_node.core.frames import Writes
+from koinon_node.core.writer_frames import Writes
 
 DATABASES = 4
 _NOT_HERE: Any = object()

@@ -25,14 +25,14 @@ import numpy as np
 from koinon_node.config import Limits
 from koinon_node.core import records
 from koinon_node.core.commit_group import CommitGroup, GroupState, Ticket
-from koinon_node.core.frames import Writes
 from koinon_node.core.membership.assignment import Adoption
 from koinon_node.core.recent_writes import RecentWrites
 from koinon_node.core.records import PartitionEpochs, U32Array
 from koinon_node.core.replication.copies import Copy, CopyState
-from koinon_node.core.replication.proposals import RowChange
 from koinon_node.core.replication.replica_tracker import Adopted
+from koinon_node.core.replication.row_proposals import RowChange
 from koinon_node.core.write_decisions import Effects
+from koinon_node.core.writer_frames import Writes
 from koinon_node.ports import CoordinatorCalls
 from koinon_node.primary.completion import Completion
 from koinon_node.primary.follower_streams import Followers

@@ -26,8 +26,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from koinon_node.core.frames import BULK, CHAINED, LOOSE, GroupFrame, TicketFrame, Writes
 from koinon_node.core.overlay import Layer
+from koinon_node.core.writer_frames import BULK, CHAINED, LOOSE, GroupFrame, TicketFrame, Writes
 from koinon_node.storage import directory as files
 from koinon_node.storage.environment import DATA_DB, PARTITIONS_DB
 from koinon_node.storage.log_files import Stretch

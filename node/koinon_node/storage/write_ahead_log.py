@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from koinon_node.core import log_format
-from koinon_node.core.frames import Writes
 from koinon_node.core.log_format import HEAD_BYTES, RECORD_HEAD_BYTES, Head
+from koinon_node.core.writer_frames import Writes
 from koinon_node.storage.directory import sync_directory
 from koinon_node.storage.log_files import LOG, NO_ROOM, Stretch, segment_paths
 from koinon_proto.contract.cluster_errors import DataDirectoryError

@@ -35,10 +35,10 @@ from typing import Protocol
 
 from koinon_node.config import Limits
 from koinon_node.core.commit_group import QUEUED, CommitGroup, GroupState, Ticket
-from koinon_node.core.frames import Writes
 from koinon_node.core.membership.disk_health import DiskHealth
 from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.core.records import U32Array
+from koinon_node.core.writer_frames import Writes
 from koinon_node.storage.environment import META_DB
 from koinon_node.storage.logged_channel import LoggedChannel, in_front_of
 from koinon_node.storage.store import Store

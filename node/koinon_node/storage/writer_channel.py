@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from koinon_node.core.frames import GroupFrame
+from koinon_node.core.writer_frames import GroupFrame
 from koinon_node.storage.log_files import Stretch
 from koinon_node.storage.store import Store
 from koinon_node.storage.writer_process import GROUP, LENGTH, LOG_STRETCHES

@@ -48,7 +48,7 @@ from typing import Any
 
 import lmdb
 
-from koinon_node.core.frames import CHAINED, LOOSE, TicketFrame, Writes
+from koinon_node.core.writer_frames import CHAINED, LOOSE, TicketFrame, Writes
 from koinon_node.storage import directory as files
 from koinon_node.storage.environment import (
     DATA_DB,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from koinon_node.core.frames import Writes
 from koinon_node.core.overlay import Overlay
+from koinon_node.core.writer_frames import Writes
 
 ROW_BYTES = 10
 

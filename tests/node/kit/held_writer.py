@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from koinon_node.config import Limits
-from koinon_node.core.frames import GroupFrame, TicketFrame
 from koinon_node.core.membership.assignment import Adoption, ServedPartitions
 from koinon_node.core.membership.disk_health import DiskHealth
 from koinon_node.core.membership.lease import NO_LEASE, Lease
@@ -24,6 +23,7 @@ from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.core.recent_writes import RecentWrites
 from koinon_node.core.records import U32Array
 from koinon_node.core.write_decisions import Primaries
+from koinon_node.core.writer_frames import GroupFrame, TicketFrame
 from koinon_node.ports import RowChange
 from koinon_node.primary.completion import Completion
 from koinon_node.primary.replicator import Replicator

@@ -20,9 +20,9 @@ import pytest
 
 from koinon_node.config import Limits
 from koinon_node.core import log_format, record_layout, records
-from koinon_node.core.frames import CHAINED, LOOSE, TicketFrame, Writes
 from koinon_node.core.membership.disk_health import DiskHealth
 from koinon_node.core.pending_writes import PendingWrites
+from koinon_node.core.writer_frames import CHAINED, LOOSE, TicketFrame, Writes
 from koinon_node.storage import logged_channel
 from koinon_node.storage.environment import DATA_DB, EXPIRY_DB, PARTITIONS_DB
 from koinon_node.storage.log_files import LOG, Record, take_over

@@ -16,7 +16,7 @@ from koinon.certs.authority import CLOCK_SKEW
 from koinon.cli.console import output
 from koinon.cli.console.help import Group
 from koinon.cli.console.session import Body, Session, command, default_command, duration_ms
-from koinon.cli.operate.plans import Yes, ask
+from koinon.cli.operate.rebalance_and_drain import Yes, ask
 from koinon.operate.keyspaces import table_of
 from koinon_proto.contract.access import (
     CLUSTER_ACTIONS,

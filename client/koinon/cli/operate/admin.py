@@ -21,7 +21,7 @@ from koinon.cli.operate import (
     keyspaces,
     moves,
     partitions,
-    plans,
+    rebalance_and_drain,
     size,
     verify,
 )
@@ -352,11 +352,11 @@ LOOKS: dict[str, tuple[Body, list[str]]] = {
     "hot": (hot.hot, ["", "--by writes --seconds 10 --keys 5"]),
 }
 CHANGES: dict[str, tuple[Body, list[str]]] = {
-    "rebalance": (plans.rebalance, ["--dry-run", "--wait"]),
-    "drain": (plans.drain, ["n2 --wait", "n2 --undo"]),
+    "rebalance": (rebalance_and_drain.rebalance, ["--dry-run", "--wait"]),
+    "drain": (rebalance_and_drain.drain, ["n2 --wait", "n2 --undo"]),
     "remove": (moves.remove, ["n2"]),
-    "replace": (plans.replace, ["n2 n5 --wait"]),
-    "set-replication-factor": (plans.set_replication_factor, ["3 --dry-run"]),
+    "replace": (rebalance_and_drain.replace, ["n2 n5 --wait"]),
+    "set-replication-factor": (rebalance_and_drain.set_replication_factor, ["3 --dry-run"]),
     "moves": (moves.moves, ["--watch"]),
     "pause": (moves.pause, []),
     "resume": (moves.resume, []),

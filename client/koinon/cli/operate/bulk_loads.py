@@ -13,7 +13,7 @@ from koinon.cli.console.help import Group
 from koinon.cli.console.session import INTERRUPTED, NOT_FOUND, Session, command, default_command
 from koinon.cli.console.units import UINT64_MAX
 from koinon.cli.operate.following import until_ended
-from koinon.cli.operate.plans import Yes, ask
+from koinon.cli.operate.rebalance_and_drain import Yes, ask
 from koinon.operate.bulk_loads import LoadState, LoadView
 from koinon_proto.contract.keyspaces import DEFAULT
 from koinon_proto.process.printable import printable_bytes

@@ -10,7 +10,7 @@ from koinon.cli.console import output
 from koinon.cli.console.help import Group
 from koinon.cli.console.session import Session, command, default_command, duration_ms
 from koinon.cli.console.units import bytes_per_second, rows_per_second
-from koinon.cli.operate.plans import Yes, ask
+from koinon.cli.operate.rebalance_and_drain import Yes, ask
 from koinon.core.quantities import duration_of, parse_size
 from koinon.operate.keyspaces import KeyspaceMade, table_of
 from koinon_proto.contract.errors import InvalidArgumentError

@@ -11,7 +11,7 @@ from koinon.cli.console import output
 from koinon.cli.console.session import INTERRUPTED, Session
 from koinon.cli.console.units import UINT32_MAX, bytes_per_second, partition_ids
 from koinon.cli.operate.following import follow
-from koinon.cli.operate.plans import NodeId, Yes, ask, steps
+from koinon.cli.operate.rebalance_and_drain import NodeId, Yes, ask, steps
 from koinon.operate.health import replicas_by_node
 from koinon.operate.moves import CopyProgress, MovesView, MoveView, Stage
 from koinon.operate.nodes import node_name

@@ -17,7 +17,7 @@ from typing import Final
 from koinon.core.routing import Routing
 from koinon.driver.node_link import refused
 from koinon.spark.cluster import Cluster, Retries
-from koinon.spark.writing.batching import Chunk
+from koinon.spark.writing.chunking import Chunk
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.v1 import loads_pb2
 

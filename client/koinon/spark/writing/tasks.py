@@ -24,8 +24,8 @@ from koinon.spark.encoding.faults import (
     without,
 )
 from koinon.spark.writing import memory
-from koinon.spark.writing.batching import Batcher
 from koinon.spark.writing.chunk_sender import ChunkSender
+from koinon.spark.writing.chunking import Batcher
 from koinon.spark.writing.jobs import Job, TaskReport
 from koinon.spark.writing.lifetimes import Lifetimes
 from koinon.spark.writing.load_keepalive import LoadKeepalive

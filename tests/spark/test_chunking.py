@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koinon.spark.writing.batching import CHUNK_BYTES, Batcher, Chunk
+from koinon.spark.writing.chunking import CHUNK_BYTES, Batcher, Chunk
 from koinon.spark.writing.sorting import sort_rows
 from koinon_proto.contract import columns
 from koinon_proto.partitioner import partitioner
