@@ -15,6 +15,7 @@ from koinon_node.config import Limits
 from koinon_node.core.commit_group import CommitGroup
 from koinon_node.core.membership.assignment import Adoption
 from koinon_node.core.membership.disk_health import DiskHealth
+from koinon_node.core.replication import row_proposals
 from koinon_proto.contract.errors import StorageFullError, UnavailableError, UnknownFateError
 from koinon_proto.contract.table import NO_NODE
 from koinon_proto.v1 import replication_pb2 as wire
