@@ -242,14 +242,12 @@ class Client(Operations, Closing):
 
     def keyspace(self, name: str) -> KeyspaceClient:
         """Return the operations of this client in another keyspace. It shares the connections, and
-        ends with the client. To open one again and again costs a question to the coordinators once
-        a second.
+        ends with the client. Each call asks the coordinators: keep the result.
 
         Raises:
             UnknownKeyspaceError: there is none of this name.
         """
-        known = self._engine.known_keyspace(name)
-        return KeyspaceClient(self, known or self._run(self._engine.open_keyspace(name)))
+        return KeyspaceClient(self, self._run(self._engine.open_keyspace(name)))
 
     def table(self) -> Table:
         """Return the partition table as this client holds it."""

@@ -117,8 +117,6 @@ class Router:
         self.routing: Routing | None = None
         self.wanted_version = 0
         """The newest table version that a refusal has named."""
-        self.doubts_keyspaces = False
-        """True if an operation was refused for its keyspace since the keyspaces were asked for."""
 
     @property
     def revision(self) -> int:
@@ -158,7 +156,6 @@ class Router:
             return False
         fresh: dict[int, NotPrimaryError] = {}
         for error in errors:
-            self.doubts_keyspaces |= isinstance(error, UnknownKeyspaceError)
             if isinstance(error, NotPrimaryError):
                 self.wanted_version = max(self.wanted_version, error.table_version)
                 if self._is_news(routing, error):

@@ -42,10 +42,6 @@ if TYPE_CHECKING:
 
 _SLOW_S = 0.5  # without any answer: a node may hang, or be gone
 _SUSPECT_S = 0.25  # between two questions whether it is
-_FRESH_S = 1.0
-"""The time for which keyspaces are opened by one table. One that is created anew under its name
-meanwhile is found by the refusal of the first operation in the old one.
-"""
 
 
 class Engine:
@@ -77,7 +73,6 @@ class Engine:
         self.singles = SingleOperations(self)
         self.rows = RowOperations(self)
         self._opened: Target | None = None  # the keyspace that ``options`` names
-        self._keyspaces_fresh_until = 0.0  # seconds of ``now``
 
     async def start(self) -> None:
         """Fetch the table within the default timeout; where that fails, close.
@@ -142,34 +137,19 @@ class Engine:
         assert self._opened is not None, "start() has returned"
         return self._opened
 
-    def known_keyspace(self, name: str) -> Target | None:
-        """Return the keyspace of this name by this client's table, while that is fresh: the leader
-        was asked a moment ago, and no keyspace has been refused since. None: ask. From any thread.
-        """
-        is_fresh = self.now() < self._keyspaces_fresh_until and not self.router.doubts_keyspaces
-        if name in ("", DEFAULT) or (is_fresh and self.routing().table.keyspaces.get(name)):
-            return target_named(name, self.routing())
-        return None
-
     async def open_keyspace(self, name: str) -> Target:
-        """Return the keyspace of this name. Where this client's table is not fresh the coordinators
-        are asked what has changed: it may be new, or another of the same name. Where none answers,
-        the table has to do.
+        """Return the keyspace of this name. But for ``default`` the coordinators are asked what has
+        changed: it may be new, or another of the same name. Where none answers, this client's table
+        has to do.
 
         Raises:
             UnknownKeyspaceError: there is none.
         """
-        known = self.known_keyspace(name)
-        if known is not None:
-            return known
-        asked_at, version = self.now(), self.router.table_version
-        self._keyspaces_fresh_until = 0.0
-        self.router.doubts_keyspaces = False  # but for refusals that come while it is asked
-        with contextlib.suppress(UnavailableError):
-            status = await self.discovery.cluster_status(self.options.timeout_ms, version)
-            self.router.on_update(convert.update_from_proto(status.table))
-            if status.is_leader:
-                self._keyspaces_fresh_until = asked_at + _FRESH_S
+        if name not in ("", DEFAULT):
+            with contextlib.suppress(UnavailableError):
+                version = self.router.table_version
+                status = await self.discovery.cluster_status(self.options.timeout_ms, version)
+                self.router.on_update(convert.update_from_proto(status.table))
         return target_named(name, self.routing())
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
