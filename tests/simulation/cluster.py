@@ -264,6 +264,7 @@ class Simulation:
         half_deaths.cancel()
         self.access.stop()
         self.trace("healed")
+        self.network.tell_of_breaks()  # or it would not be whole yet when a half-death begins
         await self._until(self._has_converged, HEALED_S_MAX, "no convergence")
         await self.half_deaths.last()
         await self._until(self._has_converged, HEALED_S_MAX, "no convergence after that")

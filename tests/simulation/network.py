@@ -139,6 +139,12 @@ class Network:
         if self.streams:
             self.rng.choice(self.streams).break_soon()
 
+    def tell_of_breaks(self) -> None:
+        """Have the ends of streams that have broken know now."""
+        for stream in self.streams:
+            if stream.is_broken:
+                stream.tell_that_it_broke()
+
     # --- calls -------------------------------------------------------------------------------
 
     async def call(
@@ -325,6 +331,9 @@ class StreamEnd:
             self._waiter.set_result(None)
 
 
+_BROKE = PeerLostError(reason="the stream broke")
+
+
 class _Stream:
     def __init__(self, network: Network, process: Process, source: str, to: str) -> None:
         self._network = network
@@ -333,6 +342,7 @@ class _Stream:
         self.forgets = network.rng.random() < 0.5
         self._accepted = False
         self._breaking = False
+        self.is_broken = False  # its ends learn of it by and by
 
     @property
     def open(self) -> bool:
@@ -390,11 +400,15 @@ class _Stream:
             self.break_soon()
 
     def break_soon(self) -> None:
+        self.is_broken = True
         for end in self.ends:
             delay_s = self._network.rng.random() * self._network.rng.choice([0.01, 0.5, 2.0])
-            self._network.loop.call_later(
-                delay_s, end.lose, PeerLostError(reason="the stream broke")
-            )
+            self._network.loop.call_later(delay_s, end.lose, _BROKE)
+
+    def tell_that_it_broke(self) -> None:
+        """Have both ends know now."""
+        for end in self.ends:
+            end.lose(_BROKE)
 
 
 async def _ignore(work: Awaitable[None]) -> None:
