@@ -18,6 +18,9 @@ from koinon_proto.contract.table import NodeInfo
 from koinon_proto.security.authorization import Caller
 from koinon_proto.v1 import loads_pb2, replication_pb2
 
+FOLLOW = "/koinon.v1.Replication/Follow"
+"""The method of gRPC by which nodes follow one another; KOINON.FOLLOW is for the same callers."""
+
 Sent = TypeVar("Sent", contravariant=True)
 Received = TypeVar("Received", covariant=True)
 

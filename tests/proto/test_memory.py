@@ -1,4 +1,4 @@
-"""How often servers look for garbage."""
+"""Servers look for garbage in cycles rarely."""
 
 from __future__ import annotations
 

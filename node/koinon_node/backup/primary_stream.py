@@ -183,7 +183,7 @@ class Link:
     async def _open_due(self, stream: FollowerEnd) -> None:
         """Open what is due, all of it in one message, whenever there is something. Not before the
         primary is reached: one that has died is dialled again and again until its fence, and to
-        describe thousands of copies to nobody takes the time that their new primaries need.
+        describe thousands of copies to it in vain takes the time that their new primaries need.
         """
         context = self._context
         await stream.connected()

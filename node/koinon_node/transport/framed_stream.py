@@ -150,7 +150,7 @@ class FramedStream(asyncio.Protocol, Generic[Out, In]):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
-        self._lose(_lost(f"{self._peer}: {error or 'the stream has ended'}"))
+        self._lose(PeerLostError(reason=f"{self._peer}: {error or 'the stream has ended'}"))
 
     # --- inside --------------------------------------------------------------------------------
 
@@ -219,7 +219,8 @@ class FramedStream(asyncio.Protocol, Generic[Out, In]):
             self._heard_at = now
         if now - self._heard_at > _SILENCE_S_MAX:
             transport, self._transport = self._transport, None
-            self._lose(_lost(f"{self._peer}: nothing heard for {_SILENCE_S_MAX:.0f} s"))
+            reason = f"{self._peer}: nothing heard for {_SILENCE_S_MAX:.0f} s"
+            self._lose(PeerLostError(reason=reason))
             if transport is not None:
                 transport.abort()
             return
@@ -227,7 +228,3 @@ class FramedStream(asyncio.Protocol, Generic[Out, In]):
             self._transport.write(_SIGN_OF_LIFE)
             self._sent_at = now
         self._tick_later()
-
-
-def _lost(reason: str) -> PeerLostError:
-    return PeerLostError(reason=reason)

@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 
-from koinon_node.ports import FollowerEnd, PeerLostError
+from koinon_node.ports import FOLLOW, FollowerEnd, PeerLostError
 from koinon_node.transport.framed_stream import FramedStream
 from koinon_node.transport.grpc_streams import GrpcFollowerStream, error_of_call, retrieved
 from koinon_proto.contract.bounds import check_reply
@@ -116,7 +116,7 @@ class NodePeers:
 
     def _follow_by_grpc(self, node: NodeInfo) -> FollowerEnd:
         call: Any = self._channel(node).stream_stream(
-            "/koinon.v1.Replication/Follow",
+            FOLLOW,
             request_serializer=None,  # ends serialise what they send
             response_deserializer=replication_pb2.FollowResponse.FromString,
         )()

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 
 from koinon_node.core.write_decisions import Primaries
-from koinon_node.ports import PeerLostError
+from koinon_node.ports import FOLLOW, PeerLostError
 from koinon_node.primary.follower_streams import Followers
 from koinon_node.primary.page_reader import PageReader
 from koinon_node.state import NodeState
@@ -47,7 +47,6 @@ from koinon_proto.v1 import replication_pb2
 log = logging.getLogger(__name__)
 
 SERVICE = "koinon.v1.Replication"
-FOLLOW = f"/{SERVICE}/Follow"
 CALLS_MAX = 1_024
 STREAMS_MAX = 1_024  # one a follower node is what there should be
 _HELLO_S_MAX = 10.0

@@ -6,6 +6,7 @@ KOINON.FOLLOW 1
 
 from __future__ import annotations
 
+from koinon_node.ports import FOLLOW
 from koinon_node.resp import errors
 from koinon_node.resp.commands.koinon_commands import number
 from koinon_node.resp.commands.table import Arguments, Outcome, Switch, command
@@ -14,7 +15,6 @@ from koinon_proto.contract.errors import UnsupportedVersionError
 from koinon_proto.security import method_permissions
 
 FRAMES_VERSION = 1
-_METHOD = "/koinon.v1.Replication/Follow"
 
 
 @command("KOINON.FOLLOW", 2, errors.own, flags=("admin",))
@@ -25,6 +25,6 @@ def follow(session: Session, arguments: Arguments) -> Outcome:
         raise UnsupportedVersionError(
             what="the frames of KOINON.FOLLOW", version=version, supported=FRAMES_VERSION
         )
-    method_permissions.check(_METHOD, session.caller)
+    method_permissions.check(FOLLOW, session.caller)
     followers = session.service.followers
     return Switch(lambda: followers.take_follower(session.caller_that_stays, session.peer))
