@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import grpc
 import hiredis
 import pytest
 
@@ -17,6 +18,7 @@ from koinon_proto.contract import columns, convert
 from koinon_proto.contract.errors import KoinonError, QuotaExceededError
 from koinon_proto.contract.keyspaces import KeyspaceList, default_keyspace
 from koinon_proto.contract.table import Table
+from koinon_proto.server import rpc
 from koinon_proto.v1 import kv_pb2, loads_pb2, table_pb2
 from tests.kit.addresses import free_address
 from tests.kit.waiting import wait_until
@@ -87,10 +89,20 @@ def door(
 
 
 def overdraw(door: Door) -> None:
-    """Give the keyspace a limit, and be let in with so much that nothing else is for hours."""
+    """Give the keyspace a limit, and be let in with so much that nothing else is for hours. A node
+    shows a table to its callers a moment before it counts by it.
+    """
     door.limit()
     door.limit(size=1)
-    door.put(b"large", LARGE)
+
+    def is_over() -> bool:
+        try:
+            door.put(b"large", LARGE)
+        except grpc.RpcError as error:
+            return isinstance(rpc.error_of(error), QuotaExceededError)
+        return False
+
+    wait_until(is_over, "the limit to be used up")
 
 
 def own(*command: Any) -> Callable[[Door], Any]:
