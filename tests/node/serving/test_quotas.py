@@ -53,8 +53,8 @@ class Door:
             return replace(table, keyspace_list=known)
 
         def goes_by_them() -> bool:
-            (found,) = self._table.GetTable(table_pb2.GetTableRequest()).keyspaces.keyspaces
-            return (found.max_rows_per_s, found.max_bytes_per_s) == (rows, size)
+            shown = self._table.GetTable(table_pb2.GetTableRequest()).keyspaces.keyspaces
+            return [(k.max_rows_per_s, k.max_bytes_per_s) for k in shown] == [(rows, size)]
 
         self._coordinator.change_table(change)
         wait_until(goes_by_them, "the node knows of the limits")
