@@ -47,7 +47,7 @@ from koinon_proto.v1 import (
     replication_pb2,
     replication_pb2_grpc,
 )
-from tests.client.fake_cluster import LoopThread
+from tests.client.kit.fake_cluster import LoopThread
 from tests.kit.tables import config_of, node_of, row_of, table_with
 
 PARTITIONS = 8

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from koinon.cli.app import make_app
 from koinon.local import LocalCluster
-from tests.client.fake_cluster import FakeCluster
+from tests.client.kit.fake_cluster import FakeCluster
 from tests.kit.clusters import running_cluster
 
 Run = Callable[..., Any]

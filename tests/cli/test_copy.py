@@ -20,7 +20,7 @@ from koinon.operate.admin import Admin
 from koinon.types import Entry
 from koinon_proto.contract.errors import KoinonError, StorageFullError
 from koinon_proto.contract.keyspaces import NO_KEYSPACES, Keyspaces
-from tests.client.fake_cluster import PARTITIONS, FakeCluster
+from tests.client.kit.fake_cluster import PARTITIONS, FakeCluster
 from tests.kit.tables import config_of
 
 HOUR_MS = 3_600_000

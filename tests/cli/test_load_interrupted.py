@@ -13,7 +13,7 @@ import koinon
 from koinon.cli.data.load import Loader, Tally
 from koinon.cli.data.slabs import Slab
 from koinon.types import WriteResult
-from tests.client.fake_cluster import FakeCluster
+from tests.client.kit.fake_cluster import FakeCluster
 
 TIMEOUT_S = 30
 

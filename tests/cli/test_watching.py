@@ -32,7 +32,7 @@ from koinon.operate.hotspots import MEASURES, READS, NodeCounters
 from koinon.operate.traffic import Counters
 from koinon_proto.contract.table import NodeId, NodeNumber, NodeStatus, Table
 from tests.cli.terminal import on_terminal, read_until
-from tests.client.test_health import session, status_of, table_of, with_node
+from tests.client.operate.test_health import session, status_of, table_of, with_node
 from tests.kit.forked import Forked
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

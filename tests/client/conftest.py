@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import koinon
-from tests.client.fake_cluster import FakeCluster, LoopThread
+from tests.client.kit.fake_cluster import FakeCluster, LoopThread
 
 
 class AsyncFace:

@@ -7,7 +7,7 @@ import pytest
 import koinon
 from koinon.cli import benchmark
 from koinon_proto.contract.errors import StorageFullError
-from tests.client.fake_cluster import FakeCluster
+from tests.client.kit.fake_cluster import FakeCluster
 
 
 def test_error_in_a_thread_of_a_benchmark_ends_it(cluster: FakeCluster) -> None:

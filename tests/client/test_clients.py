@@ -19,8 +19,8 @@ from koinon_proto.contract.errors import (
     TableBehindError,
 )
 from tests.client.conftest import Connect
-from tests.client.fake_cluster import PARTITIONS, FakeCluster
-from tests.client.helpers import ALL, LEASE, keys_of
+from tests.client.kit.fake_cluster import PARTITIONS, FakeCluster
+from tests.client.kit.helpers import ALL, LEASE, keys_of
 from tests.kit.waiting import wait_until
 
 # --- operations ---------------------------------------------------------------------------------

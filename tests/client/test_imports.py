@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from tests.client.fake_cluster import FakeCluster
+from tests.client.kit.fake_cluster import FakeCluster
 
 HEAVY = {"asyncio", "google.protobuf", "grpc", "lmdb", "numpy", "pyarrow", "rich", "typer"}
 

@@ -11,7 +11,7 @@ import pytest
 import koinon
 from koinon_proto.contract.errors import UnknownKeyspaceError
 from koinon_proto.contract.keyspaces import KeyspaceList
-from tests.client.fake_cluster import FakeCluster
+from tests.client.kit.fake_cluster import FakeCluster
 
 
 class Asked:

@@ -15,8 +15,8 @@ import pytest
 import koinon
 from koinon.options import Options, parse
 from tests.client.conftest import Connect
-from tests.client.fake_cluster import FakeCluster
-from tests.client.helpers import ONLY_RESP
+from tests.client.kit.fake_cluster import FakeCluster
+from tests.client.kit.helpers import ONLY_RESP
 
 
 def test_keywords_of_connect_are_the_options_of_a_client() -> None:

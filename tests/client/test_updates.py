@@ -11,8 +11,8 @@ import pytest
 import koinon
 from koinon_proto.v1 import kv_pb2_grpc
 from tests.client.conftest import Connect
-from tests.client.fake_cluster import FakeCluster, FakeNode
-from tests.client.helpers import LEASE, keys_of
+from tests.client.kit.fake_cluster import FakeCluster, FakeNode
+from tests.client.kit.helpers import LEASE, keys_of
 
 
 @pytest.fixture

@@ -19,8 +19,7 @@ from koinon_coordinator.wire.state_codec import command_to_bytes
 from koinon_proto.contract.errors import ConfigurationError
 from koinon_proto.contract.table import ClusterConfig
 from koinon_proto.partitioner import partitioner
-
-from .support import cluster_config, register
+from tests.coordinator.kit.support import cluster_config, register
 
 THREE = {"c1": "h:1", "c2": "h:2", "c3": "h:3"}
 

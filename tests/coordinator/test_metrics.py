@@ -14,9 +14,8 @@ from koinon_coordinator.core.decide.move_scheduler import (
 )
 from koinon_coordinator.metrics import RowCounts, bytes_remaining, count_rows
 from koinon_proto.contract.table import NodeNumber, PartitionId, PartitionStatus
-
-from .states import alter, applied, moving
-from .support import LeaderContext, bootstrapped, fence, run_term
+from tests.coordinator.kit.states import alter, applied, moving
+from tests.coordinator.kit.support import LeaderContext, bootstrapped, fence, run_term
 
 THREE = [(1, 2, 3)] * 4
 

@@ -19,10 +19,9 @@ import pytest
 from koinon_proto.contract.cluster_errors import NotLeaderError
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.v1 import admin_pb2, membership_pb2
+from tests.coordinator.kit.fake_node import Caller, FakeNode
 from tests.kit.addresses import free_addresses
 from tests.kit.waiting import until
-
-from .fake_node import Caller, FakeNode
 
 PARTITIONS = 64
 

@@ -51,10 +51,9 @@ from koinon_proto.contract import convert
 from koinon_proto.contract.errors import ConfigurationError
 from koinon_proto.contract.table import MoveSettings, NodeNumber, Table
 from koinon_proto.v1 import table_pb2_grpc
-
-from .load_states import commit_load, open_load
-from .states import change_of, numbers
-from .support import cluster_config, hosted_of, register
+from tests.coordinator.kit.load_states import commit_load, open_load
+from tests.coordinator.kit.states import change_of, numbers
+from tests.coordinator.kit.support import cluster_config, hosted_of, register
 
 N1, N2, N3 = numbers(1, 2, 3)
 ALL = (N1, N2, N3)

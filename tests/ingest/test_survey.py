@@ -9,7 +9,7 @@ import pytest
 
 from koinon.ingest.survey import Survey, per_node, skew_of
 from koinon_proto.contract.table import NodeNumber, Table, apply_update
-from tests.client.tables import PARTITIONS, update
+from tests.client.kit.tables import PARTITIONS, update
 
 
 def table(owners: dict[int, int], copies: int = 1) -> Table:

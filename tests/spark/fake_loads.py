@@ -19,7 +19,7 @@ from koinon_proto.contract.cluster_errors import LoadClosedError, LoadIncomplete
 from koinon_proto.contract.errors import InvalidArgumentError, KoinonError, TableBehindError
 from koinon_proto.server import rpc
 from koinon_proto.v1 import loads_pb2, loads_pb2_grpc
-from tests.client.fake_cluster import FakeCluster, FakeNode, _to_proto
+from tests.client.kit.fake_cluster import FakeCluster, FakeNode, _to_proto
 
 Place = tuple[int, int, int]
 """Of a staged chunk: partition, attempt, number."""

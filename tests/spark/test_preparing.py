@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from koinon.core.routing import Router
 from koinon.spark.writing import preparing
 from koinon.spark.writing.preparing import PARTITIONS_PER_CALL, ROWS_PER_CALL
-from tests.client.tables import PARTITIONS, update
+from tests.client.kit.tables import PARTITIONS, update
 
 
 @given(

@@ -1,0 +1,27 @@
+"""What tests of the clients share."""
+
+from __future__ import annotations
+
+import pytest
+
+from koinon_proto.contract.errors import LeaseExpiredError
+from tests.client.kit.fake_cluster import PARTITIONS, FakeCluster, FakeNode
+
+ONLY_GRPC = pytest.mark.parametrize("cluster", ["grpc"], indirect=True)
+"""For tests of what is peculiar to gRPC."""
+ONLY_RESP = pytest.mark.parametrize("cluster", ["resp"], indirect=True)
+"""For tests of what is peculiar to RESP."""
+ALL = range(PARTITIONS)
+LEASE = LeaseExpiredError(node_id="n1")
+
+
+def keys_of(cluster: FakeCluster, node: FakeNode, count: int = 1) -> list[bytes]:
+    """Return keys whose partitions a node leads."""
+    found = []
+    for i in range(10_000):
+        key = b"key%d" % i
+        if cluster.table.rows[cluster.partitioner.partition_of(key)].primary == node.number:
+            found.append(key)
+            if len(found) == count:
+                break
+    return found
