@@ -185,6 +185,11 @@ REPLICATION = [
         query(f"sum by (size) (koinon_in_sync_replicas{{{S}}})", "{{size}}"),
     ),
     graph(
+        "Streams of followers",
+        query(f"sum by (port) (koinon_follower_streams{{{S}}})", "{{port}}"),
+        about="By the port that they came over. Those over gRPC cost more CPU.",
+    ),
+    graph(
         "Copies that do not follow yet",
         query(f"sum by (stage) (koinon_copies_in_progress{{{S}}})", "{{stage}}"),
     ),
