@@ -125,6 +125,7 @@ class Node:
             await asyncio.gather(*tasks, return_exceptions=True)
             # After an error at once: whoever is to lead instead waits for nothing else.
             await loop.run_in_executor(None, lambda: parts.agent.stop(farewell=True))
+            parts.replication.close()
             await parts.redis.stop(0.0)
             await server.stop(0.0)
             self._config.listening.close()
