@@ -1,21 +1,28 @@
 """Durable writes with and without the write-ahead log, inside a node: message in, answer out.
 
-    python -m bench.log_bench [--records 1000000] [--seconds 5]
+    python -m bench.log_bench [--records 1000000] [--seconds 5] [--only callers steady restart]
 
 One store of so many records (16 B keys in 1,024 partitions, 100 B values), overwritten at random.
 Each row is a number of callers that each put a batch of so many rows and wait until it is durable.
 "bytes a row" is what this process and its writer process had written to the disk. "floor" is a bare
 pwrite and fdatasync of as many bytes, one caller, on the same disk.
+
+"steady" puts one row at a time, so many a second whatever the answers take (an open loop), while
+the writer process takes the log over. "restart" opens the store that a node killed with SIGKILL has
+left, whose overlay was full because its writer process stood still.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import multiprocessing
 import os
 import random
+import signal
 import tempfile
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import quantiles
 
@@ -31,6 +38,9 @@ from tests.node.kit.groups import lone_writer
 PARTITIONS = 1024
 VALUE = os.urandom(100)
 CALLERS = ((1, 1), (64, 1), (1, 1_000), (4, 1_000))
+STEADY_A_SECOND = 1_000
+PARTS = ("callers", "steady", "restart")
+FULL_AFTER_S = 5.0  # a put that waits so long while the writer process stands still: no room left
 
 
 def key_of(number: int) -> bytes:
@@ -139,17 +149,86 @@ async def compare(directory: Path, count: int, seconds: float, rounds: int) -> N
             print(f"    ratio {rates[1] / rates[0]:.2f}", flush=True)
 
 
+async def steady(directory: Path, count: int, seconds: float) -> None:
+    """Print the times of puts that come at a steady rate, counted from when each was due."""
+    print(f"{STEADY_A_SECOND} puts a second: " + show("floor", floor(directory, 180, 1.0)))
+    store = Store(StoreConfig(directory=directory))
+    writer = lone_writer(store, lambda reason: None)
+    await writer.start()
+    rng, took, calls = random.Random(1), list[float](), set[asyncio.Task[None]]()
+
+    async def call(due: float, sequence: int) -> None:
+        await put(writer, [rng.randrange(count)], sequence)
+        took.append(time.perf_counter() - due)
+
+    began = time.perf_counter()
+    for turn in range(int(seconds * STEADY_A_SECOND)):
+        due = began + turn / STEADY_A_SECOND
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        calls.add(task := asyncio.ensure_future(call(due, 2 + turn)))
+        task.add_done_callback(calls.discard)
+    await asyncio.gather(*calls)
+    store.close(clean=await writer.stop())
+    print(f"    {len(took)} puts {show('', took)}, slowest {max(took) * 1e3:.1f} ms", flush=True)
+
+
+async def fill_overlay(directory: Path, count: int, out: Connection) -> None:
+    """Put until nothing more is taken, with a writer process that stands still; never return."""
+    store = Store(StoreConfig(directory=directory))
+    writer = lone_writer(store, lambda reason: None)
+    await writer.start()
+    await put(writer, [0], 2)
+    os.kill(writer.process_id, signal.SIGSTOP)
+    rng, rows = random.Random(1), 0
+    for sequence in range(3, 10_000):
+        call = put(writer, [rng.randrange(count) for _ in range(1_000)], sequence)
+        try:
+            await asyncio.wait_for(call, FULL_AFTER_S)
+        except TimeoutError:
+            break
+        rows += 1_000
+    out.send((writer.process_id, rows))
+    await asyncio.Event().wait()
+
+
+def run_fill_overlay(directory: Path, count: int, out: Connection) -> None:
+    asyncio.run(fill_overlay(directory, count, out))
+
+
+def restart(directory: Path, count: int) -> None:
+    """Print how long a store takes to open after ``kill -9`` with a full overlay."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=run_fill_overlay, args=(directory, count, theirs))
+    child.start()
+    writer_id, rows = ours.recv()
+    child.kill()
+    os.kill(writer_id, signal.SIGKILL)
+    child.join()
+    began = time.perf_counter()
+    with Store(StoreConfig(directory=directory)):
+        took = time.perf_counter() - began
+    print(f"killed with {rows:,} rows in the overlay: opened in {took:.2f} s", flush=True)
+
+
 def main() -> None:
     flags = argparse.ArgumentParser(description=__doc__)
     flags.add_argument("--records", type=int, default=1_000_000)
     flags.add_argument("--seconds", type=float, default=5.0)
     flags.add_argument("--rounds", type=int, default=1)
     flags.add_argument("--directory", type=Path, default=None)
+    flags.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     given = flags.parse_args()
     with tempfile.TemporaryDirectory(dir=given.directory) as name:
         directory = Path(name) / "data"
         fill(directory, given.records)
-        asyncio.run(compare(directory, given.records, given.seconds, given.rounds))
+        if "callers" in given.only:
+            asyncio.run(compare(directory, given.records, given.seconds, given.rounds))
+        for _ in range(given.rounds):
+            if "steady" in given.only:
+                asyncio.run(steady(directory, given.records, given.seconds))
+            if "restart" in given.only:
+                restart(directory, given.records)
 
 
 if __name__ == "__main__":
