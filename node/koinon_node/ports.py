@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from koinon_node.core.replication.row_proposals import RowChange as RowChange
+from koinon_node.core.replication.in_sync_and_hand_over import RowChange as RowChange
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.contract.table import NodeInfo
 from koinon_proto.security.authorization import Caller

@@ -17,7 +17,7 @@ import numpy as np
 
 from koinon_coordinator.core.cluster.commands import AlterPartitions, Command
 from koinon_node.core import records
-from koinon_node.core.replication.row_proposals import Why
+from koinon_node.core.replication.in_sync_and_hand_over import Why
 from koinon_proto.contract.table import PartitionRow, Table
 
 if TYPE_CHECKING:

@@ -34,9 +34,9 @@ from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.core.records import NO_SEQUENCE, PartitionEpochs
 from koinon_node.core.replication import replica_sync, replica_tracker
 from koinon_node.core.replication.copies import CopyState
+from koinon_node.core.replication.in_sync_and_hand_over import Proposals, Why
 from koinon_node.core.replication.replica_sync import ReplicaSync, Step
 from koinon_node.core.replication.replica_tracker import ReplicaTracker
-from koinon_node.core.replication.row_proposals import Proposals, Why
 from koinon_node.core.write_decisions import Effects
 from koinon_node.primary.replicator import Replicator
 from koinon_node.serving.reclaimer import Reclaimer

@@ -4,7 +4,8 @@ Invariants:
 - Sequences rise by one a write within a partition, from ``primary_epoch << 40`` + 1, and are never
   given twice: a process adopts an epoch once, and a new process gets a new one. None is of another
   epoch than the one that was adopted: where an epoch's are used up writes are refused. Long before
-  (``SPARE_SEQUENCES``) the partition goes on under a new epoch (core/replication/row_proposals.py).
+  (``SPARE_SEQUENCES``) the partition goes on under a new epoch
+  (core/replication/in_sync_and_hand_over.py).
 - Conditions and updates (core/updates.py) are evaluated in sequence order over what is pending and,
   below it, what is stored. What goes to the store are effects only.
 - A record that has expired counts as absent; its removal is sequenced before what replaces it.

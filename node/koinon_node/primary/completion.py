@@ -31,8 +31,8 @@ from koinon_node.core.pending_writes import PendingWrites
 from koinon_node.core.recent_writes import RecentWrites
 from koinon_node.core.records import U32Array, U64Array
 from koinon_node.core.replication.copies import Copies
+from koinon_node.core.replication.in_sync_and_hand_over import Proposals
 from koinon_node.core.replication.replica_tracker import ReplicaTracker
-from koinon_node.core.replication.row_proposals import Proposals
 from koinon_node.core.write_decisions import Primaries
 from koinon_node.primary.sender import Sender
 from koinon_node.state import NodeState

@@ -29,8 +29,8 @@ from koinon_node.core.membership.assignment import Adoption
 from koinon_node.core.recent_writes import RecentWrites
 from koinon_node.core.records import PartitionEpochs, U32Array
 from koinon_node.core.replication.copies import Copy, CopyState
+from koinon_node.core.replication.in_sync_and_hand_over import RowChange
 from koinon_node.core.replication.replica_tracker import Adopted
-from koinon_node.core.replication.row_proposals import RowChange
 from koinon_node.core.write_decisions import Effects
 from koinon_node.core.writer_frames import Writes
 from koinon_node.ports import CoordinatorCalls

@@ -1,8 +1,9 @@
 """Watches this node's own disk while it serves: what hangs is told, and what is slow is known.
 
 A disk counts as hanging when a commit has been out for a session. What follows from that is decided
-in core/replication/row_proposals.py (what this node leads) and by the follower (what it holds for
-others). Before, followers are asked to show that their disks do better: see ``Sender.probe``.
+in core/replication/in_sync_and_hand_over.py (what this node leads) and by the follower (what it
+holds for others). Before, followers are asked to show that their disks do better: see
+``Sender.probe``.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from koinon_node.config import Limits
 from koinon_node.core.commit_group import CommitGroup
 from koinon_node.core.membership.assignment import Adoption
 from koinon_node.core.membership.disk_health import DiskHealth
-from koinon_node.core.replication import row_proposals
+from koinon_node.core.replication import in_sync_and_hand_over
 from koinon_proto.contract.errors import StorageFullError, UnavailableError, UnknownFateError
 from koinon_proto.contract.table import NO_NODE
 from koinon_proto.v1 import replication_pb2 as wire
@@ -223,7 +223,7 @@ def test_more_than_coordinators_take_at_once_is_handed_over_in_parts(tmp_path: P
         await wait(bench, 0.2)
         assert (proposed(bench).partition_id, proposed(bench).hand_over_to) == (2, F2)
 
-    with mock.patch.object(row_proposals, "_CHANGES_MAX", 2):
+    with mock.patch.object(in_sync_and_hand_over, "_CHANGES_MAX", 2):
         with_rows(tmp_path, use, *(row_of(p, (1, 2)) for p in range(3)))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from koinon_node.core.membership.assignment import Adoption
-from koinon_node.core.replication import row_proposals
+from koinon_node.core.replication import in_sync_and_hand_over
 from koinon_node.ports import RowChange
 from koinon_proto.contract.errors import PartitionOfflineError, UnknownFateError
 from koinon_proto.contract.table import NO_NODE, PartitionRow, PartitionStatus
@@ -109,7 +109,7 @@ def test_node_that_leaves_drains_each_partition_before_it_proposes(tmp_path: Pat
 
 def test_node_that_leaves_hands_over_some_after_the_others(tmp_path: Path) -> None:
     """A partition is not served while it changes hands: not all at a time."""
-    count = row_proposals._LEAVING_AT_ONCE + 10
+    count = in_sync_and_hand_over._LEAVING_AT_ONCE + 10
 
     async def before(bench: Bench) -> None:
         await PlayedFollower(bench).join(*range(count))
@@ -117,7 +117,7 @@ def test_node_that_leaves_hands_over_some_after_the_others(tmp_path: Path) -> No
     async def use(bench: Bench, leaves: Leaving) -> None:
         await tick(bench)
         first = changes_of(bench)
-        assert len(first) == row_proposals._LEAVING_AT_ONCE
+        assert len(first) == in_sync_and_hand_over._LEAVING_AT_ONCE
         assert int(bench.state.stopped.sum()) == len(first)
         bench.coordinator.calls[-1][1].set_result(frozenset())
         rows = [row_of(p, (1, 2)) for p in range(count)]
