@@ -21,6 +21,7 @@ from koinon_coordinator.core.cluster.commands import (
     Move,
     Reason,
     Rejected,
+    Result,
     SetNodeStatus,
     SetReplicationFactor,
 )
@@ -44,6 +45,7 @@ from koinon_coordinator.core.decide.plan_requests import (
 from koinon_coordinator.leader.context import LeaderContext
 from koinon_coordinator.leader.mover import Mover
 from koinon_proto.contract.cluster_errors import MembershipChangeError, PlanStaleError
+from koinon_proto.contract.keyspaces import DEFAULT
 from koinon_proto.contract.table import NO_NODE, MoveSettings, NodeNumber, NodeStatus
 
 log = logging.getLogger(__name__)
@@ -113,9 +115,13 @@ class AdminRequests:
             )
             log.info("node is being emptied node=%s plan=%s", record.info.node_id, plan_id)
         if wish.kind is PlanKind.REPLICATION_FACTOR:
-            factor = wish.replication_factor
-            await self._done(SetReplicationFactor(replication_factor=factor))
-            log.info("replication factor set replication_factor=%d plan=%s", factor, plan_id)
+            await self._set_replication_factor(wish.keyspace, wish.replication_factor)
+            log.info(
+                "replication factor set keyspace=%s replication_factor=%d plan=%s",
+                wish.keyspace or DEFAULT,
+                wish.replication_factor,
+                plan_id,
+            )
         for command in accepted(plan_id, made.plan):
             try:
                 await self._done(command, plan_id=plan_id)
@@ -128,6 +134,16 @@ class AdminRequests:
                 wish.kind.value,
                 len(command.moves),
             )
+
+    async def _set_replication_factor(self, keyspace: str, factor: int) -> None:
+        """Have plans for the keyspace aim at so many replicas."""
+
+        def decide() -> SetReplicationFactor:
+            keyspace_id = self._term.state.keyspaces.named(keyspace).keyspace_id
+            return SetReplicationFactor(replication_factor=factor, keyspace_id=keyspace_id)
+
+        _, result = await self._term.decided(decide)
+        self._check(result)
 
     def moves(self) -> tuple[MoveSettings, list[MoveView]]:
         """Return how moves are made, and those that are queued or run."""
@@ -253,7 +269,9 @@ class AdminRequests:
         self, command: Command, *, node: NodeNumber = NO_NODE, plan_id: str = ""
     ) -> Applied:
         """Commit the command; raise the typed error if it is refused."""
-        result = await self._term.committed(command)
+        return self._check(await self._term.committed(command), node=node, plan_id=plan_id)
+
+    def _check(self, result: Result, *, node: NodeNumber = NO_NODE, plan_id: str = "") -> Applied:
         if isinstance(result, Applied):
             return result
         reason = result.reason if isinstance(result, Rejected) else Reason.BAD_VALUE

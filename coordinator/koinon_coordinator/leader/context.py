@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 NEVER_APPENDED = (NotLeaderError, ResourceExhaustedError, UnavailableError, InvalidArgumentError)
 """``propose`` raises one of these for a command that is in no member's log and never will be."""
 T = TypeVar("T")
+C = TypeVar("C", bound=Command)
 
 
 class Group(Protocol):
@@ -63,6 +64,7 @@ class LeaderContext:
         self.began_at = clock()  # monotonic seconds
         self.is_open = False  # set by Leadership.run, ended by ``end``
         self._computing = asyncio.Lock()  # one computation in a thread at a time
+        self._in_turn = asyncio.Lock()  # see ``decided``
         self._tasks: set[asyncio.Task[Any]] = set()  # under way; cancelled with the term
 
     @property
@@ -108,7 +110,23 @@ class LeaderContext:
         """As ``propose``, in a task of the term: a caller who gives up leaves nothing half-done.
         All that it raises has a wire form.
         """
-        task = self.spawn(self.propose(command))
+        return await self._shielded(self.propose(command))
+
+    async def decided(self, decide: Callable[[], C]) -> tuple[C, Result]:
+        """As ``committed``, of a command that replaces what it was decided upon: from the decision
+        until it is applied no other such command is decided, or it would undo what the other did.
+        Return the command too.
+        """
+
+        async def decide_and_propose() -> tuple[C, Result]:
+            async with self._in_turn:
+                command = decide()
+                return command, await self.propose(command)
+
+        return await self._shielded(decide_and_propose())
+
+    async def _shielded(self, proposing: Coroutine[Any, Any, T]) -> T:
+        task = self.spawn(proposing)
         try:
             return await asyncio.shield(task)
         except UnavailableError as error:

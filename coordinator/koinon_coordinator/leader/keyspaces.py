@@ -85,8 +85,10 @@ class KeyspaceChanges:
             ClusterNotReadyError, InvalidArgumentError, UnknownKeyspaceError.
         """
         self._term.check_cluster("")
-        command = decide_alteration(self._term.state, name, change)
-        return await self._done(command, await self._term.committed(command), wait_s, "altered")
+        decided = await self._term.decided(
+            lambda: decide_alteration(self._term.state, name, change)
+        )
+        return await self._done(*decided, wait_s, "altered")
 
     async def drop(self, name: str, keyspace_id: int, wait_s: float) -> KeyspaceMade:
         """Drop a keyspace with all of its records.
