@@ -12,7 +12,7 @@ import pytest
 
 from koinon.driver.channels import OPTIONS
 from koinon_proto.v1 import admin_pb2, admin_pb2_grpc
-from tests.kit.addresses import free_address
+from tests.kit.addresses import free_addresses
 from tests.kit.waiting import wait_until
 
 NAMES = ("c1", "c2", "c3")
@@ -59,7 +59,7 @@ class Coordinators:
 
 @pytest.fixture
 def on_the_same_addresses(tmp_path: Path) -> Iterator[Callable[[str], Coordinators]]:
-    addresses = {name: free_address() for name in NAMES}
+    addresses = dict(zip(NAMES, free_addresses(len(NAMES)), strict=True))
     made: list[Coordinators] = []
 
     def make(cluster: str) -> Coordinators:

@@ -1,18 +1,25 @@
-"""Addresses on this machine that nobody listens at."""
+"""Addresses on this machine that nobody listens at, and that nobody else is given."""
 
 from __future__ import annotations
 
-import contextlib
-import socket
+from collections import deque
+
+from koinon.local import files
+
+_KEPT_MAX = 100
+_kept: deque[files.PortClaims] = deque()
+"""Claims of the last ones: their servers may start late, or again."""
 
 
 def free_addresses(count: int) -> list[str]:
-    """Return so many, all different."""
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{probe.getsockname()[1]}" for probe in probes]
+    """Return so many, all different. Their ports are none that the system gives to outgoing
+    connections: such a one may be in use when a server wants it.
+    """
+    claims = files.PortClaims()
+    _kept.append(claims)
+    if len(_kept) > _KEPT_MAX:
+        _kept.popleft().release()
+    return files.choose_addresses(count, 0, claims=claims)
 
 
 def free_address() -> str:

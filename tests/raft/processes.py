@@ -16,10 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from tests.kit.addresses import free_address
+from tests.kit.addresses import free_addresses
 from tests.kit.waiting import wait_until
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 90.0
 ROOT = Path(__file__).resolve().parents[2]
 
 _Found = TypeVar("_Found")
@@ -184,7 +184,7 @@ class Cluster:
     def __init__(self, directory: Path, size: int, **settings: Any) -> None:
         self.directory = directory
         self.settings = settings
-        addresses = {f"m{number}": free_address() for number in range(1, size + 1)}
+        addresses = {f"m{n}": address for n, address in enumerate(free_addresses(size), start=1)}
         self.members = {
             member_id: self.make_member(member_id, address, addresses)
             for member_id, address in addresses.items()
@@ -232,7 +232,7 @@ class Cluster:
                 if not member.is_alive or member.is_paused or not member.store_id:
                     continue
                 try:
-                    status = member.begin("status").result(timeout_s=1.0)
+                    status = member.begin("status").result(timeout_s=5.0)
                 except RemoteError:
                     continue
                 if status["serving_term"] is not None and member.member_id != other_than:

@@ -18,7 +18,7 @@ from koinon_coordinator.raft import (
     StoreChangedError,
 )
 from koinon_proto.contract.cluster_errors import DataDirectoryError
-from tests.kit.addresses import free_address
+from tests.kit.addresses import free_addresses
 from tests.kit.waiting import run, until
 
 from .in_process import UNUSED, Commands, InProcessGroup, group_of, member_config
@@ -77,7 +77,7 @@ def test_members_that_only_follow_know_one_anothers_stores() -> None:
     """Else one that lost its disk could vote for another that has never met it."""
 
     async def test() -> None:
-        addresses = {member_id: free_address() for member_id in "abc"}
+        addresses = dict(zip("abc", free_addresses(3), strict=True))
         disks = {m: MemoryRaftStorage(Configuration(voters=addresses)) for m in addresses}
         members, servers = {}, []
         for member_id, address in addresses.items():

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from koinon.local.files import port_of
 from koinon_proto.contract import convert
 from koinon_proto.contract.errors import (
     CheckFailedError,
@@ -49,9 +50,16 @@ from koinon_proto.v1 import (
     table_pb2_grpc,
 )
 from tests.client.kit.fake_resp import FakeResp
+from tests.kit.addresses import free_address
 from tests.kit.tables import config_of, node_of, row_of, table_with
 
 T = TypeVar("T")
+
+
+def free_port() -> int:
+    return port_of(free_address())
+
+
 Hook = Callable[[str, Any], Awaitable[None]]
 PARTITIONS = 64
 
@@ -64,12 +72,12 @@ class LoopThread:
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
 
-    def run(self, work: Coroutine[Any, Any, T], timeout_s: float = 10.0) -> T:
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float = 60.0) -> T:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
 
     def stop(self) -> None:
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(5)
+        self._thread.join(60)
         self.loop.close()
 
 
@@ -116,6 +124,7 @@ class FakeNode(
         self.knows_ranges = True
 
     async def start(self, port: int = 0, resp_port: int = 0) -> None:
+        port, resp_port = port or free_port(), resp_port or free_port()  # to listen there again
         if self.cluster.speaks_resp:
             self.resp = self.resp or FakeResp(
                 f"n{self.number}",
