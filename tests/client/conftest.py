@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 
 import koinon
+from koinon.driver.resp import link as resp_link
 from tests.client.kit.fake_cluster import FakeCluster, LoopThread
+
+SOON_S = resp_link._SOON_S
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operations go over RESP wherever they can: a busy machine may take long to connect."""
+    monkeypatch.setattr(resp_link, "_SOON_S", 60.0)
 
 
 class AsyncFace:

@@ -299,7 +299,7 @@ def test_refusals_seen_by_many_callers_cost_one_refresh() -> None:
                 node.before = hold
             found = await asyncio.gather(*[client.get_many(keys) for _ in range(callers)])
             assert found == [[b"v"] * len(keys)] * callers
-            deadline = time.monotonic() + 5
+            deadline = time.monotonic() + 60
             table = await client.table()
             while table.table_version < 2 and time.monotonic() < deadline:
                 await asyncio.sleep(0.005)
@@ -536,14 +536,14 @@ def test_close_ends_calls_under_way(cluster: FakeCluster) -> None:
         began = time.monotonic()
         client.close()
         with pytest.raises(koinon.UnknownFateError):
-            put.result(5)
+            put.result(60)
         for reading in (get, many):
             with pytest.raises(koinon.ClientClosedError):
-                reading.result(5)
+                reading.result(60)
         # The thread had asked for the rows' end, or was about to when the loop stopped.
-        told = load.exception(5)
+        told = load.exception(60)
         assert len(load.result().unknown) == 1 if told is None else _closed_under_way(told)
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 15
     gate.open()
 
 

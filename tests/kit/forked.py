@@ -46,7 +46,7 @@ class Forked:
         *,
         environment: Mapping[str, str],
         input_bytes: bytes = b"",
-        timeout_s: float = 60.0,
+        timeout_s: float = 180.0,
     ) -> subprocess.CompletedProcess[bytes]:
         """Run the program to its end."""
         with tempfile.TemporaryDirectory() as scratch:

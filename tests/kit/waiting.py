@@ -33,6 +33,13 @@ async def until(
     return answer
 
 
+def succeeds(attempt: Callable[[], object], attempts: int = 8) -> bool:
+    """Whether an attempt says yes: for what is to happen within a time that this machine, busy with
+    other work, may let pass without a turn for anybody. What is wrong by itself fails each time.
+    """
+    return any(attempt() for _ in range(attempts))
+
+
 def wait_until(
     condition: Callable[[], T | None], what: str = "the condition", *, timeout_s: float = TIMEOUT_S
 ) -> T:

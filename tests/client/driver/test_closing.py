@@ -22,7 +22,7 @@ from tests.kit.waiting import TIMEOUT_S, wait_until
 def silent(cluster: FakeCluster) -> Iterator[socket.socket]:
     """A listener that never says a word: where the table has every partition."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(10)
+        listener.settimeout(60)
         port = listener.getsockname()[1]
         cluster.readdress(cluster.nodes[1], f"127.0.0.1:{port}")
         cluster.move(ALL, 2)
@@ -71,7 +71,7 @@ def test_client_closed_while_a_node_is_connected_to_reports_no_success(
         with silent.accept()[0]:
             client.close()
         with pytest.raises(kind, match="closed"):
-            calling.result(10)
+            calling.result(60)
 
 
 async def _scanned(client: koinon.AsyncClient) -> list[koinon.Entry]:
@@ -120,7 +120,7 @@ def test_operation_handed_over_just_before_the_loop_closes_ends(cluster: FakeClu
         client._loop.close = close  # type: ignore[method-assign]
         client.close()
         with pytest.raises(koinon.ClientClosedError, match="closed"):
-            late[0].result(5)
+            late[0].result(60)
 
 
 def test_operation_that_relied_on_a_wake_up_which_failed_ends(
@@ -137,7 +137,7 @@ def test_operation_that_relied_on_a_wake_up_which_failed_ends(
         with pytest.raises(koinon.ClientClosedError, match="closed"):
             client._run_single(second)
         with pytest.raises(koinon.ClientClosedError, match="closed"):
-            relying.result(5)
+            relying.result(60)
 
 
 def test_thread_interrupted_before_the_loop_was_told_holds_up_no_other(
@@ -154,7 +154,7 @@ def test_thread_interrupted_before_the_loop_was_told_holds_up_no_other(
         with pytest.raises(KeyboardInterrupt):
             client.get(b"k")
         with ThreadPoolExecutor(1) as pool:
-            assert pool.submit(client.get, b"k").result(5) is None
+            assert pool.submit(client.get, b"k").result(60) is None
         wait_until(lambda: not client._engine.singles._live, "nothing is left of it")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -90,25 +89,39 @@ def test_old_table_costs_one_round_trip_more(cluster: FakeCluster, client: Any) 
     assert cluster.nodes[1].calls["BatchWrite"] == 2
 
 
+class Noting(RetryPolicy):
+    """Notes the pauses that it gives."""
+
+    def backoff_s(self, attempt: int, random: Random, *, changing_hands: bool = False) -> float:
+        PAUSES_S.append(super().backoff_s(attempt, random, changing_hands=changing_hands))
+        return PAUSES_S[-1]
+
+
+PAUSES_S: list[float] = []
+
+
 def test_partition_served_again_is_written_to_soon(cluster: FakeCluster, client: Any) -> None:
     key = keys_of(cluster, cluster.nodes[0])[0]
     client.put(key, b"v")
-    served_at = 0.0
+    refused = 0
 
     def refuse(partition_id: int) -> Any:
-        if not served_at:
+        nonlocal refused
+        refused += 1
+        if refused <= 15:
             return PartitionOfflineError(partition_id=partition_id, reason="being taken over")
         return None
 
-    def serve() -> None:
-        nonlocal served_at
-        served_at = time.monotonic()
-
     cluster.nodes[0].refuse = refuse
-    threading.Timer(1.5, serve).start()
+    PAUSES_S.clear()
+    engine_of(client).policy = Noting()
     client.put(key, b"w")
-    assert served_at
-    assert time.monotonic() - served_at < 0.3, "the back-off of a failover is short"
+    assert len(PAUSES_S) == 15
+    assert max(PAUSES_S) < 0.3, "the back-off of a failover is short"
+
+
+def engine_of(client: Any) -> Any:
+    return client.wrapped._connected if hasattr(client, "wrapped") else client._engine
 
 
 class ThreeTimesMore(RetryPolicy):
@@ -131,7 +144,7 @@ def test_too_few_replicas_is_tried_again_until_the_deadline(
         return None
 
     cluster.nodes[0].refuse = refuse
-    engine = client.wrapped._connected if hasattr(client, "wrapped") else client._engine
+    engine = engine_of(client)
     patient, engine.policy = engine.policy, ThreeTimesMore()
     with pytest.raises(koinon.UnavailableError, match="1 in-sync"):
         client.put(key, b"v", timeout_ms=1_000)
@@ -149,13 +162,12 @@ def test_dead_node_does_not_hold_up_the_others(cluster: FakeCluster, client: Any
     client.put_many([(key, b"v") for key in dead + live])
     cluster.kill(cluster.nodes[0])
     waiting = threading.Thread(
-        target=lambda: client.put_many([(key, b"w") for key in dead], timeout_ms=3_000)
+        target=lambda: client.put_many([(key, b"w") for key in dead], timeout_ms=200_000)
     )
     waiting.start()
-    began = time.monotonic()
     for key in live:
         client.put(key, b"w")
-    assert time.monotonic() - began < 1.5
+    assert waiting.is_alive()
     cluster.move(ALL, 2)
     waiting.join()
     assert client.get_many(dead) == [b"w"] * 20
@@ -169,13 +181,13 @@ def test_writes_queued_behind_a_hanging_node_follow_their_partition(cluster: Fak
     async def run() -> None:
         async with await koinon.aio.connect(cluster.nodes[1].address, timeout_ms=20_000) as client:
             stuck = asyncio.create_task(client.put(keys[0], b"v"))
-            await asyncio.to_thread(gate.reached.wait, 5)
+            await asyncio.to_thread(gate.reached.wait, 60)
             queued = [asyncio.create_task(client.put(key, b"w")) for key in keys[1:]]
             cluster.move(ALL, 2)
-            await asyncio.wait_for(asyncio.gather(*queued), 5)
+            await asyncio.wait_for(asyncio.gather(*queued), 60)
             assert not stuck.done()
             gate.open()
-            await asyncio.wait_for(stuck, 5)
+            await asyncio.wait_for(stuck, 60)
 
     asyncio.run(run())
     assert len(cluster.applied) == 10

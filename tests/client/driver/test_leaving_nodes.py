@@ -14,9 +14,10 @@ from koinon.driver.node_link import Link
 from koinon_node.serving.graceful_drain import GracefulDrain
 from koinon_proto.contract.errors import NotSentError
 from koinon_proto.v1 import kv_pb2, kv_pb2_grpc
+from tests.kit.waiting import until
 
 CALLERS = 30
-BEFORE_S = 0.1
+ANSWERED = 10 * CALLERS  # before it leaves
 WORK_S = 0.002
 
 
@@ -46,16 +47,16 @@ async def stopped_under_calls() -> tuple[Counter[str], bool]:
 
     async def call_until_it_leaves() -> None:
         while True:
-            reply = await link.write(kv_pb2.BatchWriteRequest(), 10.0)
+            reply = await link.write(kv_pb2.BatchWriteRequest(), 60.0)
             outcomes[type(reply).__name__] += 1
             if isinstance(reply, NotSentError):
                 return
 
     callers = [asyncio.create_task(call_until_it_leaves()) for _ in range(CALLERS)]
-    await asyncio.sleep(BEFORE_S)
-    await service.graceful_drain.end(least_s=0.0, most_s=10.0)
+    await until(lambda: outcomes[WriteReply.__name__] > ANSWERED, "writes are answered")
+    await service.graceful_drain.end(least_s=0.0, most_s=60.0)
     let_in = await link.connect()
-    await server.stop(10.0)
+    await server.stop(60.0)
     await asyncio.gather(*callers)
     await link.close()
     return outcomes, let_in

