@@ -34,7 +34,7 @@ class Scrape:
         return {label for of in of_all for label, _ in of} - {"le"}
 
 
-def scrape(address: str, timeout_s: float = 10.0, context: ssl.SSLContext | None = None) -> Scrape:
+def scrape(address: str, timeout_s: float = 60.0, context: ssl.SSLContext | None = None) -> Scrape:
     """Scrape the endpoint at ``host:port``, by HTTPS with a context."""
     url = f"{'https' if context else 'http'}://{address}/metrics"
     with urllib.request.urlopen(url, timeout=timeout_s, context=context) as reply:

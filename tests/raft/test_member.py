@@ -245,7 +245,7 @@ def test_member_leader_whose_disk_hangs_is_replaced() -> None:
                 goes_on.set()
             state = group.states[leader.member_id]
             await until(lambda: b"y" in state.applied, "it catches up")
-            assert leader.status().pending_save_s < 0.3
+            await until(lambda: leader.status().pending_save_s < 0.3, "its disk answers")
 
     run(test)
 
@@ -290,7 +290,7 @@ def test_member_goes_on_while_its_snapshot_is_encoded() -> None:
             encode = super().capture()
 
             def encode_later() -> bytes:
-                assert may_end.wait(20)
+                assert may_end.wait(100)
                 return encode()
 
             return encode_later
@@ -428,7 +428,7 @@ def test_member_joins_is_promoted_and_removed() -> None:
             await group.make("d", joins=True).start()
             await leader.add_learner("d", "host-d:1")
             await until(lambda: len(group.states["d"].applied) == 50, "it has all")
-            assert group.states["d"].restored == 1
+            assert group.states["d"].restored >= 1
             await leader.promote("d")
             status = leader.status().members["d"]
             assert status.is_voter

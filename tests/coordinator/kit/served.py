@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 from koinon_coordinator.config import BootstrapConfig, CoordinatorConfig, TimingConfig
@@ -16,6 +17,8 @@ from tests.kit.waiting import until
 from .fake_node import Caller, FakeNode
 
 FAST = TimingConfig(election_timeout_ms=60, raft_heartbeat_ms=20)
+PATIENT = replace(FAST, lease_ms=20_000, session_timeout_ms=30_000)
+"""For tests in which no lease or session is to end: on a busy machine those of a second would."""
 
 
 def with_coordinator(
@@ -23,6 +26,7 @@ def with_coordinator(
     test: Callable[[Coordinator, Caller], Awaitable[None]],
     *,
     bootstrap: BootstrapConfig | None = None,
+    timing: TimingConfig = PATIENT,
 ) -> None:
     """Run the test against a coordinator that leads a group of one."""
 
@@ -35,7 +39,7 @@ def with_coordinator(
             data=data,
             members={"c1": address},
             bootstrap=bootstrap or BootstrapConfig(partition_count=8),
-            timing=FAST,
+            timing=timing,
         )
         async with running(config) as coordinator:
             caller = Caller(address)
@@ -45,7 +49,7 @@ def with_coordinator(
             finally:
                 await caller.close()
 
-    asyncio.run(asyncio.wait_for(whole(), 60))
+    asyncio.run(asyncio.wait_for(whole(), 120))
 
 
 def online(node: FakeNode) -> int:

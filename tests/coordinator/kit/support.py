@@ -330,7 +330,7 @@ def run_term(
             await asyncio.gather(running, return_exceptions=True)
         return term
 
-    return asyncio.run(asyncio.wait_for(whole(), 20))
+    return asyncio.run(asyncio.wait_for(whole(), 60))
 
 
 def hold_proposals(term: LeaderContext) -> tuple[asyncio.Event, asyncio.Event]:

@@ -12,6 +12,7 @@ import pytest
 
 from koinon.operate.admin import Admin
 from koinon.operate.bulk_loads import LoadsClient, OpenedLoad
+from koinon_coordinator.config import TimingConfig
 from koinon_coordinator.coordinator import Coordinator
 from koinon_proto.contract import convert
 from koinon_proto.contract.bulk_loads import (
@@ -31,11 +32,11 @@ from koinon_proto.contract.errors import (
 from koinon_proto.contract.table import ActiveLoad, apply_update
 from koinon_proto.v1 import loads_pb2, loads_pb2_grpc
 from tests.coordinator.kit.fake_node import Caller, FakeNode
-from tests.coordinator.kit.served import online, with_coordinator
+from tests.coordinator.kit.served import FAST, PATIENT, online, with_coordinator
 from tests.kit.waiting import until
 
 T = TypeVar("T")
-CALL_S = 5.0
+CALL_S = 60.0
 
 
 class Bench:
@@ -88,12 +89,14 @@ async def benched(coordinator: Coordinator, caller: Caller) -> AsyncIterator[Ben
         await node.close()
 
 
-def with_bench(data: Path, test: Callable[[Bench], Awaitable[None]]) -> None:
+def with_bench(
+    data: Path, test: Callable[[Bench], Awaitable[None]], timing: TimingConfig = PATIENT
+) -> None:
     async def whole(coordinator: Coordinator, caller: Caller) -> None:
         async with benched(coordinator, caller) as bench:
             await test(bench)
 
-    with_coordinator(data, whole)
+    with_coordinator(data, whole, timing=timing)
 
 
 def test_load_goes_from_open_to_done_and_the_table_tells(tmp_path: Path) -> None:
@@ -227,7 +230,7 @@ def test_refusals_arrive_as_typed_errors(tmp_path: Path) -> None:
 
 def test_load_before_there_are_partitions_is_refused_as_not_ready(tmp_path: Path) -> None:
     async def test(_: Coordinator, caller: Caller) -> None:
-        client = LoadsClient(caller.address, timeout_s=0.2)
+        client = LoadsClient(caller.address, timeout_s=1.0)
         with pytest.raises(ClusterNotReadyError):
             await asyncio.to_thread(client.open_load, job_id="j", mode=LoadMode.APPEND)
         client.close()
@@ -242,7 +245,7 @@ def test_commit_that_needs_an_offline_partition_is_refused_when_its_time_is_over
         load_id = (await bench.open()).load_id
         bench.life.cancel()
         await until(lambda: _offline(bench.coordinator, 3))
-        client = LoadsClient(bench.caller.address, timeout_s=0.3)
+        client = LoadsClient(bench.caller.address, timeout_s=1.0)
         with pytest.raises(PartitionOfflineError) as refused:
             await bench.ask(client.commit, load_id, attempts=[1], partition_ids=[3])
         assert refused.value.partition_id == 3
@@ -251,7 +254,7 @@ def test_commit_that_needs_an_offline_partition_is_refused_when_its_time_is_over
         assert view.state is LoadState.OPEN
         client.close()
 
-    with_bench(tmp_path, test)
+    with_bench(tmp_path, test, FAST)
 
 
 def _offline(coordinator: Coordinator, partition_id: int) -> bool:

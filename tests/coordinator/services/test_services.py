@@ -151,7 +151,7 @@ async def running_move(
     caller: Caller, condition: Callable[[admin_pb2.MoveStatus], bool]
 ) -> admin_pb2.MoveStatus:
     """Return the first move that runs and fulfils the condition, once there is one."""
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while time.monotonic() < end:
         status = await caller.call(caller.admin.GetMoves, admin_pb2.GetMovesRequest())
         for move in status.moves:

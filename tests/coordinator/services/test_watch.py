@@ -39,7 +39,7 @@ from koinon_proto.contract.table import (
 from koinon_proto.server.rpc import error_of
 from koinon_proto.v1 import table_pb2
 from tests.coordinator.kit.fake_node import Caller, FakeNode
-from tests.coordinator.kit.served import online, with_coordinator
+from tests.coordinator.kit.served import FAST, online, with_coordinator
 from tests.coordinator.kit.support import bootstrapped
 from tests.kit.waiting import until
 
@@ -103,7 +103,7 @@ def run_watch(test: Callable[[Member, TableService], Awaitable[None]]) -> None:
         member = Member()
         await test(member, TableService(member, UpdateCache(RowForms())))  # type: ignore[arg-type]
 
-    asyncio.run(asyncio.wait_for(whole(), 20))
+    asyncio.run(asyncio.wait_for(whole(), 60))
 
 
 @asynccontextmanager
@@ -212,7 +212,7 @@ def test_watch_ends_when_the_member_stops_and_leaves_nothing_behind() -> None:
 
 async def refused(caller: Caller, **fields: Any) -> Exception:
     with pytest.raises(grpc.aio.AioRpcError) as failure:
-        async for _ in caller.tables.WatchTable(table_pb2.GetTableRequest(**fields), timeout=5):
+        async for _ in caller.tables.WatchTable(table_pb2.GetTableRequest(**fields), timeout=30):
             pass
     error = error_of(failure.value)
     assert error is not None
@@ -244,7 +244,7 @@ def test_watch_refusals_are_typed_and_watchers_are_bounded(
             except grpc.aio.AioRpcError:
                 return False
 
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while not await watch_again():
             assert time.monotonic() < end
         life.cancel()
@@ -277,4 +277,4 @@ def test_watch_over_the_wire_sees_a_fence_and_ends_when_the_server_stops(tmp_pat
         await stopping
 
     bootstrap = BootstrapConfig(partition_count=8, bootstrap_nodes=3)
-    with_coordinator(tmp_path, test, bootstrap=bootstrap)
+    with_coordinator(tmp_path, test, bootstrap=bootstrap, timing=FAST)
