@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 import pytest
 
-from koinon_proto.contract.errors import LeaseExpiredError, UnknownFateError
+from koinon_proto.contract.errors import LeaseExpiredError
 from koinon_proto.server.rpc import error_of
 from koinon_proto.v1 import kv_pb2
 from tests.kit.waiting import wait_until
@@ -34,7 +34,7 @@ def test_acknowledged_writes_survive_kill_9_of_the_node(tmp_path: Path) -> None:
                 keys=keys, values=keys, partition_ids=partitions_of(keys), want_versions=True
             )
             try:
-                reply = node.kv.BatchWrite(request, timeout=10)
+                reply = node.kv.BatchWrite(request, timeout=WAIT_S)
             except grpc.RpcError:
                 return
             acknowledged.update(zip(keys, reply.versions, strict=True))
@@ -65,27 +65,36 @@ def test_paused_node_resumed_serves_nothing_under_its_old_lease(tmp_path: Path) 
         ScriptedCoordinator(Script(lease_ms=400)) as coordinator,
         running_node(tmp_path / "n1", coordinator) as node,
     ):
-        node.kv.Put(kv_pb2.PutRequest(key=b"k", value=b"old"))
+        wait_until(lambda: is_put(node, b"old"), "it serves")
         os.kill(node.process.pid, signal.SIGSTOP)
         resumed_at = time.monotonic() + 1.0
         coordinator.fence()
+        answered = threading.Event()  # it registers again only then: what it serves is no lease's
+
+        def wait(request: Any) -> None:
+            answered.wait(WAIT_S)
+
+        coordinator.script.on_register = wait
         calls = [node.kv.Get.future(kv_pb2.GetRequest(key=b"k"), timeout=WAIT_S) for _ in range(20)]
         calls.append(node.kv.Put.future(kv_pb2.PutRequest(key=b"k", value=b"new"), timeout=WAIT_S))
         calls.append(
             node.kv.Scan.future(kv_pb2.ScanRequest(partition_ids=range(16)), timeout=WAIT_S)
         )
         wait_until(lambda: time.monotonic() > resumed_at, "more than a lease")
-        epoch = coordinator.node_epoch
         os.kill(node.process.pid, signal.SIGCONT)
-        for call in calls:
-            failure = call.exception()
-            if failure is None:  # only after it had registered again
-                assert coordinator.node_epoch > epoch
-            else:
-                assert isinstance(error_of(failure), (LeaseExpiredError, UnknownFateError)) or (
-                    coordinator.node_epoch > epoch
-                )
-        assert isinstance(error_of(calls[0].exception()), LeaseExpiredError)
+        failures = [call.exception() for call in calls]
+        answered.set()
+        assert None not in failures, "it served"
+        errors = [error_of(failure) for failure in failures]
+        assert [type(error) for error in errors] == [LeaseExpiredError] * len(calls)
+
+
+def is_put(node: NodeProcess, value: bytes) -> bool:
+    try:
+        node.kv.Put(kv_pb2.PutRequest(key=b"k", value=value), timeout=WAIT_S)
+    except grpc.RpcError:  # its lease is short
+        return False
+    return True
 
 
 def test_node_garbage_and_half_open_connections_leave_it_serving(tmp_path: Path) -> None:
@@ -95,16 +104,16 @@ def test_node_garbage_and_half_open_connections_leave_it_serving(tmp_path: Path)
         sockets = []
         try:
             for number in range(300):
-                connection = socket.create_connection((host, int(port)), timeout=5)
+                connection = socket.create_connection((host, int(port)), timeout=WAIT_S)
                 sockets.append(connection)
                 if number % 2:
                     connection.sendall(rng.randbytes(200))
-            node.kv.Put(kv_pb2.PutRequest(key=b"k", value=b"v"), timeout=5)
+            node.kv.Put(kv_pb2.PutRequest(key=b"k", value=b"v"), timeout=WAIT_S)
             with grpc.insecure_channel(node.address) as fresh:
                 call: Any = fresh.unary_unary("/koinon.v1.KeyValue/Put")
                 with pytest.raises(grpc.RpcError):
-                    call(b"\xff\xff not a message", timeout=5)
-            assert node.kv.Get(kv_pb2.GetRequest(key=b"k"), timeout=5).value == b"v"
+                    call(b"\xff\xff not a message", timeout=WAIT_S)
+            assert node.kv.Get(kv_pb2.GetRequest(key=b"k"), timeout=WAIT_S).value == b"v"
         finally:
             for connection in sockets:
                 connection.close()

@@ -61,7 +61,7 @@ from koinon_proto.contract.table import (
 from koinon_proto.v1.replication_pb2 import MergeStep
 from tests.kit.tables import config_of, node_of
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 PARTITIONS = 4
 EPOCH = 3
 ME, F2, F3 = NodeNumber(1), NodeNumber(2), NodeNumber(3)

@@ -13,7 +13,7 @@ from koinon_proto.contract import convert
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.v1 import errors_pb2
 
-TIMEOUT_S = 15.0
+TIMEOUT_S = 60.0
 
 
 def packed(*arguments: Any) -> bytes:

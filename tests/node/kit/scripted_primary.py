@@ -46,7 +46,7 @@ from tests.node.kit.groups import lone_writer
 
 ME, P1, P2 = NodeNumber(1), NodeNumber(2), NodeNumber(3)
 PARTITIONS = 4
-WAIT_S = 15.0
+WAIT_S = 60.0
 Answer = TypeVar("Answer")
 
 

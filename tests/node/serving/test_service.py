@@ -126,10 +126,11 @@ def test_conditions_report_both_versions_and_change_nothing(node: NodeProcess) -
 
 def test_expired_record_is_served_by_no_read_and_is_reclaimed(node: NodeProcess) -> None:
     keys = ours(50, "ttl")
-    node.kv.BatchWrite(write_request(keys, keys, ttl_ms=[150]))
+    node.kv.BatchWrite(write_request(keys, keys, ttl_ms=[600_000]))
     got = node.kv.Get(kv_pb2.GetRequest(key=keys[0]))
     assert got.found
     assert got.expires_at_ms > time.time() * 1000
+    node.kv.BatchWrite(write_request(keys, keys, ttl_ms=[50]))
     wait_until(lambda: not node.kv.Get(kv_pb2.GetRequest(key=keys[0])).found, "expiry")
     reply = node.kv.BatchGet(read_request(keys, want_versions=True))
     assert list(reply.missing) == list(range(50))

@@ -247,7 +247,7 @@ def put(node: NodeProcess, *keys: bytes) -> None:
             values=[b"v" * 10] * len(keys),
             partition_ids=partitions_of(list(keys)),
         ),
-        timeout=10,
+        timeout=60,
     )
 
 
@@ -257,9 +257,9 @@ def key_here(tag: str) -> bytes:
 
 def test_get_traffic_tells_counters_of_this_process(node: NodeProcess) -> None:
     stub, key = stub_of(node), key_here("counted")
-    before = stub.GetTraffic(traffic_pb2.GetTrafficRequest(), timeout=10)
+    before = stub.GetTraffic(traffic_pb2.GetTrafficRequest(), timeout=60)
     put(node, key, key)
-    after = stub.GetTraffic(traffic_pb2.GetTrafficRequest(), timeout=10)
+    after = stub.GetTraffic(traffic_pb2.GetTrafficRequest(), timeout=60)
     home = partitions_of([key])[0]
     old = dict(zip(before.partition_ids, before.writes, strict=True))
     written = dict(zip(after.partition_ids, after.written_bytes, strict=True))
@@ -275,7 +275,7 @@ def test_sample_keys_answers_when_the_time_is_over(node: NodeProcess) -> None:
     request = traffic_pb2.SampleKeysRequest(
         duration_ms=1_500, partitions_max=4, keys_max=2, rank_by=traffic_pb2.RANK_BY_WRITES
     )
-    call = stub.SampleKeys.future(request, timeout=30)
+    call = stub.SampleKeys.future(request, timeout=60)
     wrote = 0
     while not call.done():
         put(node, key)
@@ -306,7 +306,7 @@ def test_sample_keys_refuses_what_is_out_of_bounds(
 ) -> None:
     given = {"duration_ms": 50, "partitions_max": 1, "keys_max": 1, **fields}
     request = traffic_pb2.SampleKeysRequest(**given)  # type: ignore[arg-type]
-    assert isinstance(refusal(lambda: stub_of(node).SampleKeys(request, timeout=10)), kind)
+    assert isinstance(refusal(lambda: stub_of(node).SampleKeys(request, timeout=60)), kind)
 
 
 # --- replication lag ----------------------------------------------------------------------------

@@ -49,7 +49,6 @@ from tests.kit.waiting import until
 from tests.node.kit.groups import lone_writer
 from tests.node.membership.test_agent_lease import table_of
 
-WAIT_S = 15.0
 Request = replication_pb2.FollowRequest
 Response = replication_pb2.FollowResponse
 
@@ -452,7 +451,7 @@ def test_stream_over_a_connection_that_went_silent_is_lost_in_seconds(over: With
         open_way.clear()
         began = asyncio.get_running_loop().time()
         assert isinstance(await error_on(stream), PeerLostError)
-        assert asyncio.get_running_loop().time() - began < 10
+        assert asyncio.get_running_loop().time() - began < 40
         open_way.set()
         server.close()
 
