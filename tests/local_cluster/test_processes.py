@@ -26,7 +26,7 @@ from koinon.local.processes import (
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 
 
-def wait_until_gone(pid: int, timeout_s: float = 10.0) -> bool:
+def wait_until_gone(pid: int, timeout_s: float = 60.0) -> bool:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if identify(pid) is None:
@@ -35,7 +35,7 @@ def wait_until_gone(pid: int, timeout_s: float = 10.0) -> bool:
     return False
 
 
-def wait_for_state(process: ManagedProcess, state: ProcessState, timeout_s: float = 5.0) -> None:
+def wait_for_state(process: ManagedProcess, state: ProcessState, timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while process.state is not state:
         assert time.monotonic() < deadline
@@ -48,7 +48,7 @@ def process(tmp_path: Path) -> Iterator[ManagedProcess]:
     made.start(os.environ)
     yield made
     made.signal(signal.SIGKILL)
-    wait_stopped([made], 5)
+    wait_stopped([made], 60)
 
 
 def test_process_pause_resume_kill_shows_its_state(process: ManagedProcess) -> None:
@@ -57,7 +57,7 @@ def test_process_pause_resume_kill_shows_its_state(process: ManagedProcess) -> N
     wait_for_state(process, ProcessState.PAUSED)
     process.signal(signal.SIGCONT)
     process.signal(signal.SIGKILL)
-    assert wait_stopped([process], 5) == []
+    assert wait_stopped([process], 60) == []
     assert process.exit_code == -signal.SIGKILL
     assert process.signal(signal.SIGTERM) is False
 
@@ -75,7 +75,7 @@ def test_log_tail_shows_only_this_start(tmp_path: Path) -> None:
     path.write_text("an old line\n")
     made = ManagedProcess("x", [sys.executable, "-c", "print('a new line')"], path)
     made.start(os.environ)
-    assert wait_stopped([made], 10) == []
+    assert wait_stopped([made], 60) == []
     assert made.log_tail() == "a new line"
 
 
@@ -89,7 +89,7 @@ def test_guardian_ends_what_it_watches_and_removes_what_it_was_told(
     guardian.watch(process.identity)
     guardian.remove(directory)
     guardian.close()
-    assert wait_stopped([process], 5) == []
+    assert wait_stopped([process], 60) == []
     assert not directory.exists()
 
 

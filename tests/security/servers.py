@@ -13,7 +13,7 @@ import numpy as np
 
 from koinon.certs.authority import Authority, Identity
 from koinon.operate.admin import Admin
-from koinon_coordinator.config import BootstrapConfig, CoordinatorConfig
+from koinon_coordinator.config import BootstrapConfig, CoordinatorConfig, TimingConfig
 from koinon_coordinator.coordinator import Coordinator
 from koinon_coordinator.core.decide.bulk_loads import LoadWish
 from koinon_coordinator.server import running
@@ -31,6 +31,8 @@ from tests.kit.addresses import free_addresses
 from tests.kit.waiting import wait_until
 
 PARTITIONS = 8
+PATIENT = TimingConfig(lease_ms=10_000, session_timeout_ms=15_000)
+"""What is asked without trying again is to find a lease, on a busy machine too."""
 
 
 class Identities:
@@ -74,6 +76,7 @@ class Servers:
                 data=directory / "c1",
                 members={"c1": self.coordinator},
                 bootstrap=BootstrapConfig(partition_count=PARTITIONS),
+                timing=PATIENT,
                 listening=identities.listening(Kind.COORDINATOR, "c1"),
                 audit=coordinators_audit,
             ),
@@ -95,6 +98,10 @@ class Servers:
         self._stop: asyncio.Event | None = None
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="servers")
+
+    def bundles(self) -> list[BundleFile]:
+        """Return the identities of both."""
+        return [config.listening.bundle for config in self._configs if config.listening.bundle]
 
     def start(self) -> None:
         """Return once the node serves."""
@@ -131,7 +138,7 @@ class Servers:
         async def opened() -> int:
             return (await coordinator.serving.loading.open(wish, "")).load_id
 
-        load_id = asyncio.run_coroutine_threadsafe(opened(), self._loop).result(timeout=30)
+        load_id = asyncio.run_coroutine_threadsafe(opened(), self._loop).result(timeout=60)
         wait_until(
             lambda: any(load.load_id == load_id for load in node.state.table().loads),
             "the node to know the load",

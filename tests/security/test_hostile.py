@@ -34,7 +34,7 @@ from tests.security.servers import Servers, serving
 from tests.security.test_grants import Resp
 from tests.security.test_permissions import partitions
 
-CALL_S = 10.0
+CALL_S = 60.0
 TOKEN, TOKEN_TEXT = make_token("app", created_s=1)
 ROLE = Role(
     name="app",

@@ -18,7 +18,7 @@ from tests.node.kit.staged_chunks import chunk_of
 from tests.security.servers import Servers, serving
 from tests.security.test_permissions import partitions
 
-CALL_S = 10.0
+CALL_S = 60.0
 ATTEMPT = 7
 _jobs = itertools.count()
 

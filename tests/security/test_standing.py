@@ -31,7 +31,7 @@ from tests.kit.waiting import wait_until
 from tests.security.servers import Servers, serving
 from tests.security.test_grants import Resp
 
-CALL_S = 10.0
+CALL_S = 60.0
 GET_TABLE = "/koinon.v1.TableService/GetTable"
 WATCH = "/koinon.v1.TableService/WatchTable"
 
@@ -69,10 +69,19 @@ SERVERS = ((Kind.COORDINATOR, "c1"), (Kind.NODE, "n1"))
 def rotate(servers: Servers, directory: Path, *, users: tuple[str, ...] = ()) -> None:
     """Have the servers and these users go over to another authority."""
     successor = Successor(servers, directory)
+    bundles = servers.bundles()
     for both in (True, False):
+        before = [bundle.version for bundle in bundles]
         for kind, name in (*SERVERS, *((Kind.USER, user) for user in users)):
             successor.issue(kind, name, trusts_both=both)
-        time.sleep(1.2)  # files are looked at twice a second
+        wait_until(
+            lambda before=before: all(  # type: ignore[misc]
+                bundle.current() and bundle.version > was
+                for bundle, was in zip(bundles, before, strict=True)
+            ),
+            "the servers to look at their files",
+        )
+        time.sleep(1.2)  # others look twice a second
 
 
 def test_streams_end_and_calls_are_refused(
@@ -110,7 +119,7 @@ def test_calls_go_on_for_a_while_and_clients_with_new_files_for_ever(
     servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Streams do not go on, of which attendance is one: so clients connect anew in time."""
-    monkeypatch.setattr(authentication, "PATIENCE_S", 3.0)
+    monkeypatch.setattr(authentication, "PATIENCE_S", 5.0)
     dialing = servers.identities.dialing(Kind.USER, "other")
     servers.set_access(Access(AccessState(version=1, users=(User(name="other"),))))
     bundle = str(servers.identities.file(Kind.USER, "root"))

@@ -29,7 +29,7 @@ from tests.kit.waiting import run, until
 from tests.scraping import scrape
 from tests.security.servers import Identities
 
-CALL_S = 5.0
+CALL_S = 30.0
 MODES = tuple(Mode)
 
 

@@ -28,7 +28,7 @@ from tests.security.servers import Servers, serving
 
 Code = grpc.StatusCode
 REFUSALS = (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
-CALL_S = 10.0
+CALL_S = 60.0
 ACTIONS = tuple(Action)
 KEYS = (Action.READ, Action.WRITE, Action.SCAN, Action.LOAD)
 _jobs = itertools.count()
