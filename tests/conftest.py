@@ -49,7 +49,12 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSeri
 
 
 # Of an example: the first one imports what it needs, and the machine may do much else.
-hypothesis.settings.register_profile("koinon", hypothesis.settings(), deadline=None)
+hypothesis.settings.register_profile(
+    "koinon",
+    hypothesis.settings(),
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
 hypothesis.settings.load_profile("koinon")
 
 
@@ -77,6 +82,11 @@ class SharedCluster:
 SHARED = SharedCluster()
 SERVERS = WarmServers()
 processes.launch = SERVERS.launch
+
+# Where nothing else is said, clusters have more time to be ready, and members to end by themselves
+# before they are killed, than users give them: the machine may do much else.
+LocalCluster.wait_ready.__defaults__ = (120.0,)
+LocalCluster.terminate.__defaults__ = LocalCluster.stop.__defaults__ = (60.0,)
 
 
 @pytest.fixture
