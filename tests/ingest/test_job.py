@@ -20,7 +20,7 @@ from tests.ingest.test_progress import view
 
 pytest.importorskip("pyspark", reason="the spark extra is not installed")
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 @dataclass

@@ -90,7 +90,7 @@ def test_built_wheel_has_every_file_of_the_packages_and_no_other(built: Path) ->
         path.relative_to(ROOT / package.split("/")[0]).as_posix()
         for package in PACKAGES
         for path in (ROOT / package).rglob("*")
-        if path.is_file() and path.suffix != ".pyc"
+        if path.is_file() and "__pycache__" not in path.parts
     }
     assert names == files
     assert {

@@ -20,7 +20,7 @@ from tests.spark.fake_loads import LoadsCluster
 
 @pytest.fixture
 def cluster(fake: LoadsCluster) -> Iterator[Cluster]:
-    with Cluster(fake.seeds, timeout_s=5) as view:
+    with Cluster(fake.seeds, timeout_s=60) as view:
         yield view
 
 
@@ -104,7 +104,7 @@ def test_stager_keeps_few_messages_under_way_at_a_node(
     wait_until(lambda: node.calls.get("Stage", 0) == IN_FLIGHT_PER_OWNER)
     assert adding.is_alive()
     gate.open()
-    adding.join(5)
+    adding.join(60)
     to.finish()
     to.close()
     assert node.calls["Stage"] == IN_FLIGHT_PER_OWNER + 3

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 ROWS = 300
 PLACED = {"partition_count": 6, "partitioner": "md5(until:2f)"}
 """Of a keyspace that is unlike ``default`` in all that places keys."""
-STREAM_S = 60.0
+STREAM_S = 200.0
 
 
 @dataclass

@@ -47,7 +47,7 @@ class Stream:
             .start()
         )
         try:
-            stream.awaitTermination(60)
+            assert stream.awaitTermination(200)
         finally:
             stream.stop()
 
