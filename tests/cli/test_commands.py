@@ -146,7 +146,7 @@ def test_unreachable_cluster_ends_with_3_and_advice(koinon: Run) -> None:
 
 
 def test_admin_status_says_that_all_is_well(koinon: Run, cluster: LocalCluster) -> None:
-    cluster.wait_for(lambda s: s.ready and not problems(s), timeout_s=30, what="all is well")
+    cluster.wait_for(lambda s: s.ready and not problems(s), timeout_s=90, what="all is well")
     shown = koinon("admin", "status").stdout
     assert shown.startswith("All is well.")
     assert all(name in shown for name in cluster.names)
@@ -183,7 +183,7 @@ def test_admin_coordinators_transfer_moves_the_leadership(
     ended = koinon("admin", "coordinators", "transfer", other)
     assert ended.returncode == 0, ended.stderr
     cluster.wait_for(
-        lambda s: s.is_leader and s.member_id == other, timeout_s=10, what=f"{other} leads"
+        lambda s: s.is_leader and s.member_id == other, timeout_s=60, what=f"{other} leads"
     )
     seen = json.loads(koinon("admin", "status", "--json").stdout)["elections"]
     assert seen["leader_changes"] >= 1
@@ -226,7 +226,7 @@ def test_import_koinon_brings_in_no_command_line_packages() -> None:
         "print([m for m in ('typer', 'rich', 'pyarrow', 'lmdb') if m in sys.modules])"
     )
     answer = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=180
     )
     assert answer.stdout.strip() == "[]"
 
@@ -238,7 +238,7 @@ def test_koinon_without_its_extra_says_what_to_install() -> None:
         "from koinon.cli import main; main()"
     )
     answer = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=180
     )
     assert answer.returncode == 1
     assert "pip install 'koinon[cli]'" in answer.stderr
@@ -256,17 +256,21 @@ def test_interrupt_while_modules_are_imported_ends_without_a_traceback() -> None
         "from koinon.cli import main; main()"
     )
     answer = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=180
     )
     assert answer.returncode == -signal.SIGINT
     assert (answer.stdout, answer.stderr) == ("", "")
 
 
 def test_bench_measures_each_step_and_leaves_no_keys(koinon: Run) -> None:
-    ended = koinon("bench", "--seconds", "0.1", "--json")
-    assert ended.returncode == 0, ended.stderr
-    measures = json.loads(ended.stdout)["measures"]
-    assert all(measure["rows_per_s"] > 0 for measure in measures.values())
+    for seconds in ("0.1", "1", "5"):  # as much as a busy machine needs for a row of each
+        ended = koinon("bench", "--seconds", seconds, "--json")
+        assert ended.returncode == 0, ended.stderr
+        measures = json.loads(ended.stdout)["measures"]
+        if all(measure["rows_per_s"] > 0 for measure in measures.values()):
+            break
+    else:
+        raise AssertionError(measures)
     assert koinon("scan", "--prefix", "bench:", "--keys-only").stdout == ""
 
 

@@ -15,7 +15,7 @@ from koinon.cli.data.slabs import Slab
 from koinon.types import WriteResult
 from tests.client.kit.fake_cluster import FakeCluster
 
-TIMEOUT_S = 30
+TIMEOUT_S = 120
 
 
 @pytest.fixture
@@ -36,12 +36,12 @@ def test_load_interrupted_does_not_wait_for_what_is_under_way(cluster: FakeClust
 
     def interrupted() -> None:
         with (
-            koinon.connect(cluster.seeds, timeout_ms=20_000) as client,
+            koinon.connect(cluster.seeds, timeout_ms=TIMEOUT_S * 1000) as client,
             Loader(client, Tally(), TIMEOUT_S * 1000, lambda _: None) as loader,
         ):
             for key in (b"a", b"b"):
                 loader.write(Path("a.csv"), Slab(keys=[key], values=[b"v"]), 0)
-            assert gate.reached.wait(10)
+            assert gate.reached.wait(TIMEOUT_S)
             raise KeyboardInterrupt
 
     began = time.monotonic()

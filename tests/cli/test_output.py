@@ -61,7 +61,7 @@ def test_reader_that_goes_away_ends_a_command_alike_whatever_prints(body: str) -
         stderr=subprocess.PIPE,
         text=True,
         check=False,
-        timeout=60,
+        timeout=180,
     )
     os.close(writing)
     assert ended.returncode == 141, ended.stderr
@@ -73,7 +73,7 @@ def test_reader_of_errors_that_goes_away_ends_a_command_too() -> None:
     os.close(reading)
     body = "lambda: output.problem('nothing was changed')"
     ended = subprocess.run(
-        [sys.executable, "-c", PIPED.format(body=body)], stderr=writing, check=False, timeout=60
+        [sys.executable, "-c", PIPED.format(body=body)], stderr=writing, check=False, timeout=180
     )
     os.close(writing)
     assert ended.returncode == 141
