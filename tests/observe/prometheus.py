@@ -18,7 +18,7 @@ import yaml
 from tests.kit.addresses import free_address
 from tests.observe.shipped import RULES
 
-WAIT_S = 40.0
+WAIT_S = 120.0
 POLL_S = 0.2
 
 

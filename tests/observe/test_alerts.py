@@ -8,6 +8,7 @@ from koinon.client import Client
 from koinon.local import LocalCluster
 from koinon_proto.partitioner import partitioner
 from tests.conftest import ClusterFactory
+from tests.kit.waiting import wait_until
 from tests.observe.prometheus import Prometheus, prometheus
 from tests.observe.shipped import dashboard_queries, needs
 
@@ -54,7 +55,7 @@ def skewed_and_even_again(client: Client, watcher: Prometheus) -> None:
     hashing = partitioner("murmur2", PARTITIONS)
     keys = [b"key:%d" % number for number in range(PARTITIONS * 200)]
     hot = [key for key in keys if hashing.partition_of(key) == HOT][:100]
-    assert set(watcher.firing()) <= NOISE
+    wait_until(lambda: set(watcher.firing()) <= NOISE, "nothing else fires")
     for _ in range(HOT_ROWS // len(hot)):
         client.put_many((key, b"v") for key in hot).raise_for_errors()
     watcher.wait_until(fire=["KoinonPartitionSkew"])
@@ -65,12 +66,20 @@ def skewed_and_even_again(client: Client, watcher: Prometheus) -> None:
         client.put_many((key, b"v") for key in keys).raise_for_errors()
     client.get_many(keys)
     watcher.wait_until(gone=["KoinonPartitionSkew"])
-    assert set(watcher.firing()) <= NOISE | {"KoinonTrafficUneven"}
+    wait_until(
+        lambda: set(watcher.firing()) <= NOISE | {"KoinonTrafficUneven"}, "nothing else fires"
+    )
 
 
 def every_panel_shows_something(watcher: Prometheus) -> None:
-    empty = {title for title, expr in dashboard_queries() if not watcher.query(expr)}
-    assert empty <= EMPTY_AT_REST
+    """Some show rates, which need two scrapes, and not each scrape is in time."""
+    wait_until(
+        lambda: (
+            {title for title, expr in dashboard_queries() if not watcher.query(expr)}
+            <= EMPTY_AT_REST
+        ),
+        f"every panel but {EMPTY_AT_REST} shows something",
+    )
 
 
 def copies_lost_one_by_one(cluster: LocalCluster, watcher: Prometheus) -> None:
