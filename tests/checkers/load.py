@@ -48,7 +48,7 @@ class RecordedLoad(Beside):
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._run, args=(n,)) for n in range(threads)]
 
-    def wait_for_progress(self, writes: int = 100, timeout_s: float = 30.0) -> None:
+    def wait_for_progress(self, writes: int = 100, timeout_s: float = 90.0) -> None:
         """Wait until so many more writes have been acknowledged."""
         target = len(self.acknowledged) + writes
         deadline = time.monotonic() + timeout_s

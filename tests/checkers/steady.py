@@ -32,7 +32,7 @@ SCAN_PAUSE_S = 0.2
 PAUSE_S = 0.01
 TASKS = 6
 SELDOM_S = 0.7
-PROGRESS_TIMEOUT_S = 30.0
+PROGRESS_TIMEOUT_S = 90.0
 
 
 @dataclass(frozen=True, slots=True)

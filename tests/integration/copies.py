@@ -15,7 +15,7 @@ from koinon_proto.v1 import replication_pb2, replication_pb2_grpc
 from tests.checkers.linearizability import check
 from tests.checkers.load import RecordedLoad
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 90.0
 POLL_S = 0.1
 
 
@@ -74,6 +74,16 @@ def checksums(
             for copy in stub.Checksums(request, timeout=TIMEOUT_S).copies:
                 found.setdefault(copy.partition_id, {})[number] = copy
     return found
+
+
+def epochs(status: ClusterStatus) -> tuple[dict[str, int], list[int]]:
+    """Return the nodes' epochs and the primaries', which change if somebody is fenced or deposed.
+    Who is in sync may change: a follower that is starved for longer than the replica time-out is
+    left out for a while.
+    """
+    table = table_of(status)
+    nodes = {str(node.node_id): node.node_epoch for node in table.nodes.values()}
+    return nodes, [row.primary_epoch for row in table.rows]
 
 
 def differing(table: Table, partition_ids: Iterable[int] | None = None) -> list[int]:

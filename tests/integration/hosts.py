@@ -195,7 +195,7 @@ class HostCluster:
             return admin.status()
 
     def wait_for(
-        self, condition: Callable[[ClusterStatus], bool], what: str, timeout_s: float = 30.0
+        self, condition: Callable[[ClusterStatus], bool], what: str, timeout_s: float = 90.0
     ) -> ClusterStatus:
         """Wait until the leader's status meets the condition; return it."""
         deadline = time.monotonic() + timeout_s

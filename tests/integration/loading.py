@@ -147,7 +147,7 @@ def records_held(cluster: LocalCluster) -> int:
     return sum(max(copy.records for copy in held.values()) for held in copies.values())
 
 
-def wait_until_clean(cluster: LocalCluster, client: Client, timeout_s: float = 60.0) -> None:
+def wait_until_clean(cluster: LocalCluster, client: Client, timeout_s: float = 120.0) -> None:
     """Wait until the cluster holds what a scan finds, and nothing that loads have left."""
     deadline = time.monotonic() + timeout_s
     while (held := records_held(cluster)) != (found := sum(1 for _ in client.scan(keys_only=True))):

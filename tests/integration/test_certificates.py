@@ -63,11 +63,14 @@ def in_use(cluster: LocalCluster, name: str) -> bool:
     context = ssl.create_default_context(cafile=cluster.tls_bundle)
     context.load_cert_chain(cluster.tls_bundle)
     context.set_alpn_protocols(["h2"])
-    with (
-        socket.create_connection((host, int(port)), 10) as plain,
-        context.wrap_socket(plain, server_hostname="server.koinon") as connection,
-    ):
-        shown = connection.getpeercert(binary_form=True)
+    try:
+        with (
+            socket.create_connection((host, int(port)), 10) as plain,
+            context.wrap_socket(plain, server_hostname="server.koinon") as connection,
+        ):
+            shown = connection.getpeercert(binary_form=True)
+    except OSError:  # of TLS too, while files are replaced
+        return False
     kind = "node" if name in cluster.node_names else "coordinator"
     own = files.read(member_bundle(cluster.data_dir, kind, name)).certificate
     assert own is not None

@@ -180,10 +180,8 @@ def taken_over(table: Table, was: dict[PartitionId, int], name: str) -> bool:
 
 
 def returned(table: Table, was: dict[PartitionId, int], name: str) -> bool:
-    """The node is registered anew."""
-    return not is_fenced(table, name) and any(
-        number_of(table, name) not in table.rows[p].in_sync for p in was
-    )
+    """The node is registered anew: so far or, if that was too quick to be seen, further."""
+    return not is_fenced(table, name)
 
 
 def followed(table: Table, was: dict[PartitionId, int], name: str) -> bool:

@@ -54,7 +54,7 @@ def test_node_with_a_full_disk_outlives_it_and_serves_again(
 ) -> None:
     cluster: LocalCluster = make_cluster(nodes=1, coordinators=1)
     cluster.start()
-    cluster.wait_ready(30)
+    cluster.wait_ready()
     with cluster.client() as client:
         if expiring:
             for row in range(100):

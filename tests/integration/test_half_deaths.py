@@ -60,14 +60,14 @@ def is_back(status: ClusterStatus, name: str) -> bool:
 
 def test_node_whose_event_loop_hangs_is_led_by_others_and_comes_back(cluster: LocalCluster) -> None:
     with cluster.client() as client:
-        assert is_written(client, b"before")
+        wait_until(lambda: is_written(client, b"before"))
         with loop_stands_still(pid_of(cluster, "n1")):
             began = time.monotonic()
             wait_until(lambda: is_written(client, b"meanwhile"), "others lead")
             assert time.monotonic() - began > 1.0  # not by a stall that is legal
         assert client.get_many(KEYS) == [b"meanwhile"] * len(KEYS)
-        cluster.wait_for(partial(is_back, name="n1"), timeout_s=30.0, what="n1 is back")
-        assert is_written(client, b"after")
+        cluster.wait_for(partial(is_back, name="n1"), timeout_s=90.0, what="n1 is back")
+        wait_until(lambda: is_written(client, b"after"))
     assert "event loop does not turn: gives up its lease" in cluster.log_path("n1").read_text()
 
 
@@ -80,5 +80,5 @@ def test_coordinators_leader_whose_event_loop_hangs_is_replaced(cluster: LocalCl
             cluster.kill("n3")  # a fence needs a leader that can commit
             wait_until(lambda: is_written(client, b"meanwhile"), "others lead")
         cluster.restart("n3")
-        cluster.wait_for(partial(is_back, name="n3"), timeout_s=30.0, what="n3 is back")
-        assert is_written(client, b"after")
+        cluster.wait_for(partial(is_back, name="n3"), timeout_s=90.0, what="n3 is back")
+        wait_until(lambda: is_written(client, b"after"))

@@ -69,7 +69,7 @@ def judged_load(cluster: HostCluster, prefix: bytes) -> Iterator[RecordedLoad]:
         load.wait_for_progress()
         yield load
         load.wait_for_progress()
-    status = cluster.wait_for(is_settled, "every replica is in sync again", timeout_s=60)
+    status = cluster.wait_for(is_settled, "every replica is in sync again", timeout_s=120)
     with cluster.client() as client:
         assert load.lost(client) == []
     assert [str(v) for v in check(load.history)] == []
@@ -84,7 +84,7 @@ def test_node_without_network_is_replaced_and_catches_up(hosts: HostCluster) -> 
         )
         load.wait_for_progress()
         hosts.hosts.rejoin("n1")
-        hosts.wait_for(is_settled, "n1 has caught up", timeout_s=60)
+        hosts.wait_for(is_settled, "n1 has caught up", timeout_s=120)
 
 
 def test_node_that_reaches_only_its_peers_stops_serving(hosts: HostCluster) -> None:
@@ -158,7 +158,7 @@ def test_node_that_reaches_only_the_coordinators_hands_over_what_it_leads(
     with judged_load(hosts, b"only/") as load:
         for other in ("n2", "n3"):
             hosts.hosts.cut("n1", other)
-        status = hosts.wait_for(lambda s: leaderless(s, "n1"), "the others lead", timeout_s=60)
+        status = hosts.wait_for(lambda s: leaderless(s, "n1"), "the others lead", timeout_s=120)
         assert not is_fenced(table_of(status), "n1")
         load.wait_for_progress()
         for other in ("n2", "n3"):

@@ -106,7 +106,9 @@ def test_single_operations_go_over_resp_in_any_keyspace_until_it_is_dropped(
 
         def goes_over_resp() -> bool:
             fast.put(b"k1", b"fast")
-            return any(place[1] == made.keyspace_id and pools[place].sockets for place in pools)
+            return any(
+                place[1] == made.keyspace_id and pool.sockets for place, pool in [*pools.items()]
+            )
 
         wait_until(goes_over_resp)
         drop(admin, "fast")

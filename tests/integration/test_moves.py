@@ -33,7 +33,7 @@ def joined(cluster: LocalCluster) -> str:
     name = cluster.add_node()
     cluster.wait_for(
         lambda s: s.table is not None and name in s.table.by_id and s.ready,
-        timeout_s=30,
+        timeout_s=TIMEOUT_S,
         what="the new node has joined",
     )
     return name
@@ -67,7 +67,7 @@ def test_rebalance_goes_on_when_a_participant_is_killed(
     cluster.start()
     cluster.wait_ready()
     with (
-        Admin(cluster.coordinators, timeout_ms=10_000) as admin,
+        Admin(cluster.coordinators, timeout_ms=30_000) as admin,
         RecordedLoad(cluster.client) as load,
     ):
         load.wait_for_progress()
@@ -75,7 +75,7 @@ def test_rebalance_goes_on_when_a_participant_is_killed(
         moves = execute(admin, REBALANCE)
         assert moves > 10
         cluster.wait_for(
-            lambda s: held_by(table_of(s), new) > 2, timeout_s=30, what="moves under way"
+            lambda s: held_by(table_of(s), new) > 2, timeout_s=TIMEOUT_S, what="moves under way"
         )
         name = {"source": "n1", "target": new, "leader": cluster.leader() or "c1"}[victim]
         cluster.kill(name)
@@ -94,7 +94,7 @@ def test_cancelled_rebalance_leaves_everything_where_it_was(make_cluster: Cluste
     before = cluster.wait_ready().table
     assert before is not None
     with (
-        Admin(cluster.coordinators, timeout_ms=10_000) as admin,
+        Admin(cluster.coordinators, timeout_ms=30_000) as admin,
         RecordedLoad(cluster.client) as load,
     ):
         load.wait_for_progress(300)
@@ -102,7 +102,7 @@ def test_cancelled_rebalance_leaves_everything_where_it_was(make_cluster: Cluste
         admin.set_moves(bytes_per_second=2_000)
         execute(admin, REBALANCE)
         cluster.wait_for(
-            lambda s: held_by(table_of(s), new) > 0, timeout_s=30, what="moves under way"
+            lambda s: held_by(table_of(s), new) > 0, timeout_s=TIMEOUT_S, what="moves under way"
         )
         admin.cancel_moves()
         wait_moved(cluster, admin)
@@ -123,7 +123,7 @@ def test_drained_node_is_removed_and_factor_changes_under_load(
     cluster.start()
     cluster.wait_ready()
     with (
-        Admin(cluster.coordinators, timeout_ms=10_000) as admin,
+        Admin(cluster.coordinators, timeout_ms=30_000) as admin,
         RecordedLoad(cluster.client) as load,
     ):
         load.wait_for_progress()

@@ -114,7 +114,7 @@ def test_interrupted_wait_leaves_the_moves_to_go_on_at_whatever_throttle_is_set(
     with Admin(cluster.coordinators) as admin, RecordedLoad(cluster.client) as load:
         load.wait_for_progress()
         stale = admin.plan(REBALANCE).plan_id
-        assert run(cluster, "throttle", "200kB").returncode == DONE
+        assert run(cluster, "throttle", "1B").returncode == DONE
         log = tmp_path / "rebalance"
         waiting = begin(cluster, log, "rebalance", "--yes", "--wait")
         wait_until(lambda: "under way" in log.read_text(), "the moves are followed")
@@ -124,6 +124,7 @@ def test_interrupted_wait_leaves_the_moves_to_go_on_at_whatever_throttle_is_set(
         assert waiting.wait(TIMEOUT_S) == INTERRUPTED
         assert "koinon admin moves --watch" in log.read_text()
 
+        assert run(cluster, "throttle", "200kB").returncode == DONE
         wait_until(lambda: held_by(cluster, name), "a move is over")
         admin.set_moves(bytes_per_second=STANDSTILL)
         assert admin.moves().moves, "they ended before they could be slowed down"

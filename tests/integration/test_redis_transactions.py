@@ -15,6 +15,7 @@ from redis.cluster import RedisCluster
 from koinon.local import LocalCluster
 from koinon_proto.partitioner import slot_of
 from tests.integration.copies import is_settled
+from tests.integration.rolling import PATIENT
 from tests.integration.test_redis_clients import PARTITIONER, TIMEOUT_S, cli, connect, lone
 from tests.kit.clusters import running_cluster
 from tests.kit.waiting import wait_until
@@ -26,7 +27,9 @@ ABORTED = "EXECABORT Transaction discarded because of previous errors."
 @pytest.fixture(scope="module")
 def slots() -> Iterator[LocalCluster]:
     """Two nodes that route by Redis's slots, all in sync."""
-    with running_cluster(nodes=2, coordinators=1, coordinator_flags=PARTITIONER) as cluster:
+    with running_cluster(
+        nodes=2, coordinators=1, coordinator_flags=[*PARTITIONER, *PATIENT]
+    ) as cluster:
         cluster.wait_for(is_settled, timeout_s=TIMEOUT_S, what="all are in sync")
         yield cluster
 

@@ -43,7 +43,7 @@ class Workload(Beside):
     def _close(self) -> None:
         self._client.close()
 
-    def wait_for_progress(self, rows: int = 50, timeout_s: float = 30.0) -> None:
+    def wait_for_progress(self, rows: int = 50, timeout_s: float = 90.0) -> None:
         """Wait until so many more writes have been acknowledged."""
         target = len(self.acknowledged) + rows
         deadline = time.monotonic() + timeout_s
