@@ -176,12 +176,21 @@ def test_node_killed_with_writes_in_flight_is_an_unknown_fate_for_all_of_the_bat
     assert [type(error) for error in asyncio.run(run())] == [koinon.UnknownFateError] * 10
 
 
+def kill(cluster: FakeCluster, client: Any, key: bytes) -> None:
+    """Kill the first node, which leads the key; return when the client has no connection to it: a
+    write could still meet one.
+    """
+    client.get(key)
+    cluster.kill(cluster.nodes[0])
+    with pytest.raises(koinon.UnavailableError):
+        client.get(key, timeout_ms=300)
+
+
 def test_never_sent_write_is_retried_until_the_node_is_back(
     cluster: FakeCluster, client: Any
 ) -> None:
     key = keys_of(cluster, cluster.nodes[0])[0]
-    client.get(key)
-    cluster.kill(cluster.nodes[0])
+    kill(cluster, client, key)
     threading.Timer(0.4, lambda: cluster.revive(cluster.nodes[0])).start()
     assert client.put(key, b"v") > 0
     assert len(cluster.applied) == 1
@@ -191,9 +200,7 @@ def test_never_sent_at_the_deadline_is_unavailable_and_names_the_node(
     cluster: FakeCluster, client: Any
 ) -> None:
     key = keys_of(cluster, cluster.nodes[0])[0]
-    cluster.kill(cluster.nodes[0])
-    with pytest.raises(koinon.UnavailableError):  # a write could still meet the old connection
-        client.get(key, timeout_ms=300)
+    kill(cluster, client, key)
     calls: list[Callable[[], Any]] = [
         lambda: client.put(key, b"v", timeout_ms=300),
         lambda: client.put(key, b"v", if_version=0, timeout_ms=300),
@@ -207,7 +214,7 @@ def test_never_sent_at_the_deadline_is_unavailable_and_names_the_node(
 
 def test_unreachable_node_whose_partitions_moved_is_left(cluster: FakeCluster, client: Any) -> None:
     key = keys_of(cluster, cluster.nodes[0])[0]
-    cluster.kill(cluster.nodes[0])
+    kill(cluster, client, key)
     threading.Timer(0.3, lambda: cluster.move(ALL, 2)).start()
     assert client.put(key, b"v") > 0
     assert client.put_many({key: b"w"}).ok
