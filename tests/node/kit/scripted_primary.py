@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -360,7 +361,8 @@ class ScriptedPrimary:
     # --- what it was told ------------------------------------------------------------------
 
     def positions(self) -> dict[int, int]:
-        found: dict[int, int] = {}
+        """Return the newest position of each partition that the follower has told; 0: none yet."""
+        found: dict[int, int] = defaultdict(int)
         for request in self.requests:
             acks = request.positions
             found.update(zip(acks.partition_ids, acks.sequences, strict=True))
