@@ -42,8 +42,8 @@ test-spark-matrix:  ## the tests of Spark and ingest with each PySpark (SPARKS="
 soak: env       ## thousands of new seeds of the simulation (SEEDS=5000)
 	$(BIN)/python -m tests.simulation --count $(SEEDS) --workers $(WORKERS)
 
-nemesis: env    ## new schedules of faults on real processes (SCHEDULES=20, FAULTS=split,kill), as root
-	$(BIN)/python -m tests.nemesis --count $(SCHEDULES) $(if $(FAULTS),--faults $(FAULTS))
+nemesis: env    ## new schedules of faults on real processes (SCHEDULES=20, FAULTS=split,kill; or KILLS=1000), as root
+	$(BIN)/python -m tests.nemesis $(if $(KILLS),--kills $(KILLS),--count $(SCHEDULES)) $(if $(FAULTS),--faults $(FAULTS))
 
 fuzz: env       ## messages of every kind at every method of a cluster, for an hour (MINUTES=60; STRANGERS=1: without a certificate)
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(STRANGERS),--unauthenticated)

@@ -1,6 +1,7 @@
 """Real processes under real faults: schedules of them, the clients' histories, and their judgement.
 
     make nemesis                                        twenty schedules that nobody has run yet
+    make nemesis KILLS=1000                             kill -9 of so many nodes and coordinators
     python -m tests.nemesis --help                      all else; --list: kinds of faults, defects
     python -m tests.nemesis --seeds 0-8 --faults split --defect serves-without-a-lease
 
@@ -21,6 +22,10 @@ counts operations by their end (a refused one's condition did not hold). A viola
 operation that does not fit, and what was around it. ``not well again`` is no violation of the data:
 the cluster did not come back to what it should be, or a process ended that should not have. The
 history is one JSON object a line (journal.py), and ``--judge FILE`` judges it again.
+
+Clients also commit atomic batches, over groups of keys that each batch writes whole (groups.py). A
+group is judged as one register, so a half of a batch is what nobody ever wrote. Single operations
+go over RESP, and of one client over gRPC.
 
 The reads that must not be stale: each client has a worker for every key, and a *split* leaves one
 client, a reader most of the time, on the side of the primary that is cut off, while others write

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import shutil
@@ -11,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -20,16 +22,19 @@ from tests.nemesis.cluster import NemesisCluster
 from tests.nemesis.defects import DEFECTS, SHOWN_BY
 from tests.nemesis.journal import operations, read_history
 from tests.nemesis.run import HISTORY, Result, run_schedule
-from tests.nemesis.schedules import KINDS, Schedule, available, make_schedule
+from tests.nemesis.schedules import CALM_S, KINDS, Schedule, available, make_schedule
 
 SEED_MAX = 1_000_000_000
 EXAMPLES_MAX = 5
+SECONDS, SECONDS_OF_KILLS = 25.0, 90.0
+DENSE_CALM_S = (0.3, 1.0)
 EXIT_VIOLATION, EXIT_CANNOT, EXIT_INTERRUPTED = 1, 2, 130
 
 EPILOG = """examples:
   python -m tests.nemesis --seeds 17                          schedule 17, with all kinds of faults
   python -m tests.nemesis --seeds 0-20 --faults split,kill    twenty schedules of two kinds
   python -m tests.nemesis --count 5                           five that nobody has run yet
+  python -m tests.nemesis --kills 1000                        kill -9 of so many processes
   python -m tests.nemesis --seeds 0-10 --faults split --defect serves-without-a-lease
                                                               is the planted defect found?
   python -m tests.nemesis --seeds 17 --show                   what schedule 17 does; runs nothing
@@ -49,6 +54,10 @@ def main() -> int:
         return _list()
     if options.judge is not None:
         return _judge(options.judge)
+    if options.kills:
+        options.faults, options.dense = options.faults or ["kill"], True
+        options.seconds = options.seconds or SECONDS_OF_KILLS
+    options.seconds = options.seconds or SECONDS
     names = options.faults or [name for name, kind in KINDS.items() if kind.assumed]
     kinds, left_out = available(names)
     for name, why in left_out.items():
@@ -59,11 +68,12 @@ def main() -> int:
     if not kinds:
         print("no kind of faults is left")
         return EXIT_CANNOT
-    seeds = options.seeds
+    seeds: Iterable[int] | None = options.seeds
     if seeds is None:
         first = random.randrange(SEED_MAX)
-        seeds = range(first, first + options.count)
-    schedules = [make_schedule(seed, kinds, options.seconds) for seed in seeds]
+        seeds = itertools.count(first) if options.kills else range(first, first + options.count)
+    calm_s = DENSE_CALM_S if options.dense else CALM_S
+    schedules = (make_schedule(seed, kinds, options.seconds, calm_s) for seed in seeds)
     if options.show:
         for schedule in schedules:
             print(f"schedule {schedule.seed}, {schedule.seconds:.0f} s\n{schedule}")
@@ -82,10 +92,17 @@ def _parser() -> argparse.ArgumentParser:
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--seeds", type=_seeds, help="one seed, or FIRST-BEYOND", metavar="SEEDS")
     which.add_argument("--count", type=int, help="so many from a random seed on", metavar="N")
+    which.add_argument(
+        "--kills",
+        type=int,
+        help="dense schedules of kill -9, until so many nodes and coordinators were killed",
+        metavar="N",
+    )
     which.add_argument("--judge", type=Path, help="judge this history only", metavar="FILE")
     which.add_argument("--list", action="store_true", help="kinds of faults and defects, and exit")
     parser.add_argument("--faults", type=_kinds, help="kinds, comma-separated (all)", metavar="…")
-    parser.add_argument("--seconds", type=float, default=25.0, help="of faults each (25)")
+    seconds = f"of faults each ({SECONDS:g}; with --kills {SECONDS_OF_KILLS:g})"
+    parser.add_argument("--seconds", type=float, help=seconds)
     parser.add_argument(
         "--defect",
         choices=sorted(DEFECTS),
@@ -93,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="plant this into every member first (--list names them)",
     )
+    parser.add_argument("--dense", action="store_true", help="faults soon after one another")
     parser.add_argument("--show", action="store_true", help="print the schedules only")
     parser.add_argument("--keep", type=Path, help="a directory for histories and logs of all")
     parser.add_argument("--json", type=Path, help="append a line for each schedule to this file")
@@ -149,7 +167,7 @@ class _Campaign:
         self._failed: list[int] = []
         self._cluster: NemesisCluster | None = None
 
-    def run(self, schedules: list[Schedule]) -> int:
+    def run(self, schedules: Iterable[Schedule]) -> int:
         ran = 0
         interrupted = False
         try:
@@ -158,6 +176,8 @@ class _Campaign:
                 ran += 1
                 if self._failed and self._options.defect:
                     break
+                if self._options.kills and self._totals["kills"] >= self._options.kills:
+                    break
         except KeyboardInterrupt:
             interrupted = True
         finally:
@@ -165,8 +185,10 @@ class _Campaign:
         faults = ", ".join(f"{name} {count}" for name, count in sorted(self._faults.items()))
         print(f"faults: {faults or 'none'}")
         print(
-            f"{ran} schedules, {self._totals['operations']:,} operations, "
-            f"{self._totals['violations']} violations, {self._totals['failures']} not well again"
+            f"{ran} schedules, {self._totals['kills']:,} kills of nodes and coordinators, "
+            f"{self._totals['operations']:,} operations, {self._totals['batches']:,} atomic "
+            f"batches acknowledged, {self._totals['violations']} violations, "
+            f"{self._totals['failures']} not well again"
         )
         if self._options.defect:
             found = f"found in schedule {ran} of {ran}" if self._failed else "not found"
@@ -178,7 +200,8 @@ class _Campaign:
         cluster = self._running_cluster()
         directory = cluster.directory / f"s{schedule.seed}"
         result = run_schedule(schedule, cluster, directory)
-        self._totals["operations"] += result.operations
+        for name in ("operations", "kills", "batches"):
+            self._totals[name] += getattr(result, name)
         self._totals["violations"] += len(result.violations)
         self._totals["failures"] += bool(result.failure)
         self._faults += result.faults
@@ -219,7 +242,8 @@ class _Campaign:
         fates = ", ".join(f"{count:,} {fate}" for fate, count in result.fates.most_common())
         verdict = "ok" if result.ok else "FAILED"
         faults = ",".join(schedule.kinds)
-        print(f"schedule {schedule.seed}: {verdict}, {fates}; {faults}; {seconds:.0f} s")
+        kills = f"{result.kills} kills, " if result.kills else ""
+        print(f"schedule {schedule.seed}: {verdict}, {kills}{fates}; {faults}; {seconds:.0f} s")
         for note in result.notes:
             print(f"  note: {note}")
         if result.failure:
@@ -242,8 +266,9 @@ class _Campaign:
         options = self._options
         command = f"python -m tests.nemesis --seeds {schedule.seed} --faults "
         command += ",".join(self._kinds)
-        if options.seconds != 25.0:
+        if options.seconds != SECONDS:
             command += f" --seconds {options.seconds:g}"
+        command += " --dense" if options.dense else ""
         return command + (f" --defect {options.defect}" if options.defect else "")
 
 

@@ -4,7 +4,8 @@ journal of what it asked and what it was told (journal.py).
 Every client works on the same few keys, a worker for each: a key that is not served keeps its own
 worker waiting and no other. That is what shows a stale read: a reader that is cut off together with
 a deposed primary goes on reading its keys through it, while writers elsewhere go on writing them.
-Beside them one worker puts, reads and deletes batches of rows of its own, each key once.
+Beside them one worker puts, reads and deletes batches of rows of its own, each key once, and some
+commit atomic batches and look at what these leave (groups.py).
 
 It runs until its standard input ends. ``--kind`` says through which client: asyncio, or blocking
 with a thread for each call.
@@ -16,20 +17,25 @@ import argparse
 import asyncio
 import random
 import sys
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import koinon
 from koinon import aio
-from koinon_proto.contract.errors import ConditionFailedError, KoinonError
+from koinon.options import TRANSPORTS, Options, Transport
+from koinon_proto.contract.errors import ConditionFailedError, KoinonError, NobodyListensError
+from tests.nemesis.groups import GROUPS, Calls, Groups
 from tests.nemesis.journal import CONDITION, Call, Journal
 
 KEYS = 10
 EXPIRING = frozenset({KEYS - 1})  # the keys of which some records expire
 CONNECT_TIMEOUT_MS = 20_000
+CONNECT_PAUSE_S = 0.2
 BATCH_ROWS = 15
 BATCH_TIMEOUT_MS = 1_000
 BATCH_PAUSE_S = (0.3, 0.6)
@@ -59,7 +65,6 @@ ROLES = {
     "mixed": Role(reads=0.6, timeout_ms=1_000, pause_s=(0.05, 0.15)),
 }
 
-Calls = dict[str, Callable[..., Awaitable[Any]]]
 METHODS = ("get_entry", "put", "delete", "get_entries", "put_many", "delete_many")
 
 
@@ -67,19 +72,55 @@ def key_name(prefix: str, number: int) -> str:
     return f"{prefix}/key/{number}"
 
 
-async def connect(kind: str, coordinators: str) -> Calls:
-    """Return the client's methods as coroutines."""
+async def connect(kind: str, coordinators: str, transport: Transport) -> Calls:
+    """Return the client's methods as coroutines. All coordinators may be down at the moment, which
+    a client is told at once.
+    """
+    deadline = time.monotonic() + CONNECT_TIMEOUT_MS / 1000
+    while True:
+        try:
+            return await _connect(kind, coordinators, transport)
+        except NobodyListensError:
+            if time.monotonic() > deadline:
+                raise
+            await asyncio.sleep(CONNECT_PAUSE_S)
+
+
+async def _connect(kind: str, coordinators: str, transport: Transport) -> Calls:
+    options: Options = {"timeout_ms": CONNECT_TIMEOUT_MS, "transport": transport}
     if kind == "asyncio":
-        client = await aio.connect(coordinators, timeout_ms=CONNECT_TIMEOUT_MS)
-        return {name: getattr(client, name) for name in METHODS}
-    blocking = koinon.connect(coordinators, timeout_ms=CONNECT_TIMEOUT_MS)
+        client = await aio.connect(coordinators, **options)
+        calls = {name: getattr(client, name) for name in METHODS}
+        return calls | {"commit": partial(_commit, client)}
+    blocking = koinon.connect(coordinators, **options)
     loop = asyncio.get_running_loop()
-    loop.set_default_executor(ThreadPoolExecutor(KEYS + 2))
+    loop.set_default_executor(ThreadPoolExecutor(KEYS + GROUPS + 2))
 
     def on_a_thread(method: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
         return lambda *arguments, **options: asyncio.to_thread(method, *arguments, **options)
 
-    return {name: on_a_thread(getattr(blocking, name)) for name in METHODS}
+    methods = {name: getattr(blocking, name) for name in METHODS}
+    methods["commit"] = partial(_commit, blocking)
+    return {name: on_a_thread(method) for name, method in methods.items()}
+
+
+def _commit(
+    client: Any,
+    routing_key: bytes,
+    rows: Mapping[bytes, bytes | None],
+    checks: Sequence[tuple[bytes, int]],
+    **options: Any,
+) -> Any:
+    """Commit an atomic batch; of the asyncio client: return the work. No value is a delete."""
+    batch = client.batch(routing_key)
+    for key, version in checks:
+        batch.check(key, version)
+    for key, value in rows.items():
+        if value is None:
+            batch.delete(key)
+        else:
+            batch.put(key, value)
+    return batch.commit(**options)
 
 
 class Worker:
@@ -247,17 +288,32 @@ class Batches:
 
 
 async def work(options: argparse.Namespace) -> None:
-    calls = await connect(options.kind, options.coordinators)
+    how = options.kind, options.coordinators, options.transport
+    calls = await connect(*how)
     journal = Journal(options.journal, options.first_process)
     role = ROLES[options.role]
     tasks = []
     for number in range(KEYS):
         if role.client_each and number:
-            own = await connect(options.kind, options.coordinators)
+            own = await connect(*how)
         else:
             own = calls
         worker = Worker(number, options.prefix, options.name, role, own, journal)
         tasks.append(worker.run())
+    for number in range(GROUPS):
+        own = await connect(*how) if role.client_each else calls
+        group = Groups(
+            number,
+            prefix=options.prefix,
+            name=options.name,
+            first_worker=KEYS + BATCH_ROWS,
+            reads=role.reads,
+            timeout_ms=role.timeout_ms,
+            pause_s=role.pause_s,
+            calls=own,
+            journal=journal,
+        )
+        tasks.append(group.run())
     batches = Batches(options.prefix, options.name, KEYS, calls, journal).run()
     ended = asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     running = [asyncio.ensure_future(task) for task in (*tasks, batches)]
@@ -271,6 +327,7 @@ def main() -> None:
     parser.add_argument("--name", required=True)
     parser.add_argument("--prefix", required=True, help="of all keys")
     parser.add_argument("--kind", choices=["asyncio", "blocking"], required=True)
+    parser.add_argument("--transport", choices=TRANSPORTS, required=True)
     parser.add_argument("--role", choices=list(ROLES), required=True)
     parser.add_argument("--coordinators", required=True)
     parser.add_argument("--journal", type=Path, required=True)

@@ -35,8 +35,13 @@ from tests.nemesis.member import CLOCKS, STOP_IN_READ
 ROOT = Path(__file__).parents[2]
 PARTITIONS = 64
 COORDINATORS, NODES = 3, 4
-CLIENTS = {"w1": ("asyncio", "reader"), "w2": ("blocking", "writer"), "w3": ("asyncio", "mixed")}
-"""Name: through which client, and in which role (client.py)."""
+CLIENTS = {
+    "w1": ("asyncio", "auto", "reader"),
+    "w2": ("blocking", "auto", "writer"),
+    "w3": ("asyncio", "grpc", "mixed"),
+}
+"""Name: through which client, over what, and in which role (client.py)."""
+REDIS_PORT = 7070  # single operations go over it, and nodes follow
 PROCESSES_PER_LIFE = GENERATION * GENERATION
 KILL_TIMEOUT_S = 20.0
 BUSY_BYTES = 12_000  # of a client's journal
@@ -70,6 +75,7 @@ class NemesisCluster(HostCluster):
         self._offset: dict[str, int] = {}  # seconds on the clocks since boot, by member
         self.disks: dict[str, Disk] = {}
         super().__init__(directory, nodes=nodes, coordinators=coordinators, partitions=PARTITIONS)
+        self._flags += ["--router", "tag"]  # keys without a tag, which most are, are hashed whole
         for name in CLIENTS:
             self.hosts.add(name)
         self.links = Links(self.hosts)
@@ -110,6 +116,12 @@ class NemesisCluster(HostCluster):
 
     # --- processes ---------------------------------------------------------------------------
 
+    def arguments(self, name: str, data: Path) -> list[str]:
+        arguments = super().arguments(name, data)
+        if name in self.node_names:
+            arguments += ["--redis-listen", f"{self.hosts.address(name)}:{REDIS_PORT}"]
+        return arguments
+
     def start(self, name: str) -> None:
         """Start the member's process on its host, on its disk, through member.py."""
         offset = self._offset.get(name, 0)
@@ -139,13 +151,14 @@ class NemesisCluster(HostCluster):
     def start_client(self, name: str) -> None:
         """Start the client's next life, with a journal of its own."""
         client = self._clients[name]
-        kind, role = CLIENTS[name]
+        kind, transport, role = CLIENTS[name]
         self._lives += 1
         journal = self.schedule_directory / f"{name}-{self._lives}.jsonl"
         journal.touch()
         client.journals.append(journal)
         command = ["nsenter", f"--net=/run/netns/{self.hosts.space(name)}", sys.executable]
         command += ["-m", "tests.nemesis.client", "--kind", kind, "--role", role]
+        command += ["--transport", transport]
         command += ["--name", f"{name}-{self._lives}", "--coordinators", self.coordinators]
         command += ["--prefix", self.schedule_directory.name, "--journal", str(journal)]
         command += ["--first-process", str(self._lives * PROCESSES_PER_LIFE)]

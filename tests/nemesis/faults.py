@@ -36,6 +36,7 @@ class Nemesis:
         self._undo: dict[Step, Callable[[], None]] = {}
         self._drained: set[str] = set()
         self.done: Counter[str] = Counter()  # faults that were carried out, by kind
+        self.kills = 0  # of members that ran
         self.notes: list[str] = []
 
     def run(self, schedule: Schedule, began_at: float) -> None:
@@ -88,6 +89,7 @@ class Nemesis:
 
     def _stop(self, name: str) -> None:
         self._down.add(name)
+        self.kills += name in self._cluster.members and self._cluster.running(name)
         self._cluster.kill(name)
 
     def _run(self, name: str) -> None:

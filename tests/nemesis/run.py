@@ -14,6 +14,7 @@ from tests.checkers.linearizability import UndecidedError, check
 from tests.integration.copies import assert_copies_are_identical
 from tests.nemesis.cluster import NemesisCluster
 from tests.nemesis.faults import Nemesis
+from tests.nemesis.groups import is_group, keys_of, register
 from tests.nemesis.journal import Journal, Line, merge, operations, write_history
 from tests.nemesis.schedules import Schedule
 
@@ -32,6 +33,8 @@ class Result:
     operations: int = 0
     fates: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
+    kills: int = 0  # of nodes and coordinators
+    batches: int = 0  # that were acknowledged
     violations: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     failure: str = ""
@@ -57,7 +60,8 @@ def run_schedule(schedule: Schedule, cluster: NemesisCluster, directory: Path) -
         result.failure = f"{type(error).__name__}: {error}"
     finally:
         journal.close()
-        result.faults, result.notes = nemesis.done, nemesis.notes
+        result.faults, result.kills = nemesis.done, nemesis.kills
+        result.notes += nemesis.notes
     return result
 
 
@@ -94,7 +98,12 @@ def _run(
 
 def _read_all(client: Client, journal: Journal, lines: list[Line]) -> None:
     """Read every key once more, as a part of the history: what is lost, or back, shows."""
-    keys = sorted({line["key"] for line in lines if "key" in line})
+    named = {line["key"] for line in lines if "key" in line}
+    for group in sorted(filter(is_group, named)):
+        call = journal.invoke(0, "read", group, None)
+        value, version = register(client.get_entries(keys_of(group)))
+        call.ok(value=value, version=version)
+    keys = sorted(key for key in named if not is_group(key))
     for start in range(0, len(keys), FINAL_ROWS):
         chunk = keys[start : start + FINAL_ROWS]
         calls = [journal.invoke(row, "read", key, None) for row, key in enumerate(chunk)]
@@ -110,6 +119,8 @@ def _judge(lines: list[Line], result: Result) -> None:
     result.fates = Counter(operation.outcome.value for operation in history)
     by_key: dict[bytes, list[Operation]] = {}
     for operation in history:
+        done = operation.writes and operation.outcome is Outcome.OK
+        result.batches += done and is_group(operation.key.decode())
         by_key.setdefault(operation.key, []).append(operation)
     for key in sorted(by_key):
         try:

@@ -20,6 +20,7 @@ BEGINS_S = 2.5  # until the first episode: clients have written every key by the
 NODES = ("n1", "n2", "n3", "n4")
 COORDINATORS = ("c1", "c2", "c3")
 CLIENTS = ("w1", "w2", "w3")
+CALM_S = (1.0, 3.0)  # between episodes, least and most
 HOUR_S, YEAR_S = 3_600.0, 365 * 86_400.0
 
 
@@ -191,7 +192,12 @@ def available(names: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     return [name for name in names if name not in left_out], left_out
 
 
-def make_schedule(seed: int, kinds: Sequence[str], seconds: float = 25.0) -> Schedule:
+def make_schedule(
+    seed: int,
+    kinds: Sequence[str],
+    seconds: float = 25.0,
+    calm_s: tuple[float, float] = CALM_S,
+) -> Schedule:
     """Draw a schedule of these kinds of faults."""
     choice = random.Random(seed)
     steps: list[Step] = []
@@ -199,7 +205,7 @@ def make_schedule(seed: int, kinds: Sequence[str], seconds: float = 25.0) -> Sch
     name = kinds[seed % len(kinds)]
     while at_s < seconds - 3.0:
         steps += (episode := _episode(choice, name, kinds, at_s))
-        at_s = max(step.at_s + step.lasts_s for step in episode) + choice.uniform(1.0, 3.0)
+        at_s = max(step.at_s + step.lasts_s for step in episode) + choice.uniform(*calm_s)
         name = _drawn(choice, kinds)
     steps.sort(key=lambda step: step.at_s)
     return Schedule(seed=seed, seconds=max(seconds, at_s), steps=tuple(steps))
