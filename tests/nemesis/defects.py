@@ -12,7 +12,8 @@ from koinon_node.core import records
 from koinon_node.core.membership.lease import Lease
 from koinon_node.primary.page_reader import PageReader
 from koinon_node.storage.store import Range
-from tests.simulation.mutants import MUTANTS, Mutant, replace_method
+from tests.simulation.mutants import MUTANTS
+from tests.simulation.planting import Mutant, replace_method
 
 DEFECTS: dict[str, Mutant] = {mutant.name: mutant for mutant in MUTANTS}
 

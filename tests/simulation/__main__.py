@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 from tests.simulation import disks
 from tests.simulation.cluster import SeedFailedError, run_seed
-from tests.simulation.mutants import MUTANTS, Mutant, likely_first
+from tests.simulation.mutants import MUTANTS, likely_first
+from tests.simulation.planting import Mutant
 
 SEED_MAX = 1_000_000_000
 RUNS_PER_WORKER_MAX = 200  # then another process takes its place, with fresh memory

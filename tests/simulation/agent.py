@@ -67,6 +67,7 @@ class Host(Protocol):
     async def put_meta(self, values: dict[bytes, str]) -> None: ...
     def on_table(self, table: Table, number: NodeNumber, node_epoch: int) -> None: ...
     def stats(self) -> membership_pb2.NodeStats: ...
+    def erased(self) -> Sequence[int]: ...
 
 
 class SimulatedAgent:
@@ -299,20 +300,23 @@ class SimulatedAgent:
     async def _heartbeat(self) -> None:
         acknowledgements = self._assignment.acknowledgements()
         hosted = [HostedPartition(**command._asdict()) for command in acknowledgements]
-        node_epoch = self._node_epoch
+        node_epoch, table_version = self._node_epoch, self._version()
+        erased = self._host.erased()
         sent_at = 0.0
 
         def request() -> dict[str, Any]:
             nonlocal sent_at
             sent_at = self._state.now()
             return {
-                "version": self._version(),
+                "version": table_version,
                 "cluster_id": self._cluster_id,
                 "node_id": self._name,
                 "node_epoch": node_epoch,
                 "hosted": hosted,
                 "stats": self._host.stats(),
                 "access_version": self._state.access.version,
+                "table_version": table_version,
+                "erased": erased,
             }
 
         timeout_s = heartbeat_timeout_s(self._lease_s, HEARTBEAT_S)

@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,10 +18,12 @@ from koinon_node.core.atomic_batch import Check, Step
 from koinon_node.core.updates import Put, Remove
 from koinon_node.ports import PeerLostError
 from koinon_node.serving.batches import AtomicAnswer, AtomicBatch, ReadAnswer
+from koinon_node.state import partitioner_of
 from koinon_proto.contract.errors import CheckFailedError, KoinonError
+from koinon_proto.contract.keyspaces import DEFAULT, Keyspace
 from koinon_proto.contract.table import Table, apply_update
-from koinon_proto.partitioner import partitioner
 from tests.checkers.history import History, Kind
+from tests.simulation.clients import history_key
 from tests.simulation.loop import Process
 from tests.simulation.network import NOT_SENT, Network
 
@@ -28,6 +31,15 @@ CALL_TIMEOUT_S = 2.0
 GROUPS, GROUP_KEYS = 3, 12
 PREFIX = b"batch "
 VALUE_BYTES = 400
+
+
+class _Place(NamedTuple):
+    """Where a group lies."""
+
+    keyspace: Keyspace
+    partition_id: int
+    keys: list[bytes]
+    address: str  # of the primary
 
 
 class Batcher:
@@ -43,8 +55,10 @@ class Batcher:
         rng: random.Random,
         stats: Counter[str],
         violated: Callable[[str], None],
+        keyspace: str = DEFAULT,
     ) -> None:
         self._name = name
+        self.keyspace = keyspace
         self._network = network
         self._coordinators = coordinators
         self._history = history
@@ -52,7 +66,7 @@ class Batcher:
         self._stats = stats
         self._violated = violated
         self._table: Table | None = None
-        self._versions: dict[int, int] = {}  # by group
+        self._versions: dict[bytes, int] = {}  # by a group's first key, as the history has it
         self._written = 0
         self._stale = True
         self.process = process
@@ -93,11 +107,14 @@ class Batcher:
             self._table = apply_update(self._table, update)
         self._stale = False
 
-    def _place(self, group: int) -> tuple[int, list[bytes], str]:
-        """Return the group's partition, its keys, and its primary ('' if there is none)."""
+    def _place(self, group: int) -> _Place | None:
+        """Return where the group lies; None: the table knows of no primary, or of no keyspace."""
         assert self._table is not None
-        cluster = self._table.cluster
-        known = partitioner(cluster.partitioner, cluster.partition_count)
+        keyspace = self._table.keyspaces.get(self.keyspace)
+        if keyspace is None:
+            self._stale = True
+            return None
+        known = partitioner_of(keyspace)
         wanted = known.partition_of(PREFIX + b"%d" % group)
         keys: list[bytes] = []
         number = 0
@@ -107,22 +124,35 @@ class Batcher:
                 keys.append(key)
             number += 1
         primary = self._table.primary_of(wanted)
-        return wanted, keys, primary.node_id if primary is not None else ""
+        if primary is None:
+            self._stale = True
+            return None
+        return _Place(keyspace, wanted, keys, primary.node_id)
 
     async def look(self, group: int) -> bool:
         """Read the group at once; all of it belongs to one batch."""
-        partition_id, keys, address = self._place(group)
-        if not address:
-            self._stale = True
+        place = self._place(group)
+        if place is None:
             return False
+        keyspace, partition_id, keys, address = place
         assert self._table is not None
+        noted = history_key(keyspace, keys[0])
         self._rng.shuffle(keys)
-        numbers = [self._history.invoke(self._name, Kind.GET, key) for key in keys]
+        numbers = [
+            self._history.invoke(self._name, Kind.GET, history_key(keyspace, key)) for key in keys
+        ]
         ids = np.full(len(keys), partition_id, np.uint32)
         version = self._table.table_version
         try:
             answer: ReadAnswer = await self._network.call(
-                self._name, address, "read", keys, ids, version, timeout_s=CALL_TIMEOUT_S
+                self._name,
+                address,
+                "read",
+                keys,
+                ids,
+                version,
+                keyspace.keyspace_id,
+                timeout_s=CALL_TIMEOUT_S,
             )
         except KoinonError:
             answer = ReadAnswer(refusals={partition_id: KoinonError()})
@@ -140,16 +170,17 @@ class Batcher:
         self._stats["batches read"] += 1
         if len(set(found)) != 1:
             self._violated(f"half of a batch: {dict(zip(keys, found, strict=True))}")
-        self._versions[group] = found[0][0]
+        self._versions[noted] = found[0][0]
         return True
 
     async def _commit(self, group: int) -> None:
-        partition_id, keys, address = self._place(group)
-        if not address:
-            self._stale = True
+        place = self._place(group)
+        if place is None:
             return
+        keyspace, partition_id, keys, address = place
         assert self._table is not None
-        rng, known = self._rng, self._versions.get(group, 0)
+        noted = history_key(keyspace, keys[0])
+        rng, known = self._rng, self._versions.get(noted, 0)
         self._written += 1
         delete = rng.random() < 0.2
         value = f"{self._name}.{self._written} ".encode().ljust(VALUE_BYTES, b".")
@@ -162,7 +193,7 @@ class Batcher:
             self._history.invoke(
                 self._name,
                 kind,
-                key,
+                history_key(keyspace, key),
                 None if delete else value,
                 condition=known if checks and key == keys[0] else None,
             )
@@ -176,7 +207,12 @@ class Batcher:
         )
         try:
             answer: AtomicAnswer = await self._network.call(
-                self._name, address, "commit", batch, timeout_s=CALL_TIMEOUT_S
+                self._name,
+                address,
+                "commit",
+                batch,
+                keyspace.keyspace_id,
+                timeout_s=CALL_TIMEOUT_S,
             )
         except KoinonError as error:
             self._stale = not isinstance(error, CheckFailedError)
@@ -186,7 +222,7 @@ class Batcher:
         self._stats["batches"] += 1
         for number, result in zip(numbers, answer.results, strict=False):
             self._history.ok(number, version=0 if result is False else answer.version)
-        self._versions[group] = 0 if delete else answer.version
+        self._versions[noted] = 0 if delete else answer.version
 
     def _failed(self, numbers: Sequence[int], error: KoinonError) -> None:
         if isinstance(error, CheckFailedError):

@@ -136,6 +136,11 @@ class ClusterChecker:
         assert table is not None
         self._check_held(table.rows, rows)
 
+    def forget_acknowledged(self, partition_ids: range) -> None:
+        """They are another keyspace's: what was acknowledged there before counts no more."""
+        for partition_id in partition_ids:
+            self._acknowledged.pop(partition_id, None)
+
     def check_copies(self, row: PartitionRow) -> None:
         """Check that every member of in_sync has all that was ever acknowledged."""
         acknowledged = self._acknowledged[row.partition_id].items()

@@ -1,4 +1,8 @@
-"""Clients that write, read, delete and compare a few keys, and note what they were told."""
+"""Clients that write, read, delete and compare a few keys, and note what they were told.
+
+One goes on in a keyspace of its name, whichever that is by then: what it notes of keys of one that
+is not ``default`` begins with the keyspace's id, so that each is judged by itself.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,15 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from koinon_node.ports import PeerLostError
 from koinon_node.serving.batches import ReadAnswer, WriteAnswer, WriteBatch
+from koinon_node.state import partitioner_of
 from koinon_proto.contract.errors import ConditionFailedError, KoinonError
+from koinon_proto.contract.keyspaces import DEFAULT, DEFAULT_ID, Keyspace
 from koinon_proto.contract.table import Table, apply_update
-from koinon_proto.partitioner import partitioner
 from tests.checkers.history import History, Kind
 from tests.simulation.loop import Process
 from tests.simulation.network import NOT_SENT, Network
@@ -22,6 +26,11 @@ from tests.simulation.network import NOT_SENT, Network
 CALL_TIMEOUT_S = 2.0
 BATCH_ROWS_MAX = 6
 BACKOFF_S_MAX = 0.1  # after a call that brought nothing
+
+
+def history_key(keyspace: Keyspace, key: bytes) -> bytes:
+    """Return what a history calls a key of the keyspace."""
+    return key if keyspace.keyspace_id == DEFAULT_ID else b"%d:" % keyspace.keyspace_id + key
 
 
 class Client:
@@ -37,12 +46,14 @@ class Client:
         keys: Sequence[bytes],
         rng: random.Random,
         stats: Counter[str],
+        keyspace: str = DEFAULT,
     ) -> None:
         self._name = name
+        self.keyspace = keyspace
         self._network = network
         self._coordinators = coordinators
         self._history = history
-        self._keys = keys
+        self.keys = keys
         self._rng = rng
         self._stats = stats
         self._table: Table | None = None
@@ -77,35 +88,41 @@ class Client:
             self._table = apply_update(self._table, update)
         self._stale = False
 
-    def _partitions_of(self, keys: Sequence[bytes]) -> Any:
+    def _known(self) -> Keyspace | None:
+        """The keyspace, as the table has it; where it has none, that is to be asked for again."""
         assert self._table is not None
-        cluster = self._table.cluster
-        return partitioner(cluster.partitioner, cluster.partition_count).partitions_of(list(keys))
+        found = self._table.keyspaces.get(self.keyspace)
+        self._stale |= found is None
+        return found
 
     async def _one(self) -> None:
-        rng = self._rng
-        key = self._keys[min(rng.randrange(len(self._keys)), rng.randrange(len(self._keys)))]
+        rng, keyspace = self._rng, self._known()
+        if keyspace is None:
+            return
+        key = self.keys[min(rng.randrange(len(self.keys)), rng.randrange(len(self.keys)))]
         fate = rng.random()
         if fate < 0.4:
-            await self._read(key)
+            await self._read(keyspace, key)
         elif fate < 0.5:
-            await self._write([(key, Kind.DELETE, None)])
+            await self._write(keyspace, [(key, Kind.DELETE, None)])
         elif fate < 0.6:
-            known = self._versions.get(key, 0)
-            await self._write([(key, Kind.PUT, rng.choice([known, known, 0]))])
+            known = self._versions.get(history_key(keyspace, key), 0)
+            await self._write(keyspace, [(key, Kind.PUT, rng.choice([known, known, 0]))])
         elif fate < 0.7:
-            known = self._versions.get(key, 0)
-            await self._write([(key, Kind.DELETE, known)] if known else [(key, Kind.PUT, 0)])
+            known = self._versions.get(history_key(keyspace, key), 0)
+            row = (key, Kind.DELETE, known) if known else (key, Kind.PUT, 0)
+            await self._write(keyspace, [row])
         else:
             rows = rng.choice([1, 1, 1, BATCH_ROWS_MAX])
-            chosen = {key, *rng.choices(self._keys, k=rows - 1)}
-            await self._write([(k, Kind.PUT, None) for k in sorted(chosen)])
+            chosen = {key, *rng.choices(self.keys, k=rows - 1)}
+            await self._write(keyspace, [(k, Kind.PUT, None) for k in sorted(chosen)])
 
     async def read_now(self, key: bytes) -> bool:
         """Read once, with the newest table that can be had; return whether it was answered."""
         self._stale = True
         await self._refresh()
-        return self._table is not None and await self._read(key)
+        keyspace = self._known() if self._table is not None else None
+        return keyspace is not None and await self._read(keyspace, key)
 
     def _address(self, partition_id: int) -> str:
         assert self._table is not None
@@ -114,14 +131,15 @@ class Client:
 
     # --- reads -------------------------------------------------------------------------------
 
-    async def _read(self, key: bytes) -> bool:
-        partitions = self._partitions_of([key])
+    async def _read(self, keyspace: Keyspace, key: bytes) -> bool:
+        partitions = partitioner_of(keyspace).partitions_of([key])
         address = self._address(int(partitions[0]))
         if not address:
             self._stale = True
             return False
         assert self._table is not None
-        number = self._history.invoke(self._name, Kind.GET, key)
+        noted = history_key(keyspace, key)
+        number = self._history.invoke(self._name, Kind.GET, noted)
         try:
             answer: ReadAnswer = await self._network.call(
                 self._name,
@@ -130,6 +148,7 @@ class Client:
                 [key],
                 partitions.astype(np.uint32),
                 self._table.table_version,
+                keyspace.keyspace_id,
                 timeout_s=CALL_TIMEOUT_S,
             )
         except KoinonError as error:
@@ -146,15 +165,16 @@ class Client:
         version = answer.versions[0] if found else 0
         value = answer.values[0] if found else None
         self._history.ok(number, version=version, value=value)
-        self._versions[key] = version
+        self._versions[noted] = version
         self._stats["reads"] += 1
         return True
 
     # --- writes ------------------------------------------------------------------------------
 
-    async def _write(self, rows: list[tuple[bytes, Kind, int | None]]) -> None:
+    async def _write(self, keyspace: Keyspace, rows: list[tuple[bytes, Kind, int | None]]) -> None:
         """Write all rows of the first one's node in one call."""
-        partitions = self._partitions_of([key for key, _, _ in rows]).astype(np.uint32)
+        known = partitioner_of(keyspace)
+        partitions = known.partitions_of([key for key, _, _ in rows]).astype(np.uint32)
         addresses = [self._address(int(p)) for p in partitions]
         address = addresses[0]
         if not address:
@@ -173,21 +193,30 @@ class Client:
             conditions={i: c for i, (_, _, c) in enumerate(rows) if c is not None},
         )
         numbers = [
-            self._history.invoke(self._name, kind, key, value, condition=condition)
+            self._history.invoke(
+                self._name, kind, history_key(keyspace, key), value, condition=condition
+            )
             for (key, kind, condition), value in zip(rows, values, strict=True)
         ]
         try:
             answer: WriteAnswer = await self._network.call(
-                self._name, address, "write", batch, timeout_s=CALL_TIMEOUT_S
+                self._name,
+                address,
+                "write",
+                batch,
+                keyspace.keyspace_id,
+                timeout_s=CALL_TIMEOUT_S,
             )
         except KoinonError as error:
             self._stale = True
             for number in numbers:
                 self._fail(number, error)
             return
-        self._note(batch, numbers, answer)
+        self._note(keyspace, batch, numbers, answer)
 
-    def _note(self, batch: WriteBatch, numbers: list[int], answer: WriteAnswer) -> None:
+    def _note(
+        self, keyspace: Keyspace, batch: WriteBatch, numbers: list[int], answer: WriteAnswer
+    ) -> None:
         if answer.refusals:
             self._stale = True
             self._count_refusals("write", answer.refusals)
@@ -202,7 +231,8 @@ class Client:
                 self._stats["writes"] += 1
                 version = int(answer.versions[row])
                 self._history.ok(number, version=version)
-                self._versions[batch.keys[row]] = 0 if row in batch.deletes else version
+                noted = history_key(keyspace, batch.keys[row])
+                self._versions[noted] = 0 if row in batch.deletes else version
 
     def _fail(self, number: int, error: KoinonError) -> None:
         self._stats[f"write: {type(error).__name__}"] += 1

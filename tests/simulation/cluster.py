@@ -25,6 +25,7 @@ committed):
 - operators meanwhile: rebalance, drain, replace, replication factor 1, 2 and 3 and changes of it,
   moves cancelled, paused, slowed down, wanted primaries, nodes that stay away and are replaced;
 - users, roles and tokens that are changed (``access``);
+- keyspaces that are created, altered, dropped and created again (``keyspaces``);
 - bulk loads that commit, abort, or are left alone, whose tasks fail and are doubled, with merges
   of many small steps;
 - small journals and pages, and tombstones that are soon purged, so that snapshots, passes cut
@@ -50,8 +51,9 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,7 @@ from koinon_node.bulk_load import staged_chunks, stager
 from koinon_node.config import Limits
 from koinon_node.storage import merge_executor
 from koinon_proto.contract.errors import KoinonError
+from koinon_proto.contract.keyspaces import DEFAULT
 from koinon_proto.contract.table import NodeStatus, PartitionStatus, Table
 from tests.checkers.history import History
 from tests.checkers.linearizability import check
@@ -74,6 +77,7 @@ from tests.simulation.coordinators import RaftGroup
 from tests.simulation.disks import Disk
 from tests.simulation.faults import Faults
 from tests.simulation.half_deaths import HalfDeaths
+from tests.simulation.keyspaces import KEYS, NAMES, KeyspaceOperators
 from tests.simulation.loaders import Loader, apply_rows
 from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.network import Network, Weather
@@ -197,6 +201,7 @@ class Simulation:
         self.faults = Faults(self)
         self.half_deaths = HalfDeaths(self)
         self.access = AccessOperator(self)
+        self.keyspaces = KeyspaceOperators(self)
         for _ in range(self.scenario.nodes):
             self.add_node()
         self.loop.after_event = self._after_event
@@ -223,6 +228,7 @@ class Simulation:
         self.checker.on_committed(command)
         self.faults.on_committed(command)
         self.access.on_committed(command)
+        self.keyspaces.on_committed(command)
 
     def _after_event(self, process: Process | None) -> None:
         if process is not None and process.name in self.nodes:
@@ -258,21 +264,28 @@ class Simulation:
         self.trace(f"started {self.scenario}")
         self._start_clients()
         self.access.start()
+        self.keyspaces.start()
         self.network.weather = self.scenario.weather
         half_deaths = asyncio.ensure_future(self.half_deaths.run(FAULTS_S))
         await self.faults.run(FAULTS_S)
         half_deaths.cancel()
         self.access.stop()
+        self.keyspaces.stop()
         self.trace("healed")
         self.network.tell_of_breaks()  # or it would not be whole yet when a half-death begins
-        await self._until(self._has_converged, HEALED_S_MAX, "no convergence")
+        await self.until_converged("no convergence")
         await self.half_deaths.last()
-        await self._until(self._has_converged, HEALED_S_MAX, "no convergence after that")
+        await self.until_converged("no convergence after that")
         await self._until_quiet()
         await self._read_all()
-        await self._until(self._has_converged, HEALED_S_MAX, "no convergence in the end")
+        await self.until_converged("no convergence in the end")
         self._check_copies()
+        await self.keyspaces.finish()
         self._check_history()
+
+    async def until_converged(self, what: str) -> None:
+        """Wait until nothing is on its way any more; ``what`` says so if that takes too long."""
+        await self._until(self._has_converged, HEALED_S_MAX, what)
 
     async def _until(self, condition: Callable[[], str], seconds: float, what: str) -> None:
         """Wait until the condition says that nothing is missing."""
@@ -294,13 +307,15 @@ class Simulation:
             return f"moves {list(state.moves.values())}"
         table = self.table()
         assert table is not None
+        if table.keyspaces.dropping:
+            return f"not erased yet: {table.keyspaces.dropping}"
         return self._what_is_missing(table)
 
     def _what_is_missing(self, table: Table) -> str:
         for info in table.nodes.values():
             if info.status not in (NodeStatus.ACTIVE, NodeStatus.DRAINING):
                 return f"node {info}"
-        for row in table.rows:
+        for row in table.used_rows:
             if row.status is not PartitionStatus.ONLINE or set(row.in_sync) != set(row.replicas):
                 return f"row {row}"
             life = self.nodes[table.nodes[row.primary].node_id].life
@@ -311,29 +326,36 @@ class Simulation:
     def _start_clients(self) -> None:
         keys = [f"key {number}".encode() for number in range(self.scenario.keys)]
         for number in range(self.scenario.clients):
-            name = f"client{number + 1}"
-            machine = self.network.add(name)
-            process = machine.process = Process(self.loop, name)
-            client = Client(
-                name,
-                process,
-                self.network,
-                [member.name for member in self.group.members],
-                self.history,
-                keys,
-                self.rng,
-                self.stats,
-            )
-            self.clients.append(client)
-            process.spawn(client.run(self.scenario.client_pause_s))
+            self._start_client(f"client{number + 1}", keys)
         self.keys = keys
+        if self.keyspaces.active:
+            for name in NAMES:
+                self._start_client(f"client in {name}", keys[:KEYS], name)
+                self._start_batcher(f"batcher in {name}", name)
         if self.seed % 10 in SEEDS_WITH_BATCHES:
             for number in range(2):
                 self._start_batcher(f"batcher{number + 1}")
         for number in range(self.scenario.loaders):
             self._start_loader(f"loader{number + 1}")
 
-    def _start_batcher(self, name: str) -> None:
+    def _start_client(self, name: str, keys: Sequence[bytes], keyspace: str = DEFAULT) -> None:
+        machine = self.network.add(name)
+        process = machine.process = Process(self.loop, name)
+        client = Client(
+            name,
+            process,
+            self.network,
+            [member.name for member in self.group.members],
+            self.history,
+            keys,
+            self.rng,
+            self.stats,
+            keyspace,
+        )
+        self.clients.append(client)
+        process.spawn(client.run(self.scenario.client_pause_s))
+
+    def _start_batcher(self, name: str, keyspace: str = DEFAULT) -> None:
         machine = self.network.add(name)
         process = machine.process = Process(self.loop, name)
         batcher = Batcher(
@@ -345,6 +367,7 @@ class Simulation:
             self.rng,
             self.stats,
             self._violated,
+            keyspace,
         )
         self.batchers.append(batcher)
         process.spawn(batcher.run(self.scenario.client_pause_s))
@@ -395,7 +418,7 @@ class Simulation:
             return f"loads {list(state.loads.active.values())}"
         table = self.table()
         assert table is not None
-        for row in table.rows:
+        for row in table.used_rows:
             for number in row.replicas:
                 life = self.nodes[table.nodes[number].node_id].life
                 assert life is not None
@@ -406,28 +429,28 @@ class Simulation:
 
     async def _read_all(self) -> None:
         """Every key can be read, and what is found is part of the history."""
-        client = self.clients[0]
-        for key in self.keys:
-            for _ in range(LAST_READS_MAX):
-                if await client.read_now(key):
-                    break
-                await asyncio.sleep(POLL_S)
-            else:
-                raise ViolationError(f"key {key!r} cannot be read")
-        for batcher in self.batchers[:1]:
-            for _ in range(LAST_READS_MAX):
-                if await batcher.read_all():
-                    break
-                await asyncio.sleep(POLL_S)
-            else:
-                raise ViolationError("what batches wrote cannot be read")
+        there = {DEFAULT, *(keyspace.name for keyspace in self.keyspaces.existing())}
+        clients = {one.keyspace: one for one in reversed(self.clients) if one.keyspace in there}
+        for client in clients.values():
+            for key in client.keys:
+                await self._until_done(partial(client.read_now, key), f"{key!r} cannot be read")
+        batchers = {one.keyspace: one for one in reversed(self.batchers) if one.keyspace in there}
+        for batcher in batchers.values():
+            await self._until_done(batcher.read_all, "what batches wrote cannot be read")
+
+    async def _until_done(self, work: Callable[[], Awaitable[bool]], what: str) -> None:
+        for _ in range(LAST_READS_MAX):
+            if await work():
+                return
+            await asyncio.sleep(POLL_S)
+        raise ViolationError(what)
 
     # --- at the end --------------------------------------------------------------------------
 
     def _check_copies(self) -> None:
         table = self.table()
         assert table is not None
-        for row in table.rows:
+        for row in table.used_rows:
             copies = {}
             for number in row.replicas:
                 node = self.nodes[table.nodes[number].node_id]
@@ -449,7 +472,7 @@ class Simulation:
     def _check_loads(self, table: Table) -> None:
         """Beside the clients' keys there is what committed loads have left, and nothing else."""
         held: dict[bytes, bytes] = {}
-        for row in table.rows:
+        for row in table.rows[: self.scenario.partitions]:  # of ``default``
             life = self.nodes[table.nodes[row.primary].node_id].life
             assert life is not None
             for key, (_, value) in life.records_of(row.partition_id).items():
@@ -469,6 +492,7 @@ class Simulation:
     def _check_history(self) -> None:
         operations = self.history.operations()
         self.stats["operations"] = len(operations)
+        self.keyspaces.checker.check_history(operations)
         violations = check(operations)
         if violations:
             raise ViolationError("not linearizable:\n" + "\n".join(map(str, violations)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -192,6 +193,17 @@ class Faults:
         cut = {(node.name, m) for m in members} | {(m, node.name) for m in members}
         self._cut(cut | set(self._simulation.network.cut))
 
+    def hit(self, choice: random.Random) -> None:
+        """Kill, pause or cut off a node, or kill or pause a coordinator, while faults go on."""
+        running = self._running()
+        if self._over or not running:
+            return
+        if choice.random() < 0.3:
+            choice.choice([self._kill_coordinator, self._pause_coordinator])()
+        else:
+            node = choice.choice(running)
+            choice.choice([self._kill, self._pause_life, self._cut_off])(node)
+
     def _cut(self, cut: set[tuple[str, str]]) -> None:
         self._note("isolate " + " ".join(f"{a}>{b}" for a, b in sorted(cut)))
         self._simulation.network.set_cut(cut)
@@ -265,7 +277,7 @@ class Faults:
             if (known := self._simulation.nodes.get(other.node_id)) is not None
             and known.disk.store_id != other.store_id
         ]
-        return all(set(row.in_sync) - {info.number, *lost} for row in table.rows)
+        return all(set(row.in_sync) - {info.number, *lost} for row in table.used_rows)
 
     # --- the network -------------------------------------------------------------------------
 

@@ -146,7 +146,7 @@ class HalfDeaths:
         simulation, nodes = self._simulation, self._nodes()
         await asyncio.sleep(1.0)  # until primaries have been handed their partitions
         self._note(f"{what} all disks for long")
-        led = {row.partition_id: row.primary for row in self._table().rows}
+        led = {row.partition_id: row.primary for row in self._table().used_rows}
         began_at = simulation.loop.now
         # A follower may have made durable what their own disks had not yet: it does look better.
         amid_a_commit = {self._number(node) for node in nodes if _has_a_group_out(node)}
@@ -158,7 +158,7 @@ class HalfDeaths:
             node.disk.release()
         # One that had nothing to write at first may have been believed to answer.
         if what == "slow" or all(began_at <= at < began_at + SESSION_S / 3 for at in stalled):
-            for row in self._table().rows:
+            for row in self._table().used_rows:
                 # Who hands over by a plan, or because it is cut off (rule 6), stays in sync.
                 before = led[row.partition_id]
                 if row.primary != before not in row.in_sync and before not in amid_a_commit:
@@ -186,7 +186,7 @@ class HalfDeaths:
     def _check_leads_nothing(self, node: SimulatedNode, what: str) -> None:
         """The node does not lead what others could."""
         number, table = self._number(node), self._table()
-        for row in table.rows:
+        for row in table.used_rows:
             if _spares(table, row, number) and row.primary == number:
                 raise ViolationError(f"{node.name} leads on with {what}: {row}")
 

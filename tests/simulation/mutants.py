@@ -8,7 +8,7 @@ do not show have directed tests alone: sets whose fate is unknown (5), a takeove
 late acknowledgement's epoch by itself, the leader's look at in_sync before it finishes a move, the
 leases that a leader before has given when access is changed, and of bulk loads that a step counts
 once all replicas have it, that nothing is decided beside it, the order of commits, and that a sweep
-goes by the newest table.
+goes by the newest table. Those of keyspaces are in ``keyspace_mutants``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -48,20 +48,11 @@ from koinon_node.storage.environment import DATA_DB
 from koinon_node.storage.logged_channel import LoggedChannel
 from koinon_node.storage.write_ahead_log import WriteAheadLog
 from koinon_proto.contract.table import NO_NODE, NodeNumber, PartitionRow
-from tests.simulation import batchers, disks, half_deaths
+from tests.simulation import batchers, disks, half_deaths, keyspace_mutants, keyspaces
 from tests.simulation.agent import SimulatedAgent
 from tests.simulation.cluster import SEEDS_WITH_BATCHES, Scenario
 from tests.simulation.half_deaths import Act
-
-
-@dataclass(frozen=True)
-class Mutant:
-    name: str
-    plant: Callable[[], None]
-    logged: bool = False  # whether the stores have a write-ahead log
-
-
-MUTANTS: list[Mutant] = []
+from tests.simulation.planting import PLANTED, log_mutant, mutant, replace_method
 
 SHOWN_BY = {
     "waits-only-for-followers-that-are-connected": 5,
@@ -86,6 +77,7 @@ SHOWN_BY = {
     "waits-for-followers-that-it-does-not-hear": 128,
     "splits-batches": 4,
     "catches-up-page-by-page-where-it-may-be-elected": 104,
+    **dict.fromkeys(keyspace_mutants.NAMES, 2),
 }
 """Seeds that showed the rarer ones when these were last looked for. They are tried first: where a
 change of the product has made one harmless, any other of the test run's does as well.
@@ -115,6 +107,10 @@ def _fails_often(_: int, drawn: Scenario) -> bool:
     return drawn.fault_interval_s < 1.0 and drawn.replicas > 1
 
 
+def _has_keyspaces(seed: int, _: Scenario) -> bool:
+    return seed % 20 in keyspaces.SEEDS
+
+
 LIKELY: dict[str, Likely] = {
     "leads-on-with-a-disk-that-hangs": _lasts(Act.HANG_ONE),
     "gives-up-what-it-leads-for-a-disk-that-all-share": _lasts(Act.HANG_ALL),
@@ -130,6 +126,7 @@ LIKELY: dict[str, Likely] = {
     "ignores-its-own-tail": _fails_often,
     "takes-any-two-lineages-for-alike": _fails_often,
     "takes-an-empty-disk-for-the-known-one": _fails_often,
+    **dict.fromkeys(keyspace_mutants.NAMES, _has_keyspaces),
 }
 """Which seeds have what the rarer ones need. Of many seeds, these are run first: one whose cluster
 has one copy of each partition, say, shows no follower's defect.
@@ -142,20 +139,6 @@ def likely_first(name: str, seeds: Iterable[int]) -> list[int]:
     if likely is None:
         return list(seeds)
     return sorted(seeds, key=lambda seed: not likely(seed, Scenario.draw(random.Random(seed))))
-
-
-def mutant(plant: Callable[[], None], *, logged: bool = False) -> Callable[[], None]:
-    MUTANTS.append(Mutant(plant.__name__.replace("_", "-"), plant, logged))
-    return plant
-
-
-def log_mutant(plant: Callable[[], None]) -> Callable[[], None]:
-    return mutant(plant, logged=True)
-
-
-def replace_method(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    """Put ``make(original)`` in the place of ``owner.name``, which must be there."""
-    setattr(owner, name, make(getattr(owner, name)))
 
 
 # --- the primary ------------------------------------------------------------------------------
@@ -597,3 +580,6 @@ def forgets_to_fence_by_epoch() -> None:
         return careless
 
     state._APPLY[AlterPartitions] = make(state._APPLY[AlterPartitions])
+
+
+MUTANTS = tuple(PLANTED)

@@ -24,6 +24,7 @@ from koinon_node.core.write_decisions import Primaries
 from koinon_node.ports import FollowerEnd, PeerLostError
 from koinon_node.primary.completion import Completion
 from koinon_node.primary.replicator import Replicator
+from koinon_node.serving import request_limits
 from koinon_node.serving.batches import (
     AtomicAnswer,
     AtomicBatch,
@@ -176,6 +177,7 @@ class Life:
         }
         node.machine.accept = self._accept
         self.started = True
+        simulation.keyspaces.checker.on_started(self)
         self.process.thread().spawn(agent.run())
         async with asyncio.TaskGroup() as group:
             for work in (
@@ -202,9 +204,21 @@ class Life:
             return version, False
         return version, True
 
+    def _check_keyspace(
+        self, keyspace_id: int, partition_ids: Sequence[int] | U32Array, table_version: int
+    ) -> None:
+        """Check what a request names, as the services do (``serving.service``)."""
+        keyspace = request_limits.known_keyspace(self.state.table(), keyspace_id, table_version)
+        request_limits.check_partitions(keyspace, partition_ids)
+
     async def _read(
-        self, keys: list[bytes], partition_ids: U32Array, table_version: int
+        self,
+        keys: list[bytes],
+        partition_ids: U32Array,
+        table_version: int,
+        keyspace_id: int,
     ) -> ReadAnswer:
+        self._check_keyspace(keyspace_id, partition_ids, table_version)
         answer = await self.engine.read(keys, partition_ids, table_version, want_versions=True)
         missing = set(answer.missing)
         self.node.simulation.checker.on_acknowledged(
@@ -216,7 +230,8 @@ class Life:
         )
         return answer
 
-    async def _write(self, batch: WriteBatch) -> WriteAnswer:
+    async def _write(self, batch: WriteBatch, keyspace_id: int) -> WriteAnswer:
+        self._check_keyspace(keyspace_id, batch.partition_ids, batch.table_version)
         answer = await self.engine.write(batch)
         if batch.durability is Durability.ALL_IN_SYNC:
             written = np.flatnonzero(answer.versions).tolist()
@@ -229,7 +244,8 @@ class Life:
             )
         return answer
 
-    async def _commit(self, batch: AtomicBatch) -> AtomicAnswer:
+    async def _commit(self, batch: AtomicBatch, keyspace_id: int) -> AtomicAnswer:
+        self._check_keyspace(keyspace_id, [batch.partition_id], batch.table_version)
         answer = await self.engine.commit(batch)
         written = [
             (batch.partition_id, key, answer.version)
@@ -269,6 +285,9 @@ class Life:
         out_ms = round(self._writer.disk.out_s * 1000)
         return membership_pb2.NodeStats(commit_out_ms=out_ms)
 
+    def erased(self) -> Sequence[int]:
+        return self.drops.erased
+
     def on_table(self, table: Table, number: NodeNumber, node_epoch: int) -> None:
         self.follower.on_table(table, number, node_epoch)
         self.replicator.on_table(table, number, node_epoch)
@@ -281,6 +300,7 @@ class Life:
         served = self.state.served
         return (
             self.state.serving()
+            and partition_id < len(served.epochs)
             and bool(served.epochs[partition_id])
             and not self.state.stopped[partition_id]
         )
@@ -289,6 +309,11 @@ class Life:
         """Return what the store holds, of all kinds: {kind and key: (sequence, value)}, tombstones
         left out.
         """
+        held = self.held_of(partition_id)
+        return {key: (r.sequence, r.value) for key, r in held.items() if not r.tombstone}
+
+    def held_of(self, partition_id: int) -> dict[bytes, records.Record]:
+        """Return all that the store holds: {kind and key: record}."""
         held = dict(self.store.read_range(partition_id, b"", 0, 1_000_000, 1 << 40).rows)
         prefix = records.prefix_of(partition_id)
         for layer in self.store.overlay._layers:  # in the order of the log
@@ -296,8 +321,7 @@ class Life:
                 if key.startswith(prefix):
                     held.pop(key, None)
                     held.update({} if row is None else {key: row})
-        decoded = ((key, records.decode_record(data)) for key, data in held.items())
-        return {key[2:]: (r.sequence, r.value) for key, r in decoded if not r.tombstone}
+        return {key[2:]: records.decode_record(data) for key, data in held.items()}
 
     def kill(self) -> None:
         self.process.kill()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.kit.forked import Forked
+from tests.simulation.keyspace_mutants import LONG
 from tests.simulation.mutants import MUTANTS, SHOWN_BY
 
 TIMEOUT_S = 900  # not of one seed: of ten, on a machine that does much else
@@ -77,7 +78,13 @@ def test_seed_is_the_same_whatever_ran_before_it(simulate: Simulate) -> None:
     assert both == {name: sum(one.get(name, 0) for one in each) for name in both}
 
 
-@pytest.mark.parametrize("name", [mutant.name for mutant in MUTANTS])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(mutant.name, marks=pytest.mark.long if mutant.name in LONG else ())
+        for mutant in MUTANTS
+    ],
+)
 def test_planted_defect_is_caught(name: str, simulate: Simulate) -> None:
     likely = SHOWN_BY.get(name)
     tries = [range(SEEDS_PER_MUTANT_MAX)]
