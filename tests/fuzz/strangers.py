@@ -253,6 +253,8 @@ def _resp(rng: random.Random) -> bytes:
         [b"GET", b"k"],
         [b"SET", b"k", rng.randbytes(rng.choice([1, 20_000]))],
         [b"KOINON.GET", b"0", b"k"],
+        [b"KOINON.SCAN", rng.randbytes(rng.randrange(9)), b"id/1"],
+        [b"KOINON.FOLLOW", b"1"],
         [b"SCAN", b"0"],
         [b"CLUSTER", b"SLOTS"],
         [b"AUTH", b"koinon_aaaaaaaaaa_" + b"A" * 43],

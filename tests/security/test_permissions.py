@@ -27,7 +27,7 @@ from koinon_proto.security.names import ANY_SERVER, Kind
 from koinon_proto.server.rpc import error_of
 from koinon_proto.v1 import kv_pb2, kv_pb2_grpc, loads_pb2, loads_pb2_grpc
 from tests.kit.waiting import wait_until
-from tests.node.kit.resp_client import packed
+from tests.node.kit.resp_client import packed, typed
 from tests.node.kit.staged_chunks import chunk_of
 from tests.node.kit.support import refusal
 from tests.security.servers import PARTITIONS, Servers, serving
@@ -202,13 +202,24 @@ def test_scan_needs_all_that_is_below_its_prefix(users: dict[str, UserOf]) -> No
         request = loads_pb2.ReadColumnsRequest(partition_ids=range(PARTITIONS), prefix=prefix)
         return users[name].bulk.ReadColumns(request)
 
-    assert scan("scanner", b"") == [b"a/1", b"a/fixed/1", b"b/1"]
-    assert scan("app", b"a/fixed/") == [b"a/fixed/1"]
+    def page(name: str, prefix: bytes) -> Any:
+        request = kv_pb2.ScanRequest(partition_ids=range(PARTITIONS), prefix=prefix)
+        reply = users[name].redis("KOINON.SCAN", request.SerializeToString())
+        if isinstance(reply, hiredis.ReplyError):
+            raise typed(reply)[0]
+        return sorted(kv_pb2.ScanResponse.FromString(reply).keys)
+
+    assert scan("scanner", b"") == page("scanner", b"") == [b"a/1", b"a/fixed/1", b"b/1"]
+    assert scan("app", b"a/fixed/") == page("app", b"a/fixed/") == [b"a/fixed/1"]
     assert sum(columns("app", b"a/fixed/").row_counts) == 1
     for prefix in (b"", b"a", b"a/", b"a/hidden/x", b"b/"):
         assert "may not scan" in denied(lambda prefix=prefix: scan("app", prefix))
         denied(lambda prefix=prefix: columns("app", prefix))
+        with pytest.raises(PermissionDeniedError, match="user app may not scan"):
+            page("app", prefix)
     denied(lambda: scan("reader", b"a/"))
+    with pytest.raises(PermissionDeniedError, match="user reader may not scan"):
+        page("reader", b"a/")
 
 
 def test_bulk_load_is_refused_by_key_and_by_prefix(users: dict[str, UserOf]) -> None:

@@ -12,7 +12,7 @@ from koinon_node.bulk_load.column_reader import ColumnReader, ColumnsAnswer, Col
 from koinon_node.bulk_load.stager import StageBatch, Stager
 from koinon_node.core.records import U32Array
 from koinon_node.serving.request_limits import check_partitions, keyspace_of, table_of
-from koinon_node.serving.service import pages_of, refusals_to_proto
+from koinon_node.serving.scan_requests import pages_of, refusals_to_proto
 from koinon_node.state import NodeState, partitioner_of
 from koinon_proto.contract import columns
 from koinon_proto.contract.access import Action

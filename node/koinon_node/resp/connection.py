@@ -27,6 +27,7 @@ from koinon_node.resp.commands import rules, transactions
 from koinon_node.resp.commands.table import (
     Arguments,
     Outcome,
+    Page,
     Read,
     Spec,
     Switch,
@@ -357,7 +358,8 @@ class Connection(asyncio.Protocol):
             self._owner.service.write(served, writes, self._answered)
         else:
             self._under_way = (pending,)
-            self._begin(self._await(cast(Coroutine[Any, Any, bytes], outcome)))
+            work = self._owner.service.page(outcome) if type(outcome) is Page else outcome
+            self._begin(self._await(cast(Coroutine[Any, Any, bytes], work)))
         return None
 
     def _execute_reads(self, first: Pending) -> bytes | None:

@@ -17,7 +17,7 @@ from koinon_node.core import records
 from koinon_node.core.atomic_batch import Step
 from koinon_node.core.updates import Result
 from koinon_node.ports import TakesFollowers
-from koinon_node.resp.commands.table import Encoded, Read, Write, Written
+from koinon_node.resp.commands.table import Encoded, Page, Read, Write, Written
 from koinon_node.resp.served_keyspace import ServedKeyspace
 from koinon_node.serving.batches import (
     AtomicBatch,
@@ -106,10 +106,22 @@ class RedisService:
         Raises:
             KoinonError: nothing can be read; the first refusal of a partition, if one is refused.
         """
-        answer = await self._engine.scan(page)
-        self._counts.scanned(answer)
+        answer = await self._scan(page)
         for error in answer.refusals.values():
             raise error
+        return answer
+
+    async def page(self, wanted: Page) -> bytes:
+        """Return the reply to a page that was asked for. It tells of partitions that are refused.
+
+        Raises:
+            KoinonError: nothing can be read.
+        """
+        return wanted.reply(await self._scan(wanted.page))
+
+    async def _scan(self, page: ScanPage) -> ScanAnswer:
+        answer = await self._engine.scan(page)
+        self._counts.scanned(answer)
         return answer
 
     # --- reads -----------------------------------------------------------------------------

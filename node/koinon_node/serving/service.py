@@ -6,7 +6,6 @@ engine raises into statuses.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -23,12 +22,11 @@ from koinon_node.core.updates import (
     expires_after,
 )
 from koinon_node.serving.atomic_requests import batch_of, check_access, reply_of
-from koinon_node.serving.batches import Durability, ReadAnswer, ScanPage, WriteAnswer, WriteBatch
+from koinon_node.serving.batches import Durability, ReadAnswer, WriteAnswer, WriteBatch
 from koinon_node.serving.engine import Engine
 from koinon_node.serving.graceful_drain import GracefulDrain
 from koinon_node.serving.request_limits import (
     check_key,
-    check_partitions,
     check_ttl,
     check_value,
     keyspace_of,
@@ -38,6 +36,7 @@ from koinon_node.serving.request_limits import (
     ttl_of,
 )
 from koinon_node.serving.row_metrics import RowCounts
+from koinon_node.serving.scan_requests import page_of, page_reply, refusals_to_proto
 from koinon_node.state import NodeState, partitioner_of
 from koinon_proto.contract import convert
 from koinon_proto.contract.access import Action
@@ -204,24 +203,9 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
     @bounded(CALLS_MAX)
     async def Scan(self, request: kv_pb2.ScanRequest, context: Any) -> kv_pb2.ScanResponse:  # noqa: N802
         keyspace = self._keyspace(request)
-        page = _scan_page(keyspace, request)
-        caller.get().check_prefix(Action.SCAN, keyspace.keyspace_id, request.prefix)
-        answer = await self._engine.scan(page)
+        answer = await self._engine.scan(page_of(request, keyspace, caller.get()))
         self._counts.scanned(answer)
-        reply = kv_pb2.ScanResponse(
-            keys=answer.keys,
-            values=answer.values,
-            partition_ids=answer.partition_ids,
-            refusals=refusals_to_proto(answer.refusals),
-            in_range=True,
-        )
-        if request.want_versions:
-            reply.versions.extend(answer.versions)
-            reply.expires_at_ms.extend(answer.expires_at_ms)
-        if answer.next_cursor is not None:
-            partition_id, after_key = answer.next_cursor
-            reply.next.CopyFrom(kv_pb2.ScanCursor(partition_id=partition_id, after_key=after_key))
-        return reply
+        return page_reply(answer, want_versions=request.want_versions)
 
     async def _read(
         self,
@@ -480,51 +464,6 @@ def _refused(faults: dict[int, KoinonError], rows: int) -> dict[int, KoinonError
     return faults
 
 
-def pages_of(keyspace: Keyspace, request: Any) -> tuple[list[int], bytes]:
-    """Return (the partitions that a page is still to visit, the key to go on after in the first) of
-    a request with partition_ids, a prefix and a cursor.
-
-    Raises:
-        InvalidArgumentError: one of these breaks a limit, or partitions do not ascend, or one is
-            not the keyspace's.
-    """
-    wanted = list(request.partition_ids)
-    longest = max(len(request.prefix), len(request.cursor.after_key))
-    if longest > MAX_KEY_BYTES:
-        raise InvalidArgumentError(
-            field="prefix", reason="longer than a key", limit=MAX_KEY_BYTES, actual=longest
-        )
-    if any(a >= b for a, b in itertools.pairwise(wanted)):
-        raise InvalidArgumentError(field="partition_ids", reason="must ascend")
-    check_partitions(keyspace, wanted)
-    if not request.HasField("cursor"):
-        return wanted, b""
-    wanted = [p for p in wanted if p >= request.cursor.partition_id]
-    in_first = bool(wanted) and wanted[0] == request.cursor.partition_id
-    return wanted, request.cursor.after_key if in_first else b""
-
-
-def _scan_page(keyspace: Keyspace, request: kv_pb2.ScanRequest) -> ScanPage:
-    wanted, after_key = pages_of(keyspace, request)
-    if len(request.start) > MAX_KEY_BYTES:
-        raise InvalidArgumentError(
-            field="start",
-            reason="longer than a key",
-            limit=MAX_KEY_BYTES,
-            actual=len(request.start),
-        )
-    return ScanPage(
-        table_version=request.table_version,
-        partition_ids=wanted,
-        prefix=request.prefix,
-        after_key=after_key,
-        limit=request.limit,
-        keys_only=request.keys_only,
-        start=request.start,
-        reverse=request.reverse,
-    )
-
-
 # --- replies -----------------------------------------------------------------------------------
 
 
@@ -532,14 +471,6 @@ def _raise_any(*errors: Mapping[int, KoinonError]) -> None:
     for mapping in errors:
         for error in mapping.values():
             raise error
-
-
-def refusals_to_proto(refusals: Mapping[int, KoinonError]) -> list[kv_pb2.Refusal]:
-    """Return the refusals of partitions as messages have them."""
-    return [
-        kv_pb2.Refusal(partition_id=partition_id, error=convert.error_to_proto(error))
-        for partition_id, error in refusals.items()
-    ]
 
 
 def _read_reply(answer: ReadAnswer) -> kv_pb2.BatchGetResponse:

@@ -13,6 +13,7 @@ from pathlib import Path
 import hiredis
 import pytest
 
+from koinon_proto.contract import convert
 from koinon_proto.contract.errors import (
     ConditionFailedError,
     InvalidArgumentError,
@@ -22,11 +23,12 @@ from koinon_proto.contract.errors import (
     UnsupportedVersionError,
     WrongClusterError,
 )
+from koinon_proto.v1 import kv_pb2
 from tests.kit.addresses import free_address
 from tests.kit.waiting import wait_until
 from tests.node.kit.resp_client import RespClient, packed, typed
 from tests.node.kit.scripted_coordinator import Script, ScriptedCoordinator
-from tests.node.kit.support import NodeProcess, partitions_of, running_node
+from tests.node.kit.support import PARTITIONS, NodeProcess, partitions_of, refusal, running_node
 
 NOT_OURS = 5
 OFFLINE = 6
@@ -155,6 +157,75 @@ def test_arguments_beyond_a_limit_are_refused_by_name(
     error, _ = typed(client.call(*arguments))
     assert isinstance(error, InvalidArgumentError)
     assert client.call("PING") == b"PONG"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"prefix": b"page/1", "want_versions": True},
+        {"prefix": b"page/", "limit": 7, "want_versions": True},
+        {"prefix": b"page/", "limit": 7, "reverse": True, "keys_only": True},
+        {"start": b"page/2", "cursor": kv_pb2.ScanCursor(partition_id=3, after_key=b"page/25")},
+        {"partition_ids": [0, NOT_OURS, OFFLINE], "table_version": 1 << 40},
+        {"partition_ids": []},
+    ],
+)
+def test_page_of_a_scan_is_that_which_grpc_gives(
+    node: NodeProcess, client: RespClient, options: dict[str, object]
+) -> None:
+    keys = [b"page/%d" % n for n in range(40)]
+    for key in keys:
+        if partitions_of([key])[0] not in (NOT_OURS, OFFLINE):
+            client.call(*put(key, b"v" * len(key), ttl_ms=600_000 * (key < b"page/2")))
+    request = kv_pb2.ScanRequest(**{"partition_ids": range(PARTITIONS)} | options)  # type: ignore[arg-type]
+    found = kv_pb2.ScanResponse.FromString(client.call("KOINON.SCAN", request.SerializeToString()))
+    assert found == node.kv.Scan(request)
+    if "limit" in options:
+        assert (len(found.keys), found.HasField("next")) == (7, True)
+    else:
+        assert bool(found.refusals) is (options.get("partition_ids") != [])
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        kv_pb2.ScanRequest(prefix=b"p" * 501),
+        kv_pb2.ScanRequest(start=b"s" * 501),
+        kv_pb2.ScanRequest(partition_ids=[2, 1]),
+        kv_pb2.ScanRequest(partition_ids=[PARTITIONS]),
+        kv_pb2.ScanRequest(cluster_id="another"),
+    ],
+)
+def test_page_that_grpc_refuses_is_refused_alike(
+    node: NodeProcess, client: RespClient, request_: kv_pb2.ScanRequest
+) -> None:
+    error, _ = typed(client.call("KOINON.SCAN", request_.SerializeToString()))
+    expected = refusal(lambda: node.kv.Scan(request_))
+    assert convert.error_to_proto(error) == convert.error_to_proto(expected)
+
+
+@pytest.mark.parametrize(
+    "message", [b"\xff", b"garbage", kv_pb2.ScanRequest(keyspace_id=9).SerializeToString()]
+)
+def test_page_that_is_no_message_or_of_another_keyspace_is_refused(
+    client: RespClient, message: bytes
+) -> None:
+    error, _ = typed(client.call("KOINON.SCAN", message))
+    assert isinstance(error, InvalidArgumentError)
+    assert client.call("PING") == b"PONG"
+
+
+def test_pages_keep_their_place_among_other_commands(client: RespClient) -> None:
+    key = key_in(0, "between")
+    request = kv_pb2.ScanRequest(partition_ids=[0], prefix=key).SerializeToString()
+    commands = [put(key, b"1"), ("KOINON.SCAN", request), ("KOINON.GET", key, 0)]
+    commands += [("KOINON.DELETE", key, 0, "", 0), ("KOINON.SCAN", request), ("PING",)]
+    client.send_bytes(b"".join(packed(*command) for command in commands))
+    replies = [client.reply() for _ in commands]
+    pages = [kv_pb2.ScanResponse.FromString(replies[at]) for at in (1, 4)]
+    assert [list(page.values) for page in pages] == [[b"1"], []]
+    assert (replies[2], replies[3], replies[5]) == (b"1", 1, b"PONG")
 
 
 def test_hello_refuses_another_cluster_and_another_protocol(

@@ -11,6 +11,7 @@ from koinon_proto.contract.errors import TableBehindError, UnknownKeyspaceError
 from koinon_proto.contract.keyspaces import Keyspace
 from koinon_proto.contract.table import NodeNumber, RedisPort, Table
 from koinon_proto.partitioner import slot_of
+from koinon_proto.v1 import kv_pb2
 from tests.kit.addresses import free_addresses
 from tests.kit.waiting import wait_until
 from tests.node.kit.keyspaces import create_keyspace, drop_keyspace
@@ -75,9 +76,8 @@ def enter(client: RespClient, keyspace_id: int) -> None:
     assert client.call("KOINON.HELLO", 2, "", keyspace_id) == b"n1"
 
 
-@pytest.mark.usefixtures("rides")
 def test_connection_that_names_a_keyspace_reads_and_writes_there_only(
-    client: RespClient, address: str
+    client: RespClient, address: str, rides: Keyspace
 ) -> None:
     enter(client, RIDES)
     assert int(client.call(*put("k", "rides"))) > 0
@@ -88,6 +88,9 @@ def test_connection_that_names_a_keyspace_reads_and_writes_there_only(
         assert other.call("KOINON.EXISTS", "n", 0) == 0
         assert int(other.call(*put("k", "default"))) > 0
     assert client.call("KOINON.GET", "k", 0) == b"rides"
+    everywhere = kv_pb2.ScanRequest(partition_ids=rides.partition_ids, keyspace_id=RIDES)
+    page = client.call("KOINON.SCAN", everywhere.SerializeToString())
+    assert sorted(kv_pb2.ScanResponse.FromString(page).values) == [b"4", b"rides"]
     assert client.call("KOINON.DELETE", "k", 0, "", 0) == 1
 
 

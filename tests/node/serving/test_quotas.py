@@ -146,6 +146,12 @@ def commit(door: Door) -> Any:
     )
 
 
+def page_of(door: Door, **options: Any) -> kv_pb2.ScanResponse:
+    """Return a page of a scan of all partitions that was asked for by a command."""
+    request = kv_pb2.ScanRequest(partition_ids=range(PARTITIONS), **options)
+    return kv_pb2.ScanResponse.FromString(own("KOINON.SCAN", request.SerializeToString())(door))
+
+
 SINGLE: dict[str, Callable[[Door], Any]] = {
     "Get": lambda door: door.kv.Get(kv_pb2.GetRequest(key=KEY)),
     "Put": lambda door: door.put(KEY, b"2"),
@@ -165,6 +171,7 @@ SINGLE: dict[str, Callable[[Door], Any]] = {
     "KOINON.DELETE": own("KOINON.DELETE", KEY, 0, "", 0),
     "KOINON.INCREMENT": own("KOINON.INCREMENT", KEY, 1, 0, 0, 0),
     "KOINON.TOUCH": own("KOINON.TOUCH", KEY, 5_000, 0, 0),
+    "KOINON.SCAN": page_of,
 }
 """Requests that are refused by an error."""
 
@@ -259,6 +266,11 @@ def test_pages_are_as_large_as_the_limit_lets_them_be(door: Door) -> None:
     assert page.HasField("next")
     door.limit()
     door.limit(rows=200)
+    page = page_of(door)
+    assert 1 <= len(page.keys) <= 20
+    assert page.HasField("next")
+    door.limit()
+    door.limit(rows=200)
     page = door.bulk.ReadColumns(loads_pb2.ReadColumnsRequest(partition_ids=everywhere))
     assert 1 <= columns.unpack(page.columns).header.rows <= 20
     assert page.HasField("next")
@@ -272,6 +284,7 @@ SHOWING: dict[str, Callable[[Door], Any]] = {
     "Scan": lambda door: door.kv.Scan(
         kv_pb2.ScanRequest(partition_ids=range(PARTITIONS), prefix=KEY)
     ),
+    "KOINON.SCAN": lambda door: page_of(door, prefix=KEY),
     "ReadColumns": lambda door: door.bulk.ReadColumns(
         loads_pb2.ReadColumnsRequest(partition_ids=range(PARTITIONS), prefix=KEY)
     ),

@@ -1,4 +1,4 @@
-"""The commands of Koinon's own clients: single operations with all that gRPC's have.
+"""The commands of Koinon's own clients: single operations and scans with all that gRPC's have.
 
     KOINON.HELLO 1 cluster_id [token]
     KOINON.HELLO 2 cluster_id keyspace_id [token]
@@ -19,6 +19,8 @@
         -> 1; 0: there is none
     KOINON.GETORPUT key value ttl_ms table_version durability [request_id]
         -> the value that is there, or nil: this one was written
+    KOINON.SCAN request [request_id]
+        -> a page; the messages ScanRequest and ScanResponse of v1/kv.proto, as gRPC has them
 
 Numbers are decimal, ``by`` with a sign. ``ttl_ms`` 0: the keyspace's default, and with
 KOINON.TOUCH never; ``if_version`` '': unconditional; ``durability`` as in v1/kv.proto. Errors are
@@ -29,6 +31,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import cast
+
+from google.protobuf.message import DecodeError
 
 from koinon_node.core import records
 from koinon_node.core.updates import (
@@ -45,6 +49,7 @@ from koinon_node.resp.commands.table import (
     Arguments,
     Encoded,
     Outcome,
+    Page,
     Read,
     Row,
     Write,
@@ -52,7 +57,7 @@ from koinon_node.resp.commands.table import (
     command,
 )
 from koinon_node.resp.session import Session
-from koinon_node.serving.batches import Durability
+from koinon_node.serving.batches import Durability, ScanAnswer
 from koinon_node.serving.request_limits import (
     check_expiry,
     check_key,
@@ -60,6 +65,7 @@ from koinon_node.serving.request_limits import (
     expiry_of,
     ttl_of,
 )
+from koinon_node.serving.scan_requests import page_of, page_reply
 from koinon_proto.contract import request_ids
 from koinon_proto.contract.errors import (
     InvalidArgumentError,
@@ -67,6 +73,7 @@ from koinon_proto.contract.errors import (
     UnsupportedVersionError,
 )
 from koinon_proto.contract.keyspaces import DEFAULT_ID, KeyspaceId
+from koinon_proto.v1 import kv_pb2
 
 PROTOCOL_VERSION = 2
 _DEFAULT_ALONE = 1
@@ -174,6 +181,26 @@ def exists(session: Session, arguments: Arguments) -> Outcome:
 
 def _is_there(found: Sequence[Encoded]) -> bytes:
     return wire.integer(found[0] is not None)
+
+
+@command("KOINON.SCAN", -2, errors.own, flags=("readonly",))
+def scan(session: Session, arguments: Arguments) -> Outcome:
+    """Read a page of a scan, as gRPC's method does."""
+    try:
+        request = kv_pb2.ScanRequest.FromString(arguments[1])
+    except DecodeError:
+        raise InvalidArgumentError(field="request", reason="must be a ScanRequest") from None
+    session.service.table().cluster.check_id(request.cluster_id)
+    served = session.served
+    if request.keyspace_id != served.keyspace_id:
+        raise InvalidArgumentError(field="keyspace_id", reason="must be the connection's")
+    page = page_of(request, served.keyspace(request.table_version), session.caller)
+    with_versions = request.want_versions
+
+    def reply(answer: ScanAnswer) -> bytes:
+        return wire.bulk(page_reply(answer, want_versions=with_versions).SerializeToString())
+
+    return Page(page, reply, _request_id(arguments, 2))
 
 
 @command("KOINON.PUT", -7, errors.own, flags=("write",), keys=(1, 1, 1))
