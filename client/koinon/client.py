@@ -139,17 +139,25 @@ class Operations(ClientApi):
         return self._scan(pages)
 
     def _scan(self, pages: Pages) -> Iterator[Entry]:
+        first = True
         try:
-            while not pages.ended and (page := self._page(pages)) is not None:
+            while not pages.ended and (page := self._page(pages, first=first)) is not None:
                 yield from page
+                first = False
         finally:
             if not pages.ended:
                 with suppress(KoinonError):
                     self._wake(pages.close)
 
-    def _page(self, pages: Pages) -> list[Entry] | None:
+    def _page(self, pages: Pages, *, first: bool) -> list[Entry] | None:
         with self._engine.observing.call("scan"):
-            return self._run(pages.next())
+            page = pages.fetch_here(self._engine) if first else None
+            if page is None and not pages.ended:
+                return self._run(pages.next())
+        if not pages.ended:
+            with suppress(KoinonError):  # closed: who asks for the next page is told
+                self._wake(pages.prefetch)
+        return page
 
     def batch(self, routing_key: BytesLike) -> Batch:
         """Return an atomic batch of operations on keys with the same routing bytes as this key:

@@ -16,6 +16,7 @@ from enum import Enum
 from random import Random
 from typing import Any
 
+from koinon.core.exchange import Exchange
 from koinon.core.operations import ReadReply, UpdateReply, WriteReply
 from koinon.core.retry import (
     AT_ONCE,
@@ -59,7 +60,7 @@ _GET_ENTRY, _PUT = Kind.GET_ENTRY, Kind.PUT  # attributes of an Enum are slow
 
 
 @dataclass(slots=True, eq=False)
-class PendingOperation:
+class PendingOperation(Exchange):
     """One operation on one key, from its call to its end."""
 
     kind: Kind
@@ -67,24 +68,14 @@ class PendingOperation:
     partition_id: int
     _: KW_ONLY
     keyspace_id: int = 0
-    deadline: float  # by the driver's clock
-    timeout_ms: int  # what the deadline was made of, for messages
-    value: bytes = b""
     ttl_ms: int | None = None
     by: int = 0  # of an increment
     if_version: int | None = None
     retry_unknown: bool = False
     durability: Durability = "all_in_sync"
-    request: Any = None  # the id that it was sent under, whose ``name`` is told of its error
     attempt: int = 0  # refusals since it was sent first, or since its partition had news
-    sent: bool = False  # its batch is under way, or its command
-    sent_at: float = 0.0  # by the driver's clock; of a command
-    revision: int = 0  # of the routing under which its command was sent
-    done: bool = False  # ended, or abandoned
     maybe_applied: bool = False  # an attempt of this write had no answer
     last_error: KoinonError | None = None  # why it waits to go again
-    result: Any = None
-    error: KoinonError | None = None  # what it ended with
     on_done: Callable[[PendingOperation], None] | None = None
     """Called once, at the end, unless the operation was abandoned before."""
     waiter: Any = None  # the driver's, as are its places among the deadlines
@@ -92,7 +83,6 @@ class PendingOperation:
 
     @property
     def write(self) -> bool:
-        """True if it may change the record."""
         return self.kind not in _READS
 
     @property
@@ -123,7 +113,6 @@ class PendingOperation:
         self._end()
 
     def expire(self) -> None:
-        """The deadline has passed."""
         if self.done:
             return
         if self.sent:

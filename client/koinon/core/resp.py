@@ -1,4 +1,5 @@
-"""Single operations in the Redis protocol (RESP): commands on the wire, and what replies mean.
+"""Single operations, and pages of scans, in the Redis protocol (RESP): commands on the wire, and
+what replies mean.
 
 The commands are our own; docs/protocols.md lists them. A reply comes here as a RESP parser gives
 it: ``bytes``, ``int``, ``None`` or a list of such. An error that the node answered with is whole in
@@ -13,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from koinon.core.batching import Kind, PendingOperation
+from koinon.core.exchange import PendingPage
 from koinon.types import Entry
 from koinon_proto.contract.keyspaces import DEFAULT_ID
 
@@ -28,6 +30,7 @@ _PROTOCOL = 2
 _DEFAULT_ALONE = 1
 """The version before, which names no keyspace; nodes of every build know it."""
 _REFUSAL = "KOINON "
+_NOT_KNOWN = "ERR unknown command"
 _JOINED_BYTES_MAX = 16 * 1024
 """Up to so many bytes of a value, copying it is cheaper than a buffer more in a system call."""
 
@@ -41,6 +44,7 @@ _GET_OR_PUT_OPTIONS = b"\r\n%b%b%b%b"
 _PUT = b"*8\r\n$10\r\nKOINON.PUT\r\n$%d\r\n%b\r\n$%d\r\n"
 _PUT_OPTIONS = b"\r\n%b%b%b%b%b"
 _DELETE = b"*6\r\n$13\r\nKOINON.DELETE\r\n$%d\r\n%b\r\n%b%b%b%b"
+_SCAN = b"*3\r\n$11\r\nKOINON.SCAN\r\n$%d\r\n%b\r\n%b"
 _YES_OR_NO = (_DELETE_KIND, _EXISTS_KIND, _TOUCH_KIND)
 _DURABILITIES = {"all_in_sync": b"$1\r\n0\r\n", "primary": b"$1\r\n1\r\n"}
 
@@ -58,10 +62,15 @@ def hello(cluster_id: str, keyspace_id: int = DEFAULT_ID, token: str = "") -> by
     return b"*%d\r\n$12\r\nKOINON.HELLO\r\n%b" % (1 + len(arguments), b"".join(arguments))
 
 
-def command(single: PendingOperation, table_version: int, request_id: str) -> list[bytes]:
-    """Return an operation's command as buffers to send one after the other: one, or three where the
-    value is so large that it should not be copied.
+def command(
+    single: PendingOperation | PendingPage, table_version: int, request_id: str
+) -> list[bytes]:
+    """Return the command of an operation, or of a page, as buffers to send one after the other:
+    one, or three where the value is so large that it should not be copied.
     """
+    if type(single) is PendingPage:  # its message has a table version of its own
+        message = single.value
+        return [_SCAN % (len(message), message, _bulk(request_id.encode()))]
     key, version, request = single.key, _number(table_version), _bulk(request_id.encode())
     if single.kind is _GET_KIND:
         return [_GET % (len(key), key, version, request)]
@@ -98,12 +107,16 @@ def _buffers(begin: bytes, value: bytes, end: bytes) -> list[bytes]:
     return [begin, value, end] if len(value) > _JOINED_BYTES_MAX else [begin + value + end]
 
 
-def result_of(single: PendingOperation, reply: Any) -> Any:  # noqa: C901 (a case a kind)
+def result_of(single: PendingOperation | PendingPage, reply: Any) -> Any:  # noqa: C901 (a case a kind)
     """Return what the caller is given, by the answer to the operation's command.
 
     Raises:
         ValueError: this is no answer to such a command.
     """
+    if type(single) is PendingPage:
+        if type(reply) is bytes:
+            return reply
+        raise ValueError(f"no page of a scan: {type(reply).__name__}")
     kind, answer = single.kind, type(reply)
     if kind is _GET_KIND:
         if answer is bytes or reply is None:
@@ -125,6 +138,11 @@ def result_of(single: PendingOperation, reply: Any) -> Any:  # noqa: C901 (a cas
     elif answer is list and len(reply) == 3 and type(reply[0]) is bytes:
         return Entry(single.key, reply[0], int(reply[1]), int(reply[2]) or None)
     raise ValueError(f"no answer to {kind.value}: {answer.__name__}")
+
+
+def is_not_known(line: str) -> bool:
+    """Return whether the line says that the node's build does not know the command."""
+    return line.startswith(_NOT_KNOWN)
 
 
 def refusal_of(line: str) -> bytes:

@@ -163,17 +163,7 @@ class Link:
         reply = await self._send("scan", request, timeout_s)
         if isinstance(reply, KoinonError):
             return reply
-        cursor = (reply.next.partition_id, reply.next.after_key) if reply.HasField("next") else None
-        return ScanReply(
-            keys=reply.keys,
-            values=reply.values,
-            partition_ids=reply.partition_ids,
-            versions=reply.versions,
-            expires_at_ms=reply.expires_at_ms,
-            next=cursor,
-            refused=refused(reply),
-            in_range=reply.in_range,
-        )
+        return scan_reply(reply)
 
     async def get_table(self, request: table_pb2.GetTableRequest, timeout_s: float) -> Any:
         """Return a ``TableUpdate`` or the error."""
@@ -252,6 +242,21 @@ def _error_of(
         # One of gRPC's own limits. To a write it may be its reply that was over it.
         return ResourceExhaustedError(resource=f"gRPC at {address} ({failure.details()})", limit=0)
     return error
+
+
+def scan_reply(reply: kv_pb2.ScanResponse) -> ScanReply:
+    """Return a page as scans take it."""
+    cursor = (reply.next.partition_id, reply.next.after_key) if reply.HasField("next") else None
+    return ScanReply(
+        keys=reply.keys,
+        values=reply.values,
+        partition_ids=reply.partition_ids,
+        versions=reply.versions,
+        expires_at_ms=reply.expires_at_ms,
+        next=cursor,
+        refused=refused(reply),
+        in_range=reply.in_range,
+    )
 
 
 def refused(reply: Any) -> dict[int, KoinonError]:

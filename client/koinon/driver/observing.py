@@ -35,15 +35,18 @@ class Observing:
     def __init__(self, observer: Observer | None) -> None:
         self._observer = observer
         self._failed = False  # it has raised before
+        self.now = time.perf_counter
 
     @contextmanager
-    def operation(self, name: str, rows: int = 0) -> Iterator[Ending]:
-        """Observe what is done inside. It may say more of how it ended."""
+    def operation(self, name: str, rows: int = 0, began: float | None = None) -> Iterator[Ending]:
+        """Observe what is done inside. It may say more of how it ended. ``began`` says when, by
+        ``now``, if that was before.
+        """
         ending = Ending(rows)
         if self._observer is None:
             yield ending
             return
-        began = time.perf_counter()
+        began = self.now() if began is None else began
         try:
             yield ending
         except BaseException as error:
@@ -51,8 +54,9 @@ class Observing:
             setattr(error, _TOLD, True)
             raise
         finally:
-            seconds = time.perf_counter() - began
-            self._tell(Observation(name, ending.outcome, seconds, ending.rows))
+            if not ending.goes_on:
+                seconds = self.now() - began
+                self._tell(Observation(name, ending.outcome, seconds, ending.rows))
 
     @contextmanager
     def call(self, name: str, rows: int = 0) -> Iterator[None]:
@@ -60,12 +64,12 @@ class Observing:
         if self._observer is None:
             yield
             return
-        began = time.perf_counter()
+        began = self.now()
         try:
             yield
         except BaseException as error:
             if not hasattr(error, _TOLD):
-                seconds = time.perf_counter() - began
+                seconds = self.now() - began
                 self._tell(Observation(name, outcome_of(error), seconds, rows))
             raise
 
@@ -100,11 +104,12 @@ class Observing:
 class Ending:
     """The outcome of an operation."""
 
-    __slots__ = ("outcome", "rows")
+    __slots__ = ("goes_on", "outcome", "rows")
 
     def __init__(self, rows: int) -> None:
         self.outcome = OK
         self.rows = rows
+        self.goes_on = False  # it has not ended: who goes on with it tells of it
 
 
 def outcome_of(error: BaseException) -> str:

@@ -177,7 +177,7 @@ class SingleOperations:
             error = routing.offline(single.partition_id)
             self._settle([single], error, routing.revision)
             return
-        link = self._resp_link(address, single.keyspace_id, routing)
+        link = self.resp_link(address, single.keyspace_id, routing)
         if link is not None and link.add(single):
             return
         kind = address, single.keyspace_id, single.write, single.update, single.durability
@@ -194,7 +194,7 @@ class SingleOperations:
         queue.add(single)
         self._flush_soon(queue)
 
-    def _resp_link(self, address: str, keyspace_id: int, routing: Routing) -> RespLink | None:
+    def resp_link(self, address: str, keyspace_id: int, routing: Routing) -> RespLink | None:
         """Return the node's link by RESP, if it offers that and may be asked so."""
         listener = routing.redis_addresses.get(address)
         if listener is None or self._options.transport == "grpc":

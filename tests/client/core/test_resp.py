@@ -110,7 +110,7 @@ def test_reply_of_another_kind_is_refused(kind: Kind, reply: Any) -> None:
 def test_error_line_gives_the_error_back_whole() -> None:
     error = ConditionFailedError(expected_version=3, current_version=4)
     whole = b64encode(convert.error_to_proto(error).SerializeToString()).decode()
-    found = error_of(f"KOINON {whole} id/1")
+    found = error_of(f"KOINON {whole} id/1", single(Kind.GET))
     assert isinstance(found, ConditionFailedError)
     assert (found.expected_version, found.current_version) == (3, 4)
 
@@ -118,7 +118,7 @@ def test_error_line_gives_the_error_back_whole() -> None:
 @pytest.mark.parametrize("line", ["ERR unknown command", "KOINON", "KOINON ?", "KOINON //8= id"])
 def test_error_line_that_holds_no_error_is_refused(line: str) -> None:
     with pytest.raises(ValueError, match="ours"):
-        error_of(line if line != "KOINON ?" else "MOVED 1 host:1")
+        error_of(line if line != "KOINON ?" else "MOVED 1 host:1", single(Kind.GET))
 
 
 def test_deadlines_end_operations_in_turn_and_leave_out_what_has_ended() -> None:

@@ -18,16 +18,11 @@ from koinon.driver.resp.connection import IN_FLIGHT_MAX
 from tests.client.conftest import SOON_S, Connect
 from tests.client.kit.fake_cluster import FakeCluster, FakeNode
 from tests.client.kit.fake_resp import LEAVING, FakeResp
-from tests.client.kit.helpers import ONLY_RESP, keys_of
+from tests.client.kit.helpers import ONLY_RESP, keys_of, resp_of
 from tests.kit.waiting import wait_until
 
 pytestmark = ONLY_RESP
 BOUND_S = 60.0
-
-
-def resp_of(node: FakeNode) -> FakeResp:
-    assert node.resp is not None
-    return node.resp
 
 
 @pytest.fixture

@@ -132,6 +132,7 @@ class FakeNode(
                 self.batch_get,
                 self.batch_write,
                 self.batch_update,
+                self.scan,
             )
             await self.resp.start(resp_port)
         self.server = grpc.aio.server(options=rpc.SERVER_OPTIONS)
@@ -304,6 +305,9 @@ class FakeNode(
 
     @rpc.typed_errors
     async def Scan(self, request: kv_pb2.ScanRequest, context: Any) -> Any:  # noqa: N802
+        return await self.scan(request, context)
+
+    async def scan(self, request: kv_pb2.ScanRequest, context: Any) -> Any:
         await self._enter("Scan", request, 0, context)
         refused = self._refusals(request.partition_ids)
         wanted = set(request.partition_ids) - set(refused)

@@ -1,5 +1,5 @@
 """The RESP side of a fake node: commands of one buffer are answered by its ``BatchGet`` and
-``BatchWrite``, a run of reads or of writes by one call, in order.
+``BatchWrite``, a run of reads or of writes by one call, in order; pages of scans by ``Scan``.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from koinon_proto.v1 import kv_pb2
 
 READS = (b"KOINON.GET", b"KOINON.ENTRY", b"KOINON.EXISTS")
 WRITES = (b"KOINON.PUT", b"KOINON.DELETE")  # all others are updates
+SCAN = b"KOINON.SCAN"
 LEAVING = b">1\r\n$14\r\nkoinon.leaving\r\n"
 
 Command = list[bytes]
@@ -49,16 +50,19 @@ class FakeResp:
         get: Batch,
         write: Batch,
         update: Batch,
+        scan: Batch,
     ) -> None:
         self.cluster_id = "fake"
         self.address = ""
         self.connections = 0  # that were let in, ever
         self.refused = 0  # that named a keyspace
         self.commands = 0  # that came, but for the first of a connection
+        self.pages = 0  # that were asked for
+        self.knows_scans = True
         self.answer: Callable[[bytes], bytes] = bytes  # what is said instead of an answer
         self._node_id = node_id.encode()
         self._partition_of = partition_of
-        self._get, self._write, self._update = get, write, update
+        self._get, self._write, self._update, self._scan = get, write, update, scan
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._welcome: dict[asyncio.StreamWriter, None] = {}  # that were let in, in turn
@@ -116,7 +120,7 @@ class FakeResp:
             return [self._hello(run[0], writer)]
         self.commands += len(run)
         handling.set(Handling(run[0][-1].decode()))
-        carry_out = (self._reads, self._writes, self._updates)[_sort_of(run[0])]
+        carry_out = (self._reads, self._writes, self._updates, self._scans)[_sort_of(run[0])]
         try:
             return await carry_out(run)
         except ReplyTooLargeError:
@@ -174,6 +178,13 @@ class FakeResp:
                     b"*3\r\n%b:%d\r\n:%d\r\n" % (_bulk(reply.values[row]), version, expiry)
                 )
         return answers
+
+    async def _scans(self, run: list[Command]) -> list[bytes]:
+        if not self.knows_scans:
+            return [b"-ERR unknown command 'KOINON.SCAN'\r\n"] * len(run)
+        self.pages += len(run)
+        asked = [kv_pb2.ScanRequest.FromString(command[1]) for command in run]
+        return [_bulk((await self._scan(one, Context)).SerializeToString()) for one in asked]
 
     async def _writes(self, run: list[Command]) -> list[bytes]:
         answers = []
@@ -246,6 +257,8 @@ class FakeResp:
 
 
 def _sort_of(command: Command) -> int:
+    if command[0] == SCAN:
+        return 3
     return 0 if command[0] in READS else 1 if command[0] in WRITES else 2
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from koinon_proto.contract.errors import LeaseExpiredError
 from tests.client.kit.fake_cluster import PARTITIONS, FakeCluster, FakeNode
+from tests.client.kit.fake_resp import FakeResp
 
 ONLY_GRPC = pytest.mark.parametrize("cluster", ["grpc"], indirect=True)
 """For tests of what is peculiar to gRPC."""
@@ -25,3 +26,9 @@ def keys_of(cluster: FakeCluster, node: FakeNode, count: int = 1) -> list[bytes]
             if len(found) == count:
                 break
     return found
+
+
+def resp_of(node: FakeNode) -> FakeResp:
+    """Return the node's listener."""
+    assert node.resp is not None
+    return node.resp

@@ -1,4 +1,4 @@
-"""One RESP connection of the event loop: operations go out in order, replies come in that order.
+"""One RESP connection of the event loop: commands go out in order, replies come in that order.
 
 Operations that were added in one turn of the loop leave in one write. Nothing waits for a reply but
 the operation that it answers; one that has ended meanwhile (its deadline passed, its caller is
@@ -10,17 +10,18 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import hiredis
 
 from koinon.core import resp
-from koinon.core.batching import Failed, PendingOperation
+from koinon.core.batching import PendingOperation
+from koinon.core.exchange import PendingPage
 from koinon.core.operations import attempt_timeout_s
 from koinon.core.routing import Routing
 from koinon.driver.request_ids import RequestId
 from koinon.driver.resp.errors import error_of
-from koinon_proto.contract.errors import UnknownFateError
+from koinon_proto.contract.errors import KoinonError, UnknownFateError
 
 IN_FLIGHT_MAX = 1_000
 """Operations that may be sent and not answered. Others wait: they can still go elsewhere."""
@@ -29,8 +30,11 @@ _WRITE_BYTES = 256 * 1024
 """About what one write takes; the transport says then whether it can take more."""
 
 
-class Operations(Protocol):
-    """The engine, as a connection sees it."""
+E = TypeVar("E", PendingOperation, PendingPage)
+
+
+class Operations(Protocol[E]):
+    """Whose operations they are, as a connection sees it."""
 
     @property
     def now(self) -> Callable[[], float]: ...
@@ -40,10 +44,10 @@ class Operations(Protocol):
     def watch_answers(self) -> None:
         """Look after nodes that do not answer."""
 
-    def send_again(self, singles: Sequence[PendingOperation]) -> None:
+    def send_again(self, singles: Sequence[E]) -> None:
         """These were not sent."""
 
-    def settle_failed(self, failed: Failed) -> None:
+    def settle_failed(self, failed: list[tuple[E, KoinonError]]) -> None:
         """These were sent, and not served."""
 
 
@@ -53,25 +57,25 @@ class Owner(Protocol):
     def on_leaving(self) -> None:
         """The node is about to stop."""
 
-    def on_lost(self, connection: Connection) -> None:
+    def on_lost(self, connection: Connection[Any]) -> None:
         """The connection has ended."""
 
 
-class Connection(asyncio.BufferedProtocol):
-    """Reads, or writes, of one node. Belongs to one event loop."""
+class Connection(asyncio.BufferedProtocol, Generic[E]):
+    """Reads, or writes, or pages of scans, of one node. Belongs to one event loop."""
 
-    def __init__(self, address: str, hello: bytes, owner: Owner, operations: Operations) -> None:
+    def __init__(self, address: str, hello: bytes, owner: Owner, operations: Operations[E]) -> None:
         self._address = address
         self._hello = hello
         self._owner = owner
-        self._operations = operations
+        self._operations: Operations[E] = operations
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._reader: Any = hiredis.Reader()
         self._buffer = bytearray(_BUFFER_BYTES)  # what arrives; the reader copies from it
         self._view = memoryview(self._buffer)
-        self._queue: deque[PendingOperation] = deque()  # not sent yet
-        self._waiting: deque[PendingOperation] = deque()  # sent, in the order of their replies
+        self._queue: deque[E] = deque()  # not sent yet
+        self._waiting: deque[E] = deque()  # sent, in the order of their replies
         self._flush_due = False
         self._paused = False  # the transport holds as much as it will
         self._retired = False  # nothing is sent any more; ends with the last reply
@@ -86,6 +90,11 @@ class Connection(asyncio.BufferedProtocol):
     def alive(self) -> bool:
         """True while operations may be added."""
         return self._transport is not None and not self._retired
+
+    @property
+    def idle(self) -> bool:
+        """True while nothing was added that is not answered."""
+        return not self._waiting and not self._queue
 
     @property
     def peer(self) -> tuple[int, Any]:
@@ -111,12 +120,12 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- sending --------------------------------------------------------------------------------
 
-    def add(self, single: PendingOperation) -> None:
+    def add(self, single: E) -> None:
         """Send an operation at the end of this turn, with those that are added meanwhile."""
         self._queue.append(single)
         self._flush_soon()
 
-    def take_queued(self) -> list[PendingOperation]:
+    def take_queued(self) -> list[E]:
         """Return what was not sent: it goes another way."""
         queued = [single for single in self._queue if not single.done]
         self._queue.clear()
@@ -177,7 +186,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._silent_since = self._operations.now()
-        failed: Failed = []
+        failed: list[tuple[E, KoinonError]] = []
         try:
             self._reader.feed(self._buffer, 0, nbytes)
             self._take_replies(failed)
@@ -191,7 +200,7 @@ class Connection(asyncio.BufferedProtocol):
         elif self._queue:
             self._flush_soon()
 
-    def _take_replies(self, failed: Failed) -> None:
+    def _take_replies(self, failed: list[tuple[E, KoinonError]]) -> None:
         """End the operations whose replies are whole; add those that failed to ``failed``."""
         gets, waiting, result_of = self._reader.gets, self._waiting, resp.result_of
         while (reply := gets()) is not False:
@@ -205,7 +214,7 @@ class Connection(asyncio.BufferedProtocol):
             elif not waiting:
                 raise ValueError("a reply to nothing")
             elif kind is hiredis.ReplyError:
-                error = error_of(str(reply))  # before the operation is taken: it may raise
+                error = error_of(str(reply), waiting[0])  # it may raise, so the place is kept
                 failed.append((waiting.popleft(), error))
             else:
                 result = result_of(waiting[0], reply)
@@ -218,7 +227,7 @@ class Connection(asyncio.BufferedProtocol):
             raise ValueError(f"no welcome: {reply}")
         self.opened.set_result(True)
 
-    def _settle(self, failed: Failed) -> None:
+    def _settle(self, failed: list[tuple[E, KoinonError]]) -> None:
         if failed:
             self._operations.settle_failed(failed)
 
@@ -243,7 +252,7 @@ class Connection(asyncio.BufferedProtocol):
     def lose(self, reason: str) -> None:
         """Give up what was sent: its fate is unknown. What was not goes another way."""
         self.close()
-        unknown: Failed = [
+        unknown: list[tuple[E, KoinonError]] = [
             (single, UnknownFateError(reason=reason)) for single in self._waiting if not single.done
         ]
         self._waiting.clear()

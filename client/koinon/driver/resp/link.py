@@ -1,20 +1,26 @@
 """The way to one node and keyspace by RESP: what stands, what is being opened, and when it ends.
 
-Two connections of the loop's own, for reads and for writes: a node carries out what comes on one in
-order, and a read would wait for the write before it. They also hear when the node leaves, or is
-gone; then nothing more is sent on any connection to it, threads' sockets included. While none can
-be had, operations go over gRPC, which finds out what is wrong with the node.
+Connections of the loop's own, each a *lane*: one for reads and one for writes, since a node carries
+out what comes on one in order, and a read would wait for the write before it; and for pages of
+scans, which may wait there and are large, as many as are asked for at a time. They also hear when
+the node leaves, or is gone; then nothing more is sent on any connection to it, threads' sockets
+included. While none can be had, operations go over gRPC, which finds out what is wrong with the
+node.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
+from typing import Any
 
 from koinon.core import resp
 from koinon.core.batching import PendingOperation
+from koinon.core.exchange import PendingPage
 from koinon.driver.channels import CONNECT_S_MAX
 from koinon.driver.request_ids import RequestId
 from koinon.driver.resp.connection import Connection, Operations
+from koinon.driver.resp.pages import PageRequests
 from koinon.driver.resp.pool import Pool, Pools
 from koinon_proto.security.names import ANY_SERVER
 from koinon_proto.security.transport import PLAIN, Dialing
@@ -22,6 +28,8 @@ from koinon_proto.security.transport import PLAIN, Dialing
 _SOON_S = 0.25
 _AGAIN_S = 0.5
 _CLOSE_S_MAX = 1.0
+PAGE_LANES = range(2, 34)
+"""Each has one page under way. What is asked for beyond these goes over gRPC."""
 
 
 class RespLink:
@@ -36,7 +44,7 @@ class RespLink:
         listener: str,
         cluster_id: str,
         keyspace_id: int,
-        operations: Operations,
+        operations: Operations[PendingOperation],
         pools: Pools | None,
         dialing: Dialing = PLAIN,
     ) -> None:
@@ -46,15 +54,16 @@ class RespLink:
         self._keyspace_id = keyspace_id
         self._hello = resp.hello(cluster_id, keyspace_id, dialing.token)
         self._operations = operations
+        self._pages = PageRequests(operations)
         self._pools = pools
         self._pool: Pool | None = None
         self._former_pools: list[Pool] = []  # ended; some of their sockets may wait for an answer
         self._loop = asyncio.get_running_loop()
-        # Each by whether it is for writes.
-        self._open: dict[bool, Connection] = {}
-        self._connecting: dict[bool, asyncio.Task[None]] = {}
-        self._queued: dict[bool, list[PendingOperation]] = {False: [], True: []}
-        self._ending: set[Connection] = set()  # nothing more is sent on them
+        # Each by its lane.
+        self._open: dict[int, Connection[Any]] = {}
+        self._connecting: dict[int, asyncio.Task[None]] = {}
+        self._queued: defaultdict[int, list[Any]] = defaultdict(list)
+        self._ending: set[Connection[Any]] = set()  # nothing more is sent on them
         self._failed = False  # none could be had: nothing waits for the next attempt
         self._again_at = 0.0  # no attempt before
         self._closed = False
@@ -63,36 +72,72 @@ class RespLink:
         """Take an operation, to be sent at the end of this turn or as soon as there is a
         connection; return False if it is to go over gRPC.
         """
-        connection = self._open.get(single.write)
+        return self._add(single, single.write)
+
+    async def fetch(self, page: PendingPage, timeout_s: float) -> bool:
+        """Ask for a page, and wait for what that comes to; return False if it is to go over gRPC.
+        A caller that is cancelled leaves the reply to be dropped.
+        """
+        lane = self._free_lane() if self._pages.answered else None
+        if lane is None:
+            return False
+        ended = asyncio.Event()
+        page.on_end = ended.set
+        self._pages.begin(page)
+        try:
+            if not self._add(page, lane):
+                return False
+            async with asyncio.timeout(timeout_s):
+                await ended.wait()
+        except TimeoutError:
+            page.expire()
+        finally:
+            self._pages.end(page)
+        return page.result is not None or page.error is not None
+
+    def _free_lane(self) -> int | None:
+        """Return a lane for a page: one whose connection has nothing to do, or none yet."""
+        for lane in PAGE_LANES:
+            connection = self._open.get(lane)
+            if connection is not None and connection.alive:
+                if connection.idle:
+                    return lane
+            elif lane not in self._connecting:
+                return lane
+        return None
+
+    def _add(self, single: PendingOperation | PendingPage, lane: int) -> bool:
+        connection = self._open.get(lane)
         if connection is not None and connection.alive:
             connection.add(single)
             return True
         if self._closed:
             return False
-        if single.write not in self._connecting:
+        if lane not in self._connecting:
             if self._operations.now() < self._again_at:
                 return False
-            self._begin_to_connect(single.write)
+            self._begin_to_connect(lane)
         if self._failed:
             return False
-        self._queued[single.write].append(single)
+        self._queued[lane].append(single)
         return True
 
     # --- opening --------------------------------------------------------------------------------
 
-    def _begin_to_connect(self, write: bool) -> None:
-        connecting = self._loop.create_task(self._connect(write))
-        self._connecting[write] = connecting
-        soon = self._loop.call_later(_SOON_S, self._wait_no_more, write)
+    def _begin_to_connect(self, lane: int) -> None:
+        connecting = self._loop.create_task(self._connect(lane))
+        self._connecting[lane] = connecting
+        soon = self._loop.call_later(_SOON_S, self._wait_no_more, lane)
 
         def ended(_: asyncio.Task[None]) -> None:
             soon.cancel()
-            del self._connecting[write]
+            del self._connecting[lane]
 
         connecting.add_done_callback(ended)
 
-    async def _connect(self, write: bool) -> None:
-        connection = Connection(self.address, self._hello, self, self._operations)
+    async def _connect(self, lane: int) -> None:
+        operations: Operations[Any] = self._pages if lane in PAGE_LANES else self._operations
+        connection = Connection(self.address, self._hello, self, operations)
         try:
             async with asyncio.timeout(CONNECT_S_MAX):
                 await self._dialing.connect(lambda: connection, self._listener, ANY_SERVER)
@@ -103,30 +148,30 @@ class RespLink:
             connection.close()
             raise
         if connection.alive:
-            self._stands(write, connection)
+            self._stands(lane, connection)
         else:
             self._again_at = self._operations.now() + _AGAIN_S
-            self._wait_no_more(write)
+            self._wait_no_more(lane)
 
-    def _stands(self, write: bool, connection: Connection) -> None:
+    def _stands(self, lane: int, connection: Connection[Any]) -> None:
         self._failed = False
-        self._open[write] = connection
+        self._open[lane] = connection
         if self._pools is not None and self._pool is None:
             self._pool = self._pools.open(
                 self.address, self._keyspace_id, connection.peer, self._hello
             )
-        queued, self._queued[write] = self._queued[write], []
-        for single in queued:
+        for single in self._queued.pop(lane, ()):
             if not single.done:
                 connection.add(single)
 
-    def _wait_no_more(self, write: bool) -> None:
+    def _wait_no_more(self, lane: int) -> None:
         """There is no connection yet: what waits for one goes over gRPC, and so does what comes
         until there is.
         """
         self._failed = True
-        queued, self._queued[write] = self._queued[write], []
-        self._operations.send_again([single for single in queued if not single.done])
+        queued = [single for single in self._queued.pop(lane, ()) if not single.done]
+        operations: Operations[Any] = self._pages if lane in PAGE_LANES else self._operations
+        operations.send_again(queued)
 
     # --- the node leaves, is gone, or is fenced ---------------------------------------------------
 
@@ -135,7 +180,7 @@ class RespLink:
         self._pause()
         self._retire()
 
-    def on_lost(self, connection: Connection) -> None:
+    def on_lost(self, connection: Connection[Any]) -> None:
         self._ending.discard(connection)
         if connection in self._open.values():
             self._retire()
@@ -153,9 +198,9 @@ class RespLink:
         answered.
         """
         self._closed = True
-        for write, connecting in list(self._connecting.items()):
+        for lane, connecting in list(self._connecting.items()):
             connecting.cancel()
-            self._wait_no_more(write)
+            self._wait_no_more(lane)
         self._retire()
 
     def _pause(self) -> None:
@@ -166,6 +211,7 @@ class RespLink:
         retired = list(self._open.values())
         self._open.clear()
         self._ending.update(retired)
+        self._pages.answered = True  # another build may start there
         self._end_pool()
         for connection in retired:
             connection.retire()
@@ -177,7 +223,7 @@ class RespLink:
             self._pool = None
         self._former_pools = [pool for pool in self._former_pools if pool.sockets]
 
-    def _cut(self, why: str) -> list[Connection]:
+    def _cut(self, why: str) -> list[Connection[Any]]:
         """End the threads' sockets; return the connections of the loop's, to be ended."""
         self._end_pool()
         for pool in self._former_pools:
@@ -193,6 +239,7 @@ class RespLink:
         connections = self._cut("the client was closed before the answer came")
         for connection in connections:
             connection.close()
+        self._pages.close("the client was closed before the answer came")
         if connections:
             lost = [asyncio.ensure_future(connection.lost.wait()) for connection in connections]
             await asyncio.wait(lost, timeout=_CLOSE_S_MAX)
@@ -215,11 +262,12 @@ class RespLink:
         return next((request for request in last if request is not None), None)
 
     def drain(self) -> list[PendingOperation]:
-        """Return what was not sent: it may go elsewhere."""
-        return [single for one in self._open.values() for single in one.take_queued()]
+        """Return the operations that were not sent: they may go elsewhere."""
+        singles = [one for lane, one in self._open.items() if lane not in PAGE_LANES]
+        return [single for one in singles for single in one.take_queued()]
 
     def ask_elsewhere(self) -> None:
         """Give up reads that were sent so long ago that they should be asked for again."""
-        reads = self._open.get(False)
-        if reads is not None and reads.overdue():
-            reads.lose(f"{self.address}: no answer in time")
+        for connection in list(self._open.values()):
+            if connection.overdue():
+                connection.lose(f"{self.address}: no answer in time")

@@ -1,4 +1,5 @@
-"""Sockets of one node and keyspace, on which threads send operations without a hop to the loop.
+"""Sockets of one node and keyspace, on which threads send operations, and ask for pages of scans,
+without a hop to the loop.
 
 Only what goes as it should ends here. All else is handed to the engine: an operation that was not
 sent as if it had never come here, one that was with the error that it came to. A socket is used by
@@ -23,6 +24,7 @@ import hiredis
 
 from koinon.core import resp
 from koinon.core.batching import PendingOperation
+from koinon.core.exchange import PendingPage
 from koinon.core.operations import attempt_timeout_s
 from koinon.core.routing import Routing
 from koinon.driver.request_ids import RequestId
@@ -104,6 +106,7 @@ class Pool:
         self._sockets_max = sockets_max
         self.sockets: set[Socket] = set()  # that are open, idle and in use
         self._ended = False
+        self.answers_pages = True  # until the node says that its build does not know the command
         self.cut_because = ""  # why the sockets in use were cut, if they were
 
     @property
@@ -122,7 +125,7 @@ class Pool:
         """The id of an operation that is late."""
         return next((one.request for one in list(self.sockets) if one.late_since), None)
 
-    def run(self, single: PendingOperation, routing: Routing) -> KoinonError | None:
+    def run(self, single: PendingOperation | PendingPage, routing: Routing) -> KoinonError | None:
         """Carry an operation out. It has ended then, or the error is returned that its attempt came
         to, or None if it was not sent.
         """
@@ -238,7 +241,7 @@ class Socket:
         return bool(self._poll(0)) or (type(wire) is TlsSocket and wire.holds)
 
     def exchange(
-        self, single: PendingOperation, routing: Routing, left_s: float
+        self, single: PendingOperation | PendingPage, routing: Routing, left_s: float
     ) -> KoinonError | None:
         """Send the operation's command and take its reply; results as those of ``Pool.run``."""
         self.usable = False
@@ -259,7 +262,7 @@ class Socket:
                 self._send_rest(single, memoryview(b"".join(buffers))[sent:])
             reply = self._receive(single)
             if type(reply) is hiredis.ReplyError:
-                error = error_of(str(reply))
+                error = error_of(str(reply), single)
                 self.usable = not self._leaves()
                 return error
             single.result = resp.result_of(single, reply)
@@ -277,12 +280,12 @@ class Socket:
         held = type(wire) is TlsSocket and wire.holds
         return self._pushed or held or bool(self._reader.has_data())
 
-    def _send_rest(self, single: PendingOperation, rest: memoryview) -> None:
+    def _send_rest(self, single: PendingOperation | PendingPage, rest: memoryview) -> None:
         while rest:
             sent = self._patiently(single, functools.partial(self._wire.send, rest))
             rest = rest[sent:]
 
-    def _receive(self, single: PendingOperation) -> Any:
+    def _receive(self, single: PendingOperation | PendingPage) -> Any:
         """Return the reply.
 
         Raises:
@@ -306,7 +309,11 @@ class Socket:
         raise ConnectionResetError("the connection was lost")
 
     def _patiently(
-        self, single: PendingOperation, call: Callable[[], T], *, waited_s: float = 0.0
+        self,
+        single: PendingOperation | PendingPage,
+        call: Callable[[], T],
+        *,
+        waited_s: float = 0.0,
     ) -> T:
         """Repeat a call that ends after a slice of waiting, while the attempt has time. The engine
         is told that an answer is late.
@@ -332,7 +339,7 @@ class Socket:
         finally:
             self.late_since = 0.0
 
-    def _overdue(self, single: PendingOperation) -> KoinonError | None:
+    def _overdue(self, single: PendingOperation | PendingPage) -> KoinonError | None:
         if time.monotonic() < single.deadline:
             return UnknownFateError(reason=f"{self._address}: no answer in time")
         single.expire()

@@ -1,0 +1,64 @@
+"""What is one command and one reply: a single operation, or a page of a scan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, final
+
+from koinon_proto.contract.errors import KoinonError, UnknownFateError
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Exchange:
+    """A command, from its making to the reply, or to what else becomes of it."""
+
+    deadline: float  # by the driver's clock
+    timeout_ms: int  # what the deadline was made of, for messages
+    value: bytes = b""  # the bytes that it brings to the node, but for its key
+    request: Any = None  # the id that it was sent under, whose ``name`` is told of its error
+    sent: bool = False  # its batch is under way, or its command
+    sent_at: float = 0.0  # by the driver's clock; of a command
+    revision: int = 0  # of the routing under which its command was sent
+    done: bool = False  # ended, or abandoned
+    result: Any = None
+    error: KoinonError | None = None  # what it ended with
+
+    @property
+    def write(self) -> bool:
+        """True if it may change a record."""
+        return False
+
+    def succeed(self, result: Any) -> None:
+        """The reply has come."""
+        self.result = result
+        self.done = True
+
+    def expire(self) -> None:
+        """The deadline has passed."""
+        self.done = True
+
+
+@final
+@dataclass(slots=True, eq=False, kw_only=True)
+class PendingPage(Exchange):
+    """One attempt at a page of a scan. ``value`` is the message that asks for it, serialized, as is
+    the ``result``. If it ends with neither a result nor an error, it was not sent.
+    """
+
+    on_end: Callable[[], None] | None = None
+
+    def succeed(self, result: bytes) -> None:
+        self.result = result
+        self.end(None)
+
+    def expire(self) -> None:
+        self.end(UnknownFateError(reason=f"no answer within {self.timeout_ms} ms"))
+
+    def end(self, error: KoinonError | None) -> None:
+        """This is what became of it. The first word counts."""
+        if self.done:
+            return
+        self.done, self.error = True, error
+        if self.on_end is not None:
+            self.on_end()
