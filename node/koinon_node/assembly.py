@@ -96,9 +96,14 @@ class Parts:
         )
         self.peers = NodePeers(dialing)
         self.graceful_drain = GracefulDrain()
-        seen = {p: epochs.primary_epoch for p, epochs in store.seen_epochs.items()}
         self.agent = Agent(
-            config, store.identity(), seen, state, _Host(self, life), life.end_from_thread, channels
+            config,
+            store.identity(),
+            store.seen_epochs,
+            state,
+            _Host(self, life),
+            life.end_from_thread,
+            channels,
         )
         self.leader_calls = LeaderCalls(config.node_id, self.agent, channels)
         self.completion = Completion(

@@ -98,8 +98,7 @@ class SimulatedAgent:
         self._coordinators = list(coordinators)
         self._leader = rng.choice(self._coordinators)
         self._rng = rng
-        seen = {p: epochs.primary_epoch for p, epochs in store.seen_epochs.items()}
-        self._assignment = Assignment(NodeId(name), seen)
+        self._assignment = Assignment(NodeId(name), store.seen_epochs)
         self._lease_s = 1.0
         self._left = False
         self._asked = False  # for a sign that the event loop turns, which has not come yet

@@ -248,6 +248,17 @@ def decode_epochs(data: bytes) -> PartitionEpochs:
     return PartitionEpochs(primary_epoch=primary_epoch, history=history)
 
 
+def newest_epoch(data: bytes) -> int:
+    """Return the ``primary_epoch`` of encoded epochs, without their history.
+
+    Raises:
+        UnsupportedVersionError: see ``decode_epochs``.
+    """
+    _check_version(data, METADATA_VERSION)
+    primary_epoch: int = _EPOCHS_HEAD.unpack_from(data)[1]
+    return primary_epoch
+
+
 def encode_progress(
     complete_through: U64Array, purge_floor: U64Array, states: U8Array | int = 0
 ) -> list[bytes]:

@@ -126,7 +126,7 @@ class OpenedStore:
             self._databases = open_databases(self.env)
             self._check_meta(store_id)
             self._take_over_log()
-            self._seen_epochs = self.partition_epochs()
+            self._seen_epochs = self._read_seen_epochs()
         except lmdb.NotFoundError:
             raise DataDirectoryError(path=str(path), reason="not a Koinon store") from None
         except (lmdb.Error, UnsupportedVersionError) as error:
@@ -276,9 +276,15 @@ class OpenedStore:
         )
 
     @property
-    def seen_epochs(self) -> dict[int, PartitionEpochs]:
-        """The epochs that were known of each partition when the store was opened."""
+    def seen_epochs(self) -> dict[int, int]:
+        """The highest primary epoch that was known of each partition when the store was opened."""
         return self._seen_epochs
+
+    def _read_seen_epochs(self) -> dict[int, int]:
+        return {
+            int.from_bytes(key[:2], "big"): records.newest_epoch(value)
+            for key, value in self._partition_entries(_EPOCHS)
+        }
 
     def partition_epochs(self) -> dict[int, PartitionEpochs]:
         """Read the epochs of all partitions that this store has seen."""
@@ -292,14 +298,18 @@ class OpenedStore:
         complete_through = np.zeros(_ALL_PARTITIONS, np.uint64)
         purge_floors = np.zeros(_ALL_PARTITIONS, np.uint64)
         states = np.zeros(_ALL_PARTITIONS, np.uint8)
-        for key, value in self._partition_entries(_PROGRESS):
-            partition_id = int.from_bytes(key[:2], "big")
-            through, floor, state = records.decode_progress(value)
-            complete_through[partition_id], purge_floors[partition_id] = through, floor
-            states[partition_id] = state
-        for partition_id in self.dropping():
-            states[partition_id] |= CopyState.UNUSABLE
-        return Copies(complete_through, purge_floors, states, self.partition_epochs())
+        epochs: dict[int, PartitionEpochs] = {}
+        for key, value in self._partition_entries(_EPOCHS, _PROGRESS, _DROPPING):  # in this order
+            partition_id, kind = int.from_bytes(key[:2], "big"), key[2]
+            if kind == _EPOCHS:
+                epochs[partition_id] = records.decode_epochs(value)
+            elif kind == _PROGRESS:
+                through, floor, state = records.decode_progress(value)
+                complete_through[partition_id], purge_floors[partition_id] = through, floor
+                states[partition_id] = state
+            else:
+                states[partition_id] |= CopyState.UNUSABLE
+        return Copies(complete_through, purge_floors, states, epochs)
 
     def read_copies(self, partition_ids: Sequence[int]) -> dict[int, Copy]:
         """Read what is held of these partitions, as of one moment."""
@@ -322,10 +332,10 @@ class OpenedStore:
         """Return the partitions whose data is being deleted."""
         return [int.from_bytes(key[:2], "big") for key, _ in self._partition_entries(_DROPPING)]
 
-    def _partition_entries(self, kind: int) -> Iterator[tuple[bytes, bytes]]:
+    def _partition_entries(self, *kinds: int) -> Iterator[tuple[bytes, bytes]]:
         with self.env.begin(self._databases[PARTITIONS_DB]) as txn:
             for key, value in txn.cursor():
-                if key[2] == kind:
+                if key[2] in kinds:
                     yield key, value
 
     def _meta(self, key: bytes) -> str:
