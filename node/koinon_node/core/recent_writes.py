@@ -32,6 +32,7 @@ class RecentWrites:
         self._sequences = np.zeros(rows_max, np.uint64)
         self._keys: list[bytes] = [b""] * rows_max
         self._next = 0  # the slot that is overwritten next
+        self._used = 0  # slots before this one have been written; there is nothing in the others
 
     def append(self, partition_ids: U32Array, sequences: U64Array, keys: Sequence[bytes]) -> None:
         """Enter data keys that were written at these sequences."""
@@ -44,6 +45,7 @@ class RecentWrites:
             self._partitions[place] = partition_ids[part]
             self._sequences[place] = sequences[part]
             self._keys[place] = keys[part]
+            self._used = max(self._used, self._next + rows)
             self._next = (self._next + rows) % size
             start += rows
 
@@ -58,7 +60,9 @@ class RecentWrites:
         """
         if after < int(self._floors[partition_id]):
             return None
-        rows = np.flatnonzero((self._partitions == partition_id) & (self._sequences > after))
+        used = self._used
+        mine = self._partitions[:used] == partition_id
+        rows = np.flatnonzero(mine & (self._sequences[:used] > after))
         return sorted({self._keys[row] for row in rows.tolist()})
 
     def above(
@@ -70,7 +74,7 @@ class RecentWrites:
         known = sequences >= self._floors[partition_ids]
         bounds = np.full(len(self._floors), NO_SEQUENCE, np.uint64)
         bounds[partition_ids[known]] = sequences[known]
-        used = np.flatnonzero(self._partitions != _NOBODY)
+        used = np.flatnonzero(self._partitions[: self._used] != _NOBODY)
         rows = used[self._sequences[used] > bounds[self._partitions[used]]]
         keys = {self._keys[row] for row in rows.tolist()}
         return keys, frozenset(partition_ids[~known].tolist())
@@ -79,5 +83,6 @@ class RecentWrites:
         """The partition's content was replaced by other means: nothing up to ``floor`` is covered,
         and nothing that was entered before counts.
         """
-        self._partitions[self._partitions == partition_id] = _NOBODY
+        entries = self._partitions[: self._used]
+        entries[entries == partition_id] = _NOBODY
         self._floors[partition_id] = floor
