@@ -103,6 +103,13 @@ class TimingConfig:
         """Two ticks pass between the end of a session and the fence: a part of every failover."""
         return min(self.heartbeat_interval_ms / 4, 20) / 1000
 
+    @property
+    def resting_tick_s(self) -> float:
+        """Between ticks while no session is about to end: so that two of them that are late still
+        do not look like a pause of this process.
+        """
+        return max(self.tick_s, 0.4 * self.session_times().pause_s)
+
     def session_times(self) -> SessionTimes:
         return SessionTimes(
             heartbeat_interval_s=self.heartbeat_interval_ms / 1000,

@@ -140,6 +140,7 @@ def test_timing_ticks_often_and_is_not_easily_called_a_pause() -> None:
     timing = TimingConfig()
     assert timing.tick_s == 0.02
     assert timing.session_times().pause_s == 0.25
+    assert timing.resting_tick_s == pytest.approx(0.1)
     assert TimingConfig(heartbeat_interval_ms=40).tick_s == 0.01
 
 

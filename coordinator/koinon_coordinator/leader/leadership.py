@@ -94,7 +94,7 @@ class Leadership:
             self.term.spawn(self.mover.run())
             while True:
                 self._tick()
-                await asyncio.sleep(self.timing.tick_s)
+                await asyncio.sleep(self._next_tick_s())
         finally:
             await self.term.end()
 
@@ -104,6 +104,13 @@ class Leadership:
         self.mover.tick(now)
         self.loading.tick(now)
         self.keyspaces.tick()
+
+    def _next_tick_s(self) -> float:
+        """Return how long to wait: until the next session may end, within bounds."""
+        if not self.term.state.bootstrapped:
+            return self.timing.tick_s
+        due_s = self.members.sessions.due_at() - self.term.clock()
+        return min(max(due_s, self.timing.tick_s), self.timing.resting_tick_s)
 
     async def _ensure_cluster(self) -> None:
         while self.term.state.config is None:

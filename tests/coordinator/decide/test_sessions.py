@@ -44,6 +44,26 @@ def test_sessions_expired_node_is_named_once_until_resolved() -> None:
     assert sessions.tick(3.0 + 3 * TICK) == [N1]
 
 
+def test_sessions_say_when_the_next_one_may_end() -> None:
+    sessions = Sessions(TIMES, 10.0, live=[(N1, True), (N2, True)])
+    sessions.heard(N1, 11.0)
+    assert sessions.due_at() == 10.0 + TIMES.session_timeout_s
+    sessions.hold(N2)  # what becomes of it is decided
+    assert sessions.due_at() == 11.0 + TIMES.session_timeout_s
+    end = sessions.due_at() + 0.001
+    assert sessions.tick(end) == []  # after a pause
+    assert sessions.tick(end + TIMES.session_timeout_s) == []
+    assert Sessions(TIMES, 10.0).due_at() == float("inf")
+
+
+def test_sessions_that_wait_for_a_second_look_are_due_at_once() -> None:
+    sessions = Sessions(TIMES, 0.0, live=[(N1, True)])
+    run_until(sessions, 0.0, TIMES.session_timeout_s)
+    now = TIMES.session_timeout_s + TICK
+    assert (sessions.tick(now), sessions.due_at() <= now) == ([], True)
+    assert sessions.tick(now + TICK) == [N1]
+
+
 def test_sessions_held_node_is_not_acknowledged() -> None:
     sessions = Sessions(TIMES, 0.0, live=[(N1, True)])
     assert sessions.acknowledge(N1, 0.1)

@@ -24,7 +24,7 @@ from koinon_proto.contract.cluster_errors import (
 )
 from koinon_proto.contract.errors import KoinonError, ResourceExhaustedError, WrongClusterError
 from koinon_proto.contract.table import NodeNumber, NodeStatus, PartitionStatus
-from tests.coordinator.kit.support import LeaderContext, hold_proposals, request, run_term
+from tests.coordinator.kit.support import TIMING, LeaderContext, hold_proposals, request, run_term
 from tests.kit.waiting import until
 
 
@@ -86,6 +86,24 @@ def test_leader_bootstrap_waits_for_the_minimum_of_nodes() -> None:
         assert {row.primary for row in term.replicated.state.image().rows} == {1, 2}
 
     run_term(test, BootstrapConfig(partition_count=8, bootstrap_nodes=2))
+
+
+def test_leader_ticks_often_only_while_a_session_is_about_to_end() -> None:
+    """Or while nodes are waited for: a leader that finds nothing to do is what a cluster costs."""
+
+    async def test(term: LeaderContext) -> None:
+        ticks = term.leadership._next_tick_s
+        assert ticks() == TIMING.tick_s, "until partitions are assigned"
+        await term.register()
+        await until(lambda: term.replicated.state.bootstrapped)
+        await term.heartbeat()
+        assert ticks() == TIMING.resting_tick_s
+        term.clock.now += TIMING.session_timeout_ms / 1000 - 0.05
+        assert ticks() == pytest.approx(0.05)
+        term.clock.now += 0.04
+        assert ticks() == TIMING.tick_s
+
+    run_term(test)
 
 
 def test_leader_confirmation_is_committed_before_the_first_acknowledgement() -> None:

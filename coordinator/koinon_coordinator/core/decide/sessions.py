@@ -146,6 +146,13 @@ class Sessions:
         session = self._sessions.get(number)
         return NEVER if session is None else session.lease_ends_at
 
+    def due_at(self) -> float:
+        """Return when the next session ends, if its node is not heard before; in the past where one
+        has, and ``tick`` is to look a second time. Those that are held end by what was proposed.
+        """
+        ends = (session.ends_at for session in self._sessions.values() if not session.held)
+        return min(ends, default=float("inf"))
+
     def tick(self, now: float, *, quorum: bool = True) -> list[NodeNumber]:
         """Return the nodes whose sessions are over and for which nothing is proposed yet.
 
