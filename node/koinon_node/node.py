@@ -23,6 +23,7 @@ from koinon_node.storage.store import Store
 from koinon_node.store_config import KEPT_BYTES
 from koinon_node.transport.service import NODE_SERVER_OPTIONS
 from koinon_proto.contract.errors import ConfigurationError, InternalError
+from koinon_proto.process.rounds import next_round
 from koinon_proto.security.exposure import warn_of_strangers
 from koinon_proto.server import rpc
 from koinon_proto.server.aio_server import GuardedServer
@@ -47,7 +48,7 @@ SERVICES = (
 )
 _HEALTH_INTERVAL_S = 0.2
 _STATS_INTERVAL_S = 1.0
-_PROGRESS_INTERVAL_S = 0.25
+_PROGRESS_INTERVAL_S = 0.2
 
 
 class Node:
@@ -203,7 +204,7 @@ class Node:
             if serving != told:
                 await self._set_health(health, serving)
                 told = serving
-            await asyncio.sleep(_HEALTH_INTERVAL_S)
+            await next_round(_HEALTH_INTERVAL_S)
 
     async def _set_health(self, health: Any, serving: bool) -> None:
         from grpc_health.v1 import health_pb2
@@ -231,7 +232,7 @@ class Node:
                 commit_ms=round(writer.disk.typical_s(now) * 1000),
             )
             read, written, at = traffic.rows_read, traffic.rows_written, now
-            await asyncio.sleep(_STATS_INTERVAL_S)
+            await next_round(_STATS_INTERVAL_S)
 
     async def _collect_progress(self, parts: Parts) -> None:
         while True:
@@ -239,4 +240,4 @@ class Node:
                 membership_pb2.ReplicaProgress(**progress._asdict())
                 for progress in parts.follower.progress()
             ]
-            await asyncio.sleep(_PROGRESS_INTERVAL_S)
+            await next_round(_PROGRESS_INTERVAL_S)

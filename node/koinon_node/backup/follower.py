@@ -31,6 +31,7 @@ from koinon_node.storage.index_sweeper import IndexSweeper
 from koinon_node.storage.store import Store
 from koinon_node.storage.writer import Writer
 from koinon_proto.contract.table import NodeNumber, Table
+from koinon_proto.process.rounds import next_round
 
 _LOOK_S = 0.2  # between two looks at whether the disk hangs
 
@@ -130,7 +131,7 @@ class Follower:
         else the next write of each waits for it. Until cancelled.
         """
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await next_round(_LOOK_S)
             if self._hangs == self._disk.hangs or self._leaves:
                 continue
             self._hangs = self._disk.hangs

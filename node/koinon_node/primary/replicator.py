@@ -56,6 +56,7 @@ from koinon_proto.contract.table import (
     Table,
     first_sequence,
 )
+from koinon_proto.process.rounds import until_round_s
 
 log = logging.getLogger(__name__)
 
@@ -339,12 +340,16 @@ class Replicator:
                 self.tick()
                 self._kick.clear()
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_RESTING_TICK_S if self._rests() else _TICK_S):
+                    async with asyncio.timeout(self._next_tick_s()):
                         await self._kick.wait()
                 await asyncio.sleep(max(0.0, began + _TICKS_APART_S - self._clock()))
         finally:
             if self._call is not None:
                 self._call.cancel()
+
+    def _next_tick_s(self) -> float:
+        now = asyncio.get_running_loop().time()
+        return until_round_s(now, _RESTING_TICK_S if self._rests() else _TICK_S)
 
     def _rests(self) -> bool:
         """Return whether nothing is due soon: no write is under way, and nothing to propose."""

@@ -27,6 +27,7 @@ from koinon_node.ports import PeerLostError
 from koinon_proto.contract import convert
 from koinon_proto.contract.errors import InvalidArgumentError, KoinonError, UnavailableError
 from koinon_proto.contract.table import MAX_MESSAGE_BYTES
+from koinon_proto.process.rounds import until_round_s
 from koinon_proto.v1 import errors_pb2
 
 Out = TypeVar("Out", bound=Message)
@@ -36,6 +37,7 @@ _HEAD = struct.Struct("<I")
 _IS_END = 0x8000_0000
 _SIGN_OF_LIFE = _HEAD.pack(0)
 _SIGN_EVERY_S, _SILENCE_S_MAX = 1.0, 4.0
+_QUIET_S = 0.8 * _SIGN_EVERY_S  # rounds are not exactly as far apart
 _LATE_S = 0.5  # this process itself stood still: what has come meanwhile was not looked at
 _FAREWELL_S = 1.0  # what is queued, the reason too, may leave before a stream that ends is cut
 _RECEIVED_BYTES_MAX = 4 * 1024 * 1024
@@ -210,7 +212,8 @@ class FramedStream(asyncio.Protocol, Generic[Out, In]):
             self._transport.resume_reading()
 
     def _tick_later(self) -> None:
-        due = self._loop.time() + _SIGN_EVERY_S
+        now = self._loop.time()
+        due = now + until_round_s(now, _SIGN_EVERY_S)
         self._ticking = self._loop.call_at(due, self._tick, due)
 
     def _tick(self, due: float) -> None:
@@ -224,7 +227,7 @@ class FramedStream(asyncio.Protocol, Generic[Out, In]):
             if transport is not None:
                 transport.abort()
             return
-        if now - self._sent_at >= _SIGN_EVERY_S and self._transport is not None:
+        if now - self._sent_at > _QUIET_S and self._transport is not None:
             self._transport.write(_SIGN_OF_LIFE)
             self._sent_at = now
         self._tick_later()

@@ -24,6 +24,7 @@ from koinon_proto.contract import request_ids
 from koinon_proto.contract.errors import InvalidArgumentError, KoinonError
 from koinon_proto.process import memory
 from koinon_proto.process.logs import LinesPerSecond
+from koinon_proto.process.rounds import until_round_s
 from koinon_proto.security import method_permissions
 from koinon_proto.security.audit import NO_AUDIT, OK, Audit
 from koinon_proto.security.authentication import Authenticator, open_gate
@@ -249,7 +250,8 @@ class Guard:
                 tell()
         lanes = self.lanes.values()
         tick_s = _BUSY_TICK_S if any(lane.waiting for lane in lanes) else _TICK_S
-        self._ticking = asyncio.get_running_loop().call_later(tick_s, self._tick)
+        loop = asyncio.get_running_loop()
+        self._ticking = loop.call_later(until_round_s(loop.time(), tick_s), self._tick)
         for lane in lanes:
             lane.cut_slow()
             lane.forget_idle()
