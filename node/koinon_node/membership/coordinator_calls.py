@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import grpc
+from grpc.experimental import ChannelOptions
 
 from koinon_node.ports import RowChange
 from koinon_proto.contract.bounds import check_reply
@@ -45,6 +46,10 @@ _PAUSE_MIN_S, _PAUSE_MAX_S = 0.05, 0.1
 
 _OPTIONS = tuple({**dict(CHANNEL_OPTIONS), "grpc.max_reconnect_backoff_ms": 200}.items())
 """As often as heartbeats: a coordinator that starts is found soon, by the nodes started with it."""
+_BLOCKING_OPTIONS = (*_OPTIONS, (ChannelOptions.SingleThreadedUnaryStream, 1))
+"""A stream is read by the thread that asks for it: else gRPC has another one read it, and both look
+several times a second whether they should go on.
+"""
 
 _READY = grpc.ChannelConnectivity.READY
 _REFUSED = grpc.ChannelConnectivity.TRANSIENT_FAILURE
@@ -64,7 +69,7 @@ class Channels:
 
     def blocking(self, address: str) -> Any:
         """Open a channel for blocking calls."""
-        return self._dialing.channel(address, COORDINATOR, _OPTIONS)
+        return self._dialing.channel(address, COORDINATOR, _BLOCKING_OPTIONS)
 
     def on_loop(self, address: str) -> Any:
         """Open a channel for the event loop."""

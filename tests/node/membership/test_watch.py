@@ -16,7 +16,7 @@ import pytest
 
 from koinon_node.config import NodeConfig
 from koinon_node.membership.agent import Agent
-from koinon_node.membership.coordinator_calls import LeaderCalls
+from koinon_node.membership.coordinator_calls import PLAIN_CHANNELS, LeaderCalls
 from koinon_node.ports import RowChange
 from koinon_node.state import NodeState
 from koinon_node.storage.opened_store import Identity
@@ -29,11 +29,21 @@ from koinon_proto.contract.errors import (
     UnknownFateError,
 )
 from koinon_proto.contract.table import NodeNumber, PartitionStatus
+from koinon_proto.v1 import table_pb2, table_pb2_grpc
 from tests.kit.addresses import free_address
 from tests.kit.waiting import wait_until
 from tests.node.kit.scripted_coordinator import Script, ScriptedCoordinator
 from tests.node.kit.support import WAIT_S
 from tests.node.membership.test_agent_lease import HeldHost, led
+
+
+def test_stream_is_read_on_the_thread_that_asks_for_it() -> None:
+    """Else gRPC reads it on another, and each looks several times a second whether to go on."""
+    with PLAIN_CHANNELS.blocking(free_address()) as channel:
+        stub: Any = table_pb2_grpc.TableServiceStub(channel)
+        call = stub.WatchTable(table_pb2.GetTableRequest())
+        assert "SingleThreaded" in type(call).__name__
+        call.cancel()
 
 
 class Member:
