@@ -1,6 +1,7 @@
 """Runs the benchmarks in turn: ``python -m bench``, or ``make bench``. It takes some seven minutes.
 
-``--long`` adds the benchmarks of moves, failover, stops, metrics and many partitions: some 25 more.
+``--long`` adds the benchmarks of moves, failover, stops, metrics, many partitions and what a
+cluster costs at rest: some 26 more.
 ``move_bench`` stores 1 GB three times and moves it (it needs some 10 GB of disk, and frees them at
 the end). ``failover_bench`` kills ten nodes.
 """
@@ -26,6 +27,7 @@ LONG_NAMES = (
     "graceful_bench",
     "metrics_bench",
     "partitions_bench",
+    "rest_bench",
 )
 
 
