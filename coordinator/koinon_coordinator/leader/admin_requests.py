@@ -22,6 +22,7 @@ from koinon_coordinator.core.cluster.commands import (
     Reason,
     Rejected,
     Result,
+    SetMoveSettings,
     SetNodeStatus,
     SetReplicationFactor,
 )
@@ -73,7 +74,6 @@ class AdminRequests:
     def __init__(self, term: LeaderContext, mover: Mover) -> None:
         self._term = term
         self._mover = mover
-        self._settings = asyncio.Lock()  # what is set is read first
 
     # --- plans and moves ----------------------------------------------------------------------
 
@@ -195,16 +195,20 @@ class AdminRequests:
             InvalidArgumentError: a number is out of its bounds.
         """
         self._term.check_cluster("")
-        async with self._settings:
-            command = decide_settings(
+
+        def decide() -> SetMoveSettings:
+            return decide_settings(
                 self._term.state,
                 paused=paused,
                 bytes_per_second=bytes_per_second,
                 moves_per_node=moves_per_node,
             )
-            if command.settings != self._term.state.move_settings:
-                await self._done(command)
-                log.info("move settings set settings=%s", command.settings)
+
+        if paused is bytes_per_second is moves_per_node is None:
+            return self._term.state.move_settings
+        command, result = await self._term.decided(decide)
+        self._check(result)
+        log.info("move settings set settings=%s", command.settings)
         return command.settings
 
     # --- nodes and primaries ------------------------------------------------------------------

@@ -279,6 +279,23 @@ def test_moves_paused_stand_still_and_go_on_when_resumed() -> None:
     run_term(test, state=with_newcomer())
 
 
+def test_move_settings_whose_caller_has_gone_are_not_undone_by_the_next() -> None:
+    async def test(term: LeaderContext) -> None:
+        operations = term.leadership.operations
+        proposed, gate = hold_proposals(term)
+        first = asyncio.ensure_future(operations.set_moves(paused=True))
+        await proposed.wait()
+        first.cancel()
+        next_one = asyncio.ensure_future(operations.set_moves(moves_per_node=2))
+        await settled()
+        gate.set()
+        settings = await next_one
+        assert (settings.paused, settings.moves_per_node) == (True, 2)
+        assert term.replicated.state.move_settings == settings
+
+    run_term(test, state=with_newcomer())
+
+
 def test_moves_cancelled_are_dropped_or_turned_back_and_counted() -> None:
     async def test(term: LeaderContext) -> None:
         operations = term.leadership.operations
