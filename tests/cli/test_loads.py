@@ -181,6 +181,7 @@ def test_abort_where_nobody_can_be_asked_needs_leave(operator: FakeOperator, koi
     refused = koinon("abort", "41", "--json")
     assert refused.exit_code == 2
     assert json.loads(refused.stdout) == {"error": "not carried out: --yes is missing"}
+    assert "without asking." in refused.stderr  # and no option that this command does not have
     done = koinon("abort", "41", "--yes", "--json")
     assert (done.exit_code, json.loads(done.stdout)) == (0, {"aborted": 41})
     assert operator.loads.aborted == [(41, "an operator aborted it")]

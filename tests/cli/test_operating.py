@@ -68,7 +68,7 @@ def test_plan_without_a_terminal_is_refused_and_says_why(
     ended = koinon("rebalance")
     assert ended.exit_code == 2
     assert "nobody is there to ask" in ended.stderr
-    assert "--yes" in ended.stderr
+    assert "--yes carries it out without asking, --dry-run only shows it." in ended.stderr
     assert not operator.moves
 
 
@@ -184,6 +184,11 @@ def test_watch_asks_for_the_sizes_of_what_is_queued(operator: FakeOperator, koin
     assert ended.exit_code == 0, ended.output
     assert "0 B of 21.0 MB" in ended.stderr
     assert "3 of 3 moves done, 21.0 MB copied" in ended.stdout
+
+
+def test_watch_where_nothing_moves_says_so(koinon: Run) -> None:
+    ended = koinon("moves", "--watch")
+    assert (ended.exit_code, ended.stdout.strip(), ended.stderr) == (0, "Nothing moves.", "")
 
 
 def test_watch_for_programs_waits_too(operator: FakeOperator, koinon: Run) -> None:

@@ -145,6 +145,8 @@ def follow(
 
 def summary(snapshot: Snapshot, seconds: float) -> str:
     """Return the result of the moves in a sentence."""
+    if not snapshot.moves:
+        return "Nothing moves."
     whole = snapshot.whole
     text = f"{snapshot.done:,} of {output.count(snapshot.moves, 'move')} done"
     if whole.bytes:
@@ -157,7 +159,9 @@ def summary(snapshot: Snapshot, seconds: float) -> str:
 
 
 def line(snapshot: Snapshot) -> str:
-    """Return the progress of the moves in a line."""
+    """Return the progress of the moves in a line; "" where nothing moves."""
+    if not snapshot.moves:
+        return ""
     whole = snapshot.whole
     parts = [f"{snapshot.done:,} of {output.count(snapshot.moves, 'move')} done"]
     parts += [f"{snapshot.running:,} under way", f"{snapshot.queued:,} queued"]

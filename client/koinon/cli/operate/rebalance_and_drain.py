@@ -200,8 +200,10 @@ def _run(
                 return None
             if also is not None and not session.json:
                 output.console().print(also[0], markup=False)
-            if not how.yes and (refused := ask(session, "Carry this out?")) is not None:
-                return refused
+            if not how.yes:
+                refused = ask(session, "Carry this out?", shows=", --dry-run only shows it")
+                if refused is not None:
+                    return refused
             if not _execute(session, admin, request, costed, also):
                 continue
             break
@@ -267,12 +269,14 @@ def _afterwards(
     return code
 
 
-def ask(session: Session, question: str) -> int | None:
-    """Ask for leave; return None if it was given, else the exit code."""
+def ask(session: Session, question: str, *, shows: str = "") -> int | None:
+    """Ask for leave; return None if it was given, else the exit code. ``shows``: what the command
+    has that only shows the change.
+    """
     if session.json or not output.somebody_is_there():
         return session.refuse(
             "not carried out: nobody is there to ask",
-            "--yes carries it out without asking, --dry-run only shows it.",
+            f"--yes carries it out without asking{shows}.",
             error="not carried out: --yes is missing",
         )
     if typer.confirm(question, err=True):
