@@ -186,6 +186,12 @@ def test_job_bad_rows_are_set_aside_and_the_others_written(
     assert reasons == ["null key", "empty key"]
 
 
+def test_job_bad_row_that_is_set_aside_alone_is_one_row(fake: LoadsCluster, tmp_path: Path) -> None:
+    job = make_job(fake, badRecordsPath=str(tmp_path))
+    said = commit(job, run(job, 0, [(None, b"no key"), *pairs(0, 1)]))
+    assert f"1 bad row was set aside in {tmp_path}" in said
+
+
 def test_job_task_fails_by_its_own_error_though_its_bad_rows_cannot_be_removed(
     fake: LoadsCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,7 +132,8 @@ class Commit:
         bad_rows = sum(report.bad_rows for report in self.reports)
         if bad_rows:
             self._say(
-                f"{bad_rows:,} bad rows were set aside in {self.job.options.bad_records_path}"
+                f"{bad_rows:,} bad {'row was' if bad_rows == 1 else 'rows were'} set aside in "
+                f"{self.job.options.bad_records_path}"
             )
 
     def _commit(self, reports: Sequence[TaskReport]) -> None:
