@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from koinon.operate.hotspots import (
 from koinon.operate.sizing import size
 from koinon.operate.traffic import Survey
 from koinon_proto.contract.errors import InvalidArgumentError
+from koinon_proto.contract.keyspaces import KeyspaceList
 from tests.kit.tables import config_of, node_of, row_of, table_with
 
 
@@ -105,3 +107,29 @@ def test_group_that_a_router_leads_together_is_named() -> None:
     assert "the router until:2f leads together by shop7 (100% of the sampled" in text
     assert "comes from many keys" in advice_of("murmur2", keys)
     assert "comes from many keys" in advice_of("murmur2(not-known-here)", keys)
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "key", "command"),
+    [
+        ("murmur2(until:2f)", b"shop7/%d", "--to NAME --prefix shop7/'"),
+        ("murmur2(first:4)", b"-sh 7/%d", "--to NAME --hex --prefix 2d736820'"),
+        ("crc16", b"{shop7}:%d", "--to NAME --hex --prefix 7b73686f70377d'"),
+        ("crc16", b"%d:{shop7}", "--to NAME --prefix …'"),
+    ],
+)
+def test_group_has_the_command_that_copies_just_it(
+    partitioner: str, key: bytes, command: str
+) -> None:
+    text = advice_of(partitioner, {key % n: (20.0, 20.0) for n in range(50)})
+    assert "koinon admin keyspaces create NAME --router whole" in text
+    assert f"koinon copy --from default {command}" in text
+
+
+def test_key_of_another_keyspace_is_sharded_there() -> None:
+    survey, table = survey_of("murmur2", {b"visits": (10, 900)})
+    default = table.keyspaces.default
+    rooms = KeyspaceList(changed_at=1, keyspaces=(replace(default, name="rides"),))
+    found = hottest(survey.rates, RankBy.ALL, 5, sample=survey.sample, keys_max=3)
+    (line,) = advice(blame(found, survey.rates.rows), survey, replace(table, keyspace_list=rooms))
+    assert "client.keyspace('rides').sharded(b'visits', 8)" in line

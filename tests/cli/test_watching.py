@@ -29,7 +29,7 @@ from koinon.client import Client
 from koinon.local import LocalCluster
 from koinon.operate.dashboard import Observation, Overview, View
 from koinon.operate.hotspots import MEASURES, READS, NodeCounters
-from koinon.operate.traffic import Counters
+from koinon.operate.traffic import Counters, running
 from koinon_proto.contract.table import NodeId, NodeNumber, NodeStatus, Table
 from tests.cli.terminal import on_terminal, read_until
 from tests.client.operate.test_health import session, status_of, table_of, with_node
@@ -194,6 +194,12 @@ def many_nodes(count: int) -> Table:
         for n in range(1, count + 1)
     }
     return replace(table, nodes=nodes)
+
+
+@pytest.mark.parametrize("status", [NodeStatus.FENCED, NodeStatus.LEFT])
+def test_node_that_does_not_run_is_not_counted_on(status: NodeStatus) -> None:
+    asked = running(with_node(many_nodes(3), 2, status=status))
+    assert [node.node_id for node in asked] == ["n1", "n3"]
 
 
 def view_of(table: Table) -> View:

@@ -66,8 +66,7 @@ class TrafficClient(Channels):
         request = traffic_pb2.GetTrafficRequest(cluster_id=table.cluster.cluster_id)
         calls = {
             int(node.number): self._stub(node).GetTraffic.future(request, timeout=timeout_s)
-            for node in table.nodes.values()
-            if _runs(node)
+            for node in running(table)
         }
         answers, silent = _answers(calls)
         count = len(table.rows)
@@ -122,16 +121,17 @@ class TrafficClient(Channels):
             int(node.number): self._stub(node).SampleKeys.future(
                 request, timeout=seconds + ANSWER_S_MAX
             )
-            for node in table.nodes.values()
-            if _runs(node)
+            for node in running(table)
         }
 
     def _stub(self, node: NodeInfo) -> Any:
         return traffic_pb2_grpc.TrafficStub(self.channel(node.address))
 
 
-def _runs(node: NodeInfo) -> bool:
-    return node.status in (NodeStatus.ACTIVE, NodeStatus.DRAINING)
+def running(table: Table) -> list[NodeInfo]:
+    """Return the nodes that are asked."""
+    serving = (NodeStatus.ACTIVE, NodeStatus.DRAINING)
+    return [node for node in table.nodes.values() if node.status in serving]
 
 
 def _with_those_down(table: Table, silent: Mapping[int, str]) -> dict[int, str]:

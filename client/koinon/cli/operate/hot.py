@@ -31,7 +31,13 @@ from koinon.operate.hotspots import (
     skew_of,
 )
 from koinon.operate.nodes import node_name
-from koinon.operate.traffic import NODE_KEYS_MAX, NODE_PARTITIONS_MAX, Survey, TrafficClient
+from koinon.operate.traffic import (
+    NODE_KEYS_MAX,
+    NODE_PARTITIONS_MAX,
+    Survey,
+    TrafficClient,
+    running,
+)
 from koinon_proto.contract.table import Table
 
 SECONDS_MAX = 60.0
@@ -89,7 +95,7 @@ def _watching(
     session: Session, table: Table, seconds: float
 ) -> AbstractContextManager[Callable[[float], None]]:
     """Show on standard error that something goes on."""
-    text = f"counting on {output.count(len(table.nodes), 'node')} for {seconds:g} s"
+    text = f"counting on {output.count(len(running(table)), 'node')} for {seconds:g} s"
 
     @contextmanager
     def bar() -> Iterator[Callable[[float], None]]:
