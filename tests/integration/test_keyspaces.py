@@ -331,6 +331,12 @@ def test_commands_create_use_show_and_drop_a_keyspace(cluster: LocalCluster) -> 
     ]
     assert found["online"] == 4
     assert "carts" in koinon_command("admin", "keyspaces")
+    described = koinon_command("admin", "keyspaces", "describe", "carts")
+    assert "4 of 4 online" in described
+    assert "murmur2(until:2f), fingerprint " in described
+    one = koinon_command("admin", "keyspaces", "describe", "carts", "--json")
+    assert json.loads(one)["keyspace"] == found
+    koinon_command("admin", "keyspaces", "describe", "cart", code=1)
     altered = koinon_command("admin", "keyspaces", "alter", "carts", "--max-value", "3", "--json")
     assert json.loads(altered)["keyspace"]["max_value_bytes"] == 3
     koinon_command("put", "--keyspace", "carts", "u7/shoes", "1234", code=2)

@@ -125,6 +125,30 @@ def list_keyspaces(session: Session) -> None:
     output.show(shown, expendable=("NEEDED",))
 
 
+def describe(session: Session, name: Name) -> None:
+    """One keyspace, with all of its settings."""
+    with session.admin() as admin:
+        table = table_of(admin.status())
+    keyspace = table.keyspaces.named(name)
+    if session.json:
+        output.print_json({"keyspace": _as_json(table, keyspace)})
+        return
+    count, print_ = output.count, keyspace.partitioner_fingerprint.hex()
+    shown = {
+        "keyspace": f"{keyspace.name}, id {keyspace.keyspace_id}",
+        "partitions": f"{keyspace.base}-{keyspace.partition_ids[-1]}, {_online(table, keyspace):,} "
+        f"of {keyspace.partition_count:,} online",
+        "keys by": f"{keyspace.partitioner}{f', fingerprint {print_}' if print_ else ''}",
+        "copies": f"{keyspace.replication_factor}, {keyspace.min_in_sync} of them needed to write",
+        "value": f"{count(keyspace.max_value_bytes, 'byte')} at most",
+        "pool": keyspace.pool or "nodes without a pool",
+        "ttl": _ttl_text(keyspace) or "none: for ever, if a write names none",
+        "limit": _quota_text(keyspace) or "none",
+    }
+    for label, text in shown.items():
+        output.console().print(f"{label:<10}  {text}", markup=False)
+
+
 def create(
     session: Session,
     name: Name,
@@ -294,6 +318,7 @@ def _as_json(table: Table, keyspace: Keyspace) -> dict[str, Any]:
 
 
 default_command(app, list_keyspaces)
+command(app, "describe", examples=["koinon admin keyspaces describe carts"])(describe)
 command(
     app,
     "create",
