@@ -264,6 +264,25 @@ def test_close_ends_a_task_whose_page_waits_for_a_connection(
     asyncio.run(run())
 
 
+def test_close_with_a_page_about_to_be_sent_is_no_failure_of_the_loop(
+    cluster: FakeCluster, key: bytes
+) -> None:
+    async def run() -> None:
+        failures: list[dict[str, Any]] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, failure: failures.append(failure))
+        client = await koinon.aio.connect(cluster.seeds, timeout_ms=200_000)
+        assert await _collect(client, b"") == [key]
+        scanning = asyncio.create_task(_collect(client, key))
+        await asyncio.sleep(0)  # the page is with its connection, which sends it in the next turn
+        await client.close()
+        with pytest.raises(koinon.ClientClosedError):
+            await asyncio.wait_for(scanning, BOUND_S)
+        assert not failures
+
+    asyncio.run(run())
+
+
 def test_interrupted_scan_closes_its_socket(
     blocking: koinon.Client, key: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ from koinon.core.operations import attempt_timeout_s
 from koinon.core.routing import Routing
 from koinon.driver.request_ids import RequestId
 from koinon.driver.resp.errors import error_of
-from koinon_proto.contract.errors import KoinonError, UnknownFateError
+from koinon_proto.contract.errors import ClientClosedError, KoinonError, UnknownFateError
 
 IN_FLIGHT_MAX = 1_000
 """Operations that may be sent and not answered. Others wait: they can still go elsewhere."""
@@ -141,7 +141,10 @@ class Connection(asyncio.BufferedProtocol, Generic[E]):
         if self._transport is None or self._paused or not self._queue:
             return
         operations, queue, waiting = self._operations, self._queue, self._waiting
-        routing = operations.routing()
+        try:
+            routing = operations.routing()
+        except ClientClosedError:
+            return  # what is queued ends with the client
         table_version, now = routing.table.table_version, operations.now()
         if not waiting:
             self._silent_since = now
