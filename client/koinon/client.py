@@ -198,7 +198,8 @@ class Client(Operations, Closing):
     ``UnknownFateError`` that a write may have been.
 
     In a forked child a client that the parent has open connects by itself, with the first call; the
-    parent's goes on, and nothing that the parent had under way is repeated in the child.
+    parent's goes on, and nothing that the parent had under way is repeated in the child. A scan
+    of the parent's is not read on in the child (``WrongEventLoopError``).
     """
 
     def __init__(self, addresses: Sequence[str], options: ClientOptions) -> None:

@@ -82,9 +82,15 @@ class Pages:
         self._request = request_ids.given() or request_ids.RequestId()
 
     async def next(self) -> list[Entry] | None:
-        """Return the next page that has records; None at the end."""
+        """Return the next page that has records; None at the end.
+
+        Raises:
+            WrongEventLoopError: this is another loop, or that of a forked child, and the parent has
+                begun the scan.
+        """
         if self.ended:
             return None
+        self._engine.check_loop()
         page = await (self._fetching or self._fetch())
         self._fetching = None
         page = self._taken(page)

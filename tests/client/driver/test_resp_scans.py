@@ -283,6 +283,22 @@ def test_close_with_a_page_about_to_be_sent_is_no_failure_of_the_loop(
     asyncio.run(run())
 
 
+def test_scan_goes_on_on_no_other_loop(cluster: FakeCluster, key: bytes) -> None:
+    cluster.write(key + b"/", b"there", 0)
+    loop = asyncio.new_event_loop()
+    client = loop.run_until_complete(koinon.aio.connect(cluster.seeds, timeout_ms=200_000))
+    entries = client.scan(page_rows=1)
+    loop.run_until_complete(anext(entries))
+
+    async def go_on() -> None:
+        await anext(entries)
+
+    with ThreadPoolExecutor(1) as pool, pytest.raises(koinon.WrongEventLoopError):
+        pool.submit(lambda: asyncio.run(go_on())).result(BOUND_S)
+    loop.run_until_complete(client.close())
+    loop.close()
+
+
 def test_interrupted_scan_closes_its_socket(
     blocking: koinon.Client, key: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
