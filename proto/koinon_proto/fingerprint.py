@@ -8,15 +8,15 @@ The keys are made so that each router that is built in, and each edge of it, has
 every byte as a delimiter, up to the 16th; every length that a key may have; braces in all orders;
 H3 cells of all resolutions, and what is almost one; bytes by chance. The keys and the form of the
 answers are fixed for ever: 2 bytes for the length of the routing bytes, these, and the hash in 16
-bytes, big-endian.
+bytes, big-endian. The examples of a router from elsewhere follow in the same form.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from hashlib import sha256
-from itertools import islice, product
+from itertools import chain, islice, product
 from typing import Final
 
 KEY_COUNT: Final = 4_096
@@ -25,11 +25,13 @@ _LONGEST: Final = 500
 
 
 def fingerprint_of(
-    routing_bytes: Callable[[bytes], bytes], hash_of: Callable[[bytes], int]
+    routing_bytes: Callable[[bytes], bytes],
+    hash_of: Callable[[bytes], int],
+    examples: Iterable[bytes] = (),
 ) -> bytes:
     """Return the fingerprint, 32 bytes, of a router and the hash over its routing bytes."""
     answers = sha256()
-    for key in fixed_keys():
+    for key in chain(fixed_keys(), examples):
         routing = routing_bytes(key)
         answers.update(len(routing).to_bytes(2, "big"))
         answers.update(routing)

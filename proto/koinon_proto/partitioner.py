@@ -423,7 +423,8 @@ def partitioner(name: str, partition_count: int, base: int = 0) -> Partitioner:
 
 @lru_cache(maxsize=64)
 def _fingerprint(hash_name: str, chosen: KeyRouter) -> bytes:
-    return fingerprint_of(chosen.routing_bytes, PARTITIONERS[hash_name](1).hash_of)
+    hash_of = PARTITIONERS[hash_name](1).hash_of
+    return fingerprint_of(chosen.routing_bytes, hash_of, chosen.examples)
 
 
 def canonical_name(name: str, router_text: str = "") -> str:
@@ -482,7 +483,7 @@ def sure_partitioner(
 
 def _check_forms(own: Partitioner) -> None:
     """Refuse a router from elsewhere whose forms contradict each other."""
-    keys = fixed_keys()
+    keys = [*fixed_keys(), *own.router.examples]
     by_columns = own.partitions_of(keys).tolist()
     for key, found in zip(keys, by_columns, strict=True):
         routing_bytes, of_prefix = own.routing_bytes(key), own.router.of_prefix(key)

@@ -428,6 +428,35 @@ def test_router_of_another_version_is_refused(install: Install) -> None:
         sure_partitioner("murmur2(last:2)", 64, recorded)
 
 
+class SplitRouter(LastRouter):
+    """Treats a group by itself that is in no fixed key."""
+
+    examples = (b"shop7/1",)
+
+    def routing_bytes(self, key: bytes) -> bytes:
+        return key[: 5 + self.n] if key.startswith(b"shop7/") else key
+
+
+def test_router_of_another_version_is_told_by_the_keys_that_it_names(install: Install) -> None:
+    install(SplitRouter)
+    recorded = partitioner("murmur2(last:1)", 64).fingerprint
+
+    class NewerRouter(SplitRouter):
+        def routing_bytes(self, key: bytes) -> bytes:
+            return key[: 6 + self.n] if key.startswith(b"shop7/") else key
+
+    install(NewerRouter)
+    with pytest.raises(PartitionerMismatchError):
+        sure_partitioner("murmur2(last:1)", 64, recorded)
+
+
+@pytest.mark.parametrize("example", [b"", b"k" * 501, "text"])
+def test_example_that_is_no_key_is_refused(install: Install, example: Any) -> None:
+    install(type("Wrong", (SplitRouter,), {"examples": (example,)}))
+    with pytest.raises(ConfigurationError, match="example that is no key"):
+        router("last:1")
+
+
 @pytest.mark.parametrize("kind", [ContradictingRouter, HastyRouter])
 def test_router_whose_forms_contradict_each_other_is_refused(
     install: Install, kind: type[LastRouter]
