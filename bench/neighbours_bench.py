@@ -70,7 +70,7 @@ def ask_much(coordinators: str, core: int, orders: Connection) -> None:
     asyncio.run(work())
 
 
-def timed(client: koinon.KeyspaceClient, seconds: float) -> list[float]:
+def timed(client: koinon.Client | koinon.KeyspaceClient, seconds: float) -> list[float]:
     """Return the milliseconds of each operation, counted from when it was due."""
     took, began = [], time.perf_counter()
     for turn in range(int(seconds * RATE)):

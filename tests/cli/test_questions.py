@@ -26,7 +26,7 @@ def answered(typed: bytes, question: bytes, *arguments: str) -> tuple[int, bytes
         while b"nothing was" not in said:  # it may come before the question is being waited for
             os.write(here, typed)
             with contextlib.suppress(AssertionError):
-                said = read_until(here, b"nothing was", timeout_s=120.0)
+                said = read_until(here, b"nothing was", timeout_s=3.0)
         return asking.wait(60), said
 
 

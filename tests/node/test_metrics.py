@@ -29,7 +29,7 @@ from tests.node.kit.support import PARTITIONS, NodeProcess, partitions_of, refus
 from tests.scraping import Scrape, scrape
 
 NOT_OURS = 5  # led by another node
-LEASE_S = Script.lease_ms / 1000
+LEASE_S = 3.0  # one test waits for its end
 REFUSED = LeaseExpiredError(node_id="n1")
 FAILED = ConditionFailedError(expected_version=1, current_version=2)
 UNKNOWN = UnknownFateError(reason="no answer")
@@ -116,7 +116,9 @@ def test_scanned_and_staged_rows_are_counted() -> None:
 
 @pytest.fixture(scope="module")
 def coordinator() -> Iterator[ScriptedCoordinator]:
-    with ScriptedCoordinator(Script(primaries={NOT_OURS: 2})) as running:
+    with ScriptedCoordinator(
+        Script(primaries={NOT_OURS: 2}, lease_ms=int(LEASE_S * 1000))
+    ) as running:
         yield running
 
 
