@@ -13,6 +13,7 @@ import pytest
 from redis.cluster import RedisCluster
 
 from koinon.local import LocalCluster
+from koinon.local.files import PortClaims, port_of
 from koinon_proto.contract.errors import InvalidArgumentError
 from tests.conftest import ClusterFactory
 
@@ -26,7 +27,8 @@ def ports(cluster: LocalCluster, keyspace: str) -> list[str]:
 def koinon(directory: Path, *arguments: str) -> str:
     command = [sys.executable, "-m", "koinon.cli", *arguments]
     environment = {**os.environ, "KOINON_DATA": str(directory), "COLUMNS": "200"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     return done.stdout
 
 
@@ -72,6 +74,8 @@ def test_ports_of_keyspaces_are_chosen_once_and_added_from_the_next_start_on(
     assert len(given) == 6
     assert "" not in given
     assert second.redis_address("c1", "carts") == ""
+    remembered = [*carts, *map(second.address, second.names)]
+    assert not any(PortClaims().claim(port_of(address)) for address in remembered)
 
 
 def test_port_of_what_is_no_name_of_a_keyspace_is_refused(

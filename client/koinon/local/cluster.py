@@ -490,11 +490,15 @@ class LocalCluster:
         return dialing(self.tls_bundle) if self.tls_bundle else PLAIN
 
     def _choose_addresses(self, metrics: bool) -> None:
-        """Give every member that does not run the addresses that it is to have beside its own."""
+        """Give every member that does not run the addresses that it is to have beside its own, and
+        keep other clusters from choosing any of them before it listens there.
+        """
         self._file.metrics = metrics
-        for name in self._file.members:
+        for name, member in self._file.members.items():
             if not self._processes[name].alive:
                 members.give_addresses(self._file, name, self._claims)
+                for address in member.addresses:
+                    self._claims.claim(files.port_of(address))
                 self._processes[name] = self._process(name)
 
     def _process(self, name: str) -> ManagedProcess:
