@@ -1,4 +1,4 @@
-"""What ten thousand connections at a node's Redis port cost its other clients, and in memory.
+"""The cost of ten thousand connections at a node's Redis port: to other clients, and in memory.
 
     python -m bench.connections_bench [--rounds 3] [--seconds 5] [--json]
 

@@ -1,4 +1,4 @@
-"""What one keyspace at twice its limit costs the clients of another one, on nodes of its own.
+"""The cost of a keyspace at twice its limit to clients of another one, on nodes of its own.
 
     python -m bench.neighbours_bench [--rounds 5] [--seconds 5] [--json]
 

@@ -1,4 +1,4 @@
-"""What a cluster costs that nobody asks for anything: three coordinators and three nodes at rest.
+"""The cost of a cluster without clients: three coordinators and three nodes at rest.
 
     python -m bench.rest_bench [--partitions 1024] [--seconds 30] [--threads] [--keep] [--json]
 
@@ -29,7 +29,7 @@ _NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What one thread has used since it began."""
+    """The use of one thread since it began."""
 
     cpu_ns: int
     wakeups: int

@@ -1,4 +1,4 @@
-"""What is one command and one reply: a single operation, or a page of a scan."""
+"""Exchanges of one command and one reply: single operations, and pages of scans."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class PendingPage(Exchange):
         self.end(UnknownFateError(reason=f"no answer within {self.timeout_ms} ms"))
 
     def end(self, error: KoinonError | None) -> None:
-        """This is what became of it. The first word counts."""
+        """End it, with this error if there is one; once it has ended nothing changes it."""
         if self.done:
             return
         self.done, self.error = True, error

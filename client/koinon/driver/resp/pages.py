@@ -28,7 +28,7 @@ class PageRequests:
         self._live.add(page)
 
     def end(self, page: PendingPage) -> None:
-        """Nobody waits for it any more: a reply is dropped when it comes."""
+        """Give an attempt up: a reply is dropped when it comes."""
         page.done = True
         self._live.discard(page)
 
