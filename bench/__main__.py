@@ -13,21 +13,21 @@ import subprocess
 import sys
 
 NAMES = (
-    "partitioner_bench",
-    "router_bench",
-    "planner_bench",
-    "raft_bench",
-    "node_bench",
-    "cluster_bench",
-    "ingest_bench",
+    "clients.partitioner_bench",
+    "clients.router_bench",
+    "coordinators.planner_bench",
+    "coordinators.raft_bench",
+    "node.node_bench",
+    "clients.cluster_bench",
+    "loads.ingest_bench",
 )
 LONG_NAMES = (
-    "move_bench",
-    "failover_bench",
-    "graceful_bench",
-    "metrics_bench",
-    "partitions_bench",
-    "rest_bench",
+    "moves.move_bench",
+    "failures.failover_bench",
+    "failures.graceful_bench",
+    "node.metrics_bench",
+    "coordinators.partitions_bench",
+    "coordinators.rest_bench",
 )
 
 

@@ -15,7 +15,7 @@ import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool
 from google.protobuf.message_factory import GetMessageClass
 
-from bench.peer_servers import PeerServers
+from bench.peers.servers import PeerServers
 from koinon.local.files import choose_addresses
 
 READY_S = 20.0

@@ -26,7 +26,7 @@ import grpc
 import hiredis
 import uvloop
 
-from bench.bare import bare_rates
+from bench.node.bare import bare_rates
 
 VALUE = b"v" * 100
 METHOD = "/bench.Echo/Get"

@@ -16,7 +16,7 @@ import subprocess
 from contextlib import ExitStack
 from typing import Any
 
-from bench import redis_servers
+from bench.peers import redis_servers
 from koinon.local import LocalCluster
 
 CONNECTIONS = 50

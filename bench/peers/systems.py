@@ -16,8 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench import redis_servers
-from bench.peers import etcd
+from bench.peers import etcd, redis_servers
 from koinon.local import LocalCluster
 from koinon.options import ClientOptions
 

@@ -15,7 +15,7 @@ PATIENT = [
     *("--lease-ms", "4000", "--session-timeout-ms", "6000", "--check-quorum-ms", "1500"),
 ]
 """Flags of coordinators, where a lease is not what is looked at: a machine that is busy with other
-tests ends those of a second by itself. ``bench/graceful_bench.py`` uses the defaults.
+tests ends those of a second by itself. ``bench/failures/graceful_bench.py`` uses the defaults.
 """
 
 

@@ -1,6 +1,7 @@
 """What many partitions cost: a cluster of 1,024 beside one of 1,024 and 200 keyspaces of 64.
 
-    python -m bench.partitions_bench [--keyspaces 0 200] [--runs 3] [--only state|cluster] [--json]
+    python -m bench.coordinators.partitions_bench [--keyspaces 0 200] [--runs 3]
+        [--only state|cluster] [--json]
 
 ``state``: milliseconds of CPU that a coordinator's event loop is kept for one thing at a time, in
 this process. ``cluster``: three coordinators and three nodes. A node is killed; the figures are the
@@ -28,6 +29,7 @@ from typing import Any
 
 import grpc
 
+from bench.failures.starved_bench import count_events
 from koinon import aio
 from koinon.local import LocalCluster
 from koinon_coordinator.config import BootstrapConfig, TimingConfig
@@ -54,8 +56,6 @@ from koinon_proto.contract.keyspaces import DEFAULT_ID, Keyspace
 from koinon_proto.contract.table import MoveSettings, NodeId, NodeNumber, Table
 from koinon_proto.partitioner import partitioner_of
 from koinon_proto.v1 import table_pb2, table_pb2_grpc
-
-from .starved_bench import count_events
 
 PARTITIONS = 1_024
 PER_KEYSPACE = 64

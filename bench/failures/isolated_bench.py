@@ -1,6 +1,6 @@
 """Measures how long writes fail after a failure, each process on a network of its own.
 
-    python -m bench.isolated_bench [--runs 3] [--only cut,kill,kill-two,stop]
+    python -m bench.failures.isolated_bench [--runs 3] [--only cut,kill,kill-two,stop]
 
 Three coordinators and four nodes with three replicas, each process in a network namespace, as in a
 container (``hosts.py``). Packets to a process that is gone vanish, so connections to it do not end.
@@ -27,8 +27,8 @@ from koinon import aio
 from koinon_proto.contract.errors import KoinonError
 
 from .failover_bench import probe_keys
-from .failures import FailureRun, options_of, tell
 from .hosts import HostCluster, is_possible
+from .runs import FailureRun, options_of, tell
 
 KINDS = ("cut", "kill", "kill-two", "stop")
 QUIET_S = 1.5

@@ -1,6 +1,6 @@
 """TPC-H orders by Spark into Koinon and into Redis, and back: rows per second, in one run.
 
-    python -m bench.ingest_bench [--rows 1500000] [--replication-factor 1] [--value o_comment]
+    python -m bench.loads.ingest_bench [--rows 1500000] [--replication-factor 1] [--value o_comment]
                                  [--p99] [--json]
 
 Koinon: ``koinon ingest orders.parquet --key o_orderkey`` into a fresh cluster of three nodes, with
@@ -30,8 +30,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench import ingest_redis, ingest_steps, redis_servers
-from bench.ingest_clients import Clients
+from bench.loads import ingest_redis, ingest_steps
+from bench.loads.ingest_clients import Clients
+from bench.peers import redis_servers
 from demo.orders import KEY, ROWS_AT_SCALE_1, make_orders
 from koinon.ingest import row_groups
 from koinon.ingest.job import Job
@@ -45,7 +46,7 @@ NODES = 3
 READS = 5  # the median of so many reads is shown
 RATES = ("staged_to_merged", "whole_job", "read_back", "count")
 NOWHERE = "127.0.0.1:1"
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
 CLIENTS_ALONE_S = 5.0
 PHASES = {
     Phase.STARTING: "start, to the first lot",

@@ -1,6 +1,6 @@
 """One client process on a cluster of one node and of three, compared with bare py-lmdb.
 
-    python -m bench.cluster_bench [--seconds 3] [--nodes 1 3] [--json]
+    python -m bench.clients.cluster_bench [--seconds 3] [--nodes 1 3] [--json]
 
 Every figure is rows (or operations) per second; "of bare" is the ratio to the same kind of
 operation on py-lmdb alone, measured just before in the same run.
@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bench.bare import bare_rates
+from bench.node.bare import bare_rates
 from koinon.cli.benchmark import run
 from koinon.local import LocalCluster
 

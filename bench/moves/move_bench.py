@@ -1,6 +1,6 @@
 """A node joins a loaded cluster of three: how fast its share moves, and what clients notice.
 
-    python -m bench.move_bench [--megabytes 1024] [--value-bytes 1000] [--seconds 15] [--json]
+    python -m bench.moves.move_bench [--megabytes 1024] [--value-bytes 1000] [--seconds 15] [--json]
 
 Three nodes are loaded, a fourth joins, and the rebalance is timed without client load. The bare
 loop (bare_copy.py) copies as many bytes three times: before there is a cluster, right before the
@@ -28,7 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.bare_copy import copy_rate
+from bench.moves.bare_copy import copy_rate
 from koinon import aio
 from koinon.local import LocalCluster
 from koinon.operate.admin import Admin

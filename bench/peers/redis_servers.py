@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from bench.peer_servers import PeerServers
+from bench.peers.servers import PeerServers
 from koinon.local.files import choose_addresses
 
 SLOTS = 16_384

@@ -1,6 +1,6 @@
 """The cost of ten thousand connections at a node's Redis port: to other clients, and in memory.
 
-    python -m bench.connections_bench [--rounds 3] [--seconds 5] [--json]
+    python -m bench.clients.connections_bench [--rounds 3] [--seconds 5] [--json]
 
 A process of its own holds the connections: 5,000 guests that have said something once and are idle,
 4,500 that each get a key every ten seconds, and 500 that send garbage and come again as soon as
@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 
-from bench.neighbours_bench import p99, timed
+from bench.clients.neighbours_bench import p99, timed
 from koinon.local import LocalCluster
 
 IDLE, NOW_AND_THEN, GARBAGE = 5_000, 4_500, 500

@@ -1,6 +1,6 @@
 """Prints what routers cost beside ``whole``, and what a scan of one partition gains.
 
-python -m bench.router_bench
+python -m bench.clients.router_bench
 
 Hashing alone: batches of 1,000 keys as lists and as Arrow columns. End to end: batches of 1,000
 rows put and got by the client, and chunks built as Spark's tasks build them. The scan: 100 rows by

@@ -1,6 +1,6 @@
 """Measures what TLS and knowing the caller cost: a plain cluster and one with TLS, in turns.
 
-    python -m bench.tls_bench [--rounds 24] [--seconds 0.4] [--nodes 1] [--records 100000]
+    python -m bench.clients.tls_bench [--rounds 24] [--seconds 0.4] [--nodes 1] [--records 100000]
         [--only batches] [--json]
 
 One client process. Rounds are short and many; each figure is that of their quietest quarter, and

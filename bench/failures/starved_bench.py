@@ -1,6 +1,6 @@
 """Shows whether the cluster keeps its leader and its nodes when CPU is short.
 
-    python -m bench.starved_bench [--seconds 60] [--busy 8] [--stall-ms 0]
+    python -m bench.failures.starved_bench [--seconds 60] [--busy 8] [--stall-ms 0]
 
 Three coordinators and the nodes share the machine with busy loops, which never wait. Linux may
 share CPU out by session, so each loop and each server has one of its own, like a container. Some

@@ -1,6 +1,6 @@
 """Prints how many keys per second one core hashes, in every form of keys.
 
-python bench/partitioner_bench.py
+python -m bench.clients.partitioner_bench
 """
 
 from __future__ import annotations

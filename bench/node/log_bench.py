@@ -1,6 +1,6 @@
 """Durable writes with and without the write-ahead log, inside a node: message in, answer out.
 
-    python -m bench.log_bench [--records 1000000] [--seconds 5] [--only callers steady restart]
+    python -m bench.node.log_bench [--records 1000000] [--seconds 5] [--only callers steady restart]
 
 One store of so many records (16 B keys in 1,024 partitions, 100 B values), overwritten at random.
 Each row is a number of callers that each put a batch of so many rows and wait until it is durable.

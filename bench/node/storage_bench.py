@@ -1,6 +1,6 @@
 """Compares a writer on a thread with the writer process, each beside a loop that serves reads.
 
-    python -m bench.storage_bench [--seconds 3]
+    python -m bench.node.storage_bench [--seconds 3]
 
 py-lmdb takes and drops the GIL at every row, and the event loop of a node needs it all the time.
 Both writers get the same groups: 8 batches of 1,000 rows (16 B keys, 100 B values), one

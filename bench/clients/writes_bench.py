@@ -1,6 +1,7 @@
 """Durable writes of a cluster whose stores hold millions of records, with and without the log.
 
-    python -m bench.writes_bench [--records 1000000] [--replicas 1 3] [--seconds 5] [--rounds 1]
+    python -m bench.clients.writes_bench [--records 1000000] [--replicas 1 3] [--seconds 5]
+        [--rounds 1]
 
 One client process; keys of 16 bytes and values of 100 bytes, overwritten at random. Both clusters
 run in one go, one after the other, so that their ratio is of the same machine at about the same

@@ -1,6 +1,6 @@
 """The cost of a keyspace at twice its limit to clients of another one, on nodes of its own.
 
-    python -m bench.neighbours_bench [--rounds 5] [--seconds 5] [--json]
+    python -m bench.clients.neighbours_bench [--rounds 5] [--seconds 5] [--json]
 
 Two keyspaces of one cluster, one copy: "public" on a node without a pool, "own" on the node of a
 pool. Each node, with a client of its keyspace, is kept on a core of its own, so that what they

@@ -1,6 +1,6 @@
 """Clients beside a load: steady single gets and puts, until standard input closes.
 
-    python -m bench.ingest_clients COORDINATORS
+    python -m bench.loads.ingest_clients COORDINATORS
 
 It runs as a process of its own. First it writes its keys and prints ``ready``. At the end it prints
 one JSON object: how many gets and puts there were, and their p50, p99 and longest, in milliseconds.
@@ -30,7 +30,7 @@ class Clients:
 
     def __init__(self, coordinators: str) -> None:
         self.report: dict[str, Any] = {}
-        self._command = [sys.executable, "-m", "bench.ingest_clients", coordinators]
+        self._command = [sys.executable, "-m", "bench.loads.ingest_clients", coordinators]
 
     def __enter__(self) -> Clients:
         self._process = subprocess.Popen(
@@ -49,7 +49,7 @@ class Clients:
 
 
 def key_of(number: int) -> bytes:
-    return b"bench/clients/%d" % number
+    return b"bench/%d" % number
 
 
 async def measure(coordinators: str, until: asyncio.Event) -> dict[str, list[float]]:

@@ -1,6 +1,6 @@
 """One node, one client process: batches of 1,000 rows in flight, compared with bare py-lmdb.
 
-    python -m bench.node_bench [--seconds 4] [--in-flight 8]
+    python -m bench.node.node_bench [--seconds 4] [--in-flight 8]
 
 Starts one coordinator and one node as processes of their own in a temporary directory. Keys have
 16 bytes, values 100. Figures are rows/s. The ratio compares them with a loop of sorted ``putmulti``
@@ -24,7 +24,7 @@ from typing import Any
 
 import grpc
 
-from bench.bare import PARTITIONS, bare_rates
+from bench.node.bare import PARTITIONS, bare_rates
 from koinon_proto.partitioner import partitioner
 from koinon_proto.server.rpc import CHANNEL_OPTIONS
 from koinon_proto.v1 import kv_pb2, kv_pb2_grpc

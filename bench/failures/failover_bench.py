@@ -1,6 +1,6 @@
 """How long writes are refused after ``kill -9`` of a node, with three replicas on three nodes.
 
-    python -m bench.failover_bench [--runs 10] [--json]
+    python -m bench.failures.failover_bench [--runs 10] [--json]
 
 A node is killed under a steady client load. From that moment on, one write to every partition is
 tried until it succeeds. A run's figure is the time until the last partition took its write. Then

@@ -1,4 +1,6 @@
-"""How long the planner takes, and what it plans: ``python -m bench.planner_bench [--json]``.
+"""How long the planner takes, and what it plans.
+
+    python -m bench.coordinators.planner_bench [--json]
 
 Each line is one plan: seconds, replicas copied, rows in which only the order changes, and
 afterwards the least and the greatest count of the nodes that take replicas.

@@ -1,6 +1,6 @@
 """Measures what clients notice when a process is stopped by SIGTERM and started under load.
 
-    python -m bench.graceful_bench [--rounds 3] [--replicas 3] [--only n1,c2,...]
+    python -m bench.failures.graceful_bench [--rounds 3] [--replicas 3] [--only n1,c2,...]
 
 Three coordinators and three nodes. In each round every process is stopped and started in turn,
 including the coordinators' leader. Before the next one, the bench waits until all is well. There

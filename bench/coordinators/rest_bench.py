@@ -1,6 +1,7 @@
 """The cost of a cluster without clients: three coordinators and three nodes at rest.
 
-    python -m bench.rest_bench [--partitions 1024] [--seconds 30] [--threads] [--keep] [--json]
+    python -m bench.coordinators.rest_bench [--partitions 1024] [--seconds 30] [--threads]
+        [--keep] [--json]
 
 For each process (a node's writer process is one of its own): CPU as a share of one core, how often
 its threads woke up a second, and its resident memory. CPU time means something beside other work
@@ -50,7 +51,9 @@ class Cost:
 
 def main() -> int:
     """Start a cluster, let it come to rest, watch it, print what it used."""
-    parser = argparse.ArgumentParser(prog="python -m bench.rest_bench", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.coordinators.rest_bench", description=__doc__
+    )
     parser.add_argument("--partitions", type=int, default=1_024)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--threads", action="store_true", help="show each thread")

@@ -1,7 +1,7 @@
 """Measures how long writes wait after a failure in containers: compose/compose.yaml as it is, with
 its limits and the default session.
 
-    python -m bench.containers_bench [--runs 3] [--only cut,kill,stop]
+    python -m bench.failures.containers_bench [--runs 3] [--only cut,kill,stop]
 
 Three coordinators and three nodes with three replicas; ``python -m tests.compose image`` makes the
 image first. From the moment of the failure on, one write after the other goes to each of 128
@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from bench.failures import FailureRun, options_of, tell
+from bench.failures.runs import FailureRun, options_of, tell
 from tests.compose import images
 from tests.compose.cluster import COORDINATORS, NODES, Cluster, Writers
 from tests.compose.engine import Project, engine_answers, run

@@ -1,6 +1,6 @@
 """Figures of the coordinator's Raft: three member processes on this machine, with real disks.
 
-    python -m bench.raft_bench [--seconds 5] [--failovers 10] [--json]
+    python -m bench.coordinators.raft_bench [--seconds 5] [--failovers 10] [--json]
 
 It prints durable proposals per second at 1, 16 and 64 concurrent proposers (inside the leader's
 process; commands of 100 bytes). It also prints the time from `kill -9` of the leader until a new

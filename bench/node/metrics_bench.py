@@ -1,6 +1,6 @@
 """The cost of metrics: two clusters, one that is scraped, and one that counts no traffic.
 
-    python -m bench.metrics_bench [--rounds 24] [--seconds 1] [--in-flight 8]
+    python -m bench.node.metrics_bench [--rounds 24] [--seconds 1] [--in-flight 8]
 
 Each cluster is a coordinator and a node with 1,024 partitions, as processes of their own. Rounds of
 batches of 1,000 rows (16 B keys, 100 B values) go to the two clusters in turn; their order
@@ -31,7 +31,7 @@ from typing import Any
 
 import grpc
 
-from bench.node_bench import ROWS, batches, rate
+from bench.node.node_bench import ROWS, batches, rate
 from koinon.local import LocalCluster
 from koinon_proto.server.rpc import CHANNEL_OPTIONS
 from koinon_proto.v1 import kv_pb2, kv_pb2_grpc

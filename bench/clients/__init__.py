@@ -1,0 +1,1 @@
+"""What clients get from a cluster: operations, writes, routers, TLS, many connections."""

@@ -1,0 +1,1 @@
+"""Raft, the planner, many partitions, and a cluster at rest."""

@@ -1,0 +1,1 @@
+"""Failovers, stops and starved processes, on this machine and on networks of their own."""

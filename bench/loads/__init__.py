@@ -1,0 +1,1 @@
+"""Bulk loads by Spark, their steps, and clients beside them."""

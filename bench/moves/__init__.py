@@ -1,0 +1,1 @@
+"""Partitions that move to a node that joins, beside a bare copy."""

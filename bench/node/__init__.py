@@ -1,0 +1,1 @@
+"""One node alone: its store, its write-ahead log, what counting costs."""
