@@ -38,6 +38,12 @@ from tests.node.kit.groups import lone_writer
 PARTITIONS = 1024
 VALUE = os.urandom(100)
 CALLERS = ((1, 1), (64, 1), (1, 1_000), (4, 1_000))
+LEAST_RATIO = {(64, 1): 4.0, (1, 1_000): 3.0, (4, 1_000): 3.0}
+"""What the log is to gain, by callers and rows a batch: rows a second, of those without it."""
+MOST_OVER_FLOOR_S = 150e-6
+MOST_BYTES_A_ROW = 8_000
+MOST_STEADY_P99_S, MOST_STEADY_FLOORS = 10e-3, 2
+MOST_RESTART_S = 3.0
 STEADY_A_SECOND = 1_000
 PARTS = ("callers", "steady", "restart")
 FILL_S = 5.0
@@ -119,9 +125,34 @@ def floor(directory: Path, size: int, seconds: float) -> list[float]:
     return took
 
 
+def marks_of(took: list[float]) -> list[float]:
+    """Return the percentiles 1 to 99 in seconds."""
+    return quantiles(took, n=100) if len(took) > 1 else [took[0]] * 99
+
+
 def show(name: str, took: list[float]) -> str:
-    marks = quantiles(took, n=100) if len(took) > 1 else [took[0]] * 99
+    marks = marks_of(took)
     return f"{name} p50 {marks[49] * 1e3:7.2f} p99 {marks[98] * 1e3:7.1f} ms"
+
+
+def bar(text: str, *, holds: bool) -> None:
+    print(f"    aim: {text}: {'holds' if holds else 'missed'}", flush=True)
+
+
+def compare_with_bars(
+    callers: int, rows: int, base: list[float], took: list[float], ratio: float, written: float
+) -> None:
+    """Print what is aimed at for these callers, and whether the log reached it."""
+    if (callers, rows) == (1, 1):
+        over = marks_of(took)[49] - marks_of(base)[49]
+        limit = MOST_OVER_FLOOR_S
+        text = f"{over * 1e6:.0f} us above the floor's median, at most {limit * 1e6:.0f}"
+        bar(text, holds=over <= limit)
+    if least := LEAST_RATIO.get((callers, rows)):
+        bar(f"{ratio:.2f} times the rate without the log, at least {least}", holds=ratio >= least)
+    if rows == 1_000:
+        most = MOST_BYTES_A_ROW
+        bar(f"{written:,.0f} bytes a row, at most {most:,}", holds=written <= most)
 
 
 async def compare(directory: Path, count: int, seconds: float, rounds: int) -> None:
@@ -146,12 +177,15 @@ async def compare(directory: Path, count: int, seconds: float, rounds: int) -> N
                     flush=True,
                 )
                 assert not lost, lost
-            print(f"    ratio {rates[1] / rates[0]:.2f}", flush=True)
+            ratio = rates[1] / rates[0]
+            print(f"    ratio {ratio:.2f}", flush=True)
+            compare_with_bars(callers, rows, base, took, ratio, written)
 
 
 async def steady(directory: Path, count: int, seconds: float) -> None:
     """Print the times of puts that come at a steady rate, counted from when each was due."""
-    print(f"{STEADY_A_SECOND} puts a second: " + show("floor", floor(directory, 180, 1.0)))
+    base = floor(directory, 180, 1.0)
+    print(f"{STEADY_A_SECOND} puts a second: " + show("floor", base))
     store = Store(StoreConfig(directory=directory, write_ahead_log=True))
     writer = lone_writer(store, lambda reason: None)
     await writer.start()
@@ -170,6 +204,8 @@ async def steady(directory: Path, count: int, seconds: float) -> None:
     await asyncio.gather(*calls)
     store.close(clean=await writer.stop())
     print(f"    {len(took)} puts {show('', took)}, slowest {max(took) * 1e3:.1f} ms", flush=True)
+    p99, most = marks_of(took)[98], max(MOST_STEADY_P99_S, MOST_STEADY_FLOORS * marks_of(base)[98])
+    bar(f"p99 {p99 * 1e3:.1f} ms, at most {most * 1e3:.1f}", holds=p99 <= most)
 
 
 async def fill_overlay(directory: Path, count: int, out: Connection) -> None:
@@ -201,6 +237,7 @@ def restart(directory: Path, count: int) -> None:
     with Store(StoreConfig(directory=directory, write_ahead_log=True)):
         took = time.perf_counter() - began
     print(f"killed with {rows:,} rows not in the store: opened in {took:.2f} s", flush=True)
+    bar(f"{took:.2f} s, at most {MOST_RESTART_S}", holds=took <= MOST_RESTART_S)
 
 
 def main() -> None:
