@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.fuzz.strangers import running
 
-SECONDS = 15
+SECONDS = 8
 ATTACKS_MIN = 30
 OPERATIONS_MIN = 20
 

@@ -18,7 +18,7 @@ TIMEOUT_S = 900  # not of one seed: of ten, on a machine that does much else
 pytestmark = pytest.mark.timeout(TIMEOUT_S)
 
 SEEDS = 240
-SHORT_SEEDS = 15  # the others are long tests
+SHORT_SEEDS = 10  # the others are long tests
 CHUNK = 5
 VIRTUAL_S_MIN = 15  # of one seed
 SEEDS_PER_MUTANT_MAX = 60  # of those that pass without the defect
