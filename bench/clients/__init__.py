@@ -1,1 +1,1 @@
-"""What clients get from a cluster: operations, writes, routers, TLS, many connections."""
+"""Benchmarks of clients: operations, writes, routers, TLS, many connections."""

@@ -161,7 +161,7 @@ def measure(
             for name, step in wanted.items():
                 for kind in kinds:
                     taken[name][kind].append(found[kind].figure(step, seconds))
-                kinds.rotate()  # nobody always comes after the same one
+                kinds.rotate()  # so that none always comes after the same one
     return {
         name: {
             kind: Figure(

@@ -1,4 +1,4 @@
-"""What many partitions cost: a cluster of 1,024 beside one of 1,024 and 200 keyspaces of 64.
+"""The cost of many partitions: a cluster of 1,024 beside one of 1,024 and 200 keyspaces of 64.
 
     python -m bench.coordinators.partitions_bench [--keyspaces 0 200] [--runs 3]
         [--only state|cluster] [--json]
@@ -136,7 +136,7 @@ class Machine:
             self.apply(command)
 
     def widening(self, number: int) -> AlterPartitions:
-        """What the primary ``number`` proposes once the node that came back holds everything."""
+        """Return what primary ``number`` proposes once the node that came back holds everything."""
         rows = self.replicated.state.table()
         assert rows is not None
         return AlterPartitions(
@@ -186,7 +186,7 @@ def state_costs(keyspaces: int, rounds: int = 3) -> dict[str, float]:
         return made
 
     def push(what: str, known: int) -> None:
-        """What a heartbeat's answer or a watch costs the first that asks, and the next."""
+        """Time an update for heartbeats and watches: made for the first that asks, sent to each."""
         timed(f"{what}: made", lambda: updates.update(machine.table(), known))
         update = updates.update(machine.table(), known)
         timed(f"{what}: sent", update.SerializeToString)

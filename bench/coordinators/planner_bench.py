@@ -1,4 +1,4 @@
-"""How long the planner takes, and what it plans.
+"""The planner: the time that a plan takes, and its result.
 
     python -m bench.coordinators.planner_bench [--json]
 

@@ -1,4 +1,4 @@
-"""How long writes are refused after ``kill -9`` of a node, with three replicas on three nodes.
+"""The time without writes after ``kill -9`` of a node, with three replicas on three nodes.
 
     python -m bench.failures.failover_bench [--runs 10] [--json]
 

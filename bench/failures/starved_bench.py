@@ -50,7 +50,7 @@ EVENTS = {  # the event of a log line, by the phrase that the line begins with
 
 @dataclass(kw_only=True)
 class Report:
-    """What happened while the loops ran. Seconds."""
+    """The events and client operations while the busy loops ran; times in seconds."""
 
     seconds: float = 0.0
     load_average: float = 0.0

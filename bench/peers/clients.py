@@ -30,7 +30,7 @@ class Face(ABC):
     def put_many(self, pairs: Pairs) -> None: ...
     @abstractmethod
     def scan(self) -> Iterator[Any]:
-        """Yield records with their values, all of them if nobody stops."""
+        """Yield records with their values, all of them unless the caller stops."""
 
     @abstractmethod
     async def aopen(self) -> None:

@@ -65,7 +65,7 @@ def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
     gRPC hears of calls on whichever loop runs, and hands the news to the loop of the call. That may
     be closed by then: of another client of this program, which was closed with calls under way. The
-    last news of these calls concern nobody.
+    last news of these calls concern no caller.
     """
     is_grpc = "PollerCompletionQueue" in context.get("message", "")
     if not (is_grpc and str(context.get("exception")) == "Event loop is closed"):

@@ -82,7 +82,7 @@ class Found:
 
     @property
     def cluster_id(self) -> str:
-        """Whose state this is; empty while that is not known."""
+        """The cluster whose state this is; empty while that is not known."""
         if self.survivor is not None and self.survivor.config is not None:
             return self.survivor.config.cluster_id
         return next((table.cluster.cluster_id for table in self.tables.values()), "")

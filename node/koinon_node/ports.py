@@ -80,7 +80,7 @@ class TakesFollowers(Protocol):
 
     def take_follower(self, find_caller: Callable[[], Caller], peer: str) -> asyncio.Protocol:
         """Return the protocol that the connection speaks from now on. ``find_caller`` returns whose
-        it is; it raises KoinonError once nobody may have it any more.
+        it is; it raises KoinonError once that caller may not have it any more.
         """
 
 

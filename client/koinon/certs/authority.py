@@ -110,7 +110,7 @@ def _is_ip(host: str) -> bool:
 
 
 def identity_of(certificate: x509.Certificate) -> Identity | None:
-    """Return whom a certificate is for, or None if it names nobody of a Koinon cluster."""
+    """Return whom a certificate is for; None if it names no one of a Koinon cluster."""
     try:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
@@ -141,7 +141,7 @@ class Authority:
 
     @classmethod
     def create(cls, directory: Path, *, now: datetime, days: int = AUTHORITY_DAYS) -> Authority:
-        """Make an authority in a directory of its own, which nobody else may look into.
+        """Make an authority in a directory of its own, which no other user may look into.
 
         Raises:
             OSError: it cannot be written.

@@ -49,7 +49,7 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class CertificateView:
-    """The contents of a certificate. ``who`` is '' for nobody of a Koinon cluster."""
+    """The contents of a certificate. ``who`` is '' if it names no one of a Koinon cluster."""
 
     who: str
     subject: str

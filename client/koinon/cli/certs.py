@@ -215,7 +215,7 @@ def client(
     days: Days = authorities.IDENTITY_DAYS,
     force: Force = False,
 ) -> None:
-    """Make the identity file of programs that show a token: it names nobody, one serves all."""
+    """Make the identity file of programs that show a token: it names no one; one serves all."""
     _issue(session, [Identity(kind=Kind.CLIENT)], place, out, days, force)
 
 

@@ -5,7 +5,7 @@ What an attempt may end with, beside a reply:
 - a typed refusal: nothing was applied. Retried if its class says ``retriable``.
 - ``QuotaExceededError``, one of these: after the time that it names, and a back-off on top that
   grows with what waits, so that those who wait together do not all come together; within a second
-  anyway, since a limit may be lifted, and nobody tells those who wait.
+  anyway, since a limit may be lifted, and those who wait are not told.
 - ``NotSentError``: the request never left, because there was no connection. Retried.
 - ``UnknownFateError``: it left, and no answer came. A read is retried. A write is not, unless the
   caller opted in and it is unconditional: its effect then is that of writing once or twice.

@@ -32,7 +32,7 @@ from koinon_proto.v1 import kv_pb2
 
 
 class _Tried(NamedTuple):
-    """What an attempt on a thread came to that the loop goes on from."""
+    """An attempt that a thread made, with its outcome; the loop goes on from it."""
 
     call: ScanCall
     outcome: ScanReply | KoinonError

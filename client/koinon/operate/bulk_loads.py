@@ -137,7 +137,7 @@ class LoadsClient(Closing):
         return view(OpenedLoad, reply, state=_state(reply.state))
 
     def check(self, *, mode: LoadMode, prefix: bytes = b"", keyspace_id: int = DEFAULT_ID) -> None:
-        """Raise what ``open_load`` would, for a load that nobody has opened; open nothing."""
+        """Raise what ``open_load`` would raise for a new load; open nothing."""
         request = loads_pb2.OpenLoadRequest(
             job_id=f"check:{uuid.uuid4()}",
             mode=cast(Any, int(mode)),

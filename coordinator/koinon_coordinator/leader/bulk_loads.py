@@ -198,8 +198,8 @@ class Loading:
         self, load_id: int, partition_ids: Sequence[int], cluster_id: str, reporter: str = ""
     ) -> LoadState:
         """Note that the load is merged in these partitions, as far as the ``reporter`` leads them
-        ('': nobody had to say who it is); return its state (UNKNOWN: it ended long ago, or never
-        was).
+        ('': reporters need not say who they are); return its state (UNKNOWN: it ended long ago, or
+        never was).
 
         Raises:
             ClusterNotReadyError, InvalidArgumentError.

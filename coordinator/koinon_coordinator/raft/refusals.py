@@ -81,6 +81,6 @@ def not_leader(core: RaftCore) -> NotLeaderError:
 
 
 def _names(members: Iterable[str], last_word: str = "and") -> str:
-    """``a, b and c``; ``none`` of nobody."""
+    """Return ``a, b and c``; ``none`` if there are no members."""
     *others, last = sorted(members) or ["none"]
     return f"{', '.join(others)} {last_word} {last}" if others else last

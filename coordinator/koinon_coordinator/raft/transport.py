@@ -3,8 +3,8 @@
 A transport delivers each message at most a few times, in any order, or not at all; Raft needs no
 more. What it does promise is bounds (a full queue drops its oldest message) and identity: a
 message is passed on only if its sender's hello was right, the member listens to it, and its data
-directory is the one that this member first knew it by. Of anybody else nothing is kept, and nobody
-is dialled for them.
+directory is the one that this member first knew it by. Of all others nothing is kept, and no
+connection is made for them.
 
 Every member keeps a stream to every other one of its configuration, even with nothing to say, and
 repeats its hello on it. So all pairs know each other's data directories, those of followers too,

@@ -150,8 +150,8 @@ class LoadsService(loads_pb2_grpc.LoadsServicer):
 
 
 def _may_use(load: Load) -> None:
-    """Raise PermissionDeniedError unless the load is the caller's or nobody's, and the caller may
-    load into its keyspace; or the caller operates the cluster.
+    """Raise PermissionDeniedError unless the load is the caller's or has no owner, and the caller
+    may load into its keyspace; or the caller operates the cluster.
     """
     digest = owner_digest(load.load_id, load.owner)
     caller.get().check_load(load.load_id, digest, load.keyspace_id)

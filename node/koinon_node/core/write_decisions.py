@@ -344,6 +344,6 @@ class Decision:
             self._effects.records[key] = encode_tombstone(sequence, purge_at_ms)
             self._effects.expiry_keys.append(expiry_key(purge_at_ms, key))
             return
-        # With one replica nobody needs a tombstone: the purge floor says that one was here.
+        # With one replica no tombstone is needed: the purge floor says that one was here.
         self._effects.records[key] = None
         self._primaries.purge_floors[partition_id] = sequence

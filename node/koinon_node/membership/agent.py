@@ -7,7 +7,7 @@ leader, a partition that is ready) waits in its queue and is taken between two h
 
 Order within an acknowledged heartbeat: the table and the access state in the reply are applied and
 published, then the lease is extended, counted from when the heartbeat was sent. So what is revoked
-is refused here within a lease and a heartbeat, or this node serves nobody. A table is published
+is refused here within a lease and a heartbeat, or this node serves no client. A table is published
 (NodeState.served) before the event loop hears of it. What has to be persisted goes to the loop's
 writer and is waited for without holding up heartbeats.
 
@@ -232,8 +232,8 @@ class Agent:
             self._on_fatal(error)
 
     def _say_farewell(self) -> None:
-        """Have the leader fence this epoch at once: its lease, which is given up first, is then
-        waited for by nobody, this node's next life least of all.
+        """Have the leader fence this epoch at once, after the lease is given up: then no other node
+        waits for the lease to end, and neither does this node when it starts again.
         """
         self._state.lease = NO_LEASE
         request = membership_pb2.LeaveRequest(

@@ -211,7 +211,7 @@ class Connection(asyncio.Protocol):
     # --- inside ----------------------------------------------------------------------------
 
     def _tell(self, message: bytes) -> None:
-        """Send what answers no command. Between two replies it is in nobody's way."""
+        """Send what answers no command: between two replies, so that it splits none."""
         if not self._transport.is_closing():
             self._transport.write(message)
 
@@ -512,7 +512,7 @@ class Connection(asyncio.Protocol):
                 )
 
     def _count_held(self) -> None:
-        if self._switch is not None:  # what is held belongs to another protocol, or to nobody
+        if self._switch is not None:  # what is held belongs to another protocol, or to none
             return
         size = self._reader.held_bytes if self._reader.held_bytes >= _COUNTED_BYTES else 0
         if self._is_backed_up:

@@ -101,7 +101,7 @@ class ServedKeyspace:
         return self._state.quota(self._state.served, self.keyspace().base)
 
     def moved_to(self, key: bytes) -> str:
-        """Return the key's slot and where it is served, ``slot host:port``; '' if nobody does."""
+        """Return the key's slot and where it is served, ``slot host:port``; '' if nowhere."""
         try:
             keyspace = self.keyspace()
         except UnknownKeyspaceError:

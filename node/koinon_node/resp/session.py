@@ -62,7 +62,7 @@ class Session:
         self._token = ""
         self._caller = ANYBODY  # by the gate's stamp:
         self._stamp: object = None
-        self._fault: KoinonError | None = None  # why it is nobody, if it has shown something
+        self._fault: KoinonError | None = None  # why it is _NOBODY, if it has shown something
         self._end_attendance: Callable[[], None] | None = None
         self._on_leaving: Callable[[], None] | None = None
 
@@ -156,7 +156,7 @@ class Session:
         """Take a token for who this is; ``user``, if given, must be its owner.
 
         Raises:
-            UnauthenticatedError: nobody has this token; what was known before holds on.
+            UnauthenticatedError: no user has this token; what was known before holds on.
         """
         gate = self.gate
         if gate is None:

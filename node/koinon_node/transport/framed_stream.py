@@ -41,7 +41,7 @@ _QUIET_S = 0.8 * _SIGN_EVERY_S  # rounds are not exactly as far apart
 _LATE_S = 0.5  # this process itself stood still: what has come meanwhile was not looked at
 _FAREWELL_S = 1.0  # what is queued, the reason too, may leave before a stream that ends is cut
 _RECEIVED_BYTES_MAX = 4 * 1024 * 1024
-"""Of messages that nobody has taken; beyond it the socket is not read."""
+"""Of messages that were received and not taken; beyond it the socket is not read."""
 _MESSAGE_BYTES = 256  # what a message takes in memory beside its bytes
 
 

@@ -237,6 +237,6 @@ def error_of_call(error: Any, address: str) -> KoinonError:
 
 
 def retrieved(task: asyncio.Future[Any]) -> None:
-    """Have asyncio not complain that nobody has asked for the task's error."""
+    """Look at the task's error, so that asyncio does not complain that it was never retrieved."""
     if not task.cancelled():
         task.exception()

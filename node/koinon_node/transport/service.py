@@ -139,7 +139,7 @@ class ReplicationService:
 
     def take_follower(self, find_caller: Callable[[], Caller], peer: str) -> asyncio.Protocol:
         """Return the protocol that serves a follower on a connection of the Redis port.
-        ``find_caller`` tells whose it is; it raises KoinonError once nobody may have it any more.
+        ``find_caller`` tells whose it is; it raises KoinonError once that caller may not have it.
         """
         stream: _Framed = FramedStream(_parsed, peer, _HELLO_BYTES_MAX)
         self._keep(asyncio.ensure_future(self._serve_framed(stream, find_caller, peer)))
@@ -189,7 +189,7 @@ class ReplicationService:
                 self._streams.discard(stream)
 
     async def _first_of(self, stream: _PrimaryEnd) -> replication_pb2.FollowRequest:
-        """Return the stream's first message; strangers who send none keep nobody out."""
+        """Return the stream's first message; strangers who send none keep no follower out."""
         if len(self._strangers) >= _WAITING_FOR_HELLO_MAX:
             oldest = next(iter(self._strangers))
             del self._strangers[oldest]

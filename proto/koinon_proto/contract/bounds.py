@@ -35,7 +35,7 @@ VERSION = NODE_EPOCH = PARTITION_EPOCH = (1 << 56) - 1
 """Counted up by one, and by a million when coordinators are made anew."""
 PRIMARY_EPOCH = (1 << 24) - 1  # it is the upper part of a sequence
 PARTITION = (1 << 16) - 1  # two bytes of a record's key
-NODE_NUMBER = READER  # one that the table does not name is nobody
+NODE_NUMBER = READER  # one that the table does not name is no node's
 ROWS = BYTES = (1 << 62) - 1
 RATE = float(1 << 62)
 WAIT_MS = 3_600_000  # of the times that one process gives another: an hour

@@ -19,8 +19,8 @@ LOAD_TEXT_CHARS_MAX = 200
 
 
 def owner_digest(load_id: int, owner: str) -> bytes:
-    """Return how the table names the user that a load is of, which only who knows it can tell;
-    b"" of a load that is nobody's.
+    """Return the table's name for the owner of a load, which tells the user only to those who know
+    it; b"" for a load without an owner.
     """
     return hashlib.sha256(f"{load_id} {owner}".encode()).digest()[:16] if owner else b""
 

@@ -44,7 +44,7 @@ def _no_name(_: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A caller. ``principal`` None: nobody had to say, on a plain connection. ``keyspace_name``
+    """A caller. ``principal`` None: it need not say, on a plain connection. ``keyspace_name``
     returns how refusals name a keyspace, by its id; '': it is not known.
 
     Its methods are the only ones that ask ``permissions`` (a test sees to that). Each that is about
@@ -119,14 +119,14 @@ class Caller:
 
     @property
     def user(self) -> str:
-        """The user that calls; "" where nobody had to say."""
+        """The user that calls; "" where callers need not say who they are."""
         principal = self.principal
         return principal.name if principal is not None and principal.kind is Kind.USER else ""
 
     def check_load(self, load_id: int, digest: bytes, keyspace_id: int) -> None:
         """Raise PermissionDeniedError unless the caller may do all that operators may, or the bulk
-        load whose ``owner_digest`` this is, is its own or nobody's, and it may load into some of
-        the keyspace that the load is for.
+        load whose ``owner_digest`` this is, is its own or has no owner, and it may load into some
+        of the keyspace that the load is for.
         """
         concerns(keyspace_id)
         if self.principal is None or self.may_on_cluster(Action.OPERATE):

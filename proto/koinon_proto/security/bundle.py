@@ -94,7 +94,7 @@ def parse_bundle(text: bytes, source: str) -> Bundle:
 
 
 def principal_in(certificate: bytes) -> Principal | None:
-    """Return whom a certificate (PEM, or DER) names; None if nobody of a Koinon cluster."""
+    """Return whom a certificate (PEM, or DER) names; None if no one of a Koinon cluster."""
     from cryptography import x509
 
     is_pem = certificate.lstrip().startswith(b"-----")

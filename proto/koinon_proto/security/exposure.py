@@ -21,7 +21,7 @@ def is_loopback(address: str) -> bool:
         pass
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:  # if others can, nobody here knows
+    except OSError:  # others may resolve it: not known here
         return False
     return all(ipaddress.ip_address(str(place[0])).is_loopback for *_, place in found)
 

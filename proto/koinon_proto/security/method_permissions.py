@@ -129,10 +129,10 @@ def check(path: str, caller: Caller) -> Rule:
 
     Raises:
         PermissionDeniedError: it may not.
-        UnauthenticatedError: nobody knows whose certificate this is, and no token came with it.
+        UnauthenticatedError: the certificate names no caller, and no token came with it.
     """
     rule, principal = RULES.get(path), caller.principal
-    if principal is None:  # on a plain connection nobody has to say
+    if principal is None:  # on a plain connection callers need not say who they are
         return rule or Rule()
     if rule is None:
         raise PermissionDeniedError(

@@ -26,7 +26,7 @@ class Kind(StrEnum):
     NODE = "node"
     USER = "user"
     CLIENT = "client"
-    """Names nobody: its holder shows a token."""
+    """Names no one: its holder shows a token."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -326,7 +326,7 @@ def _load(context: ssl.SSLContext, bundle: Bundle) -> None:
     """Have the context show and trust what the bundle says."""
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_verify_locations(cadata=bundle.trusted.decode("ascii"))
-    # The library reads keys from files only; this one is nobody else's and gone at once.
+    # The library reads keys from files only; this one is private and gone at once.
     with tempfile.NamedTemporaryFile() as file:
         file.write(bundle.pem)
         file.flush()

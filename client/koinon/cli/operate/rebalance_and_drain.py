@@ -244,7 +244,7 @@ def _execute(
 
 
 def _is_queued(admin: Admin, plan: Plan, fate: UnknownFateError) -> bool:
-    """Return whether a plan whose answer got lost was taken; raise its ``fate`` if nobody says."""
+    """Return whether a plan whose answer got lost was taken; raise its ``fate`` if unknown."""
     try:
         return any(move.plan_id == plan.plan_id for move in admin.moves().moves)
     except KoinonError:  # which says that this question has changed nothing

@@ -34,7 +34,7 @@ E = TypeVar("E", PendingOperation, PendingPage)
 
 
 class Operations(Protocol[E]):
-    """Whose operations they are, as a connection sees it."""
+    """The owner of a connection's operations, as the connection sees it."""
 
     @property
     def now(self) -> Callable[[], float]: ...

@@ -204,7 +204,7 @@ class RespLink:
         self._retire()
 
     def _pause(self) -> None:
-        """Nobody waits for a connection to this node for a while."""
+        """Let no call wait for a connection to this node for a while."""
         self._failed, self._again_at = True, self._operations.now() + _AGAIN_S
 
     def _retire(self) -> None:

@@ -70,7 +70,7 @@ class Load:
     """One load. ``attempts`` and ``unmerged`` (ascending) are there while it is being merged;
     ``attempts_digest`` from its commit on, as are ``committed_at`` (its log index), ``partitions``
     (that were to be merged), ``rows`` and ``bytes``. ``owner`` is the user that opened it, "" where
-    nobody had to say.
+    callers need not say who they are.
     """
 
     load_id: int

@@ -13,7 +13,7 @@ from which entry on the member's log is none of the history (``Committed``).
 Of bulk loads a table tells only which are open and which are being merged. A surviving member
 knows the rest of those that it has seen in the same state; they go on. Any other is given up: nodes
 delete what was staged for it. One that was being merged may then have been merged in part, and
-nobody can say which attempts were to be merged: the operator is told, and its job has to be run
+which attempts were to be merged is not known: the operator is told, and the job has to be run
 again.
 """
 

@@ -6,7 +6,7 @@ Invariants:
   it true, and only ever counts what is durable.
 - What an ``UNTRUSTED`` copy holds may have holes anywhere (rule 3): it is replaced by a snapshot
   before it counts again, unless it is the last that is left, and is made to lead.
-- A copy that is ``UNUSABLE`` (a snapshot into it is under way, or its deletion) is nobody's ground.
+- An ``UNUSABLE`` copy (a snapshot into it is under way, or its deletion) is no base for anything.
 - ``DIRTY_TAIL``: records above ``complete_through`` may belong to another lineage; they are
   repaired before anything else is asked of the copy, unless it becomes the primary, whose tail is
   the truth.

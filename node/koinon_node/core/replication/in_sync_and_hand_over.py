@@ -9,8 +9,8 @@ Rules that hold here:
 - A planned hand-over stops the partition, waits until nothing is in flight, and then proposes; once
   it has proposed, only a newer row that names this node lets it serve again (rule 7). If the wanted
   one has died, a change of nothing is proposed, for the newer row that it makes.
-- A node that is about to stop hands over what it leads likewise, each partition once, to nobody
-  that is about to stop too, and leaves its in_sync where the minimum allows.
+- A node that is about to stop hands over what it leads likewise, each partition once, to a node
+  that is not about to stop, and leaves its in_sync where the minimum allows.
 - A partition whose epoch has few sequences left is handed over by this node to itself, likewise: it
   goes on under a new epoch.
 - A follower that is about to stop is put out at once, and is waited for until that is committed.
@@ -18,9 +18,9 @@ Rules that hold here:
   the group, hands over to one of them (rules 6 and 8). In the second case it leaves in_sync, or, if
   no other is in sync, begins a new epoch.
 - A primary whose disk hangs hands over, without draining, what can do without it, to those who have
-  made durable what it has not, and leaves in_sync (rule 22). So a disk that all share deposes
-  nobody. What it was given and cannot take over it gives back. Once the disk has answered, what was
-  not proposed is served on.
+  made durable what it has not, and leaves in_sync (rule 22). So a disk that all share deposes no
+  primary. What it was given and cannot take over it gives back. Once the disk has answered, what
+  was not proposed is served on.
 
 Pure: ``decide`` is called with the time, its answers are proposed and their fates reported back.
 """
