@@ -1,4 +1,4 @@
-"""What is found to be wrong with files."""
+"""Tests of the faults that are found in certificate files."""
 
 from __future__ import annotations
 

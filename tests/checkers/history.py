@@ -1,4 +1,4 @@
-"""What callers asked for and what they were told: the record that a checker judges.
+"""The record of what callers asked for and what they were told, which a checker judges.
 
     history = History()
     operation = history.invoke("client 1", Kind.PUT, b"key", b"value")
@@ -119,24 +119,24 @@ class History:
             return operation.number
 
     def ok(self, number: int, *, version: int | None, value: bytes | None = None) -> None:
-        """It was done: a write gave ``version`` (0: a delete found no record), a get found this."""
+        """End it as done: a write gave ``version`` (0: nothing to delete), or a get found this."""
         with self._lock:
             before = self._operations[number]
             found = value if before.kind is Kind.GET else before.value
             self._end(number, Outcome.OK, version=version, value=found)
 
     def refused(self, number: int, *, current_version: int) -> None:
-        """Its condition did not hold: this version was there."""
+        """End it as refused: its condition did not hold, this version was there."""
         with self._lock:
             self._end(number, Outcome.REFUSED, version=current_version)
 
     def failed(self, number: int) -> None:
-        """It had no effect, and never will."""
+        """End it as failed: it had no effect, and never will."""
         with self._lock:
             self._end(number, Outcome.FAILED)
 
     def unknown(self, number: int) -> None:
-        """Nobody knows; the same as never ending it."""
+        """End it with its fate unknown; the same as never ending it."""
         with self._lock:
             self._end(number, Outcome.UNKNOWN)
 

@@ -1,4 +1,4 @@
-"""Whether a history could have come from one copy of the data: per key, exactly.
+"""A checker: could a history have come from one copy of the data? Exact, and key by key.
 
 After Wing and Gong, and Lowe's just-in-time variant: operations take effect as late as they can,
 and all that a state may still become is kept as a set of ``_Config``. What makes it fast is that
@@ -7,7 +7,7 @@ which writes take effect. This is checked, not believed: the order by version is
 is tried, and an operation that does not fit into it is a violation.
 
 A key's writes of known version are its *steps*, in that order. Beside them there are *wild* ones:
-writes of unknown fate that nobody has seen, records that may expire, and deletes whose answer does
+writes of unknown fate that no answer shows, records that may expire, and deletes whose answer does
 not name a version (the last ones must find their place). Observations (gets, refused conditions,
 deletes that found nothing) take effect as soon as the state fits them, which costs nothing; all
 else only when an answer, or what has to come before it, demands it. So the work grows with the
@@ -197,8 +197,8 @@ class _Steps:
             self._refuse(get, "a get found another value than was written by that version", write)
 
     def _learn_from_condition(self, operation: Operation, version: int | None) -> None:
-        """A version that only conditions met is that of one of the wild puts; which one, nobody can
-        tell, so it is a step beside them all (and one after the other is taken for it then).
+        """A version that only conditions met is that of one of the wild puts; which one is not
+        known, so it is a step beside them all (and one after the other is taken for it then).
         """
         if not version or version in self._by_version:
             return
@@ -317,7 +317,7 @@ class _Search:
         return write if write.kind is Kind.PUT else None
 
     def _fits(self, config: _Config, operation: Operation) -> bool:
-        """Whether the observation holds in this state."""
+        """Tell whether the observation holds in this state."""
         current = self._current(config)
         if operation.kind is Kind.GET:
             if operation.value is None or current is None:
@@ -496,7 +496,7 @@ class _Search:
 
 
 def _observes(operation: Operation) -> bool:
-    """Whether it changes nothing, and says what was there."""
+    """Tell whether it changes nothing, and says what was there."""
     if operation.outcome is Outcome.REFUSED:
         return True
     if operation.outcome is not Outcome.OK:
@@ -512,7 +512,7 @@ def _version_of(put: Operation | None) -> int | None:
 
 
 def _wants_nothing(observation: Operation) -> bool:
-    """Whether it says that there was no record."""
+    """Tell whether it says that there was no record."""
     if observation.kind is Kind.GET:
         return observation.value is None
     return observation.outcome is Outcome.OK or observation.version == ABSENT_VERSION

@@ -55,7 +55,7 @@ Progress = membership_pb2.ReplicaProgress
 
 
 class FakeCopies(replication_pb2_grpc.ReplicationServicer):
-    """What one node says of its copies: (complete_through, records, digest) by partition."""
+    """One node's answers on its copies: (complete_through, records, digest) by partition."""
 
     def __init__(self, partitions: int) -> None:
         through = first_sequence(1)

@@ -1,4 +1,4 @@
-"""What the command line says of an error."""
+"""Messages of the command line for errors."""
 
 from __future__ import annotations
 

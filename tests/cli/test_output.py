@@ -1,4 +1,4 @@
-"""How answers look where their text is not tame, and where nobody reads them."""
+"""Output of commands whose text looks like markup, and whose reader goes away."""
 
 from __future__ import annotations
 

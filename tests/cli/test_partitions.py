@@ -1,4 +1,4 @@
-"""Where keys are, and what is known of one partition."""
+"""Commands that show where keys are, and what is known of one partition."""
 
 from __future__ import annotations
 

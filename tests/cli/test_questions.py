@@ -1,4 +1,4 @@
-"""Questions that nobody answers, on a terminal."""
+"""Questions on a terminal that get no answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What strangers have named things reaches an operator's terminal escaped, by whatever command."""
+"""Names that strangers chose: every command shows them escaped on an operator's terminal."""
 
 from __future__ import annotations
 

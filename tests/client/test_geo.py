@@ -50,7 +50,7 @@ def test_columns_agree_with_single_keys_and_with_h3(
 @settings(max_examples=200, deadline=None)
 @given(lat=LATITUDES, lng=LONGITUDES, finer=st.integers(3, 15))
 def test_router_hashes_the_parent_that_h3_says(lat: float, lng: float, finer: int) -> None:
-    """Where h3 has it: the parent of a cell at a finer resolution, whatever the place."""
+    """The parent of a cell at a finer resolution, at any place, is the one that h3 finds."""
     cell = h3.latlng_to_cell(lat, lng, finer)
     parent = h3.cell_to_parent(cell, 3)
     routed = partitioner("murmur2(h3:3)", 60)

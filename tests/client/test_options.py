@@ -1,4 +1,4 @@
-"""What ``connect`` takes: options as keywords and in URLs, addresses from the environment."""
+"""Arguments of ``connect``: options as keywords and in URLs, addresses from the environment."""
 
 from __future__ import annotations
 

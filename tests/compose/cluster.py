@@ -116,7 +116,7 @@ class Cluster:
     # --- asking -----------------------------------------------------------------------------------
 
     def status(self) -> Status:
-        """The leader's status as writers.py tells it; empty where nobody answered."""
+        """The leader's status as writers.py tells it; empty if no coordinator answered."""
         answer = self.writers.ask("status")
         return {} if "error" in answer else answer
 

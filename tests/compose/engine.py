@@ -105,7 +105,7 @@ class Project:
 
     @property
     def options(self) -> list[str]:
-        """What names the project and its files to Compose."""
+        """The options that tell Compose the project's files."""
         return [part for file in self.files for part in ("--file", file)]
 
     def compose(self, *arguments: str, timeout_s: float = TIMEOUT_S) -> str:
@@ -120,7 +120,7 @@ class Project:
 
     @property
     def secured(self) -> bool:
-        """Whether servers take only who shows a certificate."""
+        """True if the servers take only callers that show a certificate."""
         return "compose.tls.yaml" in self.files
 
     def container(self, service: str) -> str:

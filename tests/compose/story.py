@@ -1,5 +1,5 @@
-"""What is done to the cluster in containers, act by act, and what is checked: each check that fails
-ends the test.
+"""The acts that the cluster in containers goes through, with their checks: the first check that
+fails ends the test.
 
 All the while three client threads read and overwrite a few hundred keys (every answer is recorded,
 and the history judged at the end) and write keys of their own once (each acknowledged one has to be
@@ -374,7 +374,7 @@ class Story:
 
 
 def _without(service: str) -> Callable[[Status], bool]:
-    """Whether the node leads nothing, and everything is served."""
+    """Return a check that the node leads nothing, and everything is served."""
 
     def holds(status: Status) -> bool:
         node = status["nodes"].get(service, {})

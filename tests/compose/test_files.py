@@ -1,4 +1,4 @@
-"""What stands in compose/ agrees with itself, with the servers' flags, and with Prometheus."""
+"""The files in compose/ agree with each other, the servers' flags, and Prometheus."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_prometheus_asks_the_same_servers_with_tls() -> None:
 
 
 def test_each_server_sees_its_own_identity_only() -> None:
-    """And nobody the authority's key but who issues."""
+    """No server sees the authority's key; only the service that issues does."""
     services: dict[str, dict[str, Any]] = {}
     for name in ("compose.tls.yaml", "compose.node4.tls.yaml"):
         services |= yaml.safe_load(text(name))["services"]

@@ -65,7 +65,7 @@ class Writers:
         return {}
 
     def since(self) -> dict[str, Any]:
-        """What ended since the last call: how many, the slowest, and each error by its kind."""
+        """Report what ended since the last call: how many, the slowest, each error by its kind."""
         errors = self._load.errors[self._errors :]
         self._errors += len(errors)
         acknowledged = len(self._load.acknowledged)

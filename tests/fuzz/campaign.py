@@ -74,7 +74,7 @@ class Watch:
         self._is_first = True
 
     def check(self) -> None:
-        """Raise AssertionError unless nobody has stopped, was fenced, or has logged a traceback.
+        """Raise AssertionError if a process has stopped, was fenced, or has logged a traceback.
         What was logged before the first call does not count.
         """
         for name, state in self._cluster.states.items():
@@ -139,7 +139,7 @@ class Campaign:
         send()
 
     def check(self) -> None:
-        """Raise AssertionError unless nobody has stopped, was fenced, or has logged a traceback,
+        """Raise AssertionError if a process has stopped, was fenced, or has logged a traceback,
         and the client beside has seen what it wrote.
         """
         self._watch.check()

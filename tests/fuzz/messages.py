@@ -95,7 +95,7 @@ METHODS = _all_methods()
 
 
 def is_harmless(method: Method, raw: bytes) -> bool:
-    """Whether these bytes cannot be a call that rightly changes the cluster."""
+    """Tell whether these bytes cannot be a call that rightly changes the cluster."""
     try:
         message: Any = method.message.FromString(raw)
     except DecodeError:

@@ -1,4 +1,4 @@
-"""What operations under way come to when their client is closed."""
+"""Tests of the fates of operations that are under way when their client is closed."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_thread_interrupted_before_the_loop_was_told_holds_up_no_other(
 def test_scan_that_is_broken_off_says_nothing(
     cluster: FakeCluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The page that was fetched ahead fails when the client is closed, and nobody asks for it."""
+    """The page that was fetched ahead fails when the client is closed, and is never asked for."""
 
     async def hold(method: str, request: Any) -> None:
         if method == "Scan" and request.HasField("cursor"):

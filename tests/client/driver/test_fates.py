@@ -78,7 +78,7 @@ def test_connection_cut_conditional_write_is_unknown_even_with_opt_in(
 def test_limit_of_grpc_itself_leaves_a_write_of_unknown_fate(
     cluster: FakeCluster, client: Any, options: dict[str, int]
 ) -> None:
-    """Where its reply is what was too large, the write was applied."""
+    """The write was applied: only its reply was too large."""
     cluster.exhausted_replies = {"BatchWrite"}
     with pytest.raises(koinon.UnknownFateError, match="resource_exhausted: too large"):
         client.put(b"k", b"v", **options)

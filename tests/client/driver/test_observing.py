@@ -1,4 +1,4 @@
-"""What a client's observer is told."""
+"""Tests of the observer of a client: what it is told, and when."""
 
 from __future__ import annotations
 

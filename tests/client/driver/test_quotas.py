@@ -1,6 +1,5 @@
-"""What clients make of refusals by a quota, and what they get of it while they want more: the whole
-of it, by refusals and waiting alone (the node's own quotas and the client's rules, in simulated
-time).
+"""Tests of clients under a quota: they wait when refused, and if they want more than the quota,
+they get the whole of it (the node's own quotas and the client's rules, in simulated time).
 """
 
 from __future__ import annotations

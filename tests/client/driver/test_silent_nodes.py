@@ -89,7 +89,7 @@ def test_scan_of_a_node_that_is_fenced_meanwhile_goes_to_its_successor(
 
 
 def test_connection_that_is_dropped_while_it_is_asked_for_leave_is_not_had() -> None:
-    """What waits for it goes on, to find another node: it does not end with it."""
+    """The call that waits for the connection goes on, to find another node: it does not end."""
 
     class Held(FakeNode):
         async def Attend(self, request: Any, context: Any) -> Any:  # noqa: N802

@@ -430,7 +430,7 @@ class FakeCluster:
         return self._versions
 
     def move(self, partition_ids: Any, owner: int, *, tell: bool = True) -> None:
-        """Give partitions to a node (0: to nobody). Without ``tell`` no server hands out the new
+        """Give partitions to a node (0: to none). Without ``tell`` no server hands out the new
         table yet.
         """
         version = self.table.table_version + 1

@@ -33,7 +33,7 @@ Batch = Callable[[Any, Any], Awaitable[Any]]
 
 
 class Context:
-    """What handlers ask of a call; no deadline comes with a command."""
+    """A call, as handlers see it; no deadline comes with a command."""
 
     @staticmethod
     def time_remaining() -> float:
@@ -87,7 +87,7 @@ class FakeResp:
         list(self._welcome)[-1].transport.abort()
 
     async def leave(self) -> None:
-        """Let in nobody more, say that the node leaves, and wait until all clients have closed."""
+        """Let in no more clients, say that the node leaves, and wait until all have closed."""
         assert self._server is not None
         self._server.close()
         for writer in self._welcome:

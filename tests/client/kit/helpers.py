@@ -1,4 +1,4 @@
-"""What tests of the clients share."""
+"""Helpers that tests of the clients share."""
 
 from __future__ import annotations
 

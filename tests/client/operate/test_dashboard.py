@@ -1,4 +1,4 @@
-"""What a viewer has seen change: leaders, primaries, nodes, moves, rates."""
+"""Tests of the changes that a viewer has seen: leaders, primaries, nodes, moves, rates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a status is judged to mean, in one line and in all."""
+"""Tests of the judgement on a cluster's status: problems and notes, the summary in one line."""
 
 from __future__ import annotations
 

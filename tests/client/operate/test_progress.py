@@ -1,4 +1,4 @@
-"""How far moves are, from one view after the other."""
+"""Tests of the progress of moves, as one view after the other shows it."""
 
 from __future__ import annotations
 
