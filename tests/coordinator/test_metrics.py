@@ -1,4 +1,4 @@
-"""What a coordinator counts: rows of the table, the pace of moves, fences."""
+"""Metrics of a coordinator: rows of the table, the pace of moves, fences."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ def test_processes_leader_stopped_for_long_fences_nobody_when_it_resumes(tmp_pat
 def test_processes_only_leader_stopped_for_long_fences_nobody_when_it_resumes(
     tmp_path: Path,
 ) -> None:
-    """Nobody takes over from a group of one: its own clock is all that it has."""
+    """A group of one has no other member to take over: its own clock is all that it has."""
 
     async def test(processes: Processes) -> None:
         async with living(processes) as nodes:

@@ -160,7 +160,7 @@ def test_recovery_survivors_uncommitted_entry_loses_to_what_nodes_were_told(tmp_
 def test_recovery_newer_table_tells_which_entries_before_it_were_not_committed(
     tmp_path: Path, more: int
 ) -> None:
-    """What the survivor knows of a load goes by its log index, which has another load in truth."""
+    """The survivor knows a load by its log index, where the real history has another load."""
     told = served().alter(1, 2).add(open_load("committed"))
     for n in range(more):
         told.add(FenceNode(node_number=numbers(2, 3)[n], node_epoch=1))

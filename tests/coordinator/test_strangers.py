@@ -1,4 +1,4 @@
-"""What strangers say to coordinators that run: these go on as if nothing had been said."""
+"""Messages of strangers to running coordinators, which go on as if nothing had been said."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of an exception that Spark raised."""
+"""Messages for exceptions that Spark raised."""
 
 from __future__ import annotations
 

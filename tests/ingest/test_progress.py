@@ -1,4 +1,4 @@
-"""How far a load is, from one view after the other."""
+"""Tests of the progress of a load, as one view after the other shows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a running cluster has lost nothing, and its replicas hold the same."""
+"""Checks that a running cluster has lost nothing, and that its replicas hold the same."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def led_by(table: Table, name: str) -> int:
 
 
 def is_settled(status: ClusterStatus) -> bool:
-    """Whether every partition is served, all its replicas are in sync, and none is to move."""
+    """Tell whether all partitions are served, all replicas are in sync, and none is to move."""
     return (
         status.is_leader
         and status.ready

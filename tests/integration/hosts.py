@@ -35,7 +35,7 @@ STOP_TIMEOUT_S = 10.0
 
 
 def available() -> bool:
-    """Whether network namespaces can be made here; tries it."""
+    """Tell whether network namespaces can be made here, by trying it."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         return False
     probe = f"kprobe{os.getpid()}"

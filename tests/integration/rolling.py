@@ -33,7 +33,7 @@ class Restart:
 
 
 def is_well(status: ClusterStatus) -> bool:
-    """Whether ``koinon admin status`` finds nothing wrong."""
+    """Tell whether ``koinon admin status`` finds nothing wrong."""
     return status.is_leader and not problems(status)
 
 

@@ -25,7 +25,7 @@ def _ptrace(request: int, thread: int) -> None:
 
 
 def _waits_for_events(thread: int) -> bool:
-    """Whether it was stopped in a system call, and not with Python's lock, for which all wait."""
+    """Tell whether it was stopped in a system call, not while it held Python's lock."""
     return Path(f"/proc/{thread}/syscall").read_text().split()[0] in _EPOLL_WAITS
 
 
@@ -34,7 +34,7 @@ def loop_stands_still(pid: int) -> Iterator[None]:
     """Stop the main thread of the process, where its event loop is, and leave the others running.
 
     Raises:
-        PermissionError: this machine lets nobody trace.
+        PermissionError: this machine does not allow tracing.
     """
     for _ in range(ATTEMPTS_MAX):
         _ptrace(_ATTACH, pid)

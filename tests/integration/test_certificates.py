@@ -58,7 +58,7 @@ def test_replacing_the_authority_and_all_certificates_fails_no_operation(
 
 
 def in_use(cluster: LocalCluster, name: str) -> bool:
-    """Whether the member shows the certificate that is in its file."""
+    """Tell whether the member shows the certificate that is in its file."""
     host, _, port = cluster.address(name).rpartition(":")
     context = ssl.create_default_context(cafile=cluster.tls_bundle)
     context.load_cert_chain(cluster.tls_bundle)

@@ -1,7 +1,7 @@
 """Each who takes part is killed right after each committed step of a move, and of a failover.
 
 A step is seen in the table as the coordinators publish it; whoever is to die is killed at once, so
-that it dies with that step behind it and the next one at most begun. Then nobody does anything but
+that it dies with that step behind it and the next one at most begun. Then nothing is done but to
 start the dead one again: what was begun ends by itself, nothing that was acknowledged is lost, what
 was read fits one order of the writes, and all replicas are the same.
 

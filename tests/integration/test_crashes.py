@@ -65,7 +65,7 @@ def partitions_of(table: Table, node_id: str) -> dict[int, int]:
 
 
 def wait_for_fence(cluster: LocalCluster, name: str, partitions: Iterable[int]) -> None:
-    """Wait until the node is fenced, and others serve these partitions (or nobody can)."""
+    """Wait until the node is fenced, and others serve these partitions (or none can)."""
 
     def is_fenced(status: ClusterStatus) -> bool:
         table = table_of(status)

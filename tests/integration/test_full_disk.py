@@ -91,6 +91,6 @@ def any_online(cluster: LocalCluster) -> bool:
 
 
 def beyond(cluster: LocalCluster, epoch: int) -> bool:
-    """Whether the node got a new epoch, or says that it has no room to ask for one."""
+    """Tell whether the node got a new epoch, or says that it has no room to ask for one."""
     log = cluster.log_path("n1").read_text()
     return node_epoch(cluster) > epoch or "no room even for metadata" in log

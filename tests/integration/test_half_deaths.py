@@ -51,7 +51,7 @@ def is_written(client: Client, value: bytes) -> bool:
 
 
 def is_back(status: ClusterStatus, name: str) -> bool:
-    """Whether the node is there again, and every copy is in sync."""
+    """Tell whether the node is there again, and every copy is in sync."""
     assert status.table is not None
     node = next(n for n in status.table.nodes.values() if n.node_id == name)
     rows = status.table.rows

@@ -85,7 +85,7 @@ def hanging(cluster: LocalCluster, *names: str) -> Iterator[None]:
 
 
 def is_spared(status: ClusterStatus, name: str) -> bool:
-    """Whether others lead everything, and no write waits for the node."""
+    """Tell whether others lead everything, and no write waits for the node."""
     assert status.table is not None
     number = number_of(table_of(status), name)
     return status.ready and all(
@@ -170,7 +170,7 @@ def test_node_whose_writer_dies_is_replaced_at_once(cluster: LocalCluster) -> No
         os.kill(writer, signal.SIGKILL)
         # The cluster's own wait fails when a process has ended by itself.
         wait_for_table(cluster.coordinators, lambda t: is_fenced(t, "n1"), what="it has left")
-        # It said so itself: nobody waited until its session had ended.
+        # It said so itself: the others did not wait until its session had ended.
         wait_until(
             lambda: coordinator_log.read_text().count(NODE_LEFT) > left_before,
             "it said that it left",

@@ -1,4 +1,4 @@
-"""Who may join: directories of other clusters, ids in use."""
+"""Nodes that may not join: with a directory of another cluster, or an id in use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that are opened and never sent take nobody's place."""
+"""Calls that are opened and never sent take no other call's place."""
 
 from __future__ import annotations
 

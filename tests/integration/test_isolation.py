@@ -54,7 +54,7 @@ def hosts(running: HostCluster) -> HostCluster:
 
 
 def leaderless(status: ClusterStatus, name: str) -> bool:
-    """Whether the node leads nothing, and everything is led."""
+    """Tell whether the node leads nothing, and everything is led."""
     table = table_of(status)
     number = number_of(table, name)
     return status.ready and all(row.primary != number for row in table.rows)
@@ -131,7 +131,7 @@ def test_primary_whose_packets_do_not_reach_a_follower_goes_on_without_it(
 def test_client_whose_packets_do_not_reach_a_node_is_told_so_and_uses_the_others(
     hosts: HostCluster,
 ) -> None:
-    """The node is well, and leads on: nobody else can know."""
+    """The node is well, and leads on: the others cannot know."""
     links = Links(hosts.hosts)
     table = table_of(hosts.status())
     n1 = number_of(table, "n1")

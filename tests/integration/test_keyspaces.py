@@ -185,12 +185,12 @@ def test_min_in_sync_that_is_altered_holds_for_rows_that_do_not_change(
     admin.keyspaces.alter("safe", min_in_sync=3)
     safe.put_many(rows()).raise_for_errors()
     table = client.table()
-    # What n2 leads is not served at all while it is down: nobody may leave the in-sync sets.
+    # What n2 leads is not served at all while it is down: no node may leave the in-sync sets.
     key = next(k for k in rows() if table.nodes[primary_of(table, k)].node_id != "n2")
     cluster.kill("n2")
 
     def is_refused() -> bool:
-        """Until the node is given up, a put is of unknown fate or reaches nobody."""
+        """Until the node is given up, a put is of unknown fate or reaches no node."""
         try:
             safe.put(key, b"v", timeout_ms=1_000)
         except koinon.UnknownFateError:
@@ -274,7 +274,7 @@ def test_limits_hold_in_the_whole_cluster_from_the_moment_that_they_are_set(
 def test_clients_wait_for_their_turn_and_get_it(
     cluster: LocalCluster, admin: Admin, client: Client
 ) -> None:
-    """What is refused at first is done within the deadline, by every kind of client."""
+    """Every kind of client gets done within the deadline what is refused at first."""
     admin.keyspaces.create("narrow", partition_count=2, max_rows_per_s=300)
     narrow = client.keyspace("narrow")
     narrow.put_many(rows()).raise_for_errors()  # 300 of them
@@ -366,7 +366,7 @@ def test_commands_create_use_show_and_drop_a_keyspace(cluster: LocalCluster) -> 
         10_000_000,
     )
     koinon_command("admin", "keyspaces", "alter", "carts", "--max-rows-per-s", "many", code=2)
-    koinon_command("admin", "keyspaces", "drop", "carts", "--json", code=2)  # nobody is asked
+    koinon_command("admin", "keyspaces", "drop", "carts", "--json", code=2)  # no question is asked
     koinon_command("admin", "keyspaces", "drop", "carts", "--yes")
     koinon_command("get", "--keyspace", "carts", "u7/shoes", code=1)
     koinon_command("admin", "keyspaces", "drop", "default", "--yes", code=2)
@@ -377,8 +377,8 @@ def test_commands_create_use_show_and_drop_a_keyspace(cluster: LocalCluster) -> 
 def test_creation_use_and_drop_survive_who_is_killed(
     cluster: LocalCluster, admin: Admin, client: Client, victim: str
 ) -> None:
-    """Whoever dies, a keyspace is there or it is not, acknowledged rows stay, and what is dropped
-    is erased by the node that was down, too, before its partitions are another's.
+    """If a process dies, a keyspace is there or it is not, acknowledged rows stay, and a dropped
+    one is erased by the node that was down, too, before another gets its partitions.
     """
     name = f"killed-{victim}"
     client.put_many(rows()).raise_for_errors()

@@ -129,7 +129,7 @@ def test_attempts_that_the_commit_does_not_name_leave_nothing(small: LocalCluste
 
 @pytest.mark.long  # coordinator/test_loads_leader and the simulation try it without processes
 def test_load_that_nobody_touches_is_given_up(small: LocalCluster) -> None:
-    """What a driver and workers that are killed leave behind."""
+    """The load that a killed driver and its killed workers leave behind."""
     with small.client() as client, LoadsClient(small.coordinators) as loads:
         load = Load(small, rows_of("left", 2_000), loadTimeout="10s")
         reports = load.stage()
@@ -152,8 +152,8 @@ def test_aborted_load_takes_no_more_rows(small: LocalCluster) -> None:
 
 
 def test_writes_of_clients_during_a_merge_are_kept(small: LocalCluster) -> None:
-    """What is acknowledged after the load was saved wins over it; what goes on beside it, under
-    other keys, is not touched.
+    """Writes that are acknowledged after the load was saved win over it; those that go on beside
+    it, under other keys, are not touched.
     """
     rows = rows_of("beside", ROWS)
     keys = list(rows)[::400]

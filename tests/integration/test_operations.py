@@ -1,4 +1,4 @@
-"""What an operator does about a running cluster, by the command line, while clients write."""
+"""Operations on a running cluster, by the command line, while clients write."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def cluster() -> Iterator[LocalCluster]:
 
 
 def lines_of(path: Path, request_id: str) -> list[dict[str, Any]]:
-    """What a process has logged under an id."""
+    """Return what a process has logged under an id."""
     documents = (json.loads(line) for line in path.read_text().splitlines() if line[:1] == "{")
     return [document for document in documents if document.get("request_id") == request_id]
 

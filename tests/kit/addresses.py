@@ -1,4 +1,4 @@
-"""Addresses on this machine that nobody listens at, and that nobody else is given."""
+"""Free addresses on this machine: no process listens at them, and no other test is given them."""
 
 from __future__ import annotations
 

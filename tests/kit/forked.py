@@ -106,7 +106,7 @@ PROGRAMS = {"koinon.cli": _koinon, "tests.simulation": _simulation}
 
 
 def main() -> None:
-    """Fork for each request until nobody can send one."""
+    """Fork for each request until no process can send one."""
     program = PROGRAMS[sys.argv[1]]()
     requests, answers = map(int, sys.argv[2:])
     with os.fdopen(requests) as lines:

@@ -34,8 +34,8 @@ async def until(
 
 
 def succeeds(attempt: Callable[[], object], attempts: int = 8) -> bool:
-    """Whether an attempt says yes: for what is to happen within a time that this machine, busy with
-    other work, may let pass without a turn for anybody. What is wrong by itself fails each time.
+    """Tell whether one of some attempts says yes: for what is to happen within a time in which this
+    machine, busy with other work, may let no process run. A real defect fails each time.
     """
     return any(attempt() for _ in range(attempts))
 

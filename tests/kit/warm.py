@@ -165,7 +165,7 @@ def _tell_who_ended(connection: socket.socket, running: set[int]) -> None:
         if ended:
             running.remove(pid)
             code = os.waitstatus_to_exitcode(status)
-            with contextlib.suppress(OSError):  # nobody wants to know any more
+            with contextlib.suppress(OSError):  # the process that asked has ended
                 connection.send(json.dumps({"ended": pid, "code": code}).encode())
 
 

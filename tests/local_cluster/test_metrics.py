@@ -1,4 +1,4 @@
-"""Where the processes of a local cluster serve metrics, and that it is remembered."""
+"""Addresses where the processes of a local cluster serve metrics; it remembers them."""
 
 from __future__ import annotations
 

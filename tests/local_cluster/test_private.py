@@ -1,4 +1,4 @@
-"""What a cluster stores, its users' records above all, is for the user that it runs as."""
+"""Files of a cluster, with its users' records, are open to the user that it runs as alone."""
 
 from __future__ import annotations
 

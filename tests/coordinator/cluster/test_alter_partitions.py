@@ -1,4 +1,4 @@
-"""What primaries propose and wish for, and elections and registrations with several replicas."""
+"""Commands by which primaries change rows, and elections and registrations of many replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator forces or sets: primaries by name, nodes' statuses, settings."""
+"""Commands of operators: primaries forced by name, statuses of nodes, settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a recovered group begins with."""
+"""Tests of the state that a recovered group of coordinators begins with."""
 
 from __future__ import annotations
 

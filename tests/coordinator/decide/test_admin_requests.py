@@ -1,4 +1,4 @@
-"""What operators' requests become, and what they are told when it cannot be."""
+"""Tests of operators' requests: the commands made of them, and the refusals."""
 
 from __future__ import annotations
 

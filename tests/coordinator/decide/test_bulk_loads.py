@@ -1,4 +1,4 @@
-"""What a leader decides on bulk loads before it proposes, and what it knows of them by itself."""
+"""Tests of a leader's decisions on bulk loads before it proposes, and of its own notes on them."""
 
 from __future__ import annotations
 

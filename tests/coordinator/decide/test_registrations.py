@@ -1,4 +1,4 @@
-"""Who may register when: leases that may be alive, duplicates, and hosts that moved."""
+"""Registrations of nodes: leases that may be alive, duplicates, and hosts that moved."""
 
 from __future__ import annotations
 

@@ -147,14 +147,14 @@ class Copies:
             self.holders[row.partition_id] = {self.store_of(n) for n in required}
 
     def _check(self) -> None:
-        """Whoever may be elected holds every acknowledged write."""
+        """Check that every replica that may be elected holds every acknowledged write."""
         for row in self.state.image().rows:
             for n in row.in_sync:
                 assert self.store_of(n) in self.holders[row.partition_id], row
 
 
 def check_state(image: StateImage) -> None:
-    """What holds after every command."""
+    """Check what holds after every command."""
     numbers = {record.info.number: record for record in image.nodes}
     for record in image.nodes:
         assert record.info.changed_at <= image.table_version

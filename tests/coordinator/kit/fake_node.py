@@ -76,7 +76,7 @@ class FakeNode:
 
     def __init__(self, node_id: str, coordinators: list[str], address: str = "") -> None:
         self.node_id = node_id
-        self.address = address or f"{node_id}:1"  # of its own; nobody connects to it
+        self.address = address or f"{node_id}:1"  # of its own; it is never connected to
         self.store_id = f"store-{node_id}"
         self.registration_id = uuid.uuid4().hex
         self.weight = 0

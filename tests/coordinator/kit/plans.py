@@ -41,7 +41,7 @@ async def execute(term: LeaderContext, wish: PlanWish) -> str:
 
 
 async def carry_out(term: LeaderContext, *node_ids: str) -> None:
-    """What the nodes do: copy, widen, hand over, take over, until no moves are left. Every node
+    """Do what the nodes do: copy, widen, hand over, take over, until no moves are left. Every node
     that is named lives.
     """
     for _ in range(200):

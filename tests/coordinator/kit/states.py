@@ -156,7 +156,7 @@ def restart(state: ClusterState, number: int, *, store: str = "") -> Registered:
 
 
 def next_step(state: ClusterState, partition_id: int = 0) -> Command | None:
-    """What the leader or the partition's primary does next; None: all is as it should be."""
+    """Return the next command of the leader or the partition's primary; None: all is well."""
     row, config = row_of(state, partition_id), state.config
     move = state.moves.get(row.partition_id)
     assert config is not None

@@ -1,4 +1,4 @@
-"""What the coordinator's tests share: small states, a clock to turn, a group of one, a term."""
+"""Helpers of the coordinator's tests: small states, a clock to turn, a group of one, a term."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ class Clock:
 class GroupOfOne:
     """Applies every proposal at once. ``fate`` may decide otherwise, by command:
 
-    * None: applied;  an error: not appended, raised;  "lost": applied, but nobody hears of it.
+    * None: applied;  an error: not appended, raised;  "lost": applied, but no answer comes.
     """
 
     def __init__(self, replicated: ReplicatedState, clock: Callable[[], float]) -> None:

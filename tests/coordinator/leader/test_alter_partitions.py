@@ -1,4 +1,4 @@
-"""What primaries propose for their rows, at the leader."""
+"""Primaries' proposals for their rows, at the leader."""
 
 from __future__ import annotations
 

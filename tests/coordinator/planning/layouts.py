@@ -73,7 +73,7 @@ def added(move: PlannedMove) -> set[NodeNumber]:
 
 
 def copies(plan: Plan) -> int:
-    """How many replicas the plan copies."""
+    """Return how many replicas the plan copies."""
     return sum(len(added(move)) for move in plan.moves)
 
 

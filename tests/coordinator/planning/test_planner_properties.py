@@ -84,7 +84,7 @@ def refused(plan: Plan, code: RefusalCode) -> set[int]:
 
 
 def check_rows(before: Layout, plan: Plan) -> Layout:
-    """What every plan promises; returns the layout after it."""
+    """Check what every plan promises; return the layout after it."""
     after = executed(before, plan)
     takes = {node.number for node in takers(before)}
     assert [m.partition_id for m in plan.moves] == sorted({m.partition_id for m in plan.moves})

@@ -67,7 +67,7 @@ class Bench:
         return int((await self.caller.call(self.stub.ReportMerged, request)).state)
 
     async def loads_in_table(self, version: int) -> tuple[ActiveLoad, ...]:
-        """What a table of at least this version says."""
+        """Return the loads that a table of at least this version names."""
         update = await self.caller.get_table()
         assert update.table_version >= version
         table = apply_update(None, convert.update_from_proto(update))

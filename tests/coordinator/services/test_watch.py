@@ -45,7 +45,7 @@ from tests.kit.waiting import until
 
 
 class Member:
-    """What the service needs of a coordinator, over a state of the test's own."""
+    """A coordinator, as the service needs it, over a state of the test's own."""
 
     def __init__(self) -> None:
         self.replicated = ReplicatedState()
