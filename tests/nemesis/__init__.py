@@ -24,7 +24,7 @@ the cluster did not come back to what it should be, or a process ended that shou
 history is one JSON object a line (journal.py), and ``--judge FILE`` judges it again.
 
 Clients also commit atomic batches, over groups of keys that each batch writes whole (groups.py). A
-group is judged as one register, so a half of a batch is what nobody ever wrote. Single operations
+group is judged as one register, so a half of a batch is what was never written. Single operations
 go over RESP, and of one client over gRPC.
 
 The reads that must not be stale: each client has a worker for every key, and a *split* leaves one

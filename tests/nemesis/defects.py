@@ -41,7 +41,7 @@ def _holds_its_lease_too_long() -> None:
 
 
 def _forget_deletes_in_catch_up() -> None:
-    """What a follower pulls has no tombstones: what was deleted while it was away is still there
+    """A follower pulls no tombstones: records that were deleted while it was away are still there
     when it leads.
     """
 

@@ -4,7 +4,7 @@ The keys of a group have one hash tag, so they lie in one partition, and every b
 value into all of them, or deletes all. So a group is one register, and is judged as one: in the
 journal it is a key, and a batch on it a write, delete or ``cas``. Whoever reads all its keys at
 once, or any single one, reads the register. If keys of a group differ, the read has found what
-nobody ever wrote, which the checker says of it: "half of a batch".
+was never written, and the checker calls it "half of a batch".
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@
 ``process``  a logical process: one operation at a time; after an ``info`` its number never comes
              again. "nemesis" for a fault, whose lines are all of type ``info``
 ``type``     ``invoke``, and then one of ``ok``: it was done, ``fail``: it certainly had no effect,
-             ``info``: nobody knows, it takes effect at any time from then on, or never. An
+             ``info``: not known, it takes effect at any time from then on, or never. An
              operation that is never completed is the same as one of ``info``
 ``f``        ``read``, ``write``, ``delete``, and ``cas``: a write or delete with a condition
 ``key``      text; operations of different keys are independent of one another

@@ -1,4 +1,4 @@
-"""What is wrong with the network between hosts, as rules in the hosts' own network namespaces.
+"""Faults of the network between hosts, as rules in the hosts' own network namespaces.
 
 Packets are dropped where they arrive, by their sender's address: so one direction of a link fails
 alone, and a sender sees what it would of a dead link, which is nothing. Loss is a share of all

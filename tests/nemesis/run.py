@@ -26,7 +26,7 @@ HISTORY = "history.jsonl"
 
 @dataclass
 class Result:
-    """What a schedule has shown. ``violations`` are about the data; ``failure`` says why the run
+    """The result of a schedule. ``violations`` are about the data; ``failure`` says why the run
     could not be finished or the cluster did not become well again.
     """
 

@@ -1,4 +1,4 @@
-"""What goes wrong in a schedule, and when: drawn from its seed, before anything runs.
+"""Schedules of faults: what goes wrong, and when, is drawn from a seed before anything runs.
 
 A schedule names processes (``n2``, ``c1``, ``w3``, ``n2.writer``) or parts that they play
 (``leader``; ``primary/3``: the node that leads the fourth key by then; ``primary``: the one that
@@ -61,9 +61,9 @@ Draw = Callable[[random.Random], tuple[tuple[str, ...], float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """How a kind of fault is drawn. ``alone``: all must be well before it, and nothing else goes
-    wrong meanwhile: it destroys a copy. ``assumed``: the cluster promises to stand it; kinds that
-    it does not are drawn only if they are asked for by name.
+    """A kind of fault, and how it is drawn. ``alone``: all must be well before it, and nothing else
+    goes wrong meanwhile: it destroys a copy. ``assumed``: the cluster promises to stand it; kinds
+    that it does not are drawn only if they are asked for by name.
     """
 
     draw: Draw  # targets and amount

@@ -1,4 +1,4 @@
-"""What the nemesis does to disks and clocks is what it says; skipped by name where it cannot."""
+"""Tests of the nemesis itself: what it does to disks and clocks; skipped where it cannot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node's flags say of the Redis protocol."""
+"""Flags of a node for the Redis protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a follower queues counts when it is durable, whoever still waits for it."""
+"""A change that a follower queued counts when it is durable, whether a caller waits or not."""
 
 from __future__ import annotations
 

@@ -176,8 +176,8 @@ def test_node_that_stops_tells_its_primaries_and_acknowledges_as_long_as_they_wa
 def test_rule_2_nobody_is_followed_under_a_registration_that_is_not_confirmed(
     tmp_path: Path,
 ) -> None:
-    """Its epoch counts as unused: of a disk set back to before it nobody would know that this node
-    said of writes that it holds them.
+    """Its epoch counts as unused: if the disk were set back to before it, nothing would tell that
+    this node said of writes that it holds them.
     """
     primary = ScriptedPrimary()
     primary.lead(0, 5)

@@ -1,4 +1,4 @@
-"""What a follower does to its copy: repairs its tail, replaces it, purges it (rules 12 to 16)."""
+"""A follower's work on its copy: it repairs its tail, replaces it, purges it (rules 12 to 16)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a primary loses while it merges: its lease, its partition, its room, the load itself."""
+"""Losses of a primary that merges: its lease, its partition, its room, the load itself."""
 
 from __future__ import annotations
 

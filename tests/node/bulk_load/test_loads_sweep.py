@@ -1,4 +1,4 @@
-"""What is left of loads that have ended is deleted, and nothing else."""
+"""The sweep deletes the leftovers of loads that have ended, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node does to every bulk load makes pyarrow import no pandas, which takes 0.3 s of CPU."""
+"""The work on bulk loads does not make pyarrow import pandas, which takes 0.3 s of CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What bulk loads have staged in a store, and where the steps that merge it end."""
+"""Chunks that bulk loads have staged in a store, and the steps that merge them."""
 
 from __future__ import annotations
 

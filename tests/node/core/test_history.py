@@ -1,4 +1,4 @@
-"""Where two lineages part."""
+"""Tests of histories: the point where two lineages part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies over the store: the last write of each key, layer by layer."""
+"""Tests of the overlay of the store: the last write of each key, layer by layer."""
 
 from __future__ import annotations
 

@@ -333,7 +333,7 @@ def test_decisions_equal_a_plain_model_whatever_is_in_flight(
 
 @dataclass
 class Model:
-    """What the records should be: key -> (sequence, expires_at_ms)."""
+    """A model of the records as they should be: key -> (sequence, expires_at_ms)."""
 
     records: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     values: dict[bytes, bytes] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What updates make of a record."""
+"""Tests of updates: the record that each of them makes."""
 
 from __future__ import annotations
 

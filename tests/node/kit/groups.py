@@ -67,7 +67,7 @@ def numbers(groups: Iterable[CommitGroup]) -> list[int]:
 
 
 class _Alone:
-    """Where nothing is replicated, what is durable here is complete."""
+    """A node alone: nothing is replicated, so what is durable here is complete."""
 
     def __init__(self, pending: PendingWrites) -> None:
         self._pending = pending

@@ -169,8 +169,8 @@ class InterruptedStore(Store):
 
 
 class HeldChannel:
-    """What applies groups is the test. While ``held``, nothing is committed or answered; tickets
-    whose places are in ``failing`` find no room.
+    """A channel whose groups the test applies. While ``held``, nothing is committed or answered;
+    tickets whose places are in ``failing`` find no room.
     """
 
     def __init__(self, store: Store) -> None:
@@ -328,7 +328,7 @@ class Bench:
         )
 
     def on_ready(self, adoptions: Sequence[Adoption]) -> None:
-        """What the agent does: serve it from now on, if the table still says so."""
+        """Do as the agent does: serve it from now on, if the table still says so."""
         self.ready += adoptions
         epochs = self.state.served.epochs.copy()
         for partition_id, epoch in adoptions:

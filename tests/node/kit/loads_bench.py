@@ -132,7 +132,7 @@ class LoadsBench(Bench):
         self.loads_are(MERGING)
 
     def partition(self, partition_id: int = 0) -> Partition:
-        """What the store holds of a partition."""
+        """Return what the store holds of a partition."""
         return Partition(self.store, partition_id)
 
     @contextlib.asynccontextmanager
@@ -239,7 +239,7 @@ def with_loads(
     lead: bool = True,
 ) -> Answer:
     """Run ``use`` over the store in ``directory`` while a load is open, or by another table; all of
-    its partitions are led (or none). Nobody waits long to try again.
+    its partitions are led (or none). Pauses between attempts are short.
     """
 
     async def run() -> Answer:

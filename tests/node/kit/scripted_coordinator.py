@@ -46,7 +46,7 @@ _WATCH_STEP_S = 0.2
 
 @dataclass
 class Script:
-    """What the coordinator says; all fields may be changed while it runs."""
+    """The answers of the coordinator; all fields may be changed while it runs."""
 
     cluster_id: str = "cluster-a"
     partition_count: int = 16

@@ -191,7 +191,7 @@ class ScriptedPrimary:
         self.before_keys: Callable[[wire.ReadKeysRequest], Awaitable[None]] | None = None
         self.spoil: Callable[[wire.RecordPage], None] | None = None
         self.refuse_openings = False
-        self.silent = False  # streams batches to nobody
+        self.silent = False  # streams batches to no follower
         self.is_reached = True  # by the streams that are begun from here on
         self.snapshots_only = False
 
@@ -416,7 +416,7 @@ class Rig:
         self.drops = CopyDropper(self.state, store, self.follower.applier, copies)
 
     def publish(self, table: Table, node_epoch: int = 1) -> None:
-        """What the agent's thread does before the loop hears of it."""
+        """Do what the agent's thread does before the loop hears of a table."""
         self.state.served = ServedPartitions(
             table=table,
             node_number=ME,

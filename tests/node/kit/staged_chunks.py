@@ -194,7 +194,7 @@ class Partition:
 
     @property
     def chunks(self) -> dict[ChunkName, Record]:
-        """What is staged, but for marks; tombstones among them."""
+        """All that is staged, but for marks; tombstones among them."""
         found = {chunk_keys.chunk_name(key): r for key, r in self.rows(records.STAGED).items()}
         return {name: record for name, record in found.items() if name.attempt}
 

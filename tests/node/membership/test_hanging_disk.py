@@ -1,4 +1,4 @@
-"""A node whose disk hangs: what it leads goes to others, and it holds up nobody (rule 22)."""
+"""A node whose disk hangs: others take what it leads, and it holds up no write (rule 22)."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_primary_whose_disk_hangs_hands_over_to_one_whose_disk_does_not(tmp_path
         assert not flying.done()
         await wait(bench, 0.2)
         changes = {change.partition_id: change for change in bench.coordinator.calls[-1][0]}
-        assert changes.keys() == {0, 1}  # what nobody writes to as well
+        assert changes.keys() == {0, 1}  # partitions without writes as well
         for change in changes.values():
             assert (change.in_sync, change.hand_over_to) == ((F2, F3), F3)
         assert await unknown(flying)  # F3 has it, and leads soon
@@ -90,7 +90,7 @@ def test_primary_whose_disk_hangs_hands_over_to_one_whose_disk_does_not(tmp_path
 def test_read_that_nobody_waits_for_leaves_no_complaint_when_the_disk_is_given_up(
     tmp_path: Path,
 ) -> None:
-    """A read's deadline ends before the hang is noticed: its error has nobody to look at it."""
+    """A read's deadline ends before the hang is noticed: no caller is left to see its error."""
 
     async def use(bench: Bench) -> None:
         complaints: list[object] = []
@@ -137,7 +137,7 @@ def test_own_work_behind_what_was_refused_is_told_to_try_again(tmp_path: Path) -
 
 
 def test_disk_that_all_share_deposes_nobody(tmp_path: Path) -> None:
-    """Nobody has made durable what is not durable here: neither is anybody put out of a set."""
+    """No replica has made durable what is not durable here, so none is put out of a set."""
 
     async def use(bench: Bench) -> None:
         two, three = PlayedFollower(bench, 2), PlayedFollower(bench, 3)
@@ -184,7 +184,7 @@ def test_follower_that_a_hanging_group_does_not_concern_is_asked_to_show_its_dis
         await two.acknowledge()
         await wait(bench, 0.5)
         assert (proposed(bench).partition_id, proposed(bench).hand_over_to) == (1, F2)
-        assert not write.done()  # nobody else can lead that one
+        assert not write.done()  # no other node can lead that one
         bench.channel.release()
         assert not (await write).refusals
         await bench.put(b"l")

@@ -1,4 +1,4 @@
-"""Who is in sync, and whom a write waits for (rule 5)."""
+"""Tests of the set in sync, and of the followers that a write waits for (rule 5)."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_follower_that_has_all_is_added_and_required_from_the_proposal_on(tmp_pa
 
 
 def test_follower_is_added_at_once_though_a_call_was_out_when_it_was_ready(tmp_path: Path) -> None:
-    """What is decided and not proposed does not count for how often sets are widened."""
+    """A decision that is not proposed does not count for how often sets are widened."""
 
     async def use(bench: Bench) -> None:
         two = await joined(bench, 0)
@@ -178,7 +178,7 @@ def test_follower_that_leaves_counts_until_it_is_out_and_is_not_taken_in_again(
 
 
 def test_proposal_of_unknown_fate_is_settled_by_another(tmp_path: Path) -> None:
-    """Who was perhaps added, and is gone, is left out by a change that keeps the row as it is."""
+    """A follower that was perhaps added, and is gone, is left out by proposing the row as it is."""
 
     async def use(bench: Bench) -> None:
         two = await joined(bench, 0)

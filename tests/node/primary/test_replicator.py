@@ -212,7 +212,7 @@ def test_partition_that_waits_for_a_follower_does_not_hold_up_another(tmp_path: 
             await tick(bench, 0.25)
         assert await answered(both[1])
         assert not both[0].done()
-        assert not bench.coordinator.calls  # nobody is late yet
+        assert not bench.coordinator.calls  # no follower is late yet
         for task in (stuck, both[0]):
             task.cancel()
 

@@ -1,4 +1,4 @@
-"""What is counted of clients' reads and writes, which keys a sample finds, and replication lag."""
+"""Counts of clients' reads and writes, samples that find hot keys, and replication lag."""
 
 from __future__ import annotations
 

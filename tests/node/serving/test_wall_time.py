@@ -35,7 +35,7 @@ class Machine:
         self.clock.now_ms()
 
     def behind_ms(self) -> float:
-        """How far the believed time is behind the right one."""
+        """Return how far the believed time is behind the right one."""
         return START_MS + self.boot_s * 1000 - self.clock.now_ms()
 
     def jumps(self, off_ms: float) -> None:

@@ -76,7 +76,7 @@ class Rig:
         return None if record is None else record[records.HEADER_BYTES :]
 
     def in_store(self) -> dict[str, bytes]:
-        """What the store itself has."""
+        """Return the records that the store itself has."""
         rows, _ = self.store.scan(P, b"", b"", 100_000, 1 << 30)
         return {k[records.KEY_AT :].decode(): v[records.HEADER_BYTES :] for k, v in rows}
 

@@ -300,7 +300,7 @@ def test_rows_that_expire_leave_no_entry_of_what_they_replace(partition: Partiti
 
 
 def test_expiry_beyond_signed_numbers_does_not_stop_a_merge(partition: Partition) -> None:
-    """What is stored already has to be merged whatever it says: every replica would end by it."""
+    """A stored chunk has to be merged whatever it says: an error would end every replica."""
     partition.stage(1, 0, [(b"a", b"1")], expires_at_ms=2**64 - 1)
     partition.stage(1, 1, [(b"b", b"2")])
     partition.merge(step_of((1, 0), (1, 1), rows=2, partition_id=partition.id))
@@ -456,7 +456,7 @@ def chunks(draw: st.DrawFn) -> list[Staged]:
 
 @dataclass
 class Model:
-    """What the records should be. A deleted one is a tombstone, or gone."""
+    """A model of the records as they should be. A deleted one is a tombstone, or gone."""
 
     attempts: list[int]
     chunks: Sequence[Staged]

@@ -20,7 +20,7 @@ from tests.node.kit.support import MIB, config_of, with_writer
 
 
 def with_entry(key: bytes, sequence: int, expires_at_ms: int) -> Any:
-    """What a ticket writes of a record and, if it expires, of the expiry index."""
+    """Return a ticket's writes: a record and, if it expires, its entry in the expiry index."""
     record = records.encode_record(sequence, b"v", expires_at_ms)
     entries = [record_layout.expiry_key(expires_at_ms, key)] if expires_at_ms else []
     return ((DATA_DB, [key], [record]), (EXPIRY_DB, entries, [b""] * len(entries)))
@@ -55,7 +55,7 @@ def test_key_written_again_with_a_time_to_live_has_one_entry_in_the_expiry_index
 
 
 def test_entries_of_large_records_are_found_without_a_copy_of_these(tmp_path: Path) -> None:
-    """What a group replaces has no bound but the store's: it may be a thousand times the group."""
+    """The records that a group replaces may be as large as the store: far larger than the group."""
     keys = [b"\0\0\0%02d" % number for number in range(40)]
     with Store(config_of(tmp_path)) as store:
         data = store.databases[DATA_DB]

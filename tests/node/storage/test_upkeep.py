@@ -1,4 +1,4 @@
-"""How work on the expiry index is paced, and that it makes room where there is none."""
+"""The pace of work on the expiry index, which also makes room where there is none."""
 
 from __future__ import annotations
 

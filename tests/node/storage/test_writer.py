@@ -164,7 +164,7 @@ def test_store_full_refuses_puts_serves_reads_takes_deletes_and_recovers(tmp_pat
 
 
 def test_loose_ticket_without_room_fails_alone(tmp_path: Path) -> None:
-    """What only tidies up takes nothing along: neither its partition's writes nor those behind."""
+    """A ticket that only tidies up fails alone: its partition's writes and those behind go on."""
 
     async def use(writer: Writer, store: Store) -> None:
         progress: list[bytes | None] = [b"\1" + bytes(16)]
@@ -229,8 +229,8 @@ def test_disk_full_fails_that_write_and_recovers_when_there_is_room(tmp_path: Pa
 def test_rule_3_error_of_the_disk_other_than_full_ends_the_writer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a failed fsync nobody knows what is on the disk: the process ends, and so does the node
-    (see test_node_whose_writer_dies_stops_loudly_with_1).
+    """After a failed fsync it is not known what is on the disk: the process ends, and so does the
+    node (see test_node_whose_writer_dies_stops_loudly_with_1).
     """
     Store(config_of(tmp_path)).close(clean=True)
     ours, theirs = socket.socketpair()
@@ -313,7 +313,7 @@ def test_writer_that_does_not_end_when_asked_to_is_killed(
         store.close(clean=False)
 
     asyncio.run(run())
-    os.close(files.lock_directory(tmp_path))  # nobody has it any more
+    os.close(files.lock_directory(tmp_path))  # it is free again
 
 
 def test_disk_that_hangs_while_its_node_stops_is_not_waited_for_for_ever(

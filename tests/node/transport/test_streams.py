@@ -54,7 +54,7 @@ Response = replication_pb2.FollowResponse
 
 
 class Primary:
-    """What serves followers; a test says how by ``how``."""
+    """A primary that serves followers; a test says how by ``how``."""
 
     def __init__(self) -> None:
         self.how: Callable[[PrimaryEnd], Awaitable[None]] = echo
