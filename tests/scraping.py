@@ -15,7 +15,7 @@ _SUFFIXES = ("_bucket", "_sum", "_count")
 
 @dataclass(frozen=True)
 class Scrape:
-    """What one scrape brought: the text, samples by name, and each family's type."""
+    """The result of one scrape: the text, samples by name, and each family's type."""
 
     text: str
     samples: dict[str, dict[frozenset[tuple[str, str]], float]]

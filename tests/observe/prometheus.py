@@ -37,7 +37,7 @@ def quick_rules(directory: Path) -> list[Path]:
 
 
 class Prometheus:
-    """What its API says."""
+    """A Prometheus server, asked through its API."""
 
     def __init__(self, address: str, process: subprocess.Popen[bytes], log: Path) -> None:
         self._address = address

@@ -1,4 +1,4 @@
-"""What is shipped to watch a cluster: rules, dashboard, the list of metrics, the runbook."""
+"""Files that are shipped to watch a cluster: rules, dashboard, list of metrics, runbook."""
 
 from __future__ import annotations
 

@@ -21,14 +21,14 @@ PROGRAM = "/opt/koinon/bin/koinon"
 
 
 def settings(name: str) -> dict[str, str]:
-    """What an environment file sets."""
+    """Return the variables that an environment file sets."""
     lines = (SYSTEMD / name).read_text().splitlines()
     pairs = (line.partition("=") for line in lines if line and not line.startswith("#"))
     return {name: value for name, _, value in pairs}
 
 
 def of_drop_in(name: str, instance: str) -> dict[str, str]:
-    """What a drop-in sets."""
+    """Return the variables that a drop-in sets."""
     found = re.findall(r'^Environment="(\w+)=(.+)"$', (SYSTEMD / name).read_text(), re.M)
     return {variable: value.replace("%n", instance) for variable, value in found}
 

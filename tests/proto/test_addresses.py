@@ -36,7 +36,7 @@ def test_address_of_a_name_or_a_number_passes(address: str) -> None:
         "h:" + "1" * 5_000,  # more digits than int() takes
         "h" * 254 + ":1",
         "two words:1",
-        "::1:7400",  # without brackets nobody knows where the port begins
+        "::1:7400",  # without brackets it is not clear where the port begins
         "[::1]",
         "[]:1",
         "[h]:1",

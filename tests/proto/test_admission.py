@@ -1,4 +1,4 @@
-"""Who is admitted, who waits, and who is refused."""
+"""Tests of admission: calls and connections that are admitted, wait, or are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server tells of the calls that it admits and refuses."""
+"""Metrics of the calls that a server admits and refuses."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def test_search_slows_down_and_ends_while_there_is_time_to_say_so() -> None:
 
 
 class Failure(grpc.RpcError):
-    """What gRPC raises; ``answer`` is the typed error that came with it."""
+    """An error as gRPC raises it; ``answer`` is the typed error that came with it."""
 
     def __init__(self, code: grpc.StatusCode, answer: KoinonError | None = None) -> None:
         self._code, self._answer = code, answer

@@ -1,4 +1,4 @@
-"""What is escaped, and that nothing that a process writes goes round it."""
+"""Tests of the escaping of text, which nothing that a process writes goes round."""
 
 from __future__ import annotations
 

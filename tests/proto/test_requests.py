@@ -1,4 +1,4 @@
-"""What a server counts, times and logs of requests, and under which ids."""
+"""Counts, times and logs of a server's requests, and the ids that they have."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOT_PRIMARY = NotPrimaryError(
 
 
 class AbortedError(Exception):
-    """What a call's end is on the server."""
+    """The error by which ``abort`` ends a call on the server."""
 
 
 class Context:
@@ -44,7 +44,7 @@ class Context:
 
 
 class SampleServicer:
-    """What protoc would generate."""
+    """A servicer as protoc would generate it."""
 
 
 class Service(SampleServicer):

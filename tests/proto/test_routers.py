@@ -125,7 +125,7 @@ def test_every_form_of_any_keys_agrees(keys: list[bytes], text: str, hash_name: 
 @settings(max_examples=100, deadline=None)
 @given(data=st.data(), text=st.sampled_from(TEXTS), rows=st.integers(33, 90))
 def test_every_form_of_keys_of_one_length_agrees(data: st.DataObject, text: str, rows: int) -> None:
-    """Where all keys are alike, columns take a shorter way."""
+    """Keys of one length are hashed by a shorter way through columns."""
     shape = data.draw(KEYS)
     keys = [shape + b"%03d" % row for row in range(rows)]
     p = partitioner(f"murmur2({text})", 1_000)

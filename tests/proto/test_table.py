@@ -94,7 +94,7 @@ def test_table_update_of_other_cluster_is_refused() -> None:
 def test_table_update_that_is_no_news_is_not_decoded_but_of_another_cluster_is_refused() -> None:
     held = history([3])[-1]
     late = convert.update_to_proto(history([3])[0].since(0))
-    late.format_version = 9  # nobody looks
+    late.format_version = 9  # it is not looked at
     assert convert.table_after(held, late) is held
     late.cluster.cluster_id = "c2"
     with pytest.raises(WrongClusterError):

@@ -1,4 +1,4 @@
-"""What must hold in a Raft group, checked after every event of a simulation.
+"""Checkers of what must hold in a Raft group, after every event of a simulation.
 
 The checkers see members from outside (their core's public facts, their disks, the messages that
 leave and arrive) and keep their own account of what happened; they share nothing with the workload.
@@ -88,7 +88,7 @@ class GroupChecker:
             self._check_leader(member.member_id, core, now)
 
     def on_restart(self, member_id: str) -> None:
-        """What was not durable is gone, rightly; what was may not be."""
+        """Note a restart: what was not durable may be gone; what was durable may not."""
         self._logs.pop(member_id, None)
         self._commits.pop(member_id, None)
         self._terms[member_id] = self._disks[member_id].hard_state.term

@@ -78,7 +78,7 @@ class MemoryRaftStorage:
 
 
 class MemoryRaftNetwork:
-    """Who can reach whom. One of these joins all members of a group."""
+    """A network in memory that joins all members of a group: it knows who can reach whom."""
 
     def __init__(self) -> None:
         self.blocked: set[tuple[str, str]] = set()  # (sender, receiver)

@@ -384,8 +384,8 @@ def _cases(scenario: Any) -> list[dict[str, Any]]:
 
 
 def what_catches(likely: int | None, seeds_max: int) -> str | None:
-    """What fails with the core that is imported now: the seed that is likely to, or the first
-    scenario or seed.
+    """Return what fails with the core that is imported now: the seed that is likely to, or the
+    first scenario or seed; None if nothing does.
     """
     simulation = importlib.import_module("tests.raft.simulation")
     if likely is not None and (violation := _violation_of(simulation, likely)) is not None:

@@ -47,7 +47,7 @@ class Call:
         return answer["result"]
 
     def acknowledged_so_far(self) -> set[str]:
-        """What a reporting load had acknowledged, all that reached this side."""
+        """Return all acknowledgements of a reporting load that have reached this side."""
         return set(self._process.acknowledged)
 
 

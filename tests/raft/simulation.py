@@ -51,7 +51,7 @@ LEADERS_WHILE_STARVED_MAX = 1
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """How bad it is, drawn per seed."""
+    """The faults of network and disks, and how frequent they are; drawn per seed."""
 
     drop: float
     double: float

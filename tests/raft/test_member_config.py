@@ -1,4 +1,4 @@
-"""What settings of a member and its transport are refused."""
+"""Settings of a member and its transport that are refused."""
 
 from __future__ import annotations
 

@@ -234,7 +234,7 @@ def test_removed_member_out_of_touch_is_forgotten() -> None:
 
 
 def test_member_removed_in_its_own_log_alone_can_still_lead() -> None:
-    """Diss. 4.2.2: its entry is on no other member, and nobody else's log is as good."""
+    """Diss. 4.2.2: its entry is on no other member, and no other log is as good."""
     group = Group("ab")
     group.elect("a")
     group["a"].remove_member("a", group.now)

@@ -1,4 +1,4 @@
-"""Who may lead, and for how long: directed schedules.
+"""Elections and leadership: directed schedules.
 
 Most are from the Raft paper or Ongaro's dissertation ("diss.").
 """
@@ -63,7 +63,7 @@ def test_voter_candidate_with_shorter_log_is_refused() -> None:
 
 
 def test_candidate_stale_vote_reply_is_not_counted() -> None:
-    """A grant for an earlier term, delayed, elects nobody in a later one."""
+    """A grant for an earlier term, delayed, does not elect a candidate in a later one."""
     group = Group("abcde")
     group.tick("a", after_s=QUIET_S)
     group.pump(lambda m: not isinstance(m, VoteReply) or m.pre_vote)
@@ -214,7 +214,7 @@ def test_leader_resumed_after_a_pause_without_a_quorum_steps_down() -> None:
 
 
 def test_follower_resumed_after_a_pause_hears_its_leader_before_it_campaigns() -> None:
-    """What the leader sent meanwhile is there, and is read only after a tick or two."""
+    """The leader's messages of the pause are there, and are read only after a tick or two."""
     group = Group(step_ms_max=60)
     group.elect_running("a")
     for _ in range(20):

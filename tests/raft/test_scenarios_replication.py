@@ -172,7 +172,7 @@ def test_follower_late_append_does_not_cut_off_what_followed_it() -> None:
 
 
 def test_follower_conflicting_tail_is_replaced() -> None:
-    """Figure 7 (f): a follower with entries of terms that nobody else has."""
+    """Figure 7 (f): a follower with entries of terms that no other member has."""
     group = Group(
         logs={"a": [1, 1, 1, 4, 4, 5, 5, 6, 6, 6], "b": [1, 1, 1, 2, 2, 2, 3, 3, 3, 3, 3]},
         terms={"a": 6, "b": 3},

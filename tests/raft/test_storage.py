@@ -1,4 +1,4 @@
-"""What every Raft storage promises, and what LMDB's refuses to open."""
+"""The promises of every Raft storage, and the directories that LMDB's refuses to open."""
 
 from __future__ import annotations
 

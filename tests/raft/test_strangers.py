@@ -1,4 +1,4 @@
-"""What those who are no members say: it changes nothing, and leaves nothing behind."""
+"""Messages of those who are no members: they change nothing, and leave nothing behind."""
 
 from __future__ import annotations
 

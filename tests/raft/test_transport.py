@@ -42,7 +42,7 @@ from .memory import MemoryRaftNetwork
 
 
 def test_convert_every_message_comes_back() -> None:
-    """What the scenarios send, sent once more through the wire form."""
+    """Send the messages of two scenarios once more through the wire form."""
     seen: set[type[object]] = set()
     deliver = Group.deliver
 

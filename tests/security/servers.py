@@ -129,7 +129,7 @@ class Servers:
         return made
 
     def open_load(self, job_id: str, keyspace_id: KeyspaceId) -> int:
-        """Open a load that is nobody's, as without users; return once the node knows it."""
+        """Open a load that has no owner, as without users; return once the node knows it."""
         node, coordinator = self.process_of_node, self.process_of_coordinator
         assert node is not None
         assert coordinator is not None

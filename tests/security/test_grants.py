@@ -1,4 +1,4 @@
-"""What users with grants may do on a node: key by key, by gRPC and by RESP."""
+"""Grants of users on a node: checked key by key, by gRPC and by RESP."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_what_is_revoked_ends_at_once_on_open_connections(servers: Servers) -> N
 def test_operations_that_share_a_request_are_refused_one_by_one(
     servers: Servers, allowed: int
 ) -> None:
-    """Nobody's operation fails since another's key may not be touched."""
+    """An operation does not fail because another one's key may not be touched."""
     keys = [b"app:%d" % n for n in range(allowed)] + [b"app:secret:%d" % n for n in range(1_200)]
 
     async def test() -> None:

@@ -1,4 +1,4 @@
-"""What somebody tries who is let in as far as anybody is, and no further."""
+"""Attempts of hostile callers that are let in as far as every stranger is, and no further."""
 
 from __future__ import annotations
 

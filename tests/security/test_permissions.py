@@ -1,4 +1,4 @@
-"""What users may do with keys, through the services of a node and a coordinator with TLS."""
+"""Permissions of users on keys, through the services of a node and a coordinator with TLS."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ def test_bulk_load_is_refused_by_key_and_by_prefix(users: dict[str, UserOf]) -> 
 def test_names_of_keys_that_are_there_twice_are_told_to_who_may_load_them(
     users: dict[str, UserOf],
 ) -> None:
-    """Whoever prepares a load is told of equal keys in it, whoever staged them: an operator too."""
+    """A caller that prepares a load is told of equal keys that it may load, whoever staged them."""
     opened = users["app"].loads.OpenLoad(
         loads_pb2.OpenLoadRequest(
             job_id="twice", mode=loads_pb2.LOAD_MODE_APPEND, timeout_ms=60_000

@@ -1,4 +1,4 @@
-"""What is revoked is refused by every node once the command has returned, whoever led meanwhile."""
+"""Every node refuses what is revoked once the command has returned, even if the leader dies."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def identities(tmp_path: Path) -> Identities:
 
 @pytest.fixture
 def others(tmp_path: Path) -> Identities:
-    """Of an authority that nobody here knows."""
+    """Identities of an authority that is not known here."""
     (tmp_path / "others").mkdir()
     return Identities(tmp_path / "others")
 

@@ -1,4 +1,4 @@
-"""Every method of the running servers, called by everybody: nobody comes in without a rule.
+"""Every method of the running servers, called by all kinds of callers; no rule, no entry.
 
 The methods are those that the servers have registered, found where they do it; reflection does not
 know all of them.
@@ -59,7 +59,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs/security.md"
 
 class Walk:
     """The servers, and what they serve: (address, path, whether it answers with a stream).
-    ``keyspaces``: each with an open load in it that is nobody's.
+    ``keyspaces``: each with an open load in it that has no owner.
     """
 
     def __init__(

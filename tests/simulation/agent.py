@@ -59,7 +59,7 @@ HAND_TABLE_TIMEOUT_S = 5.0
 
 
 class Host(Protocol):
-    """What the agent needs of the event loop's side; as in agent.py."""
+    """The event loop's side, as the agent needs it; as in agent.py."""
 
     process: Process  # its thread that runs the event loop
 
@@ -114,7 +114,7 @@ class SimulatedAgent:
             await self._heartbeat_until_fenced()
 
     async def leave(self) -> None:
-        """Give up the lease, then say farewell; nobody may hear it."""
+        """Give up the lease, then say farewell, which may reach no coordinator."""
         self._left = True
         await self._say_farewell()
 

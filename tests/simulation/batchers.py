@@ -1,7 +1,7 @@
 """Clients that commit atomic batches, and look whether anything ever shows a part of one.
 
-Each batch writes one value into all keys of a group, which lie in one partition; nobody else writes
-these. So whoever reads a group at once finds one value and one version.
+Each batch writes one value into all keys of a group, which lie in one partition; no other client
+writes these. So a read of a whole group finds one value and one version.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ VALUE_BYTES = 400
 
 
 class _Place(NamedTuple):
-    """Where a group lies."""
+    """The place of a group of keys."""
 
     keyspace: Keyspace
     partition_id: int

@@ -1,4 +1,4 @@
-"""What must hold after every event of a simulated cluster.
+"""Checkers of what must hold after every event of a simulated cluster.
 
 - No two nodes serve one partition at one instant (a valid lease, a published epoch, not stopped).
 - Table versions and the rows' epochs never fall, on any node.

@@ -101,7 +101,7 @@ SEEDS_WITH_BATCHES = (4, 9)
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """What is drawn per seed."""
+    """The settings of a simulated cluster that are drawn per seed."""
 
     nodes: int
     partitions: int
@@ -509,7 +509,7 @@ def _describe(context: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _no_complaints() -> Iterator[None]:
-    """What dead coroutines do while they are closed is nobody's concern."""
+    """Ignore the errors that dead coroutines raise while they are closed."""
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
         yield
@@ -565,7 +565,7 @@ def run_seed(
 
 @functools.cache
 def _freeze_once() -> None:
-    """What there is before the first seed need not be looked at after each."""
+    """Let the garbage collector pass over all that exists before the first seed."""
     gc.collect()
     gc.freeze()
 

@@ -104,7 +104,7 @@ class Member:
         return self.group.loop.now + self.offset_s
 
     async def _watch(self) -> None:
-        """Step down when somebody else leads, or nobody has answered for too long."""
+        """Step down when another member leads, or none has answered for too long."""
         while True:
             await asyncio.sleep(WATCH_S * self.group.rng.uniform(0.5, 1.5))
             if self.leadership is None:
@@ -252,8 +252,8 @@ class _Seat:
         return self._member.contact_at(self._term)
 
     async def read_barrier(self) -> int:
-        """Wait for a round that was sent after this call and answered by a quorum: by then nobody
-        else leads, so all that anybody has committed before is in the log here.
+        """Wait for a round that was sent after this call and answered by a quorum: by then no
+        other member leads, so all that was committed before is in the log here.
         """
         member = self._member
         asked_at = member.clock()
@@ -337,7 +337,7 @@ class RaftGroup:
         return 2 * len(self._reachable(member)) > len(self.members)
 
     def _round(self) -> None:
-        """One round of the leader's heartbeats; an election, where nobody has heard one."""
+        """One round of the leader's heartbeats; an election, if no member has heard one."""
         now, leader = self.loop.now, self.leader
         self.loop.call_later(ROUND_S * self.rng.uniform(0.3, 1.2), self._round)
         if leader is not None and self._has_quorum(leader):
@@ -376,7 +376,7 @@ class RaftGroup:
         open_proposals = [p for p in leader.proposals if not p.index and p.term == self.term]
         for proposal in open_proposals[: self.rng.randrange(len(open_proposals) + 1)]:
             self._left_over.append(proposal.command)
-            proposal.term = -1  # nobody here will hear of it
+            proposal.term = -1  # its fate will not be known here
 
     def _commit_noop(self, member: Member, term: int) -> None:
         if self.term != term or not member.process.alive:

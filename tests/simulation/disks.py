@@ -96,7 +96,7 @@ class Disk:
         self._least_s = seconds
 
     def release(self) -> None:
-        """What waits is written now."""
+        """Let writes that wait go on now."""
         self._hangs, self._least_s, self.stalled_at = False, 0.0, 0.0
         stalled, self._stalled = self._stalled, []
         for go_on in stalled:

@@ -1,4 +1,4 @@
-"""What goes wrong in a simulated cluster, and what its operators do meanwhile."""
+"""Faults of a simulated cluster, and what its operators do meanwhile."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ class Faults:
         disk.slowness = 1.0
 
     def _replace_disk(self) -> None:
-        """Kill a node; once it is fenced, and nobody needs its copies, give it an empty disk."""
+        """Kill a node; once it is fenced, and its copies are not needed, give it an empty disk."""
         running = self._running()
         if running:
             node = self._rng.choice(running)
@@ -266,7 +266,7 @@ class Faults:
             self._later(0.5, lambda: self._boot_on_new_disk(node, tries - 1))
 
     def _is_spare(self, node: SimulatedNode) -> bool:
-        """Whether every partition has another in-sync replica, and this one can change nothing."""
+        """Tell whether each partition has another in-sync replica, and the node is fenced."""
         table = self._simulation.table()
         info = table.by_id.get(node.name) if table is not None else None  # type: ignore[call-overload]
         if table is None or info is None or info.status is not NodeStatus.FENCED:

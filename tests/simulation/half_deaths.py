@@ -4,7 +4,7 @@ loops that do not turn while their nodes' heartbeats go on.
 Drawn from numbers of their own, so that what else happens in a seed is what it was without them. In
 some seeds they come among the other faults. In some, once the cluster is whole again, one of them
 is kept up for longer than it may do harm: then it is checked that no write waits for it any more,
-and that nobody was deposed who is no worse off than others.
+and that no primary was deposed whose disk does no worse than others.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class HalfDeaths:
         node.disk.release()
 
     async def _hang_a_loop(self) -> None:
-        """Its heartbeats go on, so nobody else can know."""
+        """Let a loop hang while its node's heartbeats go on, so that the others cannot know."""
         node = self._rng.choice(self._nodes())
         assert node.life is not None
         self._note(f"loop of {node.name} does not turn for long")
@@ -133,7 +133,7 @@ class HalfDeaths:
         self._let_turn(node.life)
 
     async def _hang_all(self) -> None:
-        """Nobody's disk does better than another's: whoever leads is to lead on."""
+        """Let all disks hang: none does better than another, so every primary is to lead on."""
         await self._together("hang", lambda node: node.disk.hang())
 
     async def _slow_all(self) -> None:

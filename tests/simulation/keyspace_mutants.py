@@ -45,7 +45,7 @@ def forgets_keyspaces_while_nodes_may_hold_them() -> None:
 
 @mutant
 def serves_keyspaces_that_are_dropped() -> None:
-    """Rows that name nobody any more are led on."""
+    """Rows that name no primary any more are led on."""
 
     def make(on_table: Any) -> Any:
         def and_go_on(self: Assignment, table: Table) -> Any:

@@ -10,7 +10,7 @@ What must hold:
 - a change is made whole or not at all, whatever its caller was told, and changes nothing else: what
   every command leaves is what a plain model of keyspaces says, ids never come again, and ranges do
   not overlap;
-- what was answered has been done. From the answer to a drop on, nobody serves the keyspace, and no
+- what was answered has been done. From the answer to a drop on, no node serves the keyspace, and no
   operation on it succeeds;
 - once a keyspace is forgotten, no node holds anything of it, no node that comes back either. Its
   partitions then go to another keyspace, in which nothing is ever found of it;

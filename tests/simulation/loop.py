@@ -82,7 +82,7 @@ class Process:
             self._loop.failures.append({"message": f"{self.name} failed", "exception": error})
 
     def forget_tasks(self) -> None:
-        """Forget the tasks that have ended. One whose error nobody has looked at is a failure."""
+        """Forget the tasks that have ended. One whose error was not looked at is a failure."""
         for task in self.tasks:
             if task.done() and task._log_traceback:
                 self._ended(task)
@@ -253,7 +253,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._timers.clear()
 
     def _write_to_self(self) -> None:
-        """Nobody sleeps who had to be woken."""
+        """Do nothing: the loop does not sleep, so it need not be woken."""
 
 
 def _make_task(

@@ -434,7 +434,7 @@ def drops_batches_that_come_too_early() -> None:
 
 @mutant
 def pages_leave_out_what_was_read_beyond_their_bound() -> None:
-    """What is below the pass's start counts for a page's bytes; what follows is read in vain."""
+    """Rows below the pass's start count for a page's bytes; those that follow are read in vain."""
 
     def make(fitting: Any) -> Any:
         def and_go_on(rows: Any, size: int) -> Any:
@@ -510,7 +510,7 @@ def stages_for_loads_that_are_closed() -> None:
 
 @mutant
 def begins_a_merge_anew_after_each_takeover() -> None:
-    """What says how far a load is merged is not looked at, but for its end."""
+    """The mark of how far a load is merged is not looked at, but for its end."""
 
     def make(read_mark: Any) -> Any:
         def whole_or_nothing(*arguments: Any) -> chunk_keys.Mark:
@@ -527,7 +527,7 @@ def begins_a_merge_anew_after_each_takeover() -> None:
 
 @mutant
 def extends_its_lease_before_it_applies_the_access_state() -> None:
-    """What a heartbeat's answer brings is applied when the next answer comes."""
+    """The access state of a heartbeat's answer is applied when the next answer comes."""
 
     def make(apply: Any) -> Any:
         waiting: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()

@@ -25,7 +25,7 @@ CALL_TIMEOUT_S = 3.0
 
 @dataclass(kw_only=True, slots=True)
 class Weather:
-    """How bad it is. All in seconds, or a probability."""
+    """The faults of the network, and how frequent they are: seconds or probabilities."""
 
     delay_s: float = 0.001
     slow: float = 0.0
@@ -45,7 +45,7 @@ class Weather:
 
 
 class Message(Protocol):
-    """What streams carry."""
+    """A message as streams carry it."""
 
     def SerializeToString(self) -> bytes: ...  # noqa: N802
 
@@ -88,7 +88,7 @@ class Network:
         return source == to or (source, to) not in self.cut
 
     def connected(self, one: str, other: str) -> bool:
-        """Whether both ways are open."""
+        """Tell whether both ways are open."""
         return self.reaches(one, other) and self.reaches(other, one)
 
     def set_cut(self, cut: set[tuple[str, str]]) -> None:
@@ -105,7 +105,7 @@ class Network:
         return self.rng.uniform(0.2, 1.8) * weather.delay_s
 
     def on_killed(self, process: Process) -> None:
-        """Whoever is connected to it learns of it: soon, or late where the link is cut."""
+        """Tell those that are connected to it: soon, or late where the link is cut."""
         for stream in self.streams:
             for end in stream.ends:
                 if end.process is process:
@@ -253,7 +253,7 @@ class _Work:
 def _fail(answer: asyncio.Future[Any], error: KoinonError) -> None:
     if not answer.done():
         answer.set_exception(error)
-        answer.exception()  # who asked may be dead: then nobody looks at it
+        answer.exception()  # the caller may be dead, and not look at it
 
 
 class StreamEnd:

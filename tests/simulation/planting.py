@@ -1,4 +1,4 @@
-"""How a defect is planted: a method of the product is replaced before the first seed runs."""
+"""Planted defects: each replaces a method of the product before the first seed runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is killed while Spark writes: whole rows or none, and a rerun succeeds.
+"""Kills of processes while Spark writes: whole rows or none, and a rerun succeeds.
 
 The driver, its JVM, an executor, Python workers, a node, the coordinators' leader; speculation is
 on, so that tasks have twins. ``KOINON_LOAD_ROUNDS=10 pytest tests/spark/test_kills.py`` is the

@@ -124,7 +124,7 @@ def test_options_name_the_keyspace_by_itself_or_in_a_url() -> None:
 
 
 def test_read_options_of_tables_are_refused_with_what_serves_instead() -> None:
-    """What Spark gives as options where a table is made of columns that it asks for, or read."""
+    """Options that Spark gives where a table with columns is made, or read."""
     made = {"owner": "me", "option.coordinators": "a:1", "provider": "koinon", **AT}
     for given in (made, {}):
         with pytest.raises(ConfigurationError, match="use CREATE TEMPORARY VIEW … USING koinon"):

@@ -1,4 +1,4 @@
-"""How a load's partitions are shared out over the calls that check them."""
+"""Tests of how a load's partitions are shared out over the calls that check them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is in plain subdirectories is loaded, by whichever reader."""
+"""Files in plain subdirectories are loaded, by whichever reader."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ GOLDEN = {b"21": -973932308, b"foobar": -790332482, b"a-little-bit-long-string":
 
 
 class Topic:
-    """What the partitioner asks of Kafka's metadata: one topic, all of it available."""
+    """Kafka's metadata as the partitioner asks for it: one topic, all of it available."""
 
     def __init__(self, partitions: int) -> None:
         self._partitions = set(range(partitions))
