@@ -25,7 +25,7 @@ from tests.checkers.linearizability import UndecidedError, check_key
 
 KEY = b"k"
 CALLS_MAX = 7
-_BETWEEN = Fraction(1, 1_000)  # a version that nobody names lies so far above the one before it
+_BETWEEN = Fraction(1, 1_000)  # a version that no answer names lies so far above the one before it
 _DISAGREEMENTS_MAX = 5
 
 
@@ -38,7 +38,7 @@ class _State:
     expires: bool = False  # the record may go by itself
 
     def without_record(self, done: frozenset[int]) -> _State:
-        """The record is deleted under a version that nobody names."""
+        """The record is deleted under a version that no answer names."""
         return _State(done, self.highest + _BETWEEN)
 
 
@@ -177,7 +177,7 @@ class _OneCopy:
             ends = point if outcome is Outcome.FAILED else NEVER
             return replace(operation, outcome=outcome, completed_at=ends)
         answered = self._effect(operation)
-        if operation.writes and choice.random() < 0.2:  # it does, and nobody hears of it
+        if operation.writes and choice.random() < 0.2:  # it does, and no answer says so
             return operation
         return replace(answered, completed_at=point + choice.randint(1, 20 * crowded))
 

@@ -154,7 +154,7 @@ def test_client_whose_packets_do_not_reach_a_node_is_told_so_and_uses_the_others
 def test_node_that_reaches_only_the_coordinators_hands_over_what_it_leads(
     hosts: HostCluster,
 ) -> None:
-    """Its sessions go on, so that nobody fences it: it has to give up its partitions itself."""
+    """Its sessions go on, so it is not fenced: it has to give up its partitions itself."""
     with judged_load(hosts, b"only/") as load:
         for other in ("n2", "n3"):
             hosts.hosts.cut("n1", other)

@@ -1,6 +1,6 @@
 """Real processes under real faults: schedules of them, the clients' histories, and their judgement.
 
-    make nemesis                                        twenty schedules that nobody has run yet
+    make nemesis                                        twenty schedules that were never run yet
     make nemesis KILLS=1000                             kill -9 of so many nodes and coordinators
     python -m tests.nemesis --help                      all else; --list: kinds of faults, defects
     python -m tests.nemesis --seeds 0-8 --faults split --defect serves-without-a-lease

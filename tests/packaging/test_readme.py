@@ -196,7 +196,7 @@ class Reader:
 
 
 def drained(here: int, program: subprocess.Popen[bytes]) -> bytes:
-    """Read what the program prints until it ends: a terminal that nobody reads stops it."""
+    """Read what the program prints until it ends: a terminal that is not read stops it."""
     written = b""
     while program.poll() is None:
         written += read_some(here)

@@ -141,7 +141,7 @@ class Reader:
         began_at = time.monotonic()
         try:
             read()
-        except KoinonError:  # nobody was let in, or it did not come to that
+        except KoinonError:  # the call was not let in, or did not come to that
             return
         self.let_in += 1
         self.last_let_in_at = began_at

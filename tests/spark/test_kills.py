@@ -31,7 +31,7 @@ TIMEOUT_S = 120.0
 ROUNDS = int(os.environ.get("KOINON_LOAD_ROUNDS", "1"))
 LOCAL = "local[2,4]"  # a task that fails is tried four times
 EXECUTORS = "local-cluster[2,1,512]"
-ABANDONED, PATIENT = "10s", "5m"  # a load that nobody touches: of jobs that end, and that go on
+ABANDONED, PATIENT = "10s", "5m"  # a load that is not touched: of jobs that end, and that go on
 
 pytestmark = pytest.mark.timeout(420 * ROUNDS)
 

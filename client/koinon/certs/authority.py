@@ -253,7 +253,7 @@ class Authority:
         self, identity: Identity, now: datetime, days: int
     ) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
         _check_days(days)
-        end = self.certificate.not_valid_after_utc  # nobody would take a certificate beyond it
+        end = self.certificate.not_valid_after_utc  # no certificate is taken beyond it
         if end <= now:
             raise CertificateError(
                 path=str(self.directory / CERTIFICATE_FILE),

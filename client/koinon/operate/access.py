@@ -21,8 +21,8 @@ _TRIES = 5
 @dataclass(frozen=True, slots=True)
 class Behind:
     """Live nodes that have not said that they go by a change: cut off, hanging, or of a build that
-    knows no users. For ``serve_ms`` they may serve by what was before; 0: they serve nobody until
-    they go by the change.
+    knows no users. For ``serve_ms`` they may serve by what was before; 0: they serve no client
+    until they go by the change.
     """
 
     node_ids: tuple[str, ...] = ()

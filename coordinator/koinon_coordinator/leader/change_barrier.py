@@ -30,7 +30,7 @@ Behind = Callable[[int], Sequence[NodeId]]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChangeBarrier:
     """A change that was made. ``behind``: live nodes that have not said that they go by it. For
-    ``serves_s`` more seconds they may serve by what was before; 0: they serve nobody until they do.
+    ``serves_s`` more seconds they may serve by what was before; 0: they serve no client until then.
     """
 
     version: int

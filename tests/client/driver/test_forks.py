@@ -76,7 +76,7 @@ def use(connected, name):
 
 
 def in_child(number):
-    next(client.scan(page_rows=1))  # the first call, that connects, and then nobody reads on
+    next(client.scan(page_rows=1))  # the first call, that connects; no page is read after it
     assert "2 nodes" in repr(client)
     assert client.scan().gi_frame.f_locals["pages"]._engine is client._engine
     counted = use(client, b"inherited %d" % number)

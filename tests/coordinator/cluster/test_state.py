@@ -112,7 +112,7 @@ def test_assign_partitions_repeated_is_rejected() -> None:
     [
         ((N1,),),  # one row of two
         ((N1,), (N3,)),  # a fenced node
-        ((N1,), (NodeNumber(9),)),  # nobody
+        ((N1,), (NodeNumber(9),)),  # not a node
         ((N1, N2), (N1, N2)),  # not the replication factor
         ((), ()),
     ],

@@ -23,7 +23,7 @@ START = EpochStart(1, 0)
         ((((1, 0), (2, E1 + 5)), E2 + 3), (((1, 0),), E1 + 2), E1 + 2),
         # Both went on without the other.
         ((((1, 0), (3, E1 + 5)), E3), (((1, 0), (2, E1 + 7)), E2 + 1), E1 + 5),
-        # The same epoch from another beginning is nobody's.
+        # The same epoch from another beginning is of no known lineage.
         ((((1, 0), (2, E1 + 5)), E2), (((1, 0), (2, E1 + 7)), E2), E1 + 5),
         ((((2, 0),), E2), (((1, 0),), E1), 0),
         ((((1, 0),), E1), ((), 0), 0),

@@ -16,7 +16,7 @@ from koinon_proto.contract.keyspaces import DEFAULT_ID
 from koinon_proto.contract.table import SLOT_COUNT, NodeInfo, NodeStatus
 from koinon_proto.partitioner import slot_of
 
-_BUS_PORT_ABOVE = 10_000  # where Redis would have its bus; nobody listens there
+_BUS_PORT_ABOVE = 10_000  # where Redis would have its bus; no server listens there
 _PAGE_ROWS = 1_000
 _CHOSEN_WITH_CLUSTER = (
     "That is chosen when a cluster is made: koinon coordinator --partitioner crc16, or koinon up "
