@@ -42,7 +42,7 @@ Key = tuple[str, int, str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """Of one process or thread: percent of one core, wake-ups a second, resident MB."""
+    """The cost of one process or thread: percent of one core, wake-ups a second, resident MB."""
 
     cpu_percent: float
     wakeups: float

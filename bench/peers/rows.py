@@ -197,7 +197,7 @@ _RUNNER = asyncio.Runner()
 
 
 def _tasks(count: int, work_of: Callable[[Face, random.Random], Work]) -> Row:
-    """So many tasks of one client, each with one call under way."""
+    """Return the row of ``count`` tasks of one client, each with one call under way."""
 
     async def repeat(work: Work, until: float, outcome: Outcome) -> None:
         clock = time.perf_counter

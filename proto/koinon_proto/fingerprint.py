@@ -2,7 +2,7 @@
 
 Two processes with the same name for a partitioner may still answer otherwise: another version of a
 router that is installed, another build. Its fingerprint is replicated with the cluster's settings,
-and whoever hashes keys compares it with its own before the first write.
+and each process that hashes keys compares it with its own before the first write.
 
 The keys are made so that each router that is built in, and each edge of it, has answers of its own:
 every byte as a delimiter, up to the 16th; every length that a key may have; braces in all orders;
@@ -65,7 +65,7 @@ def _braces() -> list[bytes]:
 
 
 def _cells() -> list[bytes]:
-    """Of each resolution some cells, and what differs from a cell in one bit or digit."""
+    """Return some cells of each resolution, and keys that differ from one in one bit or digit."""
     keys = []
     for resolution in range(16):
         for n in range(8):

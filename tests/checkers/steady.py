@@ -85,7 +85,7 @@ class SteadyLoad(Beside):
 
     @property
     def failed(self) -> list[Done]:
-        """Those that ended by an error, be it refusal or unknown fate."""
+        """Operations that ended by an error, be it refusal or unknown fate."""
         return [one for one in list(self.done) if one.error is not None]
 
     @property

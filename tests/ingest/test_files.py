@@ -1,4 +1,4 @@
-"""Which format files have, and how many rows they say they hold."""
+"""Tests of files to load: their format, and the number of rows that they say they hold."""
 
 from __future__ import annotations
 

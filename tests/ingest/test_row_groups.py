@@ -1,4 +1,4 @@
-"""Which Parquet files tasks read themselves, in which parts, and as what."""
+"""Tests of Parquet files that tasks read themselves: which files, in which parts, as what."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which addresses a server warns of."""
+"""Tests of the addresses that a server warns of."""
 
 from __future__ import annotations
 

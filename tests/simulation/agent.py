@@ -376,7 +376,7 @@ class SimulatedAgent:
             self._host.process.spawn(self._host.adopt(adoptions))
 
     def on_ready(self, adoptions: Sequence[Adoption]) -> None:
-        """These partitions have been taken over and may be led."""
+        """Tell the agent that these partitions have been taken over and may be led."""
         self._put(partial(self._ready, tuple(adoptions)))
 
     def _ready(self, adoptions: Sequence[Adoption]) -> None:

@@ -137,7 +137,7 @@ class ClusterChecker:
         self._check_held(table.rows, rows)
 
     def forget_acknowledged(self, partition_ids: range) -> None:
-        """They are another keyspace's: what was acknowledged there before counts no more."""
+        """Forget what was acknowledged in partitions that are another keyspace's now."""
         for partition_id in partition_ids:
             self._acknowledged.pop(partition_id, None)
 

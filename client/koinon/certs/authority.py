@@ -233,8 +233,8 @@ class Authority:
 
         Raises:
             OSError: it cannot be read or written.
-            CertificateError: its certificate is not of this authority, which would else give a
-                name to whoever wrote it into a file.
+            CertificateError: its certificate is not of this authority, which would else certify
+                any name that somebody wrote into a file.
         """
         return self.issue(self._ours(path), path, now=now, days=days, overwrite=True)
 

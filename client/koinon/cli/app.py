@@ -75,7 +75,7 @@ def root(
 
 
 def _comes_first(context: typer.Context) -> None:
-    """These are in the list of commands only: ``run`` hands them over unparsed."""
+    """Refuse a command that is in the list of commands only: ``run`` hands it over unparsed."""
     name = context.info_name
     output.problem(
         f"'{name}' takes its own options only, after its name\n  'koinon {name} --help' lists them."

@@ -220,12 +220,12 @@ class RowsOperation(ABC, Generic[Reply]):
         """Store a reply's rows; return those that failed."""
 
     def _note_unknown(self, rows: Rows) -> None:
-        """These rows' attempt may have been applied."""
+        """Note that the attempt at these rows may have been applied."""
         del rows
 
     @abstractmethod
     def fail(self, rows: Rows, error: KoinonError, timed_out_ms: int | None = None) -> None:
-        """These rows will not be tried again."""
+        """End these rows by this error: they will not be tried again."""
 
 
 class ReadRows(RowsOperation[ReadReply]):
@@ -306,7 +306,7 @@ class WriteRows(RowsOperation[WriteReply]):
         self.durability = durability
         self.absent = 0  # deletes that found no record
         self.present: list[int] = []
-        """Rows that found a record, whoever has written it."""
+        """Rows that found a record, of this operation or of another one."""
         self.failures: dict[int, KoinonError] = {}  # by row
         self._maybe_applied: set[int] = set()  # rows with an attempt that had no answer
 

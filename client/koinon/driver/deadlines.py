@@ -1,7 +1,7 @@
 """The deadlines of single operations: one timer for all, however many are under way.
 
 A timer for each would cost more than all else that the loop does for an operation. Operations are
-kept by the hundredth of a second in which they end; whoever is answered before is taken out.
+kept by the hundredth of a second in which they end; one that is answered before is taken out.
 """
 
 from __future__ import annotations

@@ -221,7 +221,7 @@ class SingleOperations:
             self._resp_links.pop(place).retire()
 
     def send_again(self, singles: Sequence[PendingOperation]) -> None:
-        """These were not sent: route them anew."""
+        """Route operations anew that were not sent."""
         for single in singles:
             if not self._engine.closed:
                 self._enqueue(single)

@@ -2,8 +2,8 @@
 
 The job runs on the caller's thread (Spark finds Python data sources by the thread's session);
 beside it, a watcher asks the coordinators how far its load is. An interruption aborts the load and
-cancels Spark's tasks, unless it is committed by then: what is committed ends merged, whoever waits
-for it.
+cancels Spark's tasks, unless it is committed by then: a committed load ends merged, even if no
+program waits for it.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class AccessAdmin:
         self._change(drop_token=token_id)
 
     def revoke_certificate(self, serial: str) -> None:
-        """Refuse the certificate with this serial number (hexadecimal), whoever's it is."""
+        """Refuse the certificate with this serial number (hexadecimal), of whatever holder."""
         self._change(revoke_certificate=serial)
 
     def restore_certificate(self, serial: str) -> None:

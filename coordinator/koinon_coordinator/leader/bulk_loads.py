@@ -1,8 +1,8 @@
-"""Bulk loads, while this coordinator leads: what jobs, nodes and operators ask of them, and the end
-of those that no job is at work on any more.
+"""Bulk loads, while this coordinator leads: requests of jobs, nodes and operators, and the end of
+loads that no job is at work on any more.
 
 What is asked is decided in ``core/decide/bulk_loads.py``, on a state that has caught up with all
-that was committed before: so a load that is not there was never opened, whoever led then. A command
+that was committed before: so a load that is not there was never opened, by no leader. A command
 that is refused when it is applied, because another one came first, becomes the same typed error as
 if it had been refused before.
 """

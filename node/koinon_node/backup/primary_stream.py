@@ -466,7 +466,7 @@ class Link:
         context.applier.submit(change_of(ids, through, merged, epochs, held=held), done)
 
     def _positioned(self, positions: Iterable[tuple[Followed, int, int]]) -> None:
-        """These are complete, durably: batches that follow are applied as they come."""
+        """Tell the primary that these are complete and durable: batches then apply as they come."""
         acks = wire.PositionAcks()
         for followed, epoch, position in positions:
             followed.take(Step.DURABLE)

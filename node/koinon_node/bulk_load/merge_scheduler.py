@@ -3,7 +3,7 @@
 Driven by the table, which names the loads that are open or being merged. Of a load that is being
 merged each partition led here is taken through its steps, a few partitions at a time: the next ones
 are planned on a thread while the writer is busy with those before. What is merged, on all in-sync
-replicas, is reported; whoever takes a partition over goes on by the mark that its records hold.
+replicas, is reported; a node that takes a partition over goes on by the mark that its records hold.
 
 What is staged of a load that the table does not name is deleted. A load is never opened again, and
 no task stages for it any more: once this node knows the table, its own stages are refused, and what

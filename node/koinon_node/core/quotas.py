@@ -138,7 +138,7 @@ class Quota:
         return _whole(rows), _whole(size)
 
     def spend(self, rows: int, size: int) -> None:
-        """These were let in, or are known by now."""
+        """Count rows and bytes that were let in, or are known by now."""
         self._rows.spend(rows)
         self._bytes.spend(size)
 

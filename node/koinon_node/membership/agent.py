@@ -183,7 +183,7 @@ class Agent:
     # --- from other threads ----------------------------------------------------------------
 
     def on_ready(self, adoptions: Sequence[Adoption]) -> None:
-        """These partitions have been taken over and may be led."""
+        """Tell the agent that these partitions have been taken over and may be led."""
         self._events.put(partial(self._ready, tuple(adoptions)))
 
     def registration(self) -> tuple[str, int, int, str] | None:

@@ -1,8 +1,8 @@
-"""The node's ways to the coordinators: who leads them, and what is asked of whoever does.
+"""The node's ways to the coordinators: the search for their leader, and the requests to it.
 
 Two callers, alike in how they find the leader: the agent's thread with blocking calls, and a
 primary's proposals from the event loop (``LeaderCalls``). Only the leader answers; the others name
-it (NotLeader), and who does not answer at all is passed over for the next in turn.
+it (NotLeader), and one that does not answer at all is passed over for the next in turn.
 """
 
 from __future__ import annotations

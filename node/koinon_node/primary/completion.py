@@ -10,7 +10,7 @@ Groups complete in any order, but for two that write one partition: a partition 
 followers does not hold up the others.
 
 Three hear of something and say so here: the writer (``on_handed_over``, ``on_durable``), followers
-and whoever takes a table or the time (``advance``). Nothing here asks any of them for anything.
+and the code that takes a table or the time (``advance``). Nothing here asks them for anything.
 
 All methods belong to the event loop's thread.
 """

@@ -187,7 +187,7 @@ class Session:
         return self._served.name or f"id:{self._served.keyspace_id}"
 
     def forget(self) -> None:
-        """Be again whoever the certificate names, if there is one: a token counts no more."""
+        """Be again the caller that the certificate names, if there is one: drop the token."""
         self._token, self._certificate, self._stamp = "", self._shown[0], None
 
     @property

@@ -98,7 +98,7 @@ class RowCounts:
         self.scanned_rows(len(answer.keys), sum(map(len, answer.values)))
 
     def scanned_rows(self, rows: int, size: int) -> None:
-        """So many rows were read by a scan, with values of so many bytes."""
+        """Count rows that a scan read, with values of ``size`` bytes."""
         self.rows["scan", "ok"] += rows
         self.bytes["scan"] += size
 

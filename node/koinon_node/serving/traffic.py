@@ -1,6 +1,6 @@
 """Counts clients' requests to the partitions led here: always, and by key while an operator asks.
 
-Counters are columns by partition over the whole life of the process; whoever wants rates looks
+Counters are columns by partition over the whole life of the process; for a rate, look
 twice. One thread writes them, any may read them: an entry is never torn, and never decreases.
 Batches are counted some at a time, since what a step over one costs is mostly getting at its code
 and data: the event loop's thread sees all after ``flush``, others what was there a second ago.

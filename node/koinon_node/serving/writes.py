@@ -546,8 +546,8 @@ class Writes:
         self, view: ServedPartitions, partition_ids: U32Array, ticket: Ticket | None
     ) -> BoolArray:
         """Return which of the partitions were led, in the epochs of ``view`` and under the lease,
-        when all that the ticket wrote was complete. They may have been handed on before whoever
-        waits for the ticket had its turn, to a replica that was in sync then: it holds the write.
+        when all that the ticket wrote was complete. They may have been handed on before the
+        caller that waits had its turn, to a replica that was in sync then: it holds the write.
         """
         group = ticket.group if ticket is not None and not ticket.observed else None
         if group is None or group.led_in is None or len(group.led_in) != len(view.epochs):

@@ -63,7 +63,7 @@ class DiskWatch:
             self._hung_s = 0.0
 
     def give_up(self, partition_ids: Sequence[int]) -> None:
-        """These are handed over without what is in flight: end what waits for them."""
+        """End what waits for these partitions: they are handed over without what is in flight."""
         if not partition_ids:
             return
         log.warning("disk hangs: hands over partitions=%d", len(partition_ids))

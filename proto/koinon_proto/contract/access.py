@@ -483,5 +483,5 @@ class Access:
         return token.user
 
     def is_revoked(self, serial: int) -> bool:
-        """Return whether the certificate with this serial number is refused, whoever's it is."""
+        """Return whether the certificate with this serial number is refused, of whatever holder."""
         return bool(self._revoked) and serial_text(serial) in self._revoked

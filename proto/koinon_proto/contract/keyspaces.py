@@ -122,7 +122,7 @@ class Keyspaces:
         self._minima: dict[tuple[int, int], int] = {}  # by keyspace and replicas: asked for so far
 
     def __iter__(self) -> Iterator[Keyspace]:
-        """Those that can be used, by ``base``."""
+        """Yield the keyspaces that can be used, by ``base``."""
         return (keyspace for keyspace in self._all if not keyspace.is_dropping)
 
     def __len__(self) -> int:
@@ -130,12 +130,12 @@ class Keyspaces:
 
     @property
     def all(self) -> tuple[Keyspace, ...]:
-        """Those that are being dropped included, by ``base``."""
+        """All keyspaces, those that are being dropped included, by ``base``."""
         return self._all
 
     @property
     def dropping(self) -> tuple[Keyspace, ...]:
-        """Those of which nodes still erase copies."""
+        """Keyspaces of which nodes still erase copies."""
         return tuple(keyspace for keyspace in self._all if keyspace.is_dropping)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Text that cannot upset a terminal, or forge a line of a log, whoever it comes from.
+"""Text, from any source, that cannot upset a terminal or forge a line of a log.
 
 What is not printable (``str.isprintable``) is escaped as Python writes it, ``\\x1b`` for ESC:
 control characters (C0 and C1), line and paragraph separators, marks that turn the direction of

@@ -1,9 +1,9 @@
-"""Identity files: who a process is, and whom it trusts, in one file of PEM.
+"""Identity files: the identity of a process and the CAs that it trusts, in one file of PEM.
 
 A bundle holds a private key, its certificate, the certificates between that and a CA if there are
 any, and the certificates of the CAs that are trusted (two while a CA is replaced). One file that is
-replaced by a rename is never seen half: a key and a certificate that lie in two files are, by
-whoever reads them between the two renames.
+replaced by a rename is never seen half: a key and a certificate in two files are, by a reader that
+comes between the two renames.
 """
 
 from __future__ import annotations

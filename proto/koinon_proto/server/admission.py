@@ -6,7 +6,7 @@ is decided here: a message that is being received counts as the largest one, fro
 it has, and the answer counts until it has left, which a caller who does not read can put off.
 
 All of it is counted for each connection, for each host (an address, or the /64 of an IPv6 one) and
-for all together, each with a limit of its own: whoever fills its share waits alone. The first
+for all together, each with a limit of its own: one that fills its share waits alone. The first
 call of a connection passes its host's limit, and has a quarter more room than the others.
 
 Calls are in one of two lanes that share nothing, the data's and the control's. A connection that

@@ -50,5 +50,5 @@ def _harmless(segment: Segment) -> Segment:
 
 
 def replace_console() -> None:
-    """Give this console to whoever imports rich's from now on, as typer does to print."""
+    """Give this console to all code that imports rich's from now on, as typer does to print."""
     rich.console.Console = Console  # type: ignore[assignment,misc]

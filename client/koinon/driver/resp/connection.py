@@ -45,10 +45,10 @@ class Operations(Protocol[E]):
         """Look after nodes that do not answer."""
 
     def send_again(self, singles: Sequence[E]) -> None:
-        """These were not sent."""
+        """Take back operations that were not sent."""
 
     def settle_failed(self, failed: list[tuple[E, KoinonError]]) -> None:
-        """These were sent, and not served."""
+        """Take back operations that were sent, and not served, with their errors."""
 
 
 class Owner(Protocol):

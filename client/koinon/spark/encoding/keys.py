@@ -9,7 +9,7 @@ One column:
 
 Several columns: the parts one after the other. An integer's 8 bytes as above. Binary, strings and
 integers as text: each byte 00 written as 00 ff, then the end, 00 00. Which columns a key has is not
-written in it: whoever reads it knows.
+written in it: its reader has to know.
 
 ``key_bytes`` makes the same key of Python values, for any client.
 """

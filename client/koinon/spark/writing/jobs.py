@@ -1,6 +1,6 @@
 """A write job as its tasks and its driver know it, and what the driver does with their reports.
 
-The job's id names its load: whoever needs the load first opens it, all others get the same one.
+The job's id names its load: the first that needs the load opens it, all others get the same one.
 What a task staged counts if its report is among those that the driver commits; what retried,
 speculative or killed attempts staged is never named, and goes with the load.
 """

@@ -15,9 +15,9 @@ The rules, each held by ``judge`` for every command on every member:
 * of a streaming query, batches are applied in their order and once each. The last one is recorded
   for good by the command that commits it: a batch up to there is never opened again, and a load of
   such a batch that is still open can only be aborted. A batch that is open or being merged is
-  answered with its own load, whoever asks: there are never two of one batch;
-* a load is committed once. Whoever commits it again with the same attempts (known by their digest)
-  is answered alike, with other attempts refused;
+  answered with its own load, by whichever job it is asked for: a batch never has two loads;
+* a load is committed once. To commit it again with the same attempts (known by their digest) is
+  answered alike; with other attempts it is refused;
 * in mode APPEND the partitions named by the commit are merged, in mode OVERWRITE all of the load's
   keyspace: also where nothing was staged, records have to go. A keyspace in which a load is under
   way is not dropped.

@@ -110,8 +110,8 @@ def with_registered(
 ) -> PartitionRow:
     """Return the row after ``node`` registered anew with the store known for it.
 
-    What it led begins a new ``primary_epoch``, under whoever is elected; what was offline for want
-    of it is led again. Where it is a backup it stays as it is: whoever leads waits for it before
+    What it led begins a new ``primary_epoch``, under the one that is elected; what was offline for
+    want of it is led again. Where it is a backup it stays as it is: the primary waits for it before
     acknowledging anything, so it still holds all that was acknowledged.
     """
     if row.primary != node and (row.primary != NO_NODE or node not in row.in_sync):

@@ -6,11 +6,11 @@ it runs the other way. While it runs,
 
 * ``replicas`` are the target's, in its order, then those that are to be removed;
 * ``adding`` are the target's that were no replicas before: none of a move that was turned back,
-  where whoever is in the target was a replica all along;
+  where all in the target were replicas all along;
 * ``in_sync`` is the primary's to widen. No step takes from it but the last, and that one keeps at
   least ``min_in_sync`` of it, the primary among them. So no step can lose an acknowledged write.
 
-Each step is one committed command; whoever dies between two of them, the row and the move say
+Each step is one committed command; if a process dies between two of them, the row and the move say
 together what is left to do.
 """
 
@@ -131,8 +131,8 @@ def _redirected(
     adding: tuple[NodeNumber, ...],
     version: int,
 ) -> PartitionRow:
-    """The row with another target. The target's first replica is to lead if whoever leads has to
-    go, or if another one was preferred so far.
+    """Return the row with another target. The target's first replica is to lead if the primary has
+    to go, or if another one was preferred so far.
     """
     removing = tuple(n for n in row.replicas if n not in target)
     wanted = row.wanted_primary

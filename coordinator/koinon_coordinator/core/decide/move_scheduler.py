@@ -92,7 +92,7 @@ class Pace:
         self._bytes = 0.0
 
     def add(self, size: int, now: float) -> None:
-        """So many bytes have come until now."""
+        """Count ``size`` bytes that have come until now."""
         self._bytes = self._bytes_at(now) + size
         self._at = now
 

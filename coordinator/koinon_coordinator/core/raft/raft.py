@@ -487,7 +487,7 @@ class RaftCore:
 
     def _note_commit(self, now: float) -> None:
         """Act on a configuration that is committed, and durable here so that it can be applied
-        first: whoever it leaves out goes."""
+        first: members that it leaves out go."""
         commit_index = min(self.log.commit_index, self.log.persisted_index)
         if commit_index <= self._noted_commit_index:
             return

@@ -126,14 +126,14 @@ class Assignment:
         return tuple(adoptions)
 
     def _forget_adoptions(self) -> None:
-        """Those that the rows ask for no more only count as seen; a later report is ignored."""
+        """Let takeovers that the rows ask for no more count as seen only; ignore later reports."""
         gone = [p for p, epoch in self._adopting.items() if self._wanted.get(p) != epoch]
         for partition_id in gone:
             epoch = self._adopting.pop(partition_id)
             self._seen[partition_id] = max(epoch, self._seen.get(partition_id, 0))
 
     def on_adopted(self, adoptions: Iterable[Adoption]) -> None:
-        """These may be led now. One that the rows have left meanwhile is ignored."""
+        """Note that these may be led now. One that the rows have left meanwhile is ignored."""
         assert self._table is not None
         for partition_id, epoch in adoptions:
             if self._adopting.get(partition_id) != epoch:

@@ -145,7 +145,7 @@ class Proposals:
         self.check_too_few(())
 
     def sent(self, proposals: Sequence[RowChange]) -> None:
-        """These, the newest that were decided, are being proposed now."""
+        """Note that these proposals, the newest that were decided, are on their way now."""
         self._widen_at = self._widened_until
         for proposal in proposals:
             p = proposal.partition_id

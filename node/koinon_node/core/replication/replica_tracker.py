@@ -1,9 +1,9 @@
-"""A primary's view of its followers: what each has to hold, and what it has said that it holds.
+"""A primary's view of its followers: what each has to hold, and what it said that it holds.
 
 Invariants:
 - A write is complete, and only then seen by reads and acknowledged, when it is durable here and on
-  every follower that is required: the row's in_sync, and whoever is in a proposed set whose fate is
-  not known (rule 5). ``completed[p]`` only rises, and never above what each of them has said.
+  every follower that is required: the row's in_sync, and all in a proposed set whose fate is not
+  known (rule 5). ``completed[p]`` only rises, and never above what each of them has said.
 - What a follower holds counts only while the partition is open to it, after it has said so itself
   (``positioned``); with its stream all of it is forgotten.
 - A follower that says nothing although it should is late with all that it is in sync of, not only
@@ -284,8 +284,8 @@ class ReplicaTracker:
         self.any_required = bool(self.required.any())
 
     def adopt(self, adopted: Sequence[Adopted], now: float) -> None:
-        """These epochs are durable here; lead the partitions in them of which the newest row still
-        says so.
+        """Lead the partitions in these epochs, which are durable here, as far as the newest rows
+        still say so.
         """
         if self.table is None:
             return
@@ -379,7 +379,7 @@ class ReplicaTracker:
     def position(
         self, slot: int, partition_ids: U32Array, primary_epochs: U64Array, sequences: U64Array
     ) -> None:
-        """These copies are complete through these sequences, and follow."""
+        """Note that these copies are complete through these sequences, and follow."""
         self.heard[slot] = True
         known = partition_ids < self._size
         p, epochs, held = partition_ids[known], primary_epochs[known], sequences[known]
