@@ -240,7 +240,7 @@ class Failover:
 
 @dataclass(kw_only=True)
 class Report:
-    """One size."""
+    """The figures of a cluster with one number of partitions."""
 
     partitions: int = 0
     start_s: float = 0.0  # of all processes anew, until all is in sync

@@ -82,7 +82,7 @@ class PartitionProgress:
         return owner, [first, *mine], self._todo[first]
 
     def refuse(self, partition_ids: Iterable[int]) -> None:
-        """None of these was read, or not to its end."""
+        """Set these partitions aside: none was read, or not to its end."""
         self._set_aside.update(partition_ids)
 
     def take(

@@ -98,8 +98,8 @@ class Link:
             return False  # closed, or dropped, meanwhile
 
     async def connect_soon(self) -> bool:
-        """As ``connect``, but False as well where that takes long: who needs this node then
-        finds out whether another has taken its place, and may come back; the attempt goes on.
+        """Do as ``connect``, but return False as well if that takes long: the caller then finds out
+        whether another node has taken its place, and may come back; the attempt goes on.
         """
         try:
             async with asyncio.timeout(_SOON_S):

@@ -45,7 +45,7 @@ MayUse = Callable[[Load], None]
 
 
 def anybody(_load: Load) -> None:
-    """As without users."""
+    """Let every caller use the load, as without users."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -89,7 +89,7 @@ class Mover:
             self._wake.set()
 
     async def run(self) -> None:
-        """Until the term ends."""
+        """Start, finish and turn back moves until the term ends."""
         with self._term.replicated.watching() as wake:
             self._wake = wake
             while True:

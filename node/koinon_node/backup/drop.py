@@ -153,7 +153,7 @@ class CopyDropper:
         return set(empty)
 
     def _finish(self, partition_ids: Sequence[int]) -> asyncio.Future[None]:
-        """Nothing is left: a copy that is made here later begins from nothing."""
+        """Delete the last entries of these: a copy that is made here later begins from nothing."""
         entries = (records.dropping_key, records.progress_key, records.epochs_key)
         gone = [(key_of(p), None) for p in partition_ids for key_of in entries]
 

@@ -107,7 +107,7 @@ class Follower:
         context.wake()
 
     def leave(self) -> None:
-        """This node is about to stop: have all primaries put it out, and follow no other any
+        """Have all primaries put this node out, which is about to stop, and follow no other any
         more. Until they have, their writes are acknowledged.
         """
         self._leaves = True

@@ -93,8 +93,8 @@ class Link:
         self.wake()
 
     def leave(self) -> None:
-        """This node is about to stop, or its disk hangs: tell the primary, and acknowledge as long
-        as it waits.
+        """Tell the primary that this node is about to stop, or its disk hangs, and acknowledge as
+        long as it waits.
         """
         self._leaves = True
         self._send_close((), leaves=True)

@@ -114,7 +114,7 @@ class PendingWrites:
         group.end_waiting()
 
     def lose(self, reason: str) -> None:
-        """Nothing will be answered any more: tell all who wait for anything."""
+        """Tell all who wait for anything that nothing will be answered any more."""
         self.lost = reason
         for group in self._ahead:
             group.take(GroupEvent.WRITER_ENDED)

@@ -91,13 +91,13 @@ class Owner(Protocol):
         """Return whether it may stay."""
 
     def closed(self, connection: Connection) -> None:
-        """It is gone."""
+        """Note that the connection is gone."""
 
     def not_understood(self) -> None:
         """Note that a connection sent something that is no command."""
 
     def holds(self, connection: Connection, size: int) -> None:
-        """It holds so many bytes now that no client's command bounds."""
+        """Note that it holds so many bytes now that no client's command bounds."""
 
 
 class Connection(asyncio.Protocol):

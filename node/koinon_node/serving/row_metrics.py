@@ -89,12 +89,12 @@ class RowCounts:
         self.bytes["get"] += sum(there) - HEADER_BYTES * len(there)
 
     def read_failed(self, rows: int, error: BaseException) -> None:
-        """Nothing was read. The client of a read that is cut off has gone."""
+        """Count rows that were not read. The client of a read that is cut off has gone."""
         outcome = outcome_of(error)
         self.rows["get", "failed" if outcome == "unknown" else outcome] += rows
 
     def scanned(self, answer: ScanAnswer) -> None:
-        """A page was read."""
+        """Count the rows of a page that was read."""
         self.scanned_rows(len(answer.keys), sum(map(len, answer.values)))
 
     def scanned_rows(self, rows: int, size: int) -> None:
@@ -165,12 +165,12 @@ class RowCounts:
                 self.rows[operation, outcome] += 1
 
     def put(self, value_bytes: int) -> None:
-        """One row was put."""
+        """Count a row that was put."""
         self.rows["put", "ok"] += 1
         self.bytes["put"] += value_bytes
 
     def put_failed(self, error: BaseException) -> None:
-        """One row was not put, or may have been."""
+        """Count a row that was not put, or may have been."""
         self.rows["put", outcome_of(error)] += 1
 
     def write_failed(self, batch: WriteBatch, error: BaseException) -> None:

@@ -103,7 +103,7 @@ class Traffic(Counts):
         return self._now() - self._began
 
     def count_read(self, partition_id: int, key: bytes, size: int) -> None:
-        """One row was read, with a value of so many bytes."""
+        """Count a row that was read, with a value of so many bytes."""
         self.reads[partition_id] += _ONE
         self.read_bytes[partition_id] += np.int64(len(key) + size)
         if self._samplers:
@@ -131,7 +131,7 @@ class Traffic(Counts):
             sampler.reads.offer(partition_ids, keys)
 
     def count_write(self, partition_id: int, key: bytes, size: int) -> None:
-        """One row was written, of so many bytes."""
+        """Count a row that was written, of so many bytes."""
         self.writes[partition_id] += _ONE
         self.written_bytes[partition_id] += np.int64(size)
         for sampler in self._samplers:

@@ -349,7 +349,7 @@ class LoggedChannel:
             asyncio.get_running_loop().call_soon(self._clear, layers)
 
     def _lost(self) -> None:
-        """Nothing is answered any more."""
+        """Fail all that wait: nothing is answered any more."""
         if self._is_lost:
             return
         self._is_lost = True

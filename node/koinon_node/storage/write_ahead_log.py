@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """One file."""
+    """One file of the log."""
 
     name: str
     descriptor: int

@@ -105,7 +105,7 @@ class NodePeers:
         return self._follow_by_grpc(node)
 
     def _led_astray(self, node: NodeInfo, error: KoinonError) -> None:
-        """It is another node that answers at the Redis port."""
+        """Follow over gRPC only: it is another node that answers at the Redis port."""
         self._by_grpc_alone.add((node.redis_address, node.node_epoch))
         log.warning(
             "another node answers at the Redis port, follows over gRPC node=%s redis=%s reason=%s",

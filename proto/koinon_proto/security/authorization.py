@@ -57,7 +57,7 @@ class Caller:
 
     @property
     def name(self) -> str:
-        """As errors and the audit log name it."""
+        """The caller's name, as errors and the audit log show it."""
         return str(self.principal) if self.principal is not None else "anybody"
 
     def may_some(self, *actions: Action) -> bool:

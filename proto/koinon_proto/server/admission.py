@@ -196,7 +196,7 @@ class Call:
         self.ended()
 
     def trust(self) -> None:
-        """Its connection is a member's: it waits for no other from now on."""
+        """Let its connection, which is a member's, wait for no other from now on."""
         self._lane.trust(self._connection)
 
     def is_from_member_host(self) -> bool:
@@ -226,7 +226,7 @@ class Call:
         self._lane.receiving[self] = None
 
     def grant(self) -> None:
-        """It waits no more."""
+        """Admit it: it waits no more."""
         admitted, self._admitted = self._admitted, None
         self._take()
         if admitted is not None and not admitted.done():

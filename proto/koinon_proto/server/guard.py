@@ -291,7 +291,7 @@ class _StreamContext:
         return getattr(self._context, name)
 
     async def read(self) -> Any:
-        """As grpc.aio's; raises InvalidArgumentError for a message that cannot be read."""
+        """Read as grpc.aio does; raise InvalidArgumentError for a message that cannot be read."""
         if not self._is_first:
             raw = await self._context.read()
             return EOF if raw is EOF else self._parse(raw, self._context)

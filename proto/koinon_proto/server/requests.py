@@ -94,7 +94,7 @@ class Request:
         self._began = perf_counter()
 
     def answered(self, reply: Any) -> None:
-        """It ends with a reply."""
+        """End it with a reply."""
         method = self._method
         if (method._refusing or method._refusing is None) and (refused := method.refusals(reply)):
             outcome = refused[0].WhichOneof("kind") or INTERNAL
@@ -103,7 +103,7 @@ class Request:
             self._end(OK, reply)
 
     def failed(self, outcome: str, error: BaseException) -> None:
-        """It ends with an error."""
+        """End it with an error."""
         self._end(outcome, None, error)
 
     def _end(

@@ -165,8 +165,8 @@ class RespLink:
                 connection.add(single)
 
     def _wait_no_more(self, lane: int) -> None:
-        """There is no connection yet: what waits for one goes over gRPC, and so does what comes
-        until there is.
+        """Send what waits for a connection over gRPC, and so all that comes until there is a
+        connection.
         """
         self._failed = True
         queued = [single for single in self._queued.pop(lane, ()) if not single.done]

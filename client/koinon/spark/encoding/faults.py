@@ -181,10 +181,10 @@ class Refusing:
         )
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no file is open."""
 
     def discard(self) -> None:
-        """Nothing was written."""
+        """Do nothing: no row was written."""
 
 
 class SettingAside:

@@ -51,7 +51,7 @@ def run_task(job: Job, task: int, batches: Iterable[Any]) -> TaskReport:
 
 
 class _Task:
-    """One attempt."""
+    """One attempt of a task."""
 
     def __init__(self, job: Job, task: int) -> None:
         self._job = job

@@ -155,13 +155,13 @@ class Proposals:
         self._count([proposal.partition_id for proposal in proposals])
 
     def answered(self, proposals: Sequence[RowChange], now: float) -> None:
-        """Each was committed, and its row has been seen; or it was rejected, or never proposed, and
-        will not be committed.
+        """Note that each was committed, and its row has been seen; or that it was rejected, or
+        never proposed, and will not be committed.
         """
         self._settle(proposals, now, keep=False)
 
     def unknown(self, proposals: Sequence[RowChange], now: float) -> None:
-        """Each may be committed, now or later."""
+        """Note that each may be committed, now or later."""
         self._settle(proposals, now, keep=True)
 
     def _settle(self, proposals: Sequence[RowChange], now: float, *, keep: bool) -> None:
@@ -205,7 +205,7 @@ class Proposals:
         return not any((*pending, self._cut_off_since)) and self._leading.rests
 
     def leave(self) -> None:
-        """This node is about to stop: hand over what it leads now, some partitions after the other.
+        """Hand over what this node leads now, some partitions after the other: it is about to stop.
         Each epoch counts once, so that two that leave do not go on handing one to one another.
         """
         table, me = self._leading.table, self._leading.me
@@ -533,7 +533,7 @@ class Proposals:
         return bool(self._leading.departing[self._leading.slots[number]])
 
     def _serve_again(self, p: int, now: float) -> None:
-        """Nothing was proposed: no other node can have been told to lead."""
+        """Take a hand-over back: nothing was proposed, so no other node was told to lead."""
         del self.hand_overs[p]
         self._set_stopped(p, bool(self._leading.broken[p]))
         self._again_at[p] = now + _AGAIN_S

@@ -44,12 +44,12 @@ class SettledBound:
 
     @property
     def most(self) -> int:
-        """As many as bring ``PULLED_MAX`` to pull."""
+        """The limit: as many as bring ``PULLED_MAX`` to pull."""
         share = max(self._pulled_share, PULLED_MAX[Rank.SETTLED] / SETTLED_MAX)
         return int(PULLED_MAX[Rank.SETTLED] / share)
 
     def opened(self, followed: Followed) -> None:
-        """It was opened, and its stage says what comes first."""
+        """Note that it was opened: its stage says what comes first."""
         if followed.want.rank is Rank.SETTLED:
             has_to_be_pulled = followed.stage is not Stage.JOINING
             self._pulled_share += (has_to_be_pulled - self._pulled_share) / _SHARE_OF

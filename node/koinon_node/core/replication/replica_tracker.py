@@ -266,8 +266,8 @@ class ReplicaTracker:
             self.in_sync[slot, p] = number in row.in_sync and number != self.me
 
     def _lose(self, p: Sequence[int]) -> None:
-        """Another node leads the partitions, or none: nothing waits for their followers. Who is
-        required is for the caller to recompute, of all that it changes at once.
+        """Forget partitions that another node leads, or none: nothing waits for their followers.
+        The caller recomputes who is required, for all that it changes at once.
         """
         self.epochs[p] = 0
         self.ready[p] = self.broken[p] = False
@@ -367,7 +367,7 @@ class ReplicaTracker:
         self.departing[slot] = True
 
     def lose_follower(self, slot: int) -> None:
-        """Its stream has ended."""
+        """Forget what a follower holds: its stream has ended."""
         if self.departing[slot]:
             self.departing[slot] = False
             self.leaving[slot] |= self.required[slot]
@@ -402,8 +402,8 @@ class ReplicaTracker:
         self.acked[slot, partition_ids] = np.maximum(self.acked[slot, partition_ids], held)
 
     def made_durable(self, slot: int, touched: U32Array, sent_at: float, now: float) -> None:
-        """It has acknowledged what was sent then of these. What it only keeps back is acknowledged
-        too, and says nothing of its disk.
+        """Note that it has acknowledged what was sent then of these. What it only keeps back is
+        acknowledged too, and says nothing of its disk.
         """
         if self.positioned[slot, touched].any():
             self.durable_from[slot], self.durable_in_s[slot] = sent_at, now - sent_at

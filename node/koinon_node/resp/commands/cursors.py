@@ -65,7 +65,7 @@ class HashPage:
 
     @property
     def next_hash(self) -> int | None:
-        """From where the next page goes on; None: there is none."""
+        """The hash from which the next page goes on; None: there is none."""
         return self._end if self._end < _HASH_END else None
 
 
