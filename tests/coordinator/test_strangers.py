@@ -32,7 +32,7 @@ STRANGERS_WORDS = (
 
 def test_coordinators_that_strangers_talk_to_stay_up_and_keep_their_leader(tmp_path: Path) -> None:
     async def say(processes: Processes, member_id: str, group: str, address: str) -> None:
-        """All of it, in the group's own name too."""
+        """Send all messages, in the group's own name too."""
         async with grpc.aio.insecure_channel(processes.addresses[member_id]) as channel:
             exchange = raft_pb2_grpc.RaftStub(channel).Exchange
             for number, message in enumerate(STRANGERS_WORDS):

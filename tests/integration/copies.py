@@ -110,8 +110,8 @@ def assert_copies_are_identical(status: ClusterStatus, timeout_s: float = TIMEOU
 
 
 def judge(cluster: LocalCluster, load: RecordedLoad, rows: Mapping[bytes, bytes] = {}) -> None:
-    """Nothing acknowledged is lost, of the load and of these rows; nothing stale was read; and all
-    replicas are the same.
+    """Check that nothing acknowledged is lost, of the load and of these rows, that nothing stale
+    was read, and that all replicas are the same.
     """
     status = cluster.wait_for(is_settled, timeout_s=TIMEOUT_S, what="nothing is under way")
     with cluster.client() as client:

@@ -21,8 +21,8 @@ tests ends those of a second by itself. ``bench/failures/graceful_bench.py`` use
 
 @dataclass(frozen=True, kw_only=True)
 class Restart:
-    """When a process was told to stop, had ended, was started, and all was well again; all by
-    ``time.monotonic``.
+    """The restart of a process: when it was told to stop, had ended, was started, and all was well
+    again; all by ``time.monotonic``.
     """
 
     name: str
@@ -43,7 +43,7 @@ def wait_well(cluster: LocalCluster) -> None:
 
 
 def restore_primaries(cluster: LocalCluster, admin: Admin) -> None:
-    """As ``koinon admin primaries``; return when it is done."""
+    """Do as ``koinon admin primaries`` does; return when it is done."""
     deadline = time.monotonic() + TIMEOUT_S
     while admin.restore_primaries():
         assert time.monotonic() < deadline, "primaries do not return"

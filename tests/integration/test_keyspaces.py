@@ -190,7 +190,7 @@ def test_min_in_sync_that_is_altered_holds_for_rows_that_do_not_change(
     cluster.kill("n2")
 
     def is_refused() -> bool:
-        """Until the node is given up, a put is of unknown fate or reaches no node."""
+        """Tell whether a put is refused; before the node is given up, it may be of unknown fate."""
         try:
             safe.put(key, b"v", timeout_ms=1_000)
         except koinon.UnknownFateError:

@@ -220,7 +220,7 @@ class Killer:
 
 
 def judge(client: Client, load: Load, committed: bool) -> None:
-    """All of it or none of it."""
+    """Check that all of the load is there, or none of it."""
     with LoadsClient(load.job.options.coordinators, timeout_s=TIMEOUT_S) as loads:
         view = next((v for v in loads.loads() if v.job_id == load.job.job_id), None)
         done = view is not None and view.state in (LoadState.MERGING, LoadState.DONE)

@@ -7,7 +7,7 @@ from typing import Self
 
 
 class Beside:
-    """Its threads run while it is entered, and end soon after ``_stop`` is set."""
+    """Threads beside a test: they run while it is entered, and end soon after ``_stop`` is set."""
 
     _stop: threading.Event
     _threads: list[threading.Thread]

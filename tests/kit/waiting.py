@@ -43,7 +43,7 @@ def succeeds(attempt: Callable[[], object], attempts: int = 8) -> bool:
 def wait_until(
     condition: Callable[[], T | None], what: str = "the condition", *, timeout_s: float = TIMEOUT_S
 ) -> T:
-    """As ``until``, of tests without an event loop."""
+    """Wait as ``until`` does, in tests without an event loop."""
     deadline = time.monotonic() + timeout_s
     while not (answer := condition()):
         assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"

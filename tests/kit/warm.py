@@ -50,7 +50,7 @@ class WarmServers:
     def launch(
         self, argv: Sequence[str], log: BinaryIO, environment: Mapping[str, str]
     ) -> processes.Child:
-        """As ``koinon.local.processes.launch``, which starts what is not one of the servers."""
+        """Start a program: fork a server, and start all else as ``processes.launch`` does."""
         with self._lock:
             if not self._can_fork(argv, environment):
                 return _start(argv, log, environment)

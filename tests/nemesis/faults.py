@@ -191,7 +191,7 @@ class Nemesis:
         return self._block(pair)
 
     def _one_way_link(self, step: Step, targets: tuple[str, ...]) -> Callable[[], None]:
-        """From the first to the second; of a primary to itself there is none."""
+        """Block the link from the first to the second; a primary has none to itself."""
         return self._block((list(targets[:1]), list(targets[1:])))
 
     def _loss(self, step: Step, targets: tuple[str, ...]) -> Callable[[], None]:

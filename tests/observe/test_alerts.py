@@ -72,7 +72,7 @@ def skewed_and_even_again(client: Client, watcher: Prometheus) -> None:
 
 
 def every_panel_shows_something(watcher: Prometheus) -> None:
-    """Some show rates, which need two scrapes, and not each scrape is in time."""
+    """Wait for every panel: some show rates, which need two scrapes, and scrapes may be late."""
     wait_until(
         lambda: (
             {title for title, expr in dashboard_queries() if not watcher.query(expr)}

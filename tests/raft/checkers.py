@@ -58,7 +58,7 @@ class Observed(Protocol):
 
 
 class GroupChecker:
-    """Everything that is known to be true of one group so far."""
+    """The checker of a group: it keeps all that is known to be true of it so far."""
 
     def __init__(self, disks: Mapping[str, Disk]) -> None:
         self._disks = disks
@@ -191,7 +191,7 @@ class GroupChecker:
     # -- messages
 
     def on_sent(self, messages: Iterable[Message]) -> None:
-        """Nothing leaves that rests on what is not durable."""
+        """Check that no message leaves that rests on what is not durable."""
         for message in messages:
             disk = self._disks[message.sender]
             is_question = isinstance(message, VoteRequest) and message.pre_vote

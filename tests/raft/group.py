@@ -131,7 +131,7 @@ class Group:
         self.cores[member_id].advance(ready)
 
     def hold_saves(self, member_id: str) -> None:
-        """From now on nothing that this member wants saved is."""
+        """Save nothing that this member wants saved, from now on."""
         self.held[member_id] = []
 
     def release_saves(self, member_id: str) -> None:

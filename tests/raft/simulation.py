@@ -169,7 +169,7 @@ class Simulation:
         self._at(self.rng.random() * TICK_S, lambda: self._tick(member, incarnation))
 
     def _crash(self, member: SimulatedMember) -> None:
-        """Everything but the disk is gone; a save under way has not happened."""
+        """Crash a member: all but its disk is gone; a save under way has not happened."""
         member.core = None
         member.incarnation += 1
         self.stats["crashes"] += 1
@@ -314,7 +314,7 @@ class Simulation:
     # -- the workload
 
     def _running_leaders(self) -> list[SimulatedMember]:
-        """All that believe to lead; a paused one does nothing."""
+        """Return the members that believe to lead and are not paused."""
         return [
             m
             for m in self.members.values()

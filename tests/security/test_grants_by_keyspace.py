@@ -32,7 +32,7 @@ KEY_ACTIONS = "read,write,scan,load"
 
 @pytest.fixture(scope="module")
 def audit_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Of the node, in which every call is noted, and of the coordinator."""
+    """The audit files of the node, in which every call is noted, and of the coordinator."""
     directory = tmp_path_factory.mktemp("audit")
     return directory / "n1.jsonl", directory / "c1.jsonl"
 

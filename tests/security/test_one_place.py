@@ -1,4 +1,4 @@
-"""No module but those of security opens a port, or a channel to another process."""
+"""Only the modules of security open ports, or channels to other processes."""
 
 from __future__ import annotations
 

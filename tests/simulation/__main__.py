@@ -226,7 +226,7 @@ def _print_counts(stats: Counter[str]) -> None:
 
 
 def _duration(seconds: float) -> str:
-    """As 1:02:03 or 2:03."""
+    """Return a duration as 1:02:03 or 2:03."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -126,8 +126,8 @@ class ClusterChecker:
     # --- acknowledged writes -----------------------------------------------------------------
 
     def on_acknowledged(self, rows: Sequence[tuple[int, bytes, int]]) -> None:
-        """These writes (partition, key, version) are about to be answered, or were read: what one
-        read has seen, each later one must.
+        """Note writes (partition, key, version) that are about to be answered, or were read: what
+        one read has seen, each later one must.
         """
         for partition_id, key, version in rows:
             known = self._acknowledged[partition_id]

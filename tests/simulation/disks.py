@@ -180,7 +180,7 @@ class SimulatedChannel:
         self._send((LOG_STRETCHES, (life, position, stretches)))
 
     async def settle(self) -> None:
-        """There is nothing in front of the store."""
+        """Do nothing: there is nothing in front of the store."""
 
     def _send(self, frame: Frame) -> None:
         if self._gone or not self._process.alive:

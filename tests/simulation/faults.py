@@ -124,8 +124,8 @@ class Faults:
         self._later(down_s, lambda: self._boot(node))
 
     def _stop_node(self) -> None:
-        """As an operator does: the node hands over what it leads, is put out of where others lead,
-        says farewell, and ends.
+        """Stop a node as an operator does: it hands over what it leads, is put out of where others
+        lead, says farewell, and ends.
         """
         running = [node for node in self._running() if node.life and node.life.started]
         if running:
@@ -464,7 +464,7 @@ class Faults:
             self._note(f"wanted primaries {wanted}")
 
     async def _want_primaries(self) -> None:
-        """As a move would: some partitions are to be led by other in-sync replicas."""
+        """Wish, as a move would, that other in-sync replicas lead some partitions."""
         table = self._simulation.table()
         assert table is not None
         rows = [row for row in table.rows if len(row.in_sync) > 1 and self._rng.random() < 0.5]

@@ -191,7 +191,7 @@ class HalfDeaths:
                 raise ViolationError(f"{node.name} leads on with {what}: {row}")
 
     def _check_no_write_waits(self) -> None:
-        """No write has waited for long that could do without the copy that it waits for."""
+        """Check that no write has waited long for a copy that it could do without."""
         table = self._table()
         for node in self._nodes():
             assert node.life is not None

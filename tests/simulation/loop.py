@@ -100,7 +100,7 @@ class Process:
         return timer
 
     def kill(self) -> None:
-        """Nothing of it runs any more, not even what cleans up."""
+        """Let nothing of it run any more, not even what cleans up."""
         for thread in self.threads:
             thread.alive = False
             thread.held.clear()

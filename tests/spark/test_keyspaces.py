@@ -53,7 +53,7 @@ class Spaces:
 
 @pytest.fixture
 def spaces(cluster: LocalCluster) -> Iterator[Spaces]:
-    """Those that are made are gone after the test: the cluster is shared."""
+    """Keyspaces for a test: those that it makes are dropped after it, for the cluster is shared."""
     with Admin(cluster.coordinators, timeout_ms=30_000) as admin:
         yield Spaces(admin)
         for keyspace in list(_known(admin)):

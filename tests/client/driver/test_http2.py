@@ -40,7 +40,7 @@ def cluster() -> Iterator[FakeCluster]:
 
 @pytest.fixture
 def client(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[koinon.Client]:
-    """As one of a forked process."""
+    """A client that works as one of a forked process."""
     monkeypatch.setattr(forks, "core_is_lost", lambda: True)
     with koinon.connect(cluster.seeds, timeout_ms=20_000) as connected:
         yield connected

@@ -51,7 +51,7 @@ PARTITIONS = 4
 
 
 def wanted(name: str = "vip", **settings: object) -> Keyspace:
-    """As a request has it: 0 and "" are as usual."""
+    """Return a keyspace as a request has it: 0 and "" are as usual."""
     given = convert.KEYSPACE.decode(table_pb2.Keyspace(name=name, partition_count=PARTITIONS))
     return replace(given, **settings)  # type: ignore[arg-type]
 

@@ -271,7 +271,7 @@ def of_operator(copies: Copies, step: Step) -> Command | None:
 
 
 def of_load(copies: Copies, step: Step) -> Command | None:
-    """Of a load that is known, or of none."""
+    """Return the step's command on a load that is known, or on one that is not."""
     known = [load.load_id for load in copies.state.loads]
     load_id = known[step.variant % len(known)] if known else 1
     match step.kind:

@@ -1,4 +1,4 @@
-"""When moves start, finish, are turned back and dropped, and what people are told meanwhile."""
+"""Moves that start, finish, are turned back and dropped, and what people are told meanwhile."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class FakeNode:
         return membership_pb2.RegisterRequest(**{**values, **changes})
 
     async def register(self) -> None:
-        """Until it is registered."""
+        """Ask until the node is registered."""
         while True:
             try:
                 caller = self._callers[self._at]

@@ -47,7 +47,7 @@ def layout(
 
 
 def bootstrapped(racks: Mapping[int, str], partitions: int, factor: int) -> Layout:
-    """As ``place`` spreads partitions over the nodes."""
+    """Return the layout by which ``place`` spreads partitions over the nodes."""
     rows = place(racks, partition_count=partitions, replication_factor=factor)
     return layout(nodes(racks), rows, factor)
 

@@ -76,7 +76,7 @@ def users(rig: Rig, partition_id: int = 0) -> dict[bytes, bytes]:
 
 @contextlib.contextmanager
 def stopped_writer(rig: Rig) -> Iterator[None]:
-    """Nothing is committed meanwhile; what is queued is committed together, after the first."""
+    """Stop the writer meanwhile: what is queued is committed together later, after the first."""
     os.kill(rig.writer.process_id, signal.SIGSTOP)
     try:
         yield

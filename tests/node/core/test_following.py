@@ -231,7 +231,7 @@ def test_row_that_changes_only_who_is_in_sync_ends_nothing() -> None:
 
 
 def following_of(**ranks: int) -> ReplicaSync:
-    """So many waiting partitions of each rank, those that are needed most last."""
+    """Return a sync with so many waiting partitions of each rank, the most needed last."""
     following = ReplicaSync()
     wants: dict[int, Want] = {}
     for rank in reversed(Rank):

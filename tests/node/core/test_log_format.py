@@ -61,7 +61,7 @@ class Segment:
         return start
 
     def fail_power(self, rng: random.Random) -> None:
-        """Of what was not synced any blocks are there, and the others as they were before."""
+        """Let power fail: of what was not synced some blocks are there, the others as before."""
         for offset, before, after in reversed(self.unsynced):
             at = offset
             while at < offset + len(after):

@@ -1,4 +1,4 @@
-"""When the event loop counts as standing still."""
+"""Tests of when the event loop counts as standing still."""
 
 from __future__ import annotations
 

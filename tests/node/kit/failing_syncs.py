@@ -27,7 +27,7 @@ _NUMBERS = {"x86_64": (74, 75), "aarch64": (82, 83)}  # of fsync and fdatasync
 
 
 def fail_syncs() -> None:
-    """From now on fsync and fdatasync fail; a file that is open for synchronous writes syncs."""
+    """Let fsync and fdatasync fail from now on; files open for synchronous writes still sync."""
     fsync, fdatasync = _NUMBERS[platform.machine()]
     program = b"".join(
         struct.pack("HBBI", *instruction)

@@ -1,4 +1,4 @@
-"""When the agent's lease begins and what it covers, over a scripted channel and clock."""
+"""The agent's lease: its beginning and what it covers, over a scripted channel and clock."""
 
 from __future__ import annotations
 

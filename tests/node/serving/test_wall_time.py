@@ -24,7 +24,7 @@ SOON_S = BELIEVED_AFTER_S + 1
 
 
 class Machine:
-    """Its two clocks, and what is believed of them."""
+    """A machine's two clocks, and what is believed of them."""
 
     def __init__(self) -> None:
         self.boot_s = 50.0

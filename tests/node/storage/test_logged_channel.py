@@ -81,7 +81,7 @@ class Rig:
         return {k[records.KEY_AT :].decode(): v[records.HEADER_BYTES :] for k, v in rows}
 
     def kill(self) -> None:
-        """As kill -9 of the node and its writer process."""
+        """End as by kill -9 of the node and its writer process."""
         os.kill(self.process.process_id, signal.SIGKILL)
         self.channel._log.close()  # its thread would outlive the test
         self.store.close(clean=False)
