@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ from tests.conftest import ClusterFactory
 from tests.kit.forked import Forked
 
 Run = Callable[..., "subprocess.CompletedProcess[Any]"]
+PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+MODULE, _, FUNCTION = PROJECT["scripts"]["koinon"].partition(":")
+"""The entry point of the command."""
 
 
 @pytest.fixture
@@ -235,7 +239,7 @@ def test_koinon_without_its_extra_says_what_to_install() -> None:
     code = (
         "import sys, importlib.util as u; find = u.find_spec;"
         "u.find_spec = lambda name, *a: None if name == 'typer' else find(name, *a);"
-        "from koinon.cli import main; main()"
+        "from koinon_command import main; main()"
     )
     answer = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=180
@@ -244,22 +248,34 @@ def test_koinon_without_its_extra_says_what_to_install() -> None:
     assert "pip install 'koinon[cli]'" in answer.stderr
 
 
-def test_interrupt_while_modules_are_imported_ends_without_a_traceback() -> None:
+@pytest.mark.parametrize("imported", ["koinon", "koinon.cli.app", "koinon.cli.data.key_value"])
+def test_interrupt_while_modules_are_imported_ends_without_a_traceback(imported: str) -> None:
     code = (
         "import os, signal, sys\n"
         "class Interrupting:\n"
         "    def find_spec(self, name, *_):\n"
-        "        if name == 'koinon.cli.data.key_value':\n"
+        f"        if name == {imported!r}:\n"
         "            os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.meta_path.insert(0, Interrupting())\n"
         "sys.argv = ['koinon', 'get', 'key']\n"
-        "from koinon.cli import main; main()"
+        f"from {MODULE} import {FUNCTION}; {FUNCTION}()"
     )
     answer = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=180
     )
     assert answer.returncode == -signal.SIGINT
     assert (answer.stdout, answer.stderr) == ("", "")
+
+
+def test_entry_point_imports_nothing_before_it_decides_what_an_interrupt_does() -> None:
+    code = (
+        "import signal, sys; before = set(sys.modules)\n"
+        f"import {MODULE}; print(*sorted(set(sys.modules) - before))"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=180
+    )
+    assert answer.stdout.split() == [MODULE]
 
 
 def test_bench_measures_each_step_and_leaves_no_keys(koinon: Run) -> None:

@@ -21,7 +21,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 NOWHERE = "127.0.0.1:9"
 USERS = "id,name\n007,Bond\n,nobody\n8,Bill\nx\n007,James\n"
 """A CSV file with a row that has no key, one without a cell, and a key that comes twice."""
-WITHOUT = "import sys; sys.modules[{module!r}] = None; from koinon.cli import main; main()"
+WITHOUT = "import sys; sys.modules[{module!r}] = None; from koinon_command import main; main()"
 
 
 def run(*arguments: str, module_missing: str = "", **environment: str) -> Any:

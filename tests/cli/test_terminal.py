@@ -46,7 +46,7 @@ COMMANDS = (
 )
 RUN_ALL = """
 import json, sys
-from koinon.cli import main
+from koinon_command import main
 for arguments in json.load(open(sys.argv[1])):
     sys.argv = ["koinon", *arguments]
     try:

@@ -41,7 +41,7 @@ with koinon.connect({cluster.seeds!r}) as client:
 def test_get_from_the_shell_imports_only_what_it_uses(cluster: FakeCluster) -> None:
     program = f"""
 import sys
-from koinon.cli import main
+from koinon_command import main
 for arguments in (["put", "key", "value"], ["get", "key"]):
     sys.argv = ["koinon", *arguments, "--coordinators", {cluster.seeds!r}]
     try:

@@ -86,8 +86,8 @@ class Forked:
 def _koinon() -> Callable[[], object]:
     from typer.testing import CliRunner
 
-    from koinon.cli import main as koinon
     from koinon.cli.app import make_app
+    from koinon_command import main as koinon
 
     CliRunner().invoke(make_app(), ["get", "--hex", "1"])  # imports what reading arguments imports
     for module in ("koinon.client", "koinon.operate.admin"):  # and these what commands do

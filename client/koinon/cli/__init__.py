@@ -1,26 +1,22 @@
-"""The ``koinon`` command. What it needs beyond the client comes with the ``[cli]`` extra."""
+"""The ``koinon`` command, which ``koinon_command`` starts. What it needs beyond the client comes
+with the ``[cli]`` extra.
+"""
 
 from __future__ import annotations
 
 import importlib.util
-import signal
 import sys
+from collections.abc import Callable
+from functools import partial
 
 
-def main() -> None:
-    """Run the command line, or say what is missing."""
-    # Until the command begins, Ctrl-C ends the process as it would another program: an interrupt
-    # in the middle of an import ends in a traceback, if it is not lost.
-    interrupted = signal.getsignal(signal.SIGINT)
-    if interrupted is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+def command_line() -> Callable[[], None]:
+    """Import the command that this process was started with, and return what runs it."""
     missing = [name for name in ("typer", "rich") if importlib.util.find_spec(name) is None]
     if missing:
         sys.exit(
             f"koinon: the command line needs {' and '.join(missing)}: pip install 'koinon[cli]'"
         )
-    from koinon.cli.app import command_line
+    from koinon.cli import app
 
-    app = command_line()
-    signal.signal(signal.SIGINT, interrupted)
-    app(prog_name="koinon")
+    return partial(app.command_line(), prog_name="koinon")

@@ -1,3 +1,3 @@
-from koinon.cli import main
+from koinon_command import main
 
 main()
