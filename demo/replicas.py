@@ -199,8 +199,10 @@ def _carry_out(play: Play, request: PlanRequest, prefix: bytes) -> tuple[Snapsho
             with stage.progress("moving", len(plan.moves)) as advance:
                 while True:
                     snapshot = tracker.update(admin.moves(), time.monotonic())
-                    rate = f"{bytes_text(snapshot.bytes_per_second)}/s"
-                    advance(snapshot.done, f"{bytes_text(snapshot.whole.bytes)}, {rate}")
+                    copied = bytes_text(snapshot.whole.bytes)
+                    if snapshot.bytes_per_second is not None:
+                        copied += f", {bytes_text(snapshot.bytes_per_second)}/s"
+                    advance(snapshot.done, copied)
                     if snapshot.ended or time.monotonic() - began > MOVES_S:
                         break
                     wait(POLL_S)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict, TypeVar, get_args
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -133,7 +134,9 @@ def parse(
     """
     if unknown := options.keys() - _NAMES:
         name = min(unknown)
-        raise TypeError(f"connect() has no option {name!r}{_instead(name)}")
+        raise TypeError(
+            f"connect() has no option {name!r}{_instead(name, (COORDINATORS, *_NAMES))}"
+        )
     if coordinators is None:
         coordinators = os.environ.get(URL_VARIABLE)
         if not coordinators:
@@ -168,7 +171,9 @@ def _parse_url(url: str) -> tuple[str, dict[str, Any]]:
         if name == "observer":
             raise ConfigurationError(reason="URL: observer is a function: give it in Python")
         if name not in _NAMES:
-            raise ConfigurationError(reason=f"URL: there is no option {name!r}{_instead(name)}")
+            raise ConfigurationError(
+                reason=f"URL: there is no option {name!r}{_instead(name, _NAMES)}"
+            )
         options[name] = _value_of(name, text)
     return parts.netloc, options
 
@@ -186,11 +191,20 @@ _NAMES: dict[str, Any] = {field.name: field.default for field in fields(ClientOp
 _FLAGS = {"true": True, "false": False, "1": True, "0": False}
 
 
-def _instead(name: str) -> str:
+COORDINATORS = "coordinators"
+"""The parameter of ``connect`` that says where the cluster is; no option in a URL."""
+_ADDRESS_WORDS = re.compile("addr|host|(?<!ob)server|seed|endpoint|node|url")
+"""Words in the names that other clients give to that parameter."""
+
+
+def _instead(name: str, names: Collection[str]) -> str:
     """Return what may have been meant by an option that there is not, and which there are."""
-    near = difflib.get_close_matches(name, _NAMES, n=1, cutoff=0.5)
+    if COORDINATORS in names and _ADDRESS_WORDS.search(name.lower()):
+        near = [COORDINATORS]
+    else:
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     meant = f": did you mean {near[0]!r}?" if near else ":"
-    return f"{meant} There are {_listed(_NAMES)}"
+    return f"{meant} There are {_listed(names)}"
 
 
 def _listed(names: Iterable[str]) -> str:

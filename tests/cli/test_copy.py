@@ -139,7 +139,7 @@ def test_copy_to_itself_or_to_nowhere_is_refused(
     code, answer = koinon("--from", "copied", "--to", url)
     assert (code, "the same keyspace" in answer["error"]) == (2, True)
     code, answer = koinon("--from", "copied", "--to", "none")
-    assert (code, "'none'" in answer["error"]) == (1, True)
+    assert (code, "'none'" in answer["error"]) == (2, True)
 
 
 # --- clusters of this process --------------------------------------------------------------------

@@ -351,6 +351,16 @@ def test_question_without_an_answer_says_that_nothing_was_changed(
     assert "no answer within 1 s; nothing was changed" in ended.stderr
 
 
+@pytest.mark.parametrize("called", ["pause", "cancel", "rebalance --dry-run", "primaries"])
+def test_call_that_no_leader_took_says_that_nothing_was_changed(
+    operator: FakeOperator, koinon: Run, called: str
+) -> None:
+    operator.not_leading = 1_000_000
+    ended = koinon(*called.split(), "--timeout", "1s")
+    assert ended.exit_code == 3
+    assert "nothing was changed" in ended.stderr
+
+
 def test_plan_of_unknown_fate_stays_so_where_moves_cannot_be_asked_for(
     operator: FakeOperator, koinon: Run
 ) -> None:

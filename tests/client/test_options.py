@@ -33,10 +33,16 @@ def test_wrong_option_is_refused_with_a_suggestion(connect: Any) -> None:
     with pytest.raises(TypeError, match="no option 'timeout': did you mean 'timeout_ms'") as caught:
         connect("127.0.0.1:9", timeout=5)
     assert "batch_bytes" in str(caught.value)
-    with pytest.raises(TypeError, match="no option 'zzz': There are timeout_ms, "):
+    with pytest.raises(TypeError, match="no option 'zzz': There are coordinators, timeout_ms, "):
         connect("127.0.0.1:9", zzz=5)
     with pytest.raises(TypeError, match="timeout_ms must be int, not str"):
         connect("127.0.0.1:9", timeout_ms="5")
+
+
+@pytest.mark.parametrize("name", ["coordinator", "hosts", "bootstrap_servers", "url", "addresses"])
+def test_wrong_option_that_says_where_the_cluster_is_suggests_coordinators(name: str) -> None:
+    with pytest.raises(TypeError, match=f"no option '{name}': did you mean 'coordinators'"):
+        koinon.connect(**{name: "127.0.0.1:9"})  # type: ignore[arg-type]
 
 
 def test_url_gives_addresses_and_options() -> None:

@@ -12,11 +12,11 @@ class RateWindow:
         self._window_s = window_s
         self._samples: deque[tuple[float, float]] = deque()  # time and number, the oldest first
 
-    def rate(self, number: float, now: float) -> float:
-        """Return the growth per second with what the number is now, 0 where it is not known."""
+    def rate(self, number: float, now: float) -> float | None:
+        """Return the growth per second with what the number is now; None while it is not known."""
         samples = self._samples
         samples.append((now, number))
         while len(samples) > 2 and samples[0][0] < now - self._window_s:
             samples.popleft()
         (began, first), (ended, last) = samples[0], samples[-1]
-        return max(0.0, last - first) / (ended - began) if ended > began else 0.0
+        return max(0.0, last - first) / (ended - began) if ended > began else None

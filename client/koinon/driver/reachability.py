@@ -22,7 +22,7 @@ _TLS_ALERT = b"\x15"
 _NO_GRPC = "no gRPC server answers"
 _SPEAKS_TLS = (
     "it takes no plain connection: if this cluster uses TLS, give an identity file "
-    f"(tls_bundle, {BUNDLE_VARIABLE})"
+    f"(tls_bundle, Spark's tlsBundle, or {BUNDLE_VARIABLE})"
 )
 _SPEAKS_PLAIN = "it does not speak TLS: is this cluster without it?"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from koinon.core.closing import Closing
@@ -18,6 +18,7 @@ from koinon.driver.request_ids import operation
 from koinon.operate.coordinators import ATTEMPT_TIMEOUT_S, RETRY_PAUSE_S, Coordinators
 from koinon.operate.views import view
 from koinon_proto.contract.bulk_loads import LoadMode, LoadState, StreamBatch
+from koinon_proto.contract.errors import PermissionDeniedError
 from koinon_proto.contract.keyspaces import DEFAULT_ID
 from koinon_proto.contract.leader_search import Pace, Repeat, Route
 from koinon_proto.v1 import loads_pb2, loads_pb2_grpc
@@ -222,16 +223,23 @@ class LoadsClient(Closing):
     @operation()
     def _call(self, method: str, request: Any, repeat: Repeat = Repeat.CHANGE) -> Any:
         """Call the leader until it answers for good, or the time is over."""
-        return self._coordinators.ask_leader(
-            loads_pb2_grpc.LoadsStub,
-            method,
-            request,
-            timeout_s=self.timeout_s,
-            repeat=repeat,
-            pace=PACE,
-            route=self._route,
-            unimplemented="the coordinators' bulk loads",
-        )
+        try:
+            return self._coordinators.ask_leader(
+                loads_pb2_grpc.LoadsStub,
+                method,
+                request,
+                timeout_s=self.timeout_s,
+                repeat=repeat,
+                pace=PACE,
+                route=self._route,
+                unimplemented="the coordinators' bulk loads",
+            )
+        except PermissionDeniedError as error:
+            actions = error.action.split(" or ")
+            if len(actions) == 1 or "load" not in actions:
+                raise
+            # Of the permissions that do, each by itself, this is the one that loads are about.
+            raise replace(error, action="load") from None
 
 
 def views_from_proto(reply: loads_pb2.GetLoadsResponse) -> tuple[LoadView, ...]:

@@ -181,7 +181,10 @@ class Coordinators(Channels):
             KoinonError: as ``LeaderSearch.failure``.
         """
         deadline = time.monotonic() + timeout_s
-        route = route or Route(current=self._leader_address(deadline))
+        try:
+            route = route or Route(current=self._leader_address(deadline))
+        except UnavailableError as error:
+            raise told(error, method, repeat) from error.__cause__
         search = LeaderSearch(route, repeat, pace=pace, deadline=deadline)
 
         def attempt() -> Any:

@@ -46,8 +46,8 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """The progress of the moves at one moment. ``seconds_left`` is None while it is not known;
-    ``guessed``: the size of a copy that is not made yet may be another.
+    """The progress of the moves at one moment. ``bytes_per_second`` and ``seconds_left`` are None
+    while they are not known; ``guessed``: the size of a copy that is not made yet may be another.
     """
 
     moves: int
@@ -58,7 +58,7 @@ class Snapshot:
     paused: bool
     whole: Share
     nodes: Mapping[int, Share]
-    bytes_per_second: float
+    bytes_per_second: float | None
     seconds_left: float | None
     guessed: bool
     waits_for: Mapping[str, int]
@@ -184,7 +184,7 @@ class MovesTracker:
             self._copies[(*key, number)] for key in self._open for number in self._moves[key].added
         ]
         left = sum(max(0, copy.bytes_total - copy.bytes) for copy in to_come)
-        known = bool(rate) and not view.settings.paused and all(copy.sized for copy in to_come)
+        known = not view.settings.paused and all(copy.sized for copy in to_come)
         return Snapshot(
             moves=len(self._moves) + self._before,
             done=len(self._moves) + self._before - len(self._open) - back,
@@ -195,7 +195,7 @@ class MovesTracker:
             whole=whole,
             nodes=nodes,
             bytes_per_second=rate,
-            seconds_left=left / rate if known else None,
+            seconds_left=left / rate if rate and known else None,
             guessed=any(copy.guessed for copy in to_come),
             waits_for=Counter(move.waits_for for move in ours if move.running and move.waits_for),
         )

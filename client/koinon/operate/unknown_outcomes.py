@@ -52,13 +52,17 @@ EFFECTS = {
 """By method: what a call without an answer may have done, and the command that shows whether."""
 QUESTIONS = ("PlanMoves", "GetMoves", "GetAccess")
 """Methods that an operator may take for changes. GetLoads is none: jobs call it after a change."""
+JOBS_CHANGES = ("OpenLoad", "TouchLoad", "CommitLoad", "AbortLoad")
+"""Changes that jobs ask for again by themselves: an earlier call may have made one."""
 
 
 def told(error: KoinonError, method: str, repeat: Repeat) -> KoinonError:
     """Return the error that a call of the leader's ``method`` ended with, as an operator is told
-    it: a question says that nothing was changed, a change names itself and what shows its fate.
+    it: a question, and a change that no leader took, say that nothing was changed; any other change
+    names itself and what shows its fate.
     """
-    if method in QUESTIONS and isinstance(error, UnavailableError):
+    never_taken = method in EFFECTS and method not in JOBS_CHANGES
+    if (method in QUESTIONS or never_taken) and isinstance(error, UnavailableError):
         return replace(error, reason=f"{error.reason}; nothing was changed")
     if isinstance(error, UnknownFateError):
         effect, shown_by = EFFECTS[method]

@@ -6,11 +6,13 @@ unknown fate is met by asking again. Any number of threads may share one ``Clust
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from random import Random
@@ -23,6 +25,7 @@ from koinon.core.retry import RetryAfter, RetryPolicy, decide, final_error
 from koinon.core.routing import Router, Routing
 from koinon.core.target import DEFAULT_OPENED, OpenedKeyspace, Target, target_of
 from koinon.driver.channels import Channels
+from koinon.driver.reachability import why_unreachable
 from koinon.driver.request_ids import operation
 from koinon.driver.table_requests import TableRequests
 from koinon.operate.bulk_loads import LoadsClient
@@ -33,6 +36,7 @@ from koinon_proto.contract.errors import (
     KoinonError,
     TableBehindError,
     UnavailableError,
+    UnknownFateError,
     UnknownKeyspaceError,
 )
 from koinon_proto.contract.keyspaces import DEFAULT
@@ -117,19 +121,29 @@ class Cluster(Channels):
             if error is None:
                 continue
             try:
-                retries.after([error], refresh=False)
+                retries.after([error], refresh=False, told=self._why)
             except UnavailableError as over:
                 reason = f"option coordinators: {self._coordinators}: {over.reason}"
-                raise UnavailableError(reason=reason) from over
+                raise UnavailableError(reason=reason) from None
             if time.monotonic() > told_at:
                 told_at = math.inf
                 log.warning(
                     "coordinators do not answer: goes on trying coordinators=%s for_s=%g error=%s",
                     self._coordinators,
                     self.timeout_s,
-                    as_read(error),
+                    self._why(error),
                 )
         return routing
+
+    def _why(self, error: KoinonError) -> KoinonError:
+        """Return why no coordinator gave the table; gRPC says of connections that fail only that
+        they do. A thread of its own asks: the caller's may have an event loop, as a notebook's has.
+        """
+        if not isinstance(error, UnknownFateError):
+            return as_read(error)
+        looking = why_unreachable(self._source.addresses(), self._dialing)
+        with ThreadPoolExecutor(1) as one:
+            return one.submit(asyncio.run, looking).result()
 
     def learn(self, errors: Sequence[KoinonError]) -> None:
         """Take the primaries that refusals name."""
@@ -200,10 +214,16 @@ class Retries:
         self._since = time.monotonic()  # the last progress
 
     def after(
-        self, errors: Sequence[KoinonError], *, revision: int = 0, refresh: bool = True
+        self,
+        errors: Sequence[KoinonError],
+        *,
+        revision: int = 0,
+        refresh: bool = True,
+        told: Callable[[KoinonError], KoinonError] = as_read,
     ) -> None:
         """Wait until the step is to be tried again after these errors, all of one attempt that was
-        routed by ``revision``; fetch the table if they ask for that.
+        routed by ``revision``; fetch the table if they ask for that. ``told`` puts an error into
+        the words of the one that is raised when the time is over.
 
         Raises:
             KoinonError: one of them is final.
@@ -215,8 +235,8 @@ class Retries:
         if time.monotonic() - self._since > self._cluster.timeout_s:
             raise UnavailableError(
                 reason=f"not served within {self._cluster.timeout_s:g} s (option timeout): "
-                f"{as_read(errors[0])}"
-            ) from errors[0]
+                f"{told(errors[0])}"
+            ) from as_read(errors[0])
         if self._stopped.wait(max(again.delay_s for again in waits)):
             raise UnavailableError(reason="stopped: another part of the task has failed")
         if refresh and any(again.refresh for again in waits):

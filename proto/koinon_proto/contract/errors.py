@@ -170,7 +170,7 @@ class PermissionDeniedError(KoinonError):
     refused. ``rows`` are those that are refused of a request with many keys, a thousand at most.
     """
 
-    template: ClassVar[str] = "{e.principal} may not {e.action}{e.named}{e.request}"
+    template: ClassVar[str] = "{e.principal} may not {e.action}{e.named}{e.remedy}{e.request}"
 
     principal: str
     action: str
@@ -180,6 +180,17 @@ class PermissionDeniedError(KoinonError):
     @property
     def named(self) -> str:
         return f" {self.what}" if self.what else ""
+
+    @property
+    def remedy(self) -> str:
+        """The command that lets a user do this, where a role can."""
+        action, _, _ = self.action.partition(" or ")
+        if not self.principal.startswith("user ") or action not in _GRANTABLE:
+            return ""
+        return f" (`koinon admin roles grant ROLE --allow {action}` lets the users of a role do so)"
+
+
+_GRANTABLE = {"read", "write", "scan", "load", "feed", "view", "operate", "access"}
 
 
 @dataclass(kw_only=True, eq=False)

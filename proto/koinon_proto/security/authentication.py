@@ -140,7 +140,10 @@ class Authenticator:
             return self._made(principal, Permissions.NONE)
         user = access.user_of_token(token, time.time())
         if user is None:
-            raise UnauthenticatedError(reason="the token is not known, was revoked, or is over")
+            raise UnauthenticatedError(
+                reason="the token is not known, was revoked, or is over: take another one "
+                "(`koinon admin tokens create` makes one)"
+            )
         return self._made(Principal(Kind.USER, user), access.permissions_of(user))
 
 

@@ -133,7 +133,11 @@ class Caller:
             return
         self.check_some(Action.LOAD, keyspace_id)
         if digest and digest != owner_digest(load_id, self.user):
-            raise self.denied(Action.LOAD, f"by load {load_id}, which another user has opened")
+            raise PermissionDeniedError(
+                principal=self.name,
+                action="use",
+                what=f"load {load_id}, which another user has opened",
+            )
 
     def denied(self, action: Action, what: str = "") -> PermissionDeniedError:
         """Return the refusal."""

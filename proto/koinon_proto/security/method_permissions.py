@@ -146,7 +146,8 @@ def check(path: str, caller: Caller) -> Rule:
     elif principal.kind is Kind.CLIENT:
         raise UnauthenticatedError(
             reason="this certificate names no user, and no token came with the call: set "
-            "token_file or KOINON_TOKEN_FILE (`koinon admin tokens create` makes one)"
+            "token_file, Spark's tokenFile, or KOINON_TOKEN_FILE (`koinon admin tokens create` "
+            "makes one)"
         )
     elif rule.any_user or caller.may_some(*rule.actions):
         return rule

@@ -63,5 +63,6 @@ def _pause_after(
     error = failure if isinstance(failure, KoinonError) else fate_of(failure)
     pause_s = search.on_failure(error, time.monotonic())
     if pause_s is None:
-        raise search.failure() from failure
+        answered = isinstance(failure, grpc.RpcError) and rpc.error_of(failure) is not None
+        raise search.failure() from None if answered else failure  # gRPC's text adds nothing
     return pause_s

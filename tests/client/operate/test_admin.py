@@ -58,9 +58,15 @@ def test_question_whose_answer_was_lost_is_unavailable(forgetful: FakeOperator) 
 
 def test_change_that_nobody_took_is_unavailable(forgetful: FakeOperator) -> None:
     forgetful.not_leading = 1_000_000
-    with Admin(forgetful.address, timeout_ms=1_000) as admin, pytest.raises(UnavailableError):
+    unchanged = pytest.raises(UnavailableError, match="nothing was changed")
+    with Admin(forgetful.address, timeout_ms=1_000) as admin, unchanged:
         admin.set_moves(paused=True)
     assert not forgetful.settings.paused
+    unchanged = pytest.raises(
+        UnavailableError, match=r"no coordinator answers.*nothing was changed"
+    )
+    with Admin("127.0.0.1:1", timeout_ms=1_000) as admin, unchanged:
+        admin.set_moves(paused=True)
 
 
 def of_cluster(operator: FakeOperator, cluster_id: str) -> FakeOperator:

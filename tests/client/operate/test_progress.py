@@ -61,10 +61,13 @@ def test_tracker_counts_what_disappears_as_done_and_tells_the_rate() -> None:
     first = tracker.update(view(*MOVES), 10.0)
     assert (first.done, first.moves, first.queued, first.seconds_left) == (0, 4, 4, None)
     assert first.whole.bytes_total == 4_000
+    assert "0 B of 4.0 kB" in line(first)
+    assert "/s" not in line(first), "the rate is not known yet"
     second = tracker.update(view(*MOVES[1:], running=1, received=500), 11.0)
     assert (second.done, second.running, second.queued) == (1, 1, 2)
     assert second.whole.bytes == 1_500
     assert second.bytes_per_second == pytest.approx(1_500)
+    assert "1.5 kB of 4.0 kB at 1.5 kB/s" in line(second)
     assert second.seconds_left == pytest.approx(2_500 / 1_500)
     assert (second.nodes[3].copies_done, second.nodes[4].copies_done) == (1, 0)
     last = tracker.update(view(), 12.0)

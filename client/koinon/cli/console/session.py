@@ -61,7 +61,7 @@ _EXIT_CODES: dict[type[KoinonError], int] = {
     CertificateError: USAGE,
     errors.ConditionFailedError: NOT_FOUND,
     cluster_errors.UnknownNodeError: NOT_FOUND,
-    errors.UnknownKeyspaceError: NOT_FOUND,
+    errors.UnknownKeyspaceError: USAGE,
     cluster_errors.KeyspaceChangeError: USAGE,
 }
 

@@ -166,10 +166,10 @@ def line(snapshot: Snapshot) -> str:
     parts = [f"{snapshot.done:,} of {output.count(snapshot.moves, 'move')} done"]
     parts += [f"{snapshot.running:,} under way", f"{snapshot.queued:,} queued"]
     mark = "~" if snapshot.guessed else ""
-    parts.append(
-        f"{output.bytes_text(whole.bytes)} of {mark}{output.bytes_text(whole.bytes_total)} "
-        f"at {output.bytes_text(snapshot.bytes_per_second)}/s"
-    )
+    copied = f"{output.bytes_text(whole.bytes)} of {mark}{output.bytes_text(whole.bytes_total)}"
+    if snapshot.bytes_per_second is not None:
+        copied += f" at {output.bytes_text(snapshot.bytes_per_second)}/s"
+    parts.append(copied)
     if snapshot.seconds_left:
         about = "about " if snapshot.guessed else ""
         parts.append(f"{about}{output.duration_text(snapshot.seconds_left)} left")

@@ -393,9 +393,13 @@ def _moves_json(view: View) -> dict[str, Any] | None:
         "paused": moves.paused,
         "bytes": moves.whole.bytes,
         "bytes_total": moves.whole.bytes_total,
-        "bytes_per_second": round(moves.bytes_per_second),
-        "seconds_left": None if moves.seconds_left is None else round(moves.seconds_left, 1),
+        "bytes_per_second": _rounded(moves.bytes_per_second, 0),
+        "seconds_left": _rounded(moves.seconds_left, 1),
     }
+
+
+def _rounded(number: float | None, digits: int) -> float | None:
+    return None if number is None else round(number, digits or None)
 
 
 def add_to(app: typer.Typer) -> None:
