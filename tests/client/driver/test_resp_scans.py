@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import koinon
+from koinon.driver.resp import connection
 from koinon.driver.resp import link as resp_link
 from koinon.driver.resp import pool as resp_pool
 from tests.client.conftest import Connect
@@ -19,6 +20,7 @@ from tests.kit.waiting import wait_until
 
 pytestmark = ONLY_RESP
 BOUND_S = 60.0
+PAGE_LANE = resp_link.PAGE_LANES[0]
 ROWS = {b"k%03d" % n: b"v%d" % n for n in range(90)}
 
 
@@ -178,6 +180,48 @@ def test_page_of_a_slow_node_ends_at_its_deadline_and_is_not_taken_for_another(
     for _ in range(3):
         assert scanned(client) == [key]
         assert scanned(client, prefix=b"none") == []
+
+
+@pytest.mark.parametrize("abandoned", [False, True], ids=["waited for", "abandoned"])
+def test_overdue_page_takes_no_connection_but_its_own(
+    cluster: FakeCluster,
+    node: FakeNode,
+    key: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+    abandoned: bool,
+) -> None:
+    async def opened(client: koinon.AsyncClient) -> resp_link.RespLink:
+        """Return the link to the node, with connections for reads, for writes and for pages."""
+        while True:
+            await client.put(key, b"there")
+            assert await client.get(key) == b"there"
+            assert await _collect(client, key) == [key]
+            for link in client._engine.singles.resp_links:
+                if link.address == node.address and {False, True, PAGE_LANE} <= link._open.keys():
+                    return link
+            await asyncio.sleep(0.01)
+
+    async def run() -> None:
+        client = await koinon.aio.connect(cluster.nodes[1].address, timeout_ms=100_000)
+        link = await asyncio.wait_for(opened(client), BOUND_S)
+        monkeypatch.setattr(connection, "attempt_timeout_s", lambda _left_s, *, write: 0.0)
+        before = dict(link._open)
+        node.before = gate = cluster.gate()
+        held = asyncio.create_task(_collect(client, key))
+        await asyncio.to_thread(gate.reached.wait, BOUND_S)
+        node.before = None
+        if abandoned:
+            held.cancel()
+        else:
+            assert await asyncio.wait_for(held, BOUND_S) == [key], "asked for again"
+        await asyncio.wait_for(before.pop(PAGE_LANE).lost.wait(), BOUND_S)
+        assert {lane: link._open.get(lane) for lane in before} == before
+        assert all(one.alive for one in before.values())
+        gate.open()
+        assert await client.get(key) == b"there"
+        await client.close()
+
+    asyncio.run(run())
 
 
 def test_scan_that_is_broken_off_while_a_page_is_fetched_leaves_no_reply_behind(

@@ -267,7 +267,13 @@ class RespLink:
         return [single for one in singles for single in one.take_queued()]
 
     def ask_elsewhere(self) -> None:
-        """Give up reads that were sent so long ago that they should be asked for again."""
-        for connection in list(self._open.values()):
-            if connection.overdue():
-                connection.lose(f"{self.address}: no answer in time")
+        """Give up reads and pages that were sent so long ago that they should be asked for again. A
+        page takes only its own lane with it: a scan may be slow at a node that answers all else.
+        """
+        for lane, connection in list(self._open.items()):
+            if not connection.overdue():
+                continue
+            if lane in PAGE_LANES:
+                del self._open[lane]  # so that its end is not taken for that of the node
+                self._ending.add(connection)
+            connection.lose(f"{self.address}: no answer in time")
