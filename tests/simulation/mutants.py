@@ -67,6 +67,7 @@ SHOWN_BY = {
     "merges-where-not-all-chunks-have-come": 14,
     "stages-for-loads-that-are-closed": 10,
     "takes-any-two-lineages-for-alike": 11,
+    "takes-an-epoch-with-writes-for-one-without": 3,
     "takes-an-empty-disk-for-the-known-one": 8,
     "forgets-to-fence-by-epoch": 12,
     "begins-a-merge-anew-after-each-takeover": 9,
@@ -454,6 +455,14 @@ def takes_any_two_lineages_for_alike() -> None:
         return point
 
     replace_method(replica_tracker, "common_point", lambda _: shorter)
+
+
+@mutant
+def takes_an_epoch_with_writes_for_one_without() -> None:
+    def forgetful(self: PartitionEpochs, complete_through: int) -> int:
+        return min(complete_through, self.unchanged_from)
+
+    replace_method(PartitionEpochs, "unchanged_before", lambda _: forgetful)
 
 
 # --- atomic batches ---------------------------------------------------------------------------

@@ -386,7 +386,7 @@ class Fetcher:
         await self._write(
             bound,
             CopyState.DIRTY_TAIL if newest > bound else CopyState.USABLE,
-            epochs=PartitionEpochs(primary_epoch=epoch, history=followed.opened.history),
+            epochs=followed.opened.epochs(epoch),
             # The last page's, not the first's: later pages may lack what was purged meanwhile.
             purge_floor=floor,
         )

@@ -22,7 +22,7 @@ from koinon_node.backup.applier import Held, change_of
 from koinon_node.backup.batch_acks import BatchAcks, TakenBatch
 from koinon_node.backup.catch_up import BatchRows, checked_batch
 from koinon_node.backup.stream_context import StreamContext, SupersededError
-from koinon_node.core.records import EpochStart, PartitionEpochs
+from koinon_node.core.records import NO_SEQUENCE, EpochStart, PartitionEpochs
 from koinon_node.core.replication import replica_sync as core
 from koinon_node.core.replication.copies import NEEDS_SNAPSHOT, STATES, CopyState
 from koinon_node.core.replication.replica_sync import (
@@ -216,7 +216,8 @@ class Link:
         columns = copies.complete_through[ids].tolist(), copies.states[ids].tolist()
         for followed, through, state in zip(due, *columns, strict=True):
             partition_id = followed.partition_id
-            sent = Sent(through, STATES[state])
+            epochs = copies.epochs_of(partition_id)
+            sent = core.described(through, STATES[state], epochs)
             self.following.open(followed, sent, now)
             unusable = bool(sent.state & NEEDS_SNAPSHOT)
             opening = message.partitions.add(
@@ -225,15 +226,18 @@ class Link:
                 complete_through=0 if unusable else sent.complete_through,
                 needs_snapshot=unusable,
             )
-            if not unusable:
-                for epoch, previous in copies.epochs_of(partition_id).history:
-                    opening.history.add(primary_epoch=epoch, previous_sequence=previous)
+            if unusable:
+                continue
+            if sent.unchanged_from < sent.complete_through:
+                opening.unchanged_from = sent.unchanged_from
+            for epoch, previous in epochs.history:
+                opening.history.add(primary_epoch=epoch, previous_sequence=previous)
         stream.send(wire.FollowRequest(open=message))
 
     def _held(self, partition_id: int) -> Sent:
         copies = self._context.copies
         through, state = copies.complete_through[partition_id], copies.states[partition_id]
-        return Sent(int(through), STATES[state])
+        return core.described(int(through), STATES[state], copies.epochs_of(partition_id))
 
     # --- receiving -------------------------------------------------------------------------
 
@@ -284,6 +288,9 @@ class Link:
             common_point=entry.common_point,
             stream_from=entry.stream_from,
             history=tuple(EpochStart(e.primary_epoch, e.previous_sequence) for e in entry.history),
+            unchanged_from=entry.unchanged_from
+            if entry.HasField("unchanged_from")
+            else NO_SEQUENCE,
             records=entry.records,
             size=entry.bytes,
             required=entry.required,
@@ -505,7 +512,7 @@ class Link:
     def _epochs(self, followed: Followed) -> PartitionEpochs:
         known = self._context.copies.epochs_of(followed.partition_id)
         epoch = max(known.primary_epoch, followed.want.primary_epoch)
-        return PartitionEpochs(primary_epoch=epoch, history=followed.opened.history)
+        return followed.opened.epochs(epoch)
 
     # --- passes ----------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ expiry:     u64 expiry_ms || data key     ->  (nothing)
             One for each record that expires. Some fit no record: a write that does not expire
             itself leaves the entry of what it replaces, until that is due.
 partitions: u16 partition_id || 0x00      ->  u8 1 || u64 primary_epoch || u16 n || n x (u64, u64)
+                                              || [u64 unchanged_from]
             u16 partition_id || 0x01      ->  u8 2 || u64 complete_through || u64 purge_floor
                                               || u8 state (CopyState, copies.py); version 1 has none
             u16 partition_id || 0x02      ->  (nothing): its data is being deleted
@@ -40,7 +41,7 @@ from koinon_node.core.record_layout import FLAGS_AT as FLAGS_AT
 from koinon_node.core.record_layout import HEADER_BYTES as HEADER_BYTES
 from koinon_node.core.record_layout import HEADER_WITH_EXPIRY_BYTES as HEADER_WITH_EXPIRY_BYTES
 from koinon_proto.contract.errors import UnsupportedVersionError
-from koinon_proto.contract.table import MAX_KEY_BYTES
+from koinon_proto.contract.table import MAX_KEY_BYTES, first_sequence
 
 KNOWN_FLAGS = FLAG_EXPIRES | FLAG_TOMBSTONE
 USER = 0
@@ -206,15 +207,37 @@ _epoch_start = partial(tuple.__new__, EpochStart)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartitionEpochs:
-    """The highest primary epoch that this store has seen of a partition, and how it came there."""
+    """The highest primary epoch that this store has seen of a partition, and how it came there.
+
+    ``unchanged_from``: nothing is written in this lineage above this sequence, up to the beginning
+    of the last epoch in ``history``; above all sequences where that is not known. It is a fact of
+    that epoch: all copies that have it in their history may know it.
+    """
 
     primary_epoch: int
     history: tuple[EpochStart, ...] = ()
+    unchanged_from: int = NO_SEQUENCE
 
-    def adopted(self, primary_epoch: int, previous_sequence: int) -> PartitionEpochs:
-        """Return the metadata after ``primary_epoch`` was adopted."""
+    def adopted(
+        self, primary_epoch: int, previous_sequence: int, *, clean: bool
+    ) -> PartitionEpochs:
+        """Return the metadata after ``primary_epoch`` was adopted. ``clean``: the copy held nothing
+        above ``previous_sequence``. Else the lineage has from now on what it held there.
+        """
         history = (*self.history, EpochStart(primary_epoch, previous_sequence))
-        return PartitionEpochs(primary_epoch=primary_epoch, history=history[-EPOCH_HISTORY_MAX:])
+        return PartitionEpochs(
+            primary_epoch=primary_epoch,
+            history=history[-EPOCH_HISTORY_MAX:],
+            unchanged_from=self.unchanged_before(previous_sequence) if clean else NO_SEQUENCE,
+        )
+
+    def unchanged_before(self, complete_through: int) -> int:
+        """Return the lowest sequence that is known to say the same of the lineage as this one, at
+        which a copy with this history ends.
+        """
+        if self.history and complete_through == first_sequence(self.history[-1].primary_epoch):
+            return min(complete_through, self.unchanged_from)
+        return complete_through
 
 
 def epochs_key(partition_id: int) -> bytes:
@@ -232,7 +255,10 @@ def dropping_key(partition_id: int) -> bytes:
 def encode_epochs(epochs: PartitionEpochs) -> bytes:
     history = epochs.history
     head = _EPOCHS_HEAD.pack(METADATA_VERSION, epochs.primary_epoch, len(history))
-    return head + b"".join(starmap(_EPOCH_START.pack, history))
+    # Builds before read no further than the history, and leave out what follows it.
+    known = epochs.unchanged_from != NO_SEQUENCE
+    tail = _U64.pack(epochs.unchanged_from) if known else b""
+    return head + b"".join(starmap(_EPOCH_START.pack, history)) + tail
 
 
 def decode_epochs(data: bytes) -> PartitionEpochs:
@@ -243,9 +269,13 @@ def decode_epochs(data: bytes) -> PartitionEpochs:
     """
     _check_version(data, METADATA_VERSION)
     _, primary_epoch, count = _EPOCHS_HEAD.unpack_from(data)
+    end = _EPOCHS_HEAD.size + count * _EPOCH_START.size
     numbers = iter(struct.unpack_from(f">{2 * count}Q", data, _EPOCHS_HEAD.size))
     history = tuple(map(_epoch_start, zip(numbers, numbers, strict=True)))
-    return PartitionEpochs(primary_epoch=primary_epoch, history=history)
+    unchanged_from = _U64.unpack_from(data, end)[0] if len(data) > end else NO_SEQUENCE
+    return PartitionEpochs(
+        primary_epoch=primary_epoch, history=history, unchanged_from=unchanged_from
+    )
 
 
 def newest_epoch(data: bytes) -> int:

@@ -13,7 +13,7 @@ import logging
 import numpy as np
 
 from koinon_node.config import Limits
-from koinon_node.core.records import BoolArray, EpochStart
+from koinon_node.core.records import NO_SEQUENCE, BoolArray, EpochStart
 from koinon_node.core.replication.replica_tracker import Answer, Asked
 from koinon_node.ports import PeerLostError, PrimaryEnd
 from koinon_node.primary.completion import Completion
@@ -188,6 +188,9 @@ class Followers:
                 message.partition_id,
                 message.primary_epoch,
                 message.complete_through,
+                message.unchanged_from
+                if message.HasField("unchanged_from")
+                else message.complete_through,
                 message.needs_snapshot,
                 [EpochStart(e.primary_epoch, e.previous_sequence) for e in message.history],
             )
@@ -207,10 +210,13 @@ class Followers:
             answer.common_point, answer.stream_from = opening.common_point, opening.stream_from
             answer.required = opening.required
             answer.records, answer.bytes = self._sizes.of(asked.partition_id)
-            for entry in self._leading.copies.epochs_of(asked.partition_id).history:
+            known = self._leading.copies.epochs_of(asked.partition_id)
+            for entry in known.history:
                 answer.history.add(
                     primary_epoch=entry.primary_epoch, previous_sequence=entry.previous_sequence
                 )
+            if known.unchanged_from != NO_SEQUENCE:
+                answer.unchanged_from = known.unchanged_from
             follower.announced[asked.partition_id] = 0
         follower.send(replication_pb2.FollowResponse(opened=answers))
         self._completion.kick.set()

@@ -30,7 +30,6 @@ from koinon_node.core.recent_writes import RecentWrites
 from koinon_node.core.records import PartitionEpochs, U32Array
 from koinon_node.core.replication.copies import Copy, CopyState
 from koinon_node.core.replication.in_sync_and_hand_over import RowChange
-from koinon_node.core.replication.replica_tracker import Adopted
 from koinon_node.core.write_decisions import Effects
 from koinon_node.core.writer_frames import Writes
 from koinon_node.ports import CoordinatorCalls
@@ -282,11 +281,15 @@ class Replicator:
                 if wanted[p] > copy.epochs.primary_epoch
             }
             entries = {
-                p: copy.epochs.adopted(wanted[p], copy.complete_through)
+                p: copy.epochs.adopted(
+                    wanted[p], copy.complete_through, clean=copy.state == CopyState.USABLE
+                )
                 for p, copy in copies.items()
             }
             await self._persist(entries, copies)
-            self.leading.adopt(self._adopted(entries, copies), self._clock())
+            self._count_adopted(entries, copies)
+            epochs = {p: entry.primary_epoch for p, entry in entries.items()}
+            self.leading.adopt(epochs, self._clock())
             self._pending.forget({records.prefix_of(p) for p in entries})
         self._completion.advance(stuck_too=True)
         self._kick.set()
@@ -303,9 +306,7 @@ class Replicator:
         ]
         await self._writer.submit(((PARTITIONS_DB, keys, values),), len(keys), 0, urgent=True)
 
-    def _adopted(
-        self, entries: dict[int, PartitionEpochs], copies: dict[int, Copy]
-    ) -> list[Adopted]:
+    def _count_adopted(self, entries: dict[int, PartitionEpochs], copies: dict[int, Copy]) -> None:
         """Count the epochs as those of the copies. A failover brings thousands at once."""
         ids = list(entries)
         epochs = np.array([entry.primary_epoch for entry in entries.values()], np.uint64)
@@ -313,16 +314,12 @@ class Replicator:
         self._copies.epochs.update(entries)
         self._copies.complete_through[ids] = starts
         self._copies.states[ids] = CopyState.USABLE
-        clean = {p: copy.state == CopyState.USABLE for p, copy in copies.items()}
         for p, start in zip(ids, starts.tolist(), strict=True):
-            if not clean[p]:  # what it holds above its past is part of the lineage now
+            # What it holds above its past is part of the lineage now.
+            if copies[p].state != CopyState.USABLE:
                 self._journal.reset(p, start)
         newer = epochs > self._primaries.epochs[ids]
         self._primaries.adopt(np.array(ids, np.uint32)[newer], epochs[newer])
-        return [
-            Adopted(p, entry.primary_epoch, copies[p].complete_through, clean[p])
-            for p, entry in entries.items()
-        ]
 
     # --- followers -------------------------------------------------------------------------
 

@@ -268,6 +268,7 @@ BOUNDS: Mapping[str, Mapping[str, int | float | None]] = {
         "partition_id": PARTITION,
         "primary_epoch": PRIMARY_EPOCH,
         "complete_through": ANY,
+        "unchanged_from": ANY,
     },
     "BatchAck": {"number": ROWS},
     "PositionAcks": {
@@ -281,6 +282,7 @@ BOUNDS: Mapping[str, Mapping[str, int | float | None]] = {
         "primary_epoch": PRIMARY_EPOCH,
         "common_point": ANY,
         "stream_from": ANY,
+        "unchanged_from": ANY,
         "records": ROWS,
         "bytes": BYTES,
     },

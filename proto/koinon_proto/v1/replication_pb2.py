@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from koinon_proto.v1 import errors_pb2 as koinon__proto_dot_v1_dot_errors__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!koinon_proto/v1/replication.proto\x12\tkoinon.v1\x1a\x1ckoinon_proto/v1/errors.proto\"\xea\x01\n\rFollowRequest\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.koinon.v1.FollowHelloH\x00\x12)\n\x04open\x18\x02 \x01(\x0b\x32\x19.koinon.v1.OpenPartitionsH\x00\x12\"\n\x03\x61\x63k\x18\x03 \x01(\x0b\x32\x13.koinon.v1.BatchAckH\x00\x12,\n\tpositions\x18\x04 \x01(\x0b\x32\x17.koinon.v1.PositionAcksH\x00\x12+\n\x05\x63lose\x18\x05 \x01(\x0b\x32\x1a.koinon.v1.ClosePartitionsH\x00\x42\x06\n\x04kind\"\xac\x01\n\x0b\x46ollowHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x12\n\ncluster_id\x18\x02 \x01(\t\x12\x13\n\x0bnode_number\x18\x03 \x01(\r\x12\x12\n\nnode_epoch\x18\x04 \x01(\x04\x12\x16\n\x0eto_node_number\x18\x05 \x01(\r\x12\x17\n\x0fregistration_id\x18\x06 \x01(\t\x12\x15\n\rcolumns_flags\x18\x07 \x01(\r\">\n\nEpochStart\x12\x15\n\rprimary_epoch\x18\x01 \x01(\x04\x12\x19\n\x11previous_sequence\x18\x02 \x01(\x04\"\x96\x01\n\rOpenPartition\x12\x14\n\x0cpartition_id\x18\x01 \x01(\r\x12\x15\n\rprimary_epoch\x18\x02 \x01(\x04\x12\x18\n\x10\x63omplete_through\x18\x03 \x01(\x04\x12\x16\n\x0eneeds_snapshot\x18\x04 \x01(\x08\x12&\n\x07history\x18\x05 \x03(\x0b\x32\x15.koinon.v1.EpochStart\">\n\x0eOpenPartitions\x12,\n\npartitions\x18\x01 \x03(\x0b\x32\x18.koinon.v1.OpenPartition\"\x1a\n\x08\x42\x61tchAck\x12\x0e\n\x06number\x18\x01 \x01(\x04\"P\n\x0cPositionAcks\x12\x15\n\rpartition_ids\x18\x01 \x03(\r\x12\x16\n\x0eprimary_epochs\x18\x02 \x03(\x04\x12\x11\n\tsequences\x18\x03 \x03(\x06\"8\n\x0f\x43losePartitions\x12\x15\n\rpartition_ids\x18\x01 \x03(\r\x12\x0e\n\x06leaves\x18\x02 \x01(\x08\"\xc3\x01\n\x0e\x46ollowResponse\x12-\n\x06opened\x18\x01 \x01(\x0b\x32\x1b.koinon.v1.OpenedPartitionsH\x00\x12!\n\x05\x62\x61tch\x18\x02 \x01(\x0b\x32\x10.koinon.v1.BatchH\x00\x12-\n\x06\x63losed\x18\x03 \x01(\x0b\x32\x1b.koinon.v1.ClosedPartitionsH\x00\x12(\n\x06\x66loors\x18\x04 \x01(\x0b\x32\x16.koinon.v1.PurgeFloorsH\x00\x42\x06\n\x04kind\"\xfd\x01\n\x0fOpenedPartition\x12\x14\n\x0cpartition_id\x18\x01 \x01(\r\x12\x15\n\rprimary_epoch\x18\x02 \x01(\x04\x12!\n\x07refusal\x18\x03 \x01(\x0b\x32\x10.koinon.v1.Error\x12\x15\n\rtake_snapshot\x18\x04 \x01(\x08\x12\x14\n\x0c\x63ommon_point\x18\x05 \x01(\x04\x12\x13\n\x0bstream_from\x18\x06 \x01(\x04\x12&\n\x07history\x18\x07 \x03(\x0b\x32\x15.koinon.v1.EpochStart\x12\x0f\n\x07records\x18\x08 \x01(\x04\x12\r\n\x05\x62ytes\x18\t \x01(\x04\x12\x10\n\x08required\x18\n \x01(\x08\"B\n\x10OpenedPartitions\x12.\n\npartitions\x18\x01 \x03(\x0b\x32\x1a.koinon.v1.OpenedPartition\"K\n\x10\x43losedPartitions\x12\x15\n\rpartition_ids\x18\x01 \x03(\r\x12 \n\x06reason\x18\x02 \x01(\x0b\x32\x10.koinon.v1.Error\"\xa4\x01\n\x05\x42\x61tch\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x15\n\rpartition_ids\x18\x02 \x03(\r\x12\x16\n\x0eprimary_epochs\x18\x03 \x03(\x04\x12\x10\n\x08previous\x18\x04 \x03(\x06\x12\x0c\n\x04last\x18\x05 \x03(\x06\x12\x0c\n\x04keys\x18\x06 \x03(\x0c\x12\x0f\n\x07records\x18\x07 \x03(\x0c\x12\r\n\x05\x63rc32\x18\x08 \x01(\x07\x12\x0e\n\x06merges\x18\t \x03(\x0c\"\xf2\x01\n\tMergeStep\x12\x14\n\x0cpartition_id\x18\x01 \x01(\r\x12\x10\n\x08sequence\x18\x02 \x01(\x06\x12\x0f\n\x07load_id\x18\x03 \x01(\x04\x12\x10\n\x08\x61ttempts\x18\x04 \x03(\x06\x12\x0f\n\x07numbers\x18\x05 \x03(\r\x12\x11\n\tafter_key\x18\x06 \x01(\x0c\x12\x11\n\tuntil_key\x18\x07 \x01(\x0c\x12\x0c\n\x04rows\x18\x08 \x01(\x04\x12\r\n\x05\x62ytes\x18\t \x01(\x04\x12\x0f\n\x07replace\x18\n \x01(\x08\x12\x0e\n\x06prefix\x18\x0b \x01(\x0c\x12\x17\n\x0ftombstone_at_ms\x18\x0c \x01(\x04\x12\x0c\n\x04last\x18\r \x01(\x08\"7\n\x0bPurgeFloors\x12\x15\n\rpartition_ids\x18\x01 \x03(\r\x12\x11\n\tsequences\x18\x02 \x03(\x06\"\xb1\x01\n\x0fReadPageRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x14\n\x0cpartition_id\x18\x02 \x01(\r\x12\x15\n\rprimary_epoch\x18\x03 \x01(\x04\x12\x16\n\x0e\x61\x66ter_sequence\x18\x04 \x01(\x04\x12\x11\n\tafter_key\x18\x05 \x01(\x0c\x12\r\n\x05reach\x18\x06 \x01(\x04\x12\x11\n\tbytes_max\x18\x07 \x01(\r\x12\x10\n\x08snapshot\x18\x08 \x01(\x08\"}\n\nRecordPage\x12\x0c\n\x04keys\x18\x01 \x03(\x0c\x12\x0f\n\x07records\x18\x02 \x03(\x0c\x12\r\n\x05\x63rc32\x18\x03 \x01(\x07\x12\r\n\x05\x62ound\x18\x04 \x01(\x04\x12\x10\n\x08last_key\x18\x05 \x01(\x0c\x12\x0b\n\x03\x65nd\x18\x06 \x01(\x08\x12\x13\n\x0bpurge_floor\x18\x07 \x01(\x04\"`\n\x0fReadKeysRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x14\n\x0cpartition_id\x18\x02 \x01(\r\x12\x15\n\rprimary_epoch\x18\x03 \x01(\x04\x12\x0c\n\x04keys\x18\x04 \x03(\x0c\"U\n\x10\x43hecksumsRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x15\n\rpartition_ids\x18\x02 \x03(\r\x12\x16\n\x0epositions_only\x18\x03 \x01(\x08\"~\n\x0c\x43opyChecksum\x12\x14\n\x0cpartition_id\x18\x01 \x01(\r\x12\x0e\n\x06usable\x18\x02 \x01(\x08\x12\x18\n\x10\x63omplete_through\x18\x03 \x01(\x04\x12\x0f\n\x07records\x18\x04 \x01(\x04\x12\r\n\x05\x62ytes\x18\x05 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x06 \x01(\x06\"<\n\x11\x43hecksumsResponse\x12\'\n\x06\x63opies\x18\x01 \x03(\x0b\x32\x17.koinon.v1.CopyChecksum\"+\n\x15PartitionSizesRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\"^\n\x16PartitionSizesResponse\x12\x15\n\rpartition_ids\x18\x01 \x03(\r\x12\x0f\n\x07records\x18\x02 \x03(\x04\x12\r\n\x05\x62ytes\x18\x03 \x03(\x04\x12\r\n\x05stale\x18\x04 \x03(\x08\x32\xed\x02\n\x0bReplication\x12\x41\n\x06\x46ollow\x12\x18.koinon.v1.FollowRequest\x1a\x19.koinon.v1.FollowResponse(\x01\x30\x01\x12=\n\x08ReadPage\x12\x1a.koinon.v1.ReadPageRequest\x1a\x15.koinon.v1.RecordPage\x12=\n\x08ReadKeys\x12\x1a.koinon.v1.ReadKeysRequest\x1a\x15.koinon.v1.RecordPage\x12\x46\n\tChecksums\x12\x1b.koinon.v1.ChecksumsRequest\x1a\x1c.koinon.v1.ChecksumsResponse\x12U\n\x0ePartitionSizes\x12 .koinon.v1.PartitionSizesRequest\x1a!.koinon.v1.PartitionSizesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!koinon_proto/v1/replication.proto\x12\tkoinon.v1\x1a\x1ckoinon_proto/v1/errors.proto\"\xea\x01\n\rFollowRequest\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.koinon.v1.FollowHelloH\x00\x12)\n\x04open\x18\x02 \x01(\x0b\x32\x19.koinon.v1.OpenPartitionsH\x00\x12\"\n\x03\x61\x63k\x18\x03 \x01(\x0b\x32\x13.koinon.v1.BatchAckH\x00\x12,\n\tpositions\x18\x04 \x01(\x0b\x32\x17.koinon.v1.PositionAcksH\x00\x12+\n\x05\x63lose\x18\x05 \x01(\x0b\x32\x1a.koinon.v1.ClosePartitionsH\x00\x42\x06\n\x04kind\"\xac\x01\n\x0b\x46ollowHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x12\n\ncluster_id\x18\x02 \x01(\t\x12\x13\n\x0bnode_number\x18\x03 \x01(\r\x12\x12\n\nnode_epoch\x18\x04 \x01(\x04\x12\x16\n\x0eto_node_number\x18\x05 \x01(\r\x12\x17\n\x0fregistration_id\x18\x06 \x01(\t\x12\x15\n\rcolumns_flags\x18\x07 \x01(\r\">\n\nEpochStart\x12\x15\n\rprimary_epoch\x18\x01 \x01(\x04\x12\x19\n\x11previous_sequence\x18\x02 \x01(\x04\"\xc6\x01\n\rOpenPartition\x12\x14\n\x0cpartition_id\x18\x01 \x01(\r\x12\x15\n\rprimary_epoch\x18\x02 \x01(\x04\x12\x18\n\x10\x63omplete_through\x18\x03 \x01(\x04\x12\x16\n\x0eneeds_snapshot\x18\x04 \x01(\x08\x12&\n\x07history\x18\x05 \x03(\x0b\x32\x15.koinon.v1.EpochStart\x12\x1b\n\x0eunchanged_from\x18\x06 \x01(\x04H\x00\x88\x01\x01\x42\x11\n\x0f_unchanged_from\">\n\x0eOpenPartitions\x12,\n\npartitions\x18\x01 \x03(\x0b\x32\x18.koinon.v1.OpenPartition\"\x1a\n\x08\x42\x61tchAck\x12\x0e\n\x06number\x18\x01 \x01(\x04\"P\n\x0cPositionAcks\x12\x15\n\rpartition_ids\x18\x01 \x03(\r\x12\x16\n\x0eprimary_epochs\x18\x02 \x03(\x04\x12\x11\n\tsequences\x18\x03 \x03(\x06\"8\n\x0f\x43losePartitions\x12\x15\n\rpartition_ids\x18\x01 \x03(\r\x12\x0e\n\x06leaves\x18\x02 \x01(\x08\"\xc3\x01\n\x0e\x46ollowResponse\x12-\n\x06opened\x18\x01 \x01(\x0b\x32\x1b.koinon.v1.OpenedPartitionsH\x00\x12!\n\x05\x62\x61tch\x18\x02 \x01(\x0b\x32\x10.koinon.v1.BatchH\x00\x12-\n\x06\x63losed\x18\x03 \x01(\x0b\x32\x1b.koinon.v1.ClosedPartitionsH\x00\x12(\n\x06\x66loors\x18\x04 \x01(\x0b\x32\x16.koinon.v1.PurgeFloorsH\x00\x42\x06\n\x04kind\"\xad\x02\n\x0fOpenedPartition\x12\x14\n\x0cpartition_id\x18\x01 \x01(\r\x12\x15\n\rprimary_epoch\x18\x02 \x01(\x04\x12!\n\x07refusal\x18\x03 \x01(\x0b\x32\x10.koinon.v1.Error\x12\x15\n\rtake_snapshot\x18\x04 \x01(\x08\x12\x14\n\x0c\x63ommon_point\x18\x05 \x01(\x04\x12\x13\n\x0bstream_from\x18\x06 \x01(\x04\x12&\n\x07history\x18\x07 \x03(\x0b\x32\x15.koinon.v1.EpochStart\x12\x0f\n\x07records\x18\x08 \x01(\x04\x12\r\n\x05\x62ytes\x18\t \x01(\x04\x12\x10\n\x08required\x18\n \x01(\x08\x12\x1b\n\x0eunchanged_from\x18\x0b \x01(\x04H\x00\x88\x01\x01\x42\x11\n\x0f_unchanged_from\"B\n\x10OpenedPartitions\x12.\n\npartitions\x18\x01 \x03(\x0b\x32\x1a.koinon.v1.OpenedPartition\"K\n\x10\x43losedPartitions\x12\x15\n\rpartition_ids\x18\x01 \x03(\r\x12 \n\x06reason\x18\x02 \x01(\x0b\x32\x10.koinon.v1.Error\"\xa4\x01\n\x05\x42\x61tch\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x15\n\rpartition_ids\x18\x02 \x03(\r\x12\x16\n\x0eprimary_epochs\x18\x03 \x03(\x04\x12\x10\n\x08previous\x18\x04 \x03(\x06\x12\x0c\n\x04last\x18\x05 \x03(\x06\x12\x0c\n\x04keys\x18\x06 \x03(\x0c\x12\x0f\n\x07records\x18\x07 \x03(\x0c\x12\r\n\x05\x63rc32\x18\x08 \x01(\x07\x12\x0e\n\x06merges\x18\t \x03(\x0c\"\xf2\x01\n\tMergeStep\x12\x14\n\x0cpartition_id\x18\x01 \x01(\r\x12\x10\n\x08sequence\x18\x02 \x01(\x06\x12\x0f\n\x07load_id\x18\x03 \x01(\x04\x12\x10\n\x08\x61ttempts\x18\x04 \x03(\x06\x12\x0f\n\x07numbers\x18\x05 \x03(\r\x12\x11\n\tafter_key\x18\x06 \x01(\x0c\x12\x11\n\tuntil_key\x18\x07 \x01(\x0c\x12\x0c\n\x04rows\x18\x08 \x01(\x04\x12\r\n\x05\x62ytes\x18\t \x01(\x04\x12\x0f\n\x07replace\x18\n \x01(\x08\x12\x0e\n\x06prefix\x18\x0b \x01(\x0c\x12\x17\n\x0ftombstone_at_ms\x18\x0c \x01(\x04\x12\x0c\n\x04last\x18\r \x01(\x08\"7\n\x0bPurgeFloors\x12\x15\n\rpartition_ids\x18\x01 \x03(\r\x12\x11\n\tsequences\x18\x02 \x03(\x06\"\xb1\x01\n\x0fReadPageRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x14\n\x0cpartition_id\x18\x02 \x01(\r\x12\x15\n\rprimary_epoch\x18\x03 \x01(\x04\x12\x16\n\x0e\x61\x66ter_sequence\x18\x04 \x01(\x04\x12\x11\n\tafter_key\x18\x05 \x01(\x0c\x12\r\n\x05reach\x18\x06 \x01(\x04\x12\x11\n\tbytes_max\x18\x07 \x01(\r\x12\x10\n\x08snapshot\x18\x08 \x01(\x08\"}\n\nRecordPage\x12\x0c\n\x04keys\x18\x01 \x03(\x0c\x12\x0f\n\x07records\x18\x02 \x03(\x0c\x12\r\n\x05\x63rc32\x18\x03 \x01(\x07\x12\r\n\x05\x62ound\x18\x04 \x01(\x04\x12\x10\n\x08last_key\x18\x05 \x01(\x0c\x12\x0b\n\x03\x65nd\x18\x06 \x01(\x08\x12\x13\n\x0bpurge_floor\x18\x07 \x01(\x04\"`\n\x0fReadKeysRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x14\n\x0cpartition_id\x18\x02 \x01(\r\x12\x15\n\rprimary_epoch\x18\x03 \x01(\x04\x12\x0c\n\x04keys\x18\x04 \x03(\x0c\"U\n\x10\x43hecksumsRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\x15\n\rpartition_ids\x18\x02 \x03(\r\x12\x16\n\x0epositions_only\x18\x03 \x01(\x08\"~\n\x0c\x43opyChecksum\x12\x14\n\x0cpartition_id\x18\x01 \x01(\r\x12\x0e\n\x06usable\x18\x02 \x01(\x08\x12\x18\n\x10\x63omplete_through\x18\x03 \x01(\x04\x12\x0f\n\x07records\x18\x04 \x01(\x04\x12\r\n\x05\x62ytes\x18\x05 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x06 \x01(\x06\"<\n\x11\x43hecksumsResponse\x12\'\n\x06\x63opies\x18\x01 \x03(\x0b\x32\x17.koinon.v1.CopyChecksum\"+\n\x15PartitionSizesRequest\x12\x12\n\ncluster_id\x18\x01 \x01(\t\"^\n\x16PartitionSizesResponse\x12\x15\n\rpartition_ids\x18\x01 \x03(\r\x12\x0f\n\x07records\x18\x02 \x03(\x04\x12\r\n\x05\x62ytes\x18\x03 \x03(\x04\x12\r\n\x05stale\x18\x04 \x03(\x08\x32\xed\x02\n\x0bReplication\x12\x41\n\x06\x46ollow\x12\x18.koinon.v1.FollowRequest\x1a\x19.koinon.v1.FollowResponse(\x01\x30\x01\x12=\n\x08ReadPage\x12\x1a.koinon.v1.ReadPageRequest\x1a\x15.koinon.v1.RecordPage\x12=\n\x08ReadKeys\x12\x1a.koinon.v1.ReadKeysRequest\x1a\x15.koinon.v1.RecordPage\x12\x46\n\tChecksums\x12\x1b.koinon.v1.ChecksumsRequest\x1a\x1c.koinon.v1.ChecksumsResponse\x12U\n\x0ePartitionSizes\x12 .koinon.v1.PartitionSizesRequest\x1a!.koinon.v1.PartitionSizesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,45 +39,45 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EPOCHSTART']._serialized_start=490
   _globals['_EPOCHSTART']._serialized_end=552
   _globals['_OPENPARTITION']._serialized_start=555
-  _globals['_OPENPARTITION']._serialized_end=705
-  _globals['_OPENPARTITIONS']._serialized_start=707
-  _globals['_OPENPARTITIONS']._serialized_end=769
-  _globals['_BATCHACK']._serialized_start=771
-  _globals['_BATCHACK']._serialized_end=797
-  _globals['_POSITIONACKS']._serialized_start=799
-  _globals['_POSITIONACKS']._serialized_end=879
-  _globals['_CLOSEPARTITIONS']._serialized_start=881
-  _globals['_CLOSEPARTITIONS']._serialized_end=937
-  _globals['_FOLLOWRESPONSE']._serialized_start=940
-  _globals['_FOLLOWRESPONSE']._serialized_end=1135
-  _globals['_OPENEDPARTITION']._serialized_start=1138
-  _globals['_OPENEDPARTITION']._serialized_end=1391
-  _globals['_OPENEDPARTITIONS']._serialized_start=1393
-  _globals['_OPENEDPARTITIONS']._serialized_end=1459
-  _globals['_CLOSEDPARTITIONS']._serialized_start=1461
-  _globals['_CLOSEDPARTITIONS']._serialized_end=1536
-  _globals['_BATCH']._serialized_start=1539
-  _globals['_BATCH']._serialized_end=1703
-  _globals['_MERGESTEP']._serialized_start=1706
-  _globals['_MERGESTEP']._serialized_end=1948
-  _globals['_PURGEFLOORS']._serialized_start=1950
-  _globals['_PURGEFLOORS']._serialized_end=2005
-  _globals['_READPAGEREQUEST']._serialized_start=2008
-  _globals['_READPAGEREQUEST']._serialized_end=2185
-  _globals['_RECORDPAGE']._serialized_start=2187
-  _globals['_RECORDPAGE']._serialized_end=2312
-  _globals['_READKEYSREQUEST']._serialized_start=2314
-  _globals['_READKEYSREQUEST']._serialized_end=2410
-  _globals['_CHECKSUMSREQUEST']._serialized_start=2412
-  _globals['_CHECKSUMSREQUEST']._serialized_end=2497
-  _globals['_COPYCHECKSUM']._serialized_start=2499
-  _globals['_COPYCHECKSUM']._serialized_end=2625
-  _globals['_CHECKSUMSRESPONSE']._serialized_start=2627
-  _globals['_CHECKSUMSRESPONSE']._serialized_end=2687
-  _globals['_PARTITIONSIZESREQUEST']._serialized_start=2689
-  _globals['_PARTITIONSIZESREQUEST']._serialized_end=2732
-  _globals['_PARTITIONSIZESRESPONSE']._serialized_start=2734
-  _globals['_PARTITIONSIZESRESPONSE']._serialized_end=2828
-  _globals['_REPLICATION']._serialized_start=2831
-  _globals['_REPLICATION']._serialized_end=3196
+  _globals['_OPENPARTITION']._serialized_end=753
+  _globals['_OPENPARTITIONS']._serialized_start=755
+  _globals['_OPENPARTITIONS']._serialized_end=817
+  _globals['_BATCHACK']._serialized_start=819
+  _globals['_BATCHACK']._serialized_end=845
+  _globals['_POSITIONACKS']._serialized_start=847
+  _globals['_POSITIONACKS']._serialized_end=927
+  _globals['_CLOSEPARTITIONS']._serialized_start=929
+  _globals['_CLOSEPARTITIONS']._serialized_end=985
+  _globals['_FOLLOWRESPONSE']._serialized_start=988
+  _globals['_FOLLOWRESPONSE']._serialized_end=1183
+  _globals['_OPENEDPARTITION']._serialized_start=1186
+  _globals['_OPENEDPARTITION']._serialized_end=1487
+  _globals['_OPENEDPARTITIONS']._serialized_start=1489
+  _globals['_OPENEDPARTITIONS']._serialized_end=1555
+  _globals['_CLOSEDPARTITIONS']._serialized_start=1557
+  _globals['_CLOSEDPARTITIONS']._serialized_end=1632
+  _globals['_BATCH']._serialized_start=1635
+  _globals['_BATCH']._serialized_end=1799
+  _globals['_MERGESTEP']._serialized_start=1802
+  _globals['_MERGESTEP']._serialized_end=2044
+  _globals['_PURGEFLOORS']._serialized_start=2046
+  _globals['_PURGEFLOORS']._serialized_end=2101
+  _globals['_READPAGEREQUEST']._serialized_start=2104
+  _globals['_READPAGEREQUEST']._serialized_end=2281
+  _globals['_RECORDPAGE']._serialized_start=2283
+  _globals['_RECORDPAGE']._serialized_end=2408
+  _globals['_READKEYSREQUEST']._serialized_start=2410
+  _globals['_READKEYSREQUEST']._serialized_end=2506
+  _globals['_CHECKSUMSREQUEST']._serialized_start=2508
+  _globals['_CHECKSUMSREQUEST']._serialized_end=2593
+  _globals['_COPYCHECKSUM']._serialized_start=2595
+  _globals['_COPYCHECKSUM']._serialized_end=2721
+  _globals['_CHECKSUMSRESPONSE']._serialized_start=2723
+  _globals['_CHECKSUMSRESPONSE']._serialized_end=2783
+  _globals['_PARTITIONSIZESREQUEST']._serialized_start=2785
+  _globals['_PARTITIONSIZESREQUEST']._serialized_end=2828
+  _globals['_PARTITIONSIZESRESPONSE']._serialized_start=2830
+  _globals['_PARTITIONSIZESRESPONSE']._serialized_end=2924
+  _globals['_REPLICATION']._serialized_start=2927
+  _globals['_REPLICATION']._serialized_end=3292
 # @@protoc_insertion_point(module_scope)

@@ -48,18 +48,20 @@ class EpochStart(_message.Message):
     def __init__(self, primary_epoch: _Optional[int] = ..., previous_sequence: _Optional[int] = ...) -> None: ...
 
 class OpenPartition(_message.Message):
-    __slots__ = ("partition_id", "primary_epoch", "complete_through", "needs_snapshot", "history")
+    __slots__ = ("partition_id", "primary_epoch", "complete_through", "needs_snapshot", "history", "unchanged_from")
     PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
     PRIMARY_EPOCH_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_THROUGH_FIELD_NUMBER: _ClassVar[int]
     NEEDS_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
+    UNCHANGED_FROM_FIELD_NUMBER: _ClassVar[int]
     partition_id: int
     primary_epoch: int
     complete_through: int
     needs_snapshot: bool
     history: _containers.RepeatedCompositeFieldContainer[EpochStart]
-    def __init__(self, partition_id: _Optional[int] = ..., primary_epoch: _Optional[int] = ..., complete_through: _Optional[int] = ..., needs_snapshot: bool = ..., history: _Optional[_Iterable[_Union[EpochStart, _Mapping]]] = ...) -> None: ...
+    unchanged_from: int
+    def __init__(self, partition_id: _Optional[int] = ..., primary_epoch: _Optional[int] = ..., complete_through: _Optional[int] = ..., needs_snapshot: bool = ..., history: _Optional[_Iterable[_Union[EpochStart, _Mapping]]] = ..., unchanged_from: _Optional[int] = ...) -> None: ...
 
 class OpenPartitions(_message.Message):
     __slots__ = ("partitions",)
@@ -104,7 +106,7 @@ class FollowResponse(_message.Message):
     def __init__(self, opened: _Optional[_Union[OpenedPartitions, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., closed: _Optional[_Union[ClosedPartitions, _Mapping]] = ..., floors: _Optional[_Union[PurgeFloors, _Mapping]] = ...) -> None: ...
 
 class OpenedPartition(_message.Message):
-    __slots__ = ("partition_id", "primary_epoch", "refusal", "take_snapshot", "common_point", "stream_from", "history", "records", "bytes", "required")
+    __slots__ = ("partition_id", "primary_epoch", "refusal", "take_snapshot", "common_point", "stream_from", "history", "records", "bytes", "required", "unchanged_from")
     PARTITION_ID_FIELD_NUMBER: _ClassVar[int]
     PRIMARY_EPOCH_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +117,7 @@ class OpenedPartition(_message.Message):
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     REQUIRED_FIELD_NUMBER: _ClassVar[int]
+    UNCHANGED_FROM_FIELD_NUMBER: _ClassVar[int]
     partition_id: int
     primary_epoch: int
     refusal: _errors_pb2.Error
@@ -125,7 +128,8 @@ class OpenedPartition(_message.Message):
     records: int
     bytes: int
     required: bool
-    def __init__(self, partition_id: _Optional[int] = ..., primary_epoch: _Optional[int] = ..., refusal: _Optional[_Union[_errors_pb2.Error, _Mapping]] = ..., take_snapshot: bool = ..., common_point: _Optional[int] = ..., stream_from: _Optional[int] = ..., history: _Optional[_Iterable[_Union[EpochStart, _Mapping]]] = ..., records: _Optional[int] = ..., bytes: _Optional[int] = ..., required: bool = ...) -> None: ...
+    unchanged_from: int
+    def __init__(self, partition_id: _Optional[int] = ..., primary_epoch: _Optional[int] = ..., refusal: _Optional[_Union[_errors_pb2.Error, _Mapping]] = ..., take_snapshot: bool = ..., common_point: _Optional[int] = ..., stream_from: _Optional[int] = ..., history: _Optional[_Iterable[_Union[EpochStart, _Mapping]]] = ..., records: _Optional[int] = ..., bytes: _Optional[int] = ..., required: bool = ..., unchanged_from: _Optional[int] = ...) -> None: ...
 
 class OpenedPartitions(_message.Message):
     __slots__ = ("partitions",)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from koinon_node.core import records
-from koinon_node.core.records import EpochStart, PartitionEpochs
+from koinon_node.core.records import NO_SEQUENCE, EpochStart, PartitionEpochs
 from koinon_node.core.replication.copies import CopyState
 from koinon_node.core.replication.openings import ProgressStage
 from koinon_node.storage.environment import DATA_DB, PARTITIONS_DB
@@ -354,5 +354,36 @@ def test_rule_16_damaged_page_is_asked_for_again(tmp_path: Path, how: str) -> No
         await live(rig, primary)
         assert len(primary.page_requests) == 2
         assert rig.values(0) == {b"a": b"1", b"b": b"1"}
+
+    follow(tmp_path, primary, test)
+
+
+# --- epochs without a write ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_rule_12_copy_that_led_without_a_write_is_level_only_if_that_is_known(
+    tmp_path: Path, is_known: bool
+) -> None:
+    kept = E4 + 2
+    primary = ScriptedPrimary()
+    lead = primary.lead(0, 6, [(4, 0), (6, kept)])
+    lead.rows[b"a"] = value(kept, b"1")
+
+    async def test(rig: Rig) -> None:
+        led = PartitionEpochs(
+            primary_epoch=5,
+            history=(EpochStart(4, 0), EpochStart(5, kept)),
+            unchanged_from=kept if is_known else NO_SEQUENCE,
+        )
+        await rig.put(0, {b"a": value(kept, b"1")}, through=E5, epochs=led)
+        rig.on_table(one_row(epoch=6))
+        await live(rig, primary)
+        assert (primary.page_requests == []) == is_known
+        copy = rig.store.read_copies([0])[0]
+        assert copy.complete_through == E6
+        assert copy.epochs.history == ((4, 0), (6, kept))
+        assert copy.epochs.unchanged_from == (kept if is_known else NO_SEQUENCE)
+        assert rig.values(0) == {b"a": b"1"}
 
     follow(tmp_path, primary, test)

@@ -19,6 +19,7 @@ from koinon_proto.contract.table import (
     NodeId,
     NodeNumber,
     Table,
+    first_sequence,
 )
 from tests.kit.tables import node_of, row_of, table_with
 from tests.proto import records as any_records
@@ -188,13 +189,47 @@ def test_record_unknown_flag_is_refused_by_name() -> None:
 def test_partition_metadata_roundtrip_and_unknown_version_is_refused() -> None:
     epochs = records.PartitionEpochs(primary_epoch=1)
     for epoch in range(2, 200):
-        epochs = epochs.adopted(epoch, epoch << 40)
-    assert records.decode_epochs(records.encode_epochs(epochs)) == epochs
+        epochs = epochs.adopted(epoch, epoch << 40, clean=epoch % 2 == 0)
+        assert records.decode_epochs(records.encode_epochs(epochs)) == epochs
     assert len(epochs.history) == records.EPOCH_HISTORY_MAX
     (data,) = records.encode_progress(np.array([7], np.uint64), np.array([3], np.uint64))
     assert records.decode_progress(data) == (7, 3, 0)
     with pytest.raises(UnsupportedVersionError, match="partition metadata"):
         records.decode_progress(b"\x09" + data[1:])
+
+
+def test_epochs_without_a_write_are_known_back_to_the_last_write() -> None:
+    one, two, three = (first_sequence(epoch) for epoch in (1, 2, 3))
+    epochs = records.PartitionEpochs(primary_epoch=0).adopted(1, 0, clean=True)
+    assert epochs.unchanged_from == 0
+    assert epochs.adopted(2, one, clean=True).unchanged_from == 0
+    written = epochs.adopted(2, one + 7, clean=True)
+    assert written.unchanged_from == one + 7
+    assert written.adopted(3, two, clean=True).unchanged_from == one + 7
+    assert written.adopted(3, two, clean=True).adopted(4, three, clean=True) == (
+        records.PartitionEpochs(
+            primary_epoch=4,
+            history=((1, 0), (2, one + 7), (3, two), (4, three)),  # type: ignore[arg-type]
+            unchanged_from=one + 7,
+        )
+    )
+
+
+def test_epoch_that_began_with_a_tail_is_where_the_past_ends() -> None:
+    """A copy of before lacks that tail, however few were written since."""
+    one, two = first_sequence(1), first_sequence(2)
+    epochs = records.PartitionEpochs(primary_epoch=0).adopted(1, 0, clean=True)
+    tail = epochs.adopted(2, one, clean=False)
+    assert tail.unchanged_from == records.NO_SEQUENCE
+    assert tail.adopted(3, two, clean=True).unchanged_from == two
+
+
+def test_epochs_of_a_build_before_say_nothing_of_what_was_written() -> None:
+    epochs = records.PartitionEpochs(primary_epoch=0).adopted(1, 0, clean=True)
+    before = records.encode_epochs(epochs)[:-8]  # which knew no more, and passed over the rest
+    read = records.decode_epochs(before)
+    assert (read.history, read.unchanged_from) == (epochs.history, records.NO_SEQUENCE)
+    assert records.encode_epochs(read) == before
 
 
 def test_partition_keys_of_columns_match_the_single_ones() -> None:

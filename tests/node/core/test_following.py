@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from koinon_node.core.records import EpochStart
+from koinon_node.core.records import EpochStart, PartitionEpochs
 from koinon_node.core.replication.copies import CopyState
 from koinon_node.core.replication.openings import (
     PULLED_MAX,
@@ -32,13 +32,14 @@ from koinon_node.core.replication.replica_sync import (
     Step,
     Want,
     Wanted,
+    described,
     first_step,
     retry_delay_s,
 )
 from koinon_proto.contract.table import NO_NODE, NodeStatus, first_sequence
 from tests.node.kit.scripted_primary import ME, P1, P2, a_row, a_table
 
-E5, E6 = first_sequence(5), first_sequence(6)
+E5, E6, E7 = map(first_sequence, (5, 6, 7))
 
 
 def never_seen(_: int) -> int:
@@ -48,7 +49,7 @@ def never_seen(_: int) -> int:
 def opened(following: ReplicaSync, answer: Opened, step: Step) -> Followed:
     """Open partition 0 and take the answer."""
     following.want({0: Want(5, 5, Rank.IN_SYNC)})
-    following.open(following.partitions[0], Sent(0, CopyState.USABLE), 0.0)
+    following.open(following.partitions[0], Sent(0, CopyState.USABLE, 0), 0.0)
     followed = following.answered(0)
     assert followed is not None
     followed.opened = answer
@@ -133,20 +134,40 @@ def test_first_step_repairs_before_it_pulls(
     stream_from: int,
     expected: Step,
 ) -> None:
-    followed = Followed(0, Want(5, 5, Rank.IN_SYNC), sent=Sent(through, state))
+    followed = Followed(0, Want(5, 5, Rank.IN_SYNC), sent=Sent(through, state, through))
     history = (EpochStart(5, 0),)
     followed.opened = Opened(common_point=common, stream_from=stream_from, history=history)
     assert first_step(followed, tail_epoch) is expected
 
 
 def test_first_step_common_point_above_what_is_held_is_refused() -> None:
-    followed = Followed(0, Want(6, 6, Rank.IN_SYNC), sent=Sent(E5 + 9, CopyState.USABLE))
+    followed = Followed(0, Want(6, 6, Rank.IN_SYNC), sent=Sent(E5 + 9, CopyState.USABLE, E5 + 9))
     level = Opened(common_point=E6, stream_from=E6, history=(EpochStart(6, E5 + 9),))
     followed.opened = level  # the epoch began right where the copy ends
     assert first_step(followed, 0) is Step.JOIN
     followed.opened = replace(level, history=(EpochStart(6, E5 + 10),))
     with pytest.raises(BadMessageError):
         first_step(followed, 0)
+
+
+def test_first_step_copy_without_a_write_since_the_primary_parted_is_level() -> None:
+    """It has led an epoch that the primary never heard of, and wrote nothing in it."""
+    sent = Sent(E6, CopyState.USABLE, E5 + 9)
+    followed = Followed(0, Want(7, 7, Rank.IN_SYNC), sent=sent)
+    level = Opened(common_point=E7, stream_from=E7, history=(EpochStart(7, E5 + 9),))
+    followed.opened = level
+    assert first_step(followed, 0) is Step.JOIN
+    for history in ((EpochStart(7, E5 + 8),), (EpochStart(7, E6 + 1),)):
+        followed.opened = replace(level, history=history)
+        with pytest.raises(BadMessageError):
+            first_step(followed, 0)
+
+
+def test_copy_with_a_tail_is_described_as_it_ends() -> None:
+    epochs = PartitionEpochs(primary_epoch=6, history=(EpochStart(6, 7),), unchanged_from=7)
+    assert described(E6, CopyState.USABLE, epochs).unchanged_from == 7
+    assert described(E6, CopyState.DIRTY_TAIL, epochs).unchanged_from == E6
+    assert described(E6 + 1, CopyState.USABLE, epochs).unchanged_from == E6 + 1
 
 
 # --- batches ---------------------------------------------------------------------------------
@@ -213,7 +234,7 @@ def test_position_waits_for_what_was_pulled() -> None:
 def test_partition_is_not_opened_again_before_it_was_answered() -> None:
     following = ReplicaSync()
     following.want({0: Want(5, 5, Rank.IN_SYNC)})
-    following.open(following.partitions[0], Sent(0, CopyState.USABLE), 0.0)
+    following.open(following.partitions[0], Sent(0, CopyState.USABLE, 0), 0.0)
     ended, changed = following.want({0: Want(6, 6, Rank.IN_SYNC)})
     assert (ended, len(changed)) == ([], 1)
     following.close(changed[0])
@@ -273,7 +294,7 @@ def test_index_counts_what_is_followed_by_rank_and_stage() -> None:
     following = following_of(SETTLED=3)
     first, second, third = following.partitions.values()
     for followed in (first, second):
-        following.open(followed, Sent(0, CopyState.USABLE), 0.0)
+        following.open(followed, Sent(0, CopyState.USABLE, 0), 0.0)
         following.answered(followed.partition_id)
     first.take(Step.PULL)
     second.take(Step.JOIN)
@@ -292,7 +313,7 @@ def test_many_are_opened_at_once_where_few_have_to_be_pulled() -> None:
     def answered(count: int, step: Step, rank: Rank = Rank.SETTLED) -> None:
         for _ in range(count):
             followed = Followed(0, Want(5, 5, rank))
-            followed.open(Sent(0, CopyState.USABLE))
+            followed.open(Sent(0, CopyState.USABLE, 0))
             followed.take(step)
             bound.opened(followed)
 
@@ -313,7 +334,7 @@ def test_heartbeats_tell_of_what_has_begun_and_of_moves_first() -> None:
     waiting = reported(following.partitions.values())
     assert [p.stage for p in waiting] == [ProgressStage.WAITING] * 2  # of the moves
     for followed in following.partitions.values():
-        following.open(followed, Sent(0, CopyState.USABLE), 0.0)
+        following.open(followed, Sent(0, CopyState.USABLE, 0), 0.0)
         followed.take(Step.JOIN)
     told = reported(following.partitions.values())
     assert len(told) == REPORTED_MAX

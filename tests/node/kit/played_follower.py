@@ -58,6 +58,7 @@ class PlayedFollower:
         complete_through: int = 0,
         needs_snapshot: bool = False,
         history: Sequence[tuple[int, int]] = (),
+        unchanged_from: int | None = None,
     ) -> list[wire.OpenedPartition]:
         """Open the partitions; return the answers."""
         message = wire.OpenPartitions(
@@ -67,6 +68,7 @@ class PlayedFollower:
                     primary_epoch=epoch,
                     complete_through=complete_through,
                     needs_snapshot=needs_snapshot,
+                    unchanged_from=unchanged_from,
                     history=[
                         wire.EpochStart(primary_epoch=e, previous_sequence=s) for e, s in history
                     ],

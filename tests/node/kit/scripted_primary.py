@@ -302,13 +302,16 @@ class ScriptedPrimary:
         if asked.needs_snapshot or point < lead.floor:
             answer.take_snapshot = True
             return
-        last = lead.history[-1]
-        if point == asked.complete_through == last.previous_sequence and not any(
+        last, unchanged_from = lead.history[-1], asked.complete_through
+        if asked.HasField("unchanged_from"):
+            unchanged_from = asked.unchanged_from
+        if unchanged_from <= point == last.previous_sequence and not any(
             records.decode_record(row).sequence > point
             and records.decode_record(row).sequence < first_sequence(lead.epoch)
             for row in lead.rows.values()
         ):
             point = first_sequence(lead.epoch)
+            answer.unchanged_from = last.previous_sequence
         answer.common_point, answer.stream_from = point, lead.streamed
         stream.open.add(asked.partition_id)
 

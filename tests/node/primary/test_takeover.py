@@ -101,6 +101,82 @@ def test_adoption_of_a_copy_with_a_tail_is_no_clean_beginning(tmp_path: Path) ->
     with_engine(tmp_path, use, lead=False)
 
 
+PAST = first_sequence(1) + 2
+"""Where the copies ended before the node took over again and again, without a write."""
+
+
+async def take_over_after(bench: Bench, *, tail: bool, written: int = 0) -> None:
+    """Lead in epoch 5 what an earlier process took over in epochs 2 and 3: in 2 perhaps with a
+    tail, and with so many writes then.
+    """
+    bench.take_table(table_of(row_of(0, (1, 2), epoch=5)))
+    epochs = records.PartitionEpochs(primary_epoch=0).adopted(1, 0, clean=True)
+    epochs = epochs.adopted(2, PAST, clean=not tail)
+    epochs = epochs.adopted(3, first_sequence(2) + written, clean=True)
+    through = np.array([first_sequence(3)], np.uint64)
+    progress = records.encode_progress(through, np.zeros(1, np.uint64), 0)
+    keys = [records.epochs_key(0), records.progress_key(0)]
+    values: list[bytes | None] = [records.encode_epochs(epochs), *progress]
+    await bench.writer.submit(((2, keys, values),), 1, 0)
+    await bench.replicator.adopt([Adoption(0, 5)])
+
+
+@pytest.mark.parametrize(
+    ("history", "through", "unchanged_from"),
+    [
+        ([(1, 0)], PAST, None),
+        ([(1, 0), (2, PAST)], first_sequence(2), None),
+        ([(1, 0), (2, PAST), (3, first_sequence(2))], first_sequence(3), None),
+        # It took over itself, in epochs that this node never heard of.
+        ([(1, 0), (4, PAST)], first_sequence(4), PAST),
+    ],
+)
+def test_follower_goes_on_with_the_stream_after_takeovers_without_a_write(
+    tmp_path: Path, history: list[tuple[int, int]], through: int, unchanged_from: int | None
+) -> None:
+    async def use(bench: Bench) -> None:
+        await take_over_after(bench, tail=False)
+        (answer,) = await PlayedFollower(bench).open(
+            0,
+            epoch=5,
+            complete_through=through,
+            history=history,
+            unchanged_from=unchanged_from,
+        )
+        assert answer.common_point == answer.stream_from == first_sequence(5)
+        assert answer.unchanged_from == PAST
+
+    with_engine(tmp_path, use, lead=False)
+
+
+@pytest.mark.parametrize(
+    ("tail", "written", "through", "unchanged_from"),
+    [
+        (True, 0, PAST, None),  # the tail of the second epoch is not in it
+        (False, 1, PAST, None),  # nor is a write of it
+        (False, 0, PAST - 1, None),  # it lacks a write of the first
+        (False, 0, PAST + 1, None),  # it has one of its own
+        (False, 0, PAST + 2, PAST + 1),
+    ],
+)
+def test_follower_that_lacks_or_has_a_write_does_not_go_on_with_the_stream(
+    tmp_path: Path, tail: bool, written: int, through: int, unchanged_from: int | None
+) -> None:
+    async def use(bench: Bench) -> None:
+        await take_over_after(bench, tail=tail, written=written)
+        (answer,) = await PlayedFollower(bench).open(
+            0,
+            epoch=5,
+            complete_through=through,
+            history=[(1, 0)],
+            unchanged_from=unchanged_from,
+        )
+        assert answer.common_point == min(PAST, through)
+        assert answer.stream_from == first_sequence(5)
+
+    with_engine(tmp_path, use, lead=False)
+
+
 def test_group_of_an_epoch_that_is_over_answers_nothing_in_the_next(tmp_path: Path) -> None:
     """Registered anew, the same process leads on: what was pending is what the store holds."""
 

@@ -40,7 +40,7 @@ from heapq import heappop, heappush
 from itertools import zip_longest
 from typing import NamedTuple
 
-from koinon_node.core.records import EpochStart
+from koinon_node.core.records import NO_SEQUENCE, EpochStart, PartitionEpochs
 from koinon_node.core.replication.copies import CopyState
 from koinon_proto.contract.errors import KoinonError, ResourceExhaustedError
 from koinon_proto.contract.table import (
@@ -200,13 +200,23 @@ ON_THE_WAY = frozenset(Stage) - {Stage.WAITING, Stage.LIVE}
 
 
 class Sent(NamedTuple):
-    """The follower's description of its copy when it opened the partition."""
+    """The follower's description of its copy when it opened the partition. ``unchanged_from``: from
+    there through ``complete_through`` its lineage has no write, and it holds none above.
+    """
 
     complete_through: int
     state: CopyState
+    unchanged_from: int
 
 
-_NOTHING_SENT = Sent(0, CopyState.USABLE)
+def described(complete_through: int, state: CopyState, epochs: PartitionEpochs) -> Sent:
+    """Return the description of a copy."""
+    is_whole = state is CopyState.USABLE
+    lowest = epochs.unchanged_before(complete_through) if is_whole else complete_through
+    return Sent(complete_through, state, lowest)
+
+
+_NOTHING_SENT = Sent(0, CopyState.USABLE, 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -216,9 +226,20 @@ class Opened:
     common_point: int = 0
     stream_from: int = 0
     history: tuple[EpochStart, ...] = ()
+    unchanged_from: int = NO_SEQUENCE  # see PartitionEpochs
     records: int = 0  # that the partition has there, about
     size: int = 0  # bytes of them
     required: bool = False  # the primary's writes wait for this copy
+
+    def epochs(self, primary_epoch: int) -> PartitionEpochs:
+        """Return the metadata of a copy that is as the primary's, in a store that has seen this
+        epoch.
+        """
+        return PartitionEpochs(
+            primary_epoch=primary_epoch,
+            history=self.history,
+            unchanged_from=self.unchanged_from,
+        )
 
 
 class KeptBack(NamedTuple):
@@ -341,7 +362,7 @@ def first_step(followed: Followed, tail_epoch: int) -> Step:
         BadMessageError: the primary claims more of this copy than it holds.
     """
     opened, sent = followed.opened, followed.sent
-    if opened.common_point > _reach(sent.complete_through, opened.history):
+    if opened.common_point > _reach(sent, opened.history):
         raise BadMessageError(
             reason=f"partition {followed.partition_id}: common point {opened.common_point} is above"
             f" what was complete, {sent.complete_through}"
@@ -357,13 +378,13 @@ def step_after_repair(opened: Opened) -> Step:
     return Step.PULL if opened.common_point < opened.stream_from else Step.JOIN
 
 
-def _reach(complete_through: int, history: Sequence[EpochStart]) -> int:
-    """Return the highest sequence that says the same as ``complete_through`` in the lineage: an
-    epoch that began right there begins with nothing.
+def _reach(sent: Sent, history: Sequence[EpochStart]) -> int:
+    """Return the highest sequence that may say the same in the lineage as where the copy ends: an
+    epoch that began right there, or where nothing was written since, may begin with nothing.
     """
-    reach = complete_through
+    reach = sent.complete_through
     for epoch, previous in history:
-        if previous == reach:
+        if sent.unchanged_from <= previous <= reach:
             reach = max(reach, first_sequence(epoch))
     return reach
 

@@ -74,23 +74,15 @@ class Opening(NamedTuple):
     required: bool = False
 
 
-class Adopted(NamedTuple):
-    """An epoch under which this node leads a partition. ``clean``: nothing above ``previous`` was
-    in the copy.
+class Asked(NamedTuple):
+    """A follower's description of its copy when it opens a partition. ``unchanged_from``: from
+    there through ``complete_through`` the copy's lineage has no write, and it holds none above.
     """
 
     partition_id: int
     primary_epoch: int
-    previous: int
-    clean: bool
-
-
-class Asked(NamedTuple):
-    """A follower's description of its copy when it opens a partition."""
-
-    partition_id: int
-    primary_epoch: int
     complete_through: int
+    unchanged_from: int
     needs_snapshot: bool
     history: Sequence[EpochStart]
 
@@ -117,7 +109,6 @@ _BY_PARTITION: _Columns = {
     "ready": (np.bool_, False),
     "broken": (np.bool_, False),
     "adopted_at": (np.float64, 0.0),
-    "clean_from": (np.uint64, NO_SEQUENCE),
     "minima": (np.int64, 1),
     "given_up": (np.bool_, False),
 }
@@ -152,7 +143,6 @@ class ReplicaTracker:
     ready: BoolArray  # served since it was adopted
     broken: BoolArray  # an own commit failed that followers have
     adopted_at: F64Array  # monotonic seconds
-    clean_from: U64Array  # the sequence before the epoch, if nothing above it was in the copy
     minima: npt.NDArray[np.int64]  # how many in-sync replicas a write needs, this node included
     given_up: BoolArray  # the row wants another primary
 
@@ -283,24 +273,22 @@ class ReplicaTracker:
         self.required[:, p] = wanted & (self.epochs[p] != 0)
         self.any_required = bool(self.required.any())
 
-    def adopt(self, adopted: Sequence[Adopted], now: float) -> None:
+    def adopt(self, adopted: Mapping[int, int], now: float) -> None:
         """Lead the partitions in these epochs, which are durable here, as far as the newest rows
         still say so.
         """
         if self.table is None:
             return
-        taken: list[Adopted] = []
-        for one in adopted:
-            row = self.table.rows[one.partition_id] if one.partition_id < self._size else None
-            if row and row.primary == self.me and row.primary_epoch == one.primary_epoch:
-                taken.append(one)
-        p = [one.partition_id for one in taken]
-        epochs = np.array([one.primary_epoch for one in taken], np.uint64)
+        p: list[int] = []
+        for partition_id, primary_epoch in adopted.items():
+            row = self.table.rows[partition_id] if partition_id < self._size else None
+            if row and row.primary == self.me and row.primary_epoch == primary_epoch:
+                p.append(partition_id)
+        epochs = np.array([adopted[partition_id] for partition_id in p], np.uint64)
         self._lose(p)
         self.epochs[p] = epochs
         self.streamed[p] = self.completed[p] = epochs << np.uint64(SEQUENCE_COUNTER_BITS)
         self.adopted_at[p] = now
-        self.clean_from[p] = [one.previous if one.clean else NO_SEQUENCE for one in taken]
         self.require(p)
 
     def take_ready(self) -> list[int]:
@@ -335,7 +323,8 @@ class ReplicaTracker:
         if not led or not self.replicas[slot, p] or self.broken[p] or unsent_removal:
             return Opening(Answer.ASK_AGAIN)
         stream_from = int(self.streamed[p])
-        mine = Lineage(self.copies.epochs_of(p).history, stream_from)
+        known = self.copies.epochs_of(p)
+        mine = Lineage(known.history, stream_from)
         point = common_point(mine, Lineage(asked.history, asked.complete_through))
         if asked.needs_snapshot or point < int(self.copies.purge_floors[p]):
             if self.in_sync[slot, p] or self.proposed[slot, p]:
@@ -347,8 +336,9 @@ class ReplicaTracker:
             return Opening(Answer.TAKE_SNAPSHOT)
         self.holds[slot, p] = point
         self.opened[slot, p] = True
-        if point == asked.complete_through == int(self.clean_from[p]):
-            point = first_sequence(asked.primary_epoch)  # the epoch began right there
+        if asked.unchanged_from <= point and known.unchanged_from <= point:
+            # Neither lineage has a write between there and where the copy ends, or the epoch began.
+            point = max(point, first_sequence(asked.primary_epoch))
         return Opening(Answer.OPENED, point, stream_from, bool(self.required[slot, p]))
 
     def close(self, slot: int, partition_ids: U32Array) -> None:
