@@ -1,14 +1,15 @@
 """The cost of many partitions: a cluster of 1,024 beside one of 1,024 and 200 keyspaces of 64.
 
-    python -m bench.coordinators.partitions_bench [--keyspaces 0 200] [--runs 3]
-        [--only state|cluster] [--json]
+    python -m bench.coordinators.partitions_bench [--keyspaces 0 200] [--runs 3] [--json]
+        [--only state|cluster|start]
 
 ``state``: milliseconds of CPU that a coordinator's event loop is kept for one thing at a time, in
 this process. ``cluster``: three coordinators and three nodes. A node is killed; the figures are the
 time until every partition has a primary that serves it (by the leader's table), and until one key
 of each of 1,024 partitions, spread over all, takes a write. Then the node comes back. All the
 while a process asks each coordinator every 10 ms for something that needs only its event loop: the
-slowest answer is the longest stall. Nothing else fails, so each election is a mistake.
+slowest answer is the longest stall. Nothing else fails, so each election is a mistake. ``start``:
+one node that leads 16,384 partitions is stopped, and started again.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import statistics
 import sys
 import time
@@ -59,6 +61,7 @@ from koinon_proto.v1 import table_pb2, table_pb2_grpc
 
 PARTITIONS = 1_024
 PER_KEYSPACE = 64
+LED_BY_ONE = 16_384  # in ``start``
 NODES = 3
 PROBES = 1_024
 PROBED_KEYSPACES = 16
@@ -503,6 +506,35 @@ def cluster_figures(keyspaces: int, runs: int, data: str | None) -> Report:
     return report
 
 
+# --- the start of a node -----------------------------------------------------------------------
+
+
+def _cpu_s(pid: int) -> float:
+    """Return the seconds of CPU that the process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def _starts(cluster: LocalCluster, runs: int) -> list[tuple[float, float]]:
+    """Return seconds from each start of the one node until it serves all, and its CPU till then."""
+    (node,) = cluster.node_names
+    with cluster.admin(timeout_ms=30_000) as admin:
+        partitions = LED_BY_ONE - PARTITIONS
+        await asyncio.to_thread(admin.keyspaces.create, "large", partition_count=partitions)
+    await watched(cluster, in_sync)
+    found: list[tuple[float, float]] = []
+    for _ in range(runs):
+        table = cluster.status().table
+        assert table is not None
+        epochs = {info.node_id: info.node_epoch for info in table.nodes.values()}
+        await asyncio.to_thread(cluster.terminate, node)
+        began = time.monotonic()
+        cluster.restart(node)
+        seconds = await watched(cluster, in_sync, epochs) - began
+        found.append((seconds, _cpu_s(cluster.pid(node) or 0)))
+    return found
+
+
 # --- printing ----------------------------------------------------------------------------------
 
 
@@ -537,22 +569,28 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--keyspaces", type=int, nargs="+", default=[0, 200])
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--only", choices=("state", "cluster"))
+    parser.add_argument("--only", choices=("state", "cluster", "start"))
     parser.add_argument("--data", type=Path, help="a directory for the cluster, kept with its logs")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    costs, reports = {}, []
-    if options.only != "cluster":
+    costs, reports, starts = {}, [], []
+    if options.only in (None, "state"):
         costs = {keyspaces: state_costs(keyspaces) for keyspaces in options.keyspaces}
-    if options.only != "state":
+    if options.only in (None, "start"):
+        with LocalCluster(nodes=1, coordinators=1) as cluster:
+            starts = asyncio.run(_starts(cluster, options.runs))
+    if options.only in (None, "cluster"):
         for keyspaces in options.keyspaces:
             data = options.data and str(options.data / str(keyspaces))
             reports.append(cluster_figures(keyspaces, options.runs, data))
     if options.json:
-        print(json.dumps({"state": costs, "cluster": list(map(asdict, reports))}))
+        told = {"state": costs, "cluster": list(map(asdict, reports)), "start": starts}
+        print(json.dumps(told))
         return 0
     if costs:
         print_state(costs)
+    for seconds, cpu_s in starts:
+        print(f"a node serves {LED_BY_ONE:,} after {seconds:.2f} s, with {cpu_s:.2f} s of CPU")
     print_cluster(reports)
     return 0
 
