@@ -29,8 +29,9 @@ there is no limit for those in sync. While others are on their way, none is begu
 Of those that a move adds only the ones count that have not been pulled: a few more than are pulled
 at once, so that pulling never waits for an answer, and no more.
 """
-SETTLED_MAX = 512
+SETTLED_MAX = 1_024
 """The most ``SETTLED`` partitions that may be on their way at once, if none has to be pulled."""
+_SHARE_AT_FIRST = 0.5  # taken to have to be pulled, of those that are opened before any answer
 _SHARE_OF = 32  # openings, about, are what is known of the share that has to be pulled
 REPORTED_MAX = 256
 """The most replicas that a heartbeat tells of: coordinators read each on their event loop."""
@@ -40,7 +41,7 @@ class SettledBound:
     """The limit of ``SETTLED`` partitions that are on their way at once, by what answers said."""
 
     def __init__(self) -> None:
-        self._pulled_share = 1.0  # of those opened lately, those that had to be pulled
+        self._pulled_share = _SHARE_AT_FIRST  # of those opened lately that had to be pulled
 
     @property
     def most(self) -> int:

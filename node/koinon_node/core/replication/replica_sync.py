@@ -485,7 +485,7 @@ class ReplicaSync:
                 new = Followed(partition_id, want, index=self.index)
                 self.partitions[partition_id] = new
                 self.index.add(new)
-            elif known.want != want:
+            elif known.want is not want and known.want != want:  # most rows have not changed
                 if known.want.primary_epoch != want.primary_epoch:
                     changed.append(known)
                 self.index.remove(known)

@@ -212,9 +212,9 @@ class ReplicaTracker:
         pairs = zip_longest(table.rows, old_rows[: self._size])
         news = [(row, old) for row, old in pairs if row is not old]
         changed: list[int] = [row.partition_id for row, _ in news]
-        for row, old in news:
-            if not (same and old is not None and _same_members(row, old)):
-                self._take_row(row)
+        self._take_rows(
+            [row for row, old in news if not (same and old is not None and _same_members(row, old))]
+        )
         settings = table.cluster, table.keyspace_list
         if before is not None and (before.cluster, before.keyspace_list) != settings:
             # They count for rows that have not changed, too.
@@ -242,18 +242,25 @@ class ReplicaTracker:
             self.live[slot] = node is not None and node.status in _LIVE
         return lost, changed
 
-    def _take_row(self, row: PartitionRow) -> None:
+    def _take_rows(self, rows: Sequence[PartitionRow]) -> None:
+        """Let the columns say what these rows say. Of thousands most have members alike."""
         assert self.table is not None
-        p = row.partition_id
-        self.minima[p] = self.table.keyspaces.min_in_sync(row)
-        self.given_up[p] = row.wanted_primary != NO_NODE or bool(row.removing)
-        self.primaries.replicated[p] = len(row.replicas) > 1
-        for number in row.replicas:
-            if number != self.me:
-                self.slot_of(number)
-        for slot, number in enumerate(self.numbers):
-            self.replicas[slot, p] = number in row.replicas and number != self.me
-            self.in_sync[slot, p] = number in row.in_sync and number != self.me
+        minima = list(map(self.table.keyspaces.min_in_sync, rows))
+        self.minima[[row.partition_id for row in rows]] = minima
+        alike: dict[tuple[Sequence[NodeNumber], Sequence[NodeNumber], bool], list[int]] = {}
+        for row in rows:
+            given_up = row.wanted_primary != NO_NODE or bool(row.removing)
+            place = row.replicas, row.in_sync, given_up
+            alike.setdefault(place, []).append(row.partition_id)
+        for (replicas, in_sync, given_up), p in alike.items():
+            self.given_up[p] = given_up
+            self.primaries.replicated[p] = len(replicas) > 1
+            for number in replicas:
+                if number != self.me:
+                    self.slot_of(number)
+            for slot, number in enumerate(self.numbers):
+                self.replicas[slot, p] = number in replicas and number != self.me
+                self.in_sync[slot, p] = number in in_sync and number != self.me
 
     def _lose(self, p: Sequence[int]) -> None:
         """Forget partitions that another node leads, or none: nothing waits for their followers.
