@@ -78,6 +78,13 @@ def parser() -> argparse.ArgumentParser:
     )
     flag("--join", action="store_true", help="be added to a group that runs")
     flag(
+        "--peer-listen",
+        default="",
+        metavar="HOST:PORT",
+        help="where other coordinators and nodes come for cheap heartbeats; none: not at all "
+        "(the host of --listen, a free port)",
+    )
+    flag(
         "--metrics-listen",
         default="",
         metavar="HOST:PORT",
@@ -183,6 +190,7 @@ def _config(flags: argparse.Namespace) -> CoordinatorConfig:
         members=parse_members(flags.members),
         join=flags.join,
         metrics_listen=flags.metrics_listen,
+        peer_listen=flags.peer_listen,
         listening=listening(flags.tls, flags.tls_bundle, Kind.COORDINATOR),
         audit=Audit(flags.audit_log, flags.audit_data_every),
         bootstrap=BootstrapConfig(

@@ -48,6 +48,7 @@ REPLICATED_TIMES = (
     "replica_timeout_ms",
     "rereplicate_after_ms",
 )
+NOWHERE = "none"
 _FEW_COPIES = {
     1: "every partition has one copy: it cannot be served while its node is down, and is lost with "
     "that node's disk. Bootstrap with three nodes for three copies, or add nodes and raise it",
@@ -224,7 +225,9 @@ class CoordinatorConfig:
 
     ``members`` are the voters that a fresh group begins with, this one among them; empty to join a
     group that runs already (or to restart one, whose data directory knows its members).
-    ``metrics_listen`` '': metrics are served nowhere.
+    ``metrics_listen`` '': metrics are served nowhere. ``peer_listen`` is where streams of frames
+    are taken; '': at the host of ``listen``, at a port that the system chooses; NOWHERE: gRPC is
+    used for all.
     """
 
     member_id: str
@@ -236,6 +239,7 @@ class CoordinatorConfig:
     bootstrap: BootstrapConfig = field(default_factory=BootstrapConfig)
     timing: TimingConfig = field(default_factory=TimingConfig)
     metrics_listen: str = ""
+    peer_listen: str = ""
     listening: Listening = field(default_factory=Listening)
     audit: Audit = NO_AUDIT
 
@@ -245,6 +249,8 @@ class CoordinatorConfig:
         check_address("advertise", self.advertise)
         if self.metrics_listen:
             check_address("metrics-listen", self.metrics_listen)
+        if self.peer_listen not in ("", NOWHERE):
+            check_address("peer-listen", self.peer_listen)
         if self.join:
             _require(not self.members, "--join and --members exclude each other")
             return
@@ -270,6 +276,13 @@ class CoordinatorConfig:
             own == self.advertise,
             f"--members says {own} for {self.member_id!r}, it advertises {self.advertise}",
         )
+
+    @property
+    def peer_address(self) -> str:
+        """Where streams of frames are taken; its port may be 0. '': nowhere."""
+        if self.peer_listen == NOWHERE:
+            return ""
+        return self.peer_listen or f"{self.listen.rpartition(':')[0]}:0"
 
 
 def parse_members(text: str) -> dict[str, str]:

@@ -17,12 +17,12 @@ from koinon_coordinator.config import CoordinatorConfig, TimingConfig
 from koinon_coordinator.core.cluster.state import ClusterState
 from koinon_coordinator.leader.leadership import Leadership
 from koinon_coordinator.raft import (
-    GrpcRaftTransport,
     MemberStoppedError,
     RaftConfig,
     RaftMember,
     RaftStatus,
     RaftTransport,
+    StreamRaftTransport,
 )
 from koinon_coordinator.state_machine import ReplicatedState
 from koinon_coordinator.wire.rows import RowForms
@@ -51,6 +51,7 @@ class Coordinator:
     ) -> None:
         self.config = config
         self.open_addresses: tuple[str, ...] = ()  # where others come in without TLS
+        self.peer_port = 0  # where this process takes streams of frames; 0: nowhere
         self._replicated = ReplicatedState(self._on_config)
         self._timing = config.timing
         self._random = Random()
@@ -59,7 +60,7 @@ class Coordinator:
         self._failed: asyncio.Future[None] | None = None
         self._fences_before = 0  # in terms that are over
         self.stopping = False
-        self.transport = transport if transport is not None else GrpcRaftTransport()
+        self.transport = transport if transport is not None else StreamRaftTransport()
         self._raft = RaftMember(
             raft_config(config),
             self._replicated,

@@ -7,7 +7,7 @@ is immutable, is made on the endpoint's thread, once a table.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from koinon_coordinator.coordinator import Coordinator
@@ -31,10 +31,15 @@ from koinon_proto.server.guard import Guard
 from koinon_proto.server.metrics_server import Metrics
 
 
-def coordinator_metrics(coordinator: Coordinator, guard: Guard) -> Metrics:
-    """Return the metrics of the coordinator, and of its server's guard."""
+def coordinator_metrics(
+    coordinator: Coordinator, guard: Guard, *, taken: Callable[[], dict[str, int]]
+) -> Metrics:
+    """Return the metrics of the coordinator, and of its server's guard. ``taken`` returns how many
+    streams the peer port has, by method.
+    """
     metrics = Metrics("coordinator")
     metrics.add(lambda: _of_raft(coordinator))
+    metrics.add(lambda: _streams(coordinator, taken()))
     metrics.add(lambda: _of_leader(coordinator))
     metrics.add(lambda: admission_metrics.families(guard))
     view = ClusterView(coordinator)
@@ -94,6 +99,23 @@ def _of_raft(coordinator: Coordinator) -> Iterable[Family]:
     )
     yield single(
         "koinon_fences_total", "counter", "Nodes that this leader has fenced.", coordinator.fences
+    )
+
+
+def _streams(coordinator: Coordinator, taken: Mapping[str, int]) -> Iterable[Family]:
+    yield labelled(
+        "koinon_peer_port_streams",
+        "gauge",
+        "Streams of frames that this coordinator's peer port has taken, by method.",
+        ("method",),
+        {(method,): count for method, count in taken.items()},
+    )
+    yield labelled(
+        "koinon_raft_streams",
+        "gauge",
+        "Streams of this coordinator to the others, by what carries them.",
+        ("carrier",),
+        {(carrier,): count for carrier, count in coordinator.transport.streams().items()},
     )
 
 

@@ -10,8 +10,13 @@ from collections.abc import AsyncIterator
 from koinon_coordinator.config import CONTROL_LANE, DATA_LANE, MESSAGE_BYTES_MAX, CoordinatorConfig
 from koinon_coordinator.coordinator import Coordinator
 from koinon_coordinator.metrics import coordinator_metrics
-from koinon_coordinator.raft import GrpcRaftTransport
-from koinon_coordinator.services.cluster_services import SERVICES, add_services
+from koinon_coordinator.raft import RAFT_COMMAND, StreamRaftTransport, TransportConfig
+from koinon_coordinator.services.cluster_services import (
+    SERVICES,
+    add_services,
+    heartbeat_in,
+)
+from koinon_coordinator.services.peer_port import FramedMethod, PeerPort
 from koinon_proto.contract.cluster_errors import DataDirectoryError
 from koinon_proto.contract.errors import ConfigurationError
 from koinon_proto.process import stopping
@@ -19,6 +24,7 @@ from koinon_proto.security.authentication import Authenticator
 from koinon_proto.security.exposure import warn_of_strangers
 from koinon_proto.security.trust import Trust
 from koinon_proto.server.aio_server import GuardedServer
+from koinon_proto.server.framed_greeting import HEARTBEAT_BYTES_MAX, HEARTBEATS_COMMAND
 from koinon_proto.server.guard import Guard
 from koinon_proto.server.metrics_server import MetricsEndpoint
 from koinon_proto.server.rpc import (
@@ -26,10 +32,12 @@ from koinon_proto.server.rpc import (
     add_health_and_reflection,
     raise_descriptor_limit,
 )
+from koinon_proto.v1.raft_pb2 import RaftBatch
 
 log = logging.getLogger(__name__)
 
 STOP_GRACE_S = 0.5
+HELLO_BYTES_MAX = 16 * 1024
 _OPTIONS = (
     *(option for option in SERVER_OPTIONS if option[0] != "grpc.max_receive_message_length"),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
@@ -61,7 +69,9 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[Coordinator]:
     """Start a coordinator with its server; stop both at the end."""
     descriptors = raise_descriptor_limit()
     endpoint = MetricsEndpoint(config.metrics_listen, config.listening)
-    transport = GrpcRaftTransport(config.listening.dialing())
+    transport = StreamRaftTransport(
+        config.listening.dialing(), TransportConfig.of(config.timing.raft_heartbeat_ms)
+    )
     coordinator = Coordinator(config, transport=transport)
     guard = Guard(
         DATA_LANE,
@@ -75,8 +85,31 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[Coordinator]:
         audit=config.audit,
     )
     server = GuardedServer(guard, _OPTIONS)
-    add_services(coordinator, server)
+    members = add_services(coordinator, server, guard.control.trust_host)
     transport.add_to_server(server)
+    peer_port = PeerPort(
+        {
+            RAFT_COMMAND: FramedMethod(
+                path="/koinon.v1.Raft/Exchange",
+                parse=RaftBatch.FromString,
+                serve=transport.take_frames,
+                first_bytes_max=HELLO_BYTES_MAX,
+                message_bytes_max=MESSAGE_BYTES_MAX,
+            ),
+            HEARTBEATS_COMMAND: FramedMethod(
+                path="/koinon.v1.Membership/Heartbeat",
+                parse=heartbeat_in,
+                serve=members.take_heartbeats,
+                first_bytes_max=HEARTBEAT_BYTES_MAX,
+                message_bytes_max=HEARTBEAT_BYTES_MAX,
+                received_bytes_max=HEARTBEAT_BYTES_MAX,
+            ),
+        },
+        config.listening,
+        guard.gate,
+        config.audit,
+    )
+    guard.on_callers_changed.append(peer_port.look_at_callers)
     health = await add_health_and_reflection(server, SERVICES)
     try:
         config.listening.add_port(server, config.listen)
@@ -86,17 +119,25 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[Coordinator]:
             reason=f"listen {config.listen}: cannot be bound ({error})"
         ) from error
     try:
+        if config.peer_address:
+            await peer_port.start(config.peer_address)
+        coordinator.peer_port = transport.peer_port = peer_port.port
         await _start(coordinator, config)
         await server.start()
-        endpoint.start(coordinator_metrics(coordinator, guard))
+        endpoint.start(coordinator_metrics(coordinator, guard, taken=peer_port.streams))
         coordinator.open_addresses = warn_of_strangers(
             config.listening,
-            {"--listen": config.listen, "--metrics-listen": config.metrics_listen},
+            {
+                "--listen": config.listen,
+                "--peer-listen": config.peer_address,
+                "--metrics-listen": config.metrics_listen,
+            },
         )
         log.info(
-            "coordinator started id=%s listen=%s advertise=%s data=%s descriptors=%d",
+            "coordinator started id=%s listen=%s peer_port=%d advertise=%s data=%s descriptors=%d",
             config.member_id,
             config.listen,
+            peer_port.port,
             config.advertise,
             config.data,
             descriptors,
@@ -106,6 +147,7 @@ async def running(config: CoordinatorConfig) -> AsyncIterator[Coordinator]:
         await asyncio.to_thread(endpoint.close)
         await health.enter_graceful_shutdown()
         await coordinator.stop()
+        await peer_port.stop()
         await server.stop(STOP_GRACE_S)
         config.listening.close()
         await asyncio.to_thread(config.audit.close)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from koinon_node.core.replication.in_sync_and_hand_over import RowChange as RowChange
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.contract.table import NodeInfo
 from koinon_proto.security.authorization import Caller
+from koinon_proto.server.framed_stream import PeerLostError as PeerLostError
 from koinon_proto.v1 import loads_pb2, replication_pb2
 
 FOLLOW = "/koinon.v1.Replication/Follow"
@@ -23,13 +23,6 @@ FOLLOW = "/koinon.v1.Replication/Follow"
 
 Sent = TypeVar("Sent", contravariant=True)
 Received = TypeVar("Received", covariant=True)
-
-
-@dataclass(kw_only=True, eq=False)
-class PeerLostError(KoinonError):
-    """The other node cannot be reached, or the stream to it has ended; begin again."""
-
-    reason: str
 
 
 class Stream(Protocol[Sent, Received]):

@@ -1,14 +1,15 @@
 """Bytes of callers that have shown nothing, sent to each port of a cluster that requires TLS.
 
-What must hold: no byte of an answer comes back but those of TLS itself (and, at the Redis port,
-refusals, where any client may shake hands and send its token); no call and no command is let in;
-no process stops, is fenced, logs a traceback or grows by much; clients with certificates go on.
+What must hold: no byte of an answer comes back but those of TLS itself and, at the Redis port and a
+coordinator's peer port, refusals after a handshake; no call and no command is let in; no process
+stops, is fenced, logs a traceback or grows by much; clients with certificates go on.
 """
 
 from __future__ import annotations
 
 import contextlib
 import random
+import re
 import socket
 import ssl
 import time
@@ -32,12 +33,14 @@ _HELD_MAX = 48
 _ANSWER_BYTES_MAX = 65_536
 _ALERT, _HANDSHAKE, _CHANGE_CIPHER = 0x15, 0x16, 0x14
 METRIC = "koinon_unidentified_total"
+PEER_COMMANDS = (b"KOINON.RAFT 1\r\n", b"KOINON.HEARTBEATS 1\r\n", b"KOINON.RAFT 2\r\n", b"x\r\n")
+_PEER_PORT = re.compile(r"coordinator started .* peer_port=(\d+)")
 METHODS = ("KeyValue/BatchGet", "Raft/Exchange", "Membership/Register", "Admin/ChangeAccess")
 
 
 @dataclass(frozen=True)
 class Port:
-    """One port of a member. ``kind``: grpc, redis or metrics."""
+    """One port of a member. ``kind``: grpc, redis, peer or metrics."""
 
     member: str
     kind: str
@@ -148,7 +151,9 @@ class Strangers:
                     answer = _received(secured)
             except OSError:  # ssl.SSLError among them
                 return
-        if port.kind == "redis":
+        if port.kind == "peer":
+            assert not answer or answer.startswith(b"-ERR "), answer[:500]
+        elif port.kind == "redis":
             lines = [line for line in answer.split(b"\r\n") if line]
             assert all(line.startswith((b"-", b"+PONG")) for line in lines), answer[:500]
         else:
@@ -272,6 +277,7 @@ def _resp(rng: random.Random) -> bytes:
 _SAYS: dict[str, Callable[[random.Random], bytes]] = {
     "grpc": _http2,
     "redis": _resp,
+    "peer": lambda rng: rng.choice(PEER_COMMANDS) + rng.randbytes(rng.choice([0, 0, 8, 500])),
     "metrics": lambda _: b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n",
 }
 
@@ -298,6 +304,9 @@ def _ports(cluster: LocalCluster) -> Iterator[Port]:
         yield Port(name, "metrics", cluster.metrics_address(name))
         if name in cluster.node_names:
             yield Port(name, "redis", cluster.redis_address(name))
+        else:
+            (*_, number) = _PEER_PORT.findall(cluster.log_path(name).read_text())
+            yield Port(name, "peer", f"127.0.0.1:{number}")
 
 
 def _place(port: Port) -> tuple[str, int]:

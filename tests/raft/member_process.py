@@ -19,7 +19,7 @@ from typing import Any
 import grpc
 import uvloop
 
-from koinon_coordinator.raft import GrpcRaftTransport, RaftConfig, RaftMember
+from koinon_coordinator.raft import RaftConfig, RaftMember, StreamRaftTransport
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.process.clock import boottime
 
@@ -55,7 +55,7 @@ class Process:
         settings["data_dir"] = Path(settings["data_dir"])
         self.state = CommandList()
         self.serving_term: int | None = None
-        self.transport = GrpcRaftTransport()
+        self.transport = StreamRaftTransport()
         self.member = RaftMember(
             RaftConfig(**settings),
             self.state,

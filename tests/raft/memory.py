@@ -19,7 +19,7 @@ from koinon_coordinator.core.raft import (
     SnapshotWrite,
 )
 from koinon_coordinator.raft.errors import MemberStoppedError
-from koinon_coordinator.raft.transport import RaftEndpoint
+from koinon_coordinator.raft.peer_stream import RaftEndpoint
 
 
 class MemoryRaftStorage:
@@ -126,6 +126,9 @@ class MemoryRaftTransport:
                 task = asyncio.get_running_loop().create_task(target.receive(self, message))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
+
+    def streams(self) -> dict[str, int]:
+        return {}
 
     async def receive(self, source: MemoryRaftTransport, message: Message) -> None:
         sender, receiver = source.endpoint, self.endpoint

@@ -11,11 +11,11 @@ import pytest
 
 from koinon_coordinator.core.raft import Configuration, Role
 from koinon_coordinator.raft import (
-    GrpcRaftTransport,
     MemberStoppedError,
     RaftConfig,
     RaftMember,
     StoreChangedError,
+    StreamRaftTransport,
 )
 from koinon_proto.contract.cluster_errors import DataDirectoryError
 from tests.kit.addresses import free_addresses
@@ -81,7 +81,7 @@ def test_members_that_only_follow_know_one_anothers_stores() -> None:
         disks = {m: MemoryRaftStorage(Configuration(voters=addresses)) for m in addresses}
         members, servers = {}, []
         for member_id, address in addresses.items():
-            transport, server = GrpcRaftTransport(), grpc.aio.server()
+            transport, server = StreamRaftTransport(), grpc.aio.server()
             transport.add_to_server(server)
             server.add_insecure_port(address)
             await server.start()

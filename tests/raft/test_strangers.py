@@ -18,7 +18,7 @@ from koinon_coordinator.core.raft import (
     Role,
     VoteRequest,
 )
-from koinon_coordinator.raft import GrpcRaftTransport
+from koinon_coordinator.raft import StreamRaftTransport
 from koinon_coordinator.raft import transport as transport_module
 from koinon_coordinator.raft.message_codec import MalformedMessageError, from_proto
 from koinon_proto.contract import bounds
@@ -127,7 +127,7 @@ def hello(sender: str, address: str, receiver: str = "b", group: str = "") -> Ra
 def test_stranger_is_refused_and_nothing_of_it_is_kept_or_dialled() -> None:
     async def test() -> None:
         address = free_address()
-        transport, endpoint = GrpcRaftTransport(), Endpoint("b", address, "store")
+        transport, endpoint = StreamRaftTransport(), Endpoint("b", address, "store")
         endpoint.strangers = {f"x{i}" for i in range(30)} | {"x" * 1000}
         transport.attach(endpoint)
         server = await served(transport, address)
@@ -156,7 +156,7 @@ def test_streams_that_say_nothing_take_no_members_place(monkeypatch: pytest.Monk
 
     async def test() -> None:
         address = free_address()
-        transport, endpoint = GrpcRaftTransport(), Endpoint("b", address, "store")
+        transport, endpoint = StreamRaftTransport(), Endpoint("b", address, "store")
         transport.attach(endpoint)
         server = await served(transport, address)
         async with grpc.aio.insecure_channel(address) as channel:

@@ -21,13 +21,14 @@ from koinon_coordinator.core.raft import (
     Message,
 )
 from koinon_coordinator.raft import (
-    GrpcRaftTransport,
     RaftTransport,
+    StreamRaftTransport,
     TransportConfig,
     message_codec,
 )
 from koinon_coordinator.raft.errors import MemberStoppedError
 from koinon_coordinator.raft.message_codec import MalformedMessageError, from_proto, to_proto
+from koinon_coordinator.services.peer_port import PeerPort
 from koinon_proto.v1 import raft_pb2_grpc
 from koinon_proto.v1.raft_pb2 import RaftBatch, RaftExchangeReply, RaftHello, RaftMessage
 from tests.kit.addresses import free_address
@@ -35,6 +36,7 @@ from tests.kit.waiting import run, succeeds, until
 from tests.proto.records import SCALARS, records
 
 from . import test_scenarios_changes, test_scenarios_snapshots
+from .framed import peer_port
 from .group import Group
 from .memory import MemoryRaftNetwork
 
@@ -155,6 +157,7 @@ class Wires:
         self.network = MemoryRaftNetwork()
         self.servers: list[Any] = []
         self.transports: list[RaftTransport] = []
+        self.ports: list[PeerPort] = []
 
     async def make(self, member_id: str, store_id: str = "store") -> tuple[Endpoint, Any]:
         address = free_address()
@@ -162,7 +165,9 @@ class Wires:
         if self.kind == "memory":
             transport = self.network.transport(address)
         else:
-            transport = GrpcRaftTransport()
+            transport = StreamRaftTransport()
+            if self.kind == "frames":
+                self.ports.append(await peer_port(transport))
             server = grpc.aio.server()
             transport.add_to_server(server)
             server.add_insecure_port(address)
@@ -176,11 +181,13 @@ class Wires:
     async def close(self) -> None:
         for transport in self.transports:
             await transport.close()
+        for port in self.ports:
+            await port.stop()
         for server in self.servers:
             await server.stop(0)
 
 
-@pytest.fixture(params=["memory", "grpc"])
+@pytest.fixture(params=["memory", "grpc", "frames"])
 def wire_kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -350,7 +357,7 @@ def test_grpc_stream_without_hello_or_with_nonsense_is_refused() -> None:
 
 def test_grpc_queue_is_bounded_and_drops_the_oldest() -> None:
     async def test() -> None:
-        transport = GrpcRaftTransport(config=TransportConfig(queue_messages_max=10))
+        transport = StreamRaftTransport(config=TransportConfig(queue_messages_max=10))
         endpoint = Endpoint("a", "", "store")
         transport.attach(endpoint)
         address = free_address()
@@ -365,7 +372,7 @@ def test_grpc_queue_is_bounded_and_drops_the_oldest() -> None:
 def test_grpc_peer_that_comes_later_is_reached() -> None:
     async def test() -> None:
         address = free_address()
-        sender, receiver = GrpcRaftTransport(), GrpcRaftTransport()
+        sender, receiver = StreamRaftTransport(), StreamRaftTransport()
         sender.attach(Endpoint("a", "", "store"))
         endpoint = Endpoint("b", address, "store")
         receiver.attach(endpoint)
@@ -383,7 +390,7 @@ def test_grpc_peer_that_comes_later_is_reached() -> None:
     run(test)
 
 
-async def served(transport: GrpcRaftTransport, address: str) -> Any:
+async def served(transport: StreamRaftTransport, address: str) -> Any:
     server = grpc.aio.server()
     transport.add_to_server(server)
     server.add_insecure_port(address)
@@ -396,7 +403,7 @@ def test_grpc_configured_peers_know_a_member_that_says_nothing() -> None:
 
     async def test() -> None:
         first, later = free_address(), free_address()
-        sender, receivers = GrpcRaftTransport(), [GrpcRaftTransport(), GrpcRaftTransport()]
+        sender, receivers = StreamRaftTransport(), [StreamRaftTransport(), StreamRaftTransport()]
         sender.attach(Endpoint("a", "", "store"))
         endpoints = [Endpoint("b", first, "store"), Endpoint("c", later, "store")]
         for receiver, endpoint in zip(receivers, endpoints, strict=True):
@@ -419,9 +426,9 @@ def test_grpc_configured_peers_know_a_member_that_says_nothing() -> None:
 def test_grpc_hello_is_repeated_for_one_who_took_the_member_for_a_stranger() -> None:
     async def test() -> None:
         address = free_address()
-        sender = GrpcRaftTransport(config=TransportConfig(hello_interval_ms=20))
+        sender = StreamRaftTransport(config=TransportConfig(hello_interval_ms=20))
         sender.attach(Endpoint("a", "", "store"))
-        receiver, endpoint = GrpcRaftTransport(), Endpoint("b", address, "store")
+        receiver, endpoint = StreamRaftTransport(), Endpoint("b", address, "store")
         hellos: list[str] = []
 
         async def is_known_store(member_id: str, store_id: str) -> bool:
@@ -447,9 +454,9 @@ def test_grpc_stream_that_was_idle_is_not_given_up_at_its_next_message() -> None
     async def test() -> None:
         nonlocal goes_on
         address = free_address()
-        sender = GrpcRaftTransport(config=TransportConfig(silence_ms=100))
+        sender = StreamRaftTransport(config=TransportConfig(silence_ms=100))
         sender.attach(Endpoint("a", "", "store"))
-        receiver, endpoint = GrpcRaftTransport(), Endpoint("b", address, "store")
+        receiver, endpoint = StreamRaftTransport(), Endpoint("b", address, "store")
         receiver.attach(endpoint)
         server = await served(receiver, address)
         sender.set_peers({"b": address})

@@ -10,12 +10,14 @@ from koinon_coordinator.raft.errors import (
     StoreChangedError,
 )
 from koinon_coordinator.raft.member import RaftMember, StateMachine
+from koinon_coordinator.raft.peer_stream import RAFT_COMMAND, TransportConfig
 from koinon_coordinator.raft.status import MemberStatus, RaftCounters, RaftStatus
 from koinon_coordinator.raft.storage import LmdbRaftStorage, RaftStorage
-from koinon_coordinator.raft.transport import GrpcRaftTransport, RaftTransport, TransportConfig
+from koinon_coordinator.raft.transport import FramedBatches, RaftTransport, StreamRaftTransport
 
 __all__ = [
-    "GrpcRaftTransport",
+    "RAFT_COMMAND",
+    "FramedBatches",
     "LmdbRaftStorage",
     "MemberRemovedError",
     "MemberStatus",
@@ -31,5 +33,6 @@ __all__ = [
     "StateMachine",
     "StorageFailedError",
     "StoreChangedError",
+    "StreamRaftTransport",
     "TransportConfig",
 ]

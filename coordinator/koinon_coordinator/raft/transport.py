@@ -1,4 +1,5 @@
-"""Raft messages between members over gRPC: one stream to each peer, nothing promised.
+"""Raft messages between members: one stream to each peer, over gRPC or in frames (``peer_stream``
+says when), nothing promised.
 
 A transport delivers each message at most a few times, in any order, or not at all; Raft needs no
 more. What it does promise is bounds (a full queue drops its oldest message) and identity: a
@@ -14,74 +15,36 @@ before an election depends on that.
 import asyncio
 import contextlib
 import logging
-import random
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
-import grpc
-
-from koinon_coordinator.core.raft import AppendRequest, Message, SnapshotChunk
-from koinon_coordinator.raft.config import BATCH_ROOM_BYTES
+from koinon_coordinator.core.raft import Message
 from koinon_coordinator.raft.errors import MemberStoppedError
-from koinon_coordinator.raft.message_codec import MalformedMessageError, from_proto, to_proto
-from koinon_proto.contract.addresses import NAME_CHARS_MAX, is_address
-from koinon_proto.contract.errors import (
-    ConfigurationError,
-    ResourceExhaustedError,
-    UnavailableError,
+from koinon_coordinator.raft.message_codec import MalformedMessageError, from_proto
+from koinon_coordinator.raft.peer_stream import (
+    RAFT_PROTOCOL_VERSION,
+    PeerStream,
+    RaftEndpoint,
+    TransportConfig,
 )
-from koinon_proto.security.names import member_name
+from koinon_proto.contract.addresses import NAME_CHARS_MAX, is_address
+from koinon_proto.contract.bounds import PORT
+from koinon_proto.contract.errors import ResourceExhaustedError, UnavailableError
 from koinon_proto.security.transport import PLAIN, Dialing
-from koinon_proto.server.rpc import COMMON_OPTIONS, typed_stream
+from koinon_proto.server.framed_stream import FramedStream, PeerLostError
+from koinon_proto.server.rpc import typed_stream
 from koinon_proto.v1 import raft_pb2_grpc
-from koinon_proto.v1.raft_pb2 import RaftBatch, RaftExchangeReply, RaftHello
+from koinon_proto.v1.raft_pb2 import RaftBatch, RaftExchangeReply
 
-RAFT_PROTOCOL_VERSION = 1
 LEARNED_ADDRESSES_MAX = 16
 STREAMS_WAITING_MAX = 64
 """For their hello, which a member sends at once: beyond that the longest waiting one is ended."""
 HELLO_TIMEOUT_S = 5.0
-_MESSAGE_OVERHEAD_BYTES = 64
+
+FramedBatches = FramedStream[RaftExchangeReply, RaftBatch]
 
 log = logging.getLogger(__name__)
-
-
-class RaftEndpoint(Protocol):
-    """The member that a transport serves."""
-
-    @property
-    def group(self) -> str:
-        """The group's id; "" while this member does not know it."""
-        ...
-
-    @property
-    def member_id(self) -> str: ...
-
-    @property
-    def store_id(self) -> str: ...
-
-    @property
-    def address(self) -> str:
-        """Return where peers reach this member; "" while that is not known."""
-        ...
-
-    def listens_to(self, member_id: str, group: str) -> bool:
-        """Return whether messages count of one that calls itself so, and its group so."""
-        ...
-
-    def on_messages(self, messages: Sequence[Message]) -> None: ...
-
-    async def is_known_store(self, member_id: str, store_id: str) -> bool:
-        """Return whether `member_id` is known by this store id; a member first seen is, from now
-        on. Raises MemberStoppedError where that cannot be known.
-        """
-        ...
-
-    def on_store_refused(self, refused_by: str) -> None:
-        """A peer knows this member by another data directory."""
-        ...
 
 
 class RaftTransport(Protocol):
@@ -100,49 +63,25 @@ class RaftTransport(Protocol):
         """Send what can be sent; never blocks."""
         ...
 
+    def streams(self) -> Mapping[str, int]:
+        """Return how many streams to peers are open or being opened, by what carries them."""
+        ...
+
     async def close(self) -> None: ...
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TransportConfig:
-    """Bounds and times of the streams between members."""
-
-    queue_messages_max: int = 4096
-    queue_bytes_max: int = 32 << 20
-    batch_bytes_max: int = 1 << 20
-    batch_messages_max: int = 256
-    reconnect_backoff_min_ms: int = 50
-    reconnect_backoff_max_ms: int = 300
-    silence_ms: int = 2000  # a peer that is sent to and says nothing for so long: connect anew
-    hello_interval_ms: int = 2000  # who was a stranger at the first hello may be a member by now
-
-    def __post_init__(self) -> None:
-        if not 0 < self.reconnect_backoff_min_ms <= self.reconnect_backoff_max_ms:
-            raise ConfigurationError(
-                reason=f"reconnect_backoff_min_ms={self.reconnect_backoff_min_ms} must be positive "
-                f"and at most reconnect_backoff_max_ms={self.reconnect_backoff_max_ms}"
-            )
-        if self.batch_bytes_max >= BATCH_ROOM_BYTES:
-            raise ConfigurationError(
-                reason=f"batch_bytes_max={self.batch_bytes_max} must be below {BATCH_ROOM_BYTES}"
-            )
-        if self.batch_bytes_max > self.queue_bytes_max:
-            raise ConfigurationError(
-                reason=f"batch_bytes_max={self.batch_bytes_max} exceeds "
-                f"queue_bytes_max={self.queue_bytes_max}"
-            )
-
-
-class GrpcRaftTransport(raft_pb2_grpc.RaftServicer):
+class StreamRaftTransport(raft_pb2_grpc.RaftServicer):
     """Both sides of the streams. Mount it on the process's server with `add_to_server`."""
 
     def __init__(self, dialing: Dialing = PLAIN, config: TransportConfig | None = None) -> None:
         self._dialing = dialing
         self._config = config or TransportConfig()
         self._endpoint: RaftEndpoint | None = None
+        self.peer_port = 0  # where this process takes frames, set before it is attached; 0: nowhere
         self._configured: dict[str, str] = {}  # addresses by member, by the newest configuration
         self._learned: dict[str, str] = {}  # addresses of others, by their hellos, oldest first
-        self._peers: dict[str, _PeerStream] = {}  # the streams from here, by member
+        self._ports: dict[str, int] = {}  # the peer ports of others, by their last hellos
+        self._peers: dict[str, PeerStream] = {}  # the streams from here, by member
         self._heard_at: dict[str, float] = {}  # by member: the last batch, loop time
         self._waiting: dict[int, asyncio.Timeout] = {}  # streams for their hello, the oldest first
         self._taken: dict[str, asyncio.Timeout] = {}  # the stream of each sender
@@ -169,6 +108,7 @@ class GrpcRaftTransport(raft_pb2_grpc.RaftServicer):
                 peer.stop()
             else:
                 peer.keep(member_id in self._configured)
+        self._ports = {m: p for m, p in self._ports.items() if self._address_of(m) is not None}
         for member_id, address in self._configured.items():
             if member_id not in self._peers:
                 self._open(member_id, address).keep(True)
@@ -183,17 +123,23 @@ class GrpcRaftTransport(raft_pb2_grpc.RaftServicer):
                 peer = self._open(message.to, address)
             peer.enqueue(message)
 
-    def _open(self, member_id: str, address: str) -> "_PeerStream":
+    def streams(self) -> dict[str, int]:
+        framed = sum(peer.is_framed for peer in self._peers.values())
+        return {"frames": framed, "grpc": len(self._peers) - framed}
+
+    def _open(self, member_id: str, address: str) -> PeerStream:
         assert self._endpoint is not None
-        peer = self._peers[member_id] = _PeerStream(
+        peer = self._peers[member_id] = PeerStream(
             member_id,
             address,
             self._endpoint,
             self._dialing,
             self._config,
+            self.peer_port,
             self._heard_at,
             self.counters,
         )
+        peer.frames_at(self._ports.get(member_id, 0))
         return peer
 
     async def close(self) -> None:
@@ -215,9 +161,17 @@ class GrpcRaftTransport(raft_pb2_grpc.RaftServicer):
             while len(self._learned) > LEARNED_ADDRESSES_MAX:
                 self._forget(next(iter(self._learned)))
 
+    def _learn_port(self, member_id: str, port: int) -> None:
+        """Note where a member takes frames. Of one without an address nothing is kept."""
+        if self._address_of(member_id) is not None:
+            self._ports[member_id] = port
+        if member_id in self._peers:
+            self._peers[member_id].frames_at(port)
+
     def _forget(self, member_id: str) -> None:
         """Keep nothing of a member that no configuration names."""
         del self._learned[member_id]
+        self._ports.pop(member_id, None)
         self._heard_at.pop(member_id, None)
         peer = self._peers.pop(member_id, None)
         if peer is not None:
@@ -233,18 +187,28 @@ class GrpcRaftTransport(raft_pb2_grpc.RaftServicer):
         self, batches: AsyncIterator[RaftBatch], context: Any
     ) -> RaftExchangeReply:
         """Take one peer's stream until it ends."""
-        batches = aiter(batches)
+        return await self._exchange(aiter(batches), context.peer(), is_framed=False)
+
+    async def take_frames(self, stream: FramedBatches, peer: str) -> None:
+        """Take one peer's stream of frames until it ends."""
+        stream.send(await self._exchange(_batches(stream), peer, is_framed=True))
+
+    async def _exchange(
+        self, batches: AsyncIterator[RaftBatch], peer: str, *, is_framed: bool
+    ) -> RaftExchangeReply:
         opening = await self._first(batches)
         if opening is None:
             return RaftExchangeReply()
-        refusal = await self._refused(opening, context)
+        refusal = await self._refused(opening, peer)
         if refusal is not None:
             return refusal
         sender = opening.hello.member_id
+        if not is_framed and sender in self._peers:
+            self._peers[sender].follow_to_grpc()
         try:
             async with asyncio.timeout(None) as end:
                 with self._taking(sender, end):
-                    return await self._take(sender, opening, batches, context)
+                    return await self._take(sender, opening, batches, peer)
         except TimeoutError:
             raise UnavailableError(reason=f"another stream of {sender} is taken") from None
 
@@ -284,19 +248,20 @@ class GrpcRaftTransport(raft_pb2_grpc.RaftServicer):
                 self._heard_at.pop(sender, None)
 
     async def _take(
-        self, sender: str, batch: RaftBatch, batches: AsyncIterator[RaftBatch], context: Any
+        self, sender: str, batch: RaftBatch, batches: AsyncIterator[RaftBatch], peer: str
     ) -> RaftExchangeReply:
         """Pass on what comes, from the batch with the first hello on."""
         while True:
             endpoint = self._running_endpoint()
             if batch.HasField("hello"):
                 self._learn_address(sender, batch.hello.address)
+                self._learn_port(sender, batch.hello.peer_port)
             self._heard_at[sender] = asyncio.get_running_loop().time()
             try:
                 messages = [from_proto(m, sender, endpoint.member_id) for m in batch.messages]
             except MalformedMessageError as error:
                 self.counters["malformed_messages"] += 1
-                log.warning("stream refused peer=%s error=%s", context.peer(), error)
+                log.warning("stream refused peer=%s error=%s", peer, error)
                 return RaftExchangeReply(
                     refusal=RaftExchangeReply.REFUSAL_MALFORMED, detail=str(error)
                 )
@@ -306,7 +271,7 @@ class GrpcRaftTransport(raft_pb2_grpc.RaftServicer):
                 return RaftExchangeReply()
             batch = following
             if batch.HasField("hello"):
-                refusal = await self._refused(batch, context, sender)
+                refusal = await self._refused(batch, peer, sender)
                 if refusal is not None:
                     return refusal
 
@@ -316,7 +281,7 @@ class GrpcRaftTransport(raft_pb2_grpc.RaftServicer):
         return self._endpoint
 
     async def _refused(
-        self, batch: RaftBatch, context: Any, sender: str = ""
+        self, batch: RaftBatch, peer: str, sender: str = ""
     ) -> RaftExchangeReply | None:
         """Return why the hello in `batch` is refused, of a new stream or of `sender`'s, or None."""
         try:
@@ -324,7 +289,7 @@ class GrpcRaftTransport(raft_pb2_grpc.RaftServicer):
         except MemberStoppedError as error:
             raise UnavailableError(reason=str(error)) from error
         if refusal is not None:
-            log.warning("stream refused peer=%s why=%s", context.peer(), refusal.detail)
+            log.warning("stream refused peer=%s why=%s", peer, refusal.detail)
         return refusal
 
     async def _refusal(
@@ -357,171 +322,6 @@ class GrpcRaftTransport(raft_pb2_grpc.RaftServicer):
         return None
 
 
-class _PeerStream:
-    """The stream to one peer: a bounded queue, and a task that connects and writes."""
-
-    def __init__(
-        self,
-        member_id: str,
-        address: str,
-        endpoint: RaftEndpoint,
-        dialing: Dialing,
-        config: TransportConfig,
-        heard_at: Mapping[str, float],
-        counters: Counter[str],
-    ) -> None:
-        self.address = address
-        self._member_id = member_id
-        self._endpoint = endpoint
-        self._dialing = dialing
-        self._config = config
-        self._heard_at = heard_at
-        self._counters = counters
-        self._queue: deque[tuple[Message, int]] = deque()  # with their sizes, oldest first
-        self._queued_bytes = 0
-        self._sent_at = self._unanswered_since = 0.0  # loop time; see ``_require_answers``
-        self._is_kept = False  # whether the stream is open even while nothing is queued
-        self._wake = asyncio.Event()  # set when there is something to write, or the call ended
-        self._task = asyncio.get_running_loop().create_task(
-            self._run(), name=f"raft-stream-{member_id}"
-        )
-
-    def enqueue(self, message: Message) -> None:
-        size_bytes = _size_bytes(message)
-        self._queue.append((message, size_bytes))
-        self._queued_bytes += size_bytes
-        while (
-            len(self._queue) > self._config.queue_messages_max
-            or self._queued_bytes > self._config.queue_bytes_max
-        ):
-            self._queued_bytes -= self._queue.popleft()[1]
-            self._counters["dropped_queue_full"] += 1
-        self._wake.set()
-
-    def keep(self, is_kept: bool) -> None:
-        """Say whether the stream is to be open even while there is nothing to say."""
-        self._is_kept = is_kept
-        self._wake.set()
-
-    def stop(self) -> None:
-        self._task.cancel()
-
-    async def ended(self) -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
-
-    async def _run(self) -> None:
-        backoff_ms = float(self._config.reconnect_backoff_min_ms)
-        while True:
-            while not self._queue and not self._is_kept:
-                self._wake.clear()
-                await self._wake.wait()
-            began_at = asyncio.get_running_loop().time()
-            is_refused = False
-            try:
-                is_refused = await self._session()
-            except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as error:
-                log.debug("stream ended peer=%s error=%r", self._member_id, error)
-            except TimeoutError:
-                log.debug("stream silent peer=%s", self._member_id)
-            self._counters["stream_ends"] += 1
-            self._queue.clear()
-            self._queued_bytes = 0
-            if asyncio.get_running_loop().time() - began_at > self._config.silence_ms / 1000:
-                backoff_ms = self._config.reconnect_backoff_min_ms
-            await asyncio.sleep(backoff_ms / 1000 * random.uniform(0.7, 1.0))
-            backoff_ms = min(backoff_ms * 2, self._config.reconnect_backoff_max_ms)
-            if is_refused:
-                await self._something_to_say(self._config.hello_interval_ms / 1000)
-
-    async def _something_to_say(self, timeout_s: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while not self._queue:
-                    self._wake.clear()
-                    await self._wake.wait()
-
-    async def _session(self) -> bool:
-        """Write until either side ends the stream; return whether it was refused."""
-        loop = asyncio.get_running_loop()
-        hello_s = self._config.hello_interval_ms / 1000
-        options = (*COMMON_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
-        name = member_name(self._member_id)
-        async with self._dialing.aio_channel(self.address, name, options) as channel:
-            stub = raft_pb2_grpc.RaftStub(channel)
-            call = stub.Exchange()
-            call.add_done_callback(lambda _: self._wake.set())
-            hello_due_at, timer = loop.time(), None
-            self._sent_at = 0.0
-            try:
-                while not call.done():
-                    if loop.time() >= hello_due_at:
-                        await self._write(call, RaftBatch(hello=self._hello()))
-                        hello_due_at = loop.time() + hello_s
-                        timer = loop.call_at(hello_due_at, self._wake.set)
-                    elif self._queue:
-                        await self._write(call, self._take_batch())
-                        self._require_answers(loop.time())
-                    else:
-                        self._wake.clear()
-                        await self._wake.wait()
-            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                if not call.done():
-                    raise
-            finally:
-                if timer is not None:
-                    timer.cancel()
-                if not call.done():
-                    call.cancel()
-            return self._on_reply(await call)
-
-    async def _write(self, call: Any, batch: RaftBatch) -> None:
-        async with asyncio.timeout(self._config.silence_ms / 1000):
-            await call.write(batch)
-
-    def _hello(self) -> RaftHello:
-        return RaftHello(
-            protocol_version=RAFT_PROTOCOL_VERSION,
-            group=self._endpoint.group,
-            member_id=self._endpoint.member_id,
-            store_id=self._endpoint.store_id,
-            address=self._endpoint.address,
-            receiver_id=self._member_id,
-        )
-
-    def _take_batch(self) -> RaftBatch:
-        batch: list[Message] = []
-        room_bytes = self._config.batch_bytes_max
-        while self._queue and room_bytes > 0 and len(batch) < self._config.batch_messages_max:
-            message, size_bytes = self._queue.popleft()
-            self._queued_bytes -= size_bytes
-            room_bytes -= size_bytes
-            batch.append(message)
-        return RaftBatch(messages=map(to_proto, batch))
-
-    def _require_answers(self, now: float) -> None:
-        """Give up a connection on which a peer that is written to never answers: it may be dead
-        in a way that TCP notices only after many seconds. A stream that was idle is no evidence:
-        followers may have had nothing to say to each other for weeks."""
-        silence_s = self._config.silence_ms / 1000
-        was_idle = now - self._sent_at > silence_s
-        self._sent_at = now
-        if was_idle or self._heard_at.get(self._member_id, 0.0) >= self._unanswered_since:
-            self._unanswered_since = now
-        if now - self._unanswered_since > silence_s:
-            raise TimeoutError
-
-    def _on_reply(self, reply: RaftExchangeReply) -> bool:
-        """Take note of how the peer ended the stream; return whether it refused it."""
-        if reply.refusal == RaftExchangeReply.REFUSAL_UNSPECIFIED:
-            return False
-        log.warning("stream refused by peer peer=%s why=%s", self._member_id, reply.detail)
-        is_ours = self._endpoint.group in ("", reply.group)
-        if reply.refusal == RaftExchangeReply.REFUSAL_STORE_CHANGED and is_ours:
-            self._endpoint.on_store_refused(self._member_id)
-        return True
-
-
 def _malformed(batch: RaftBatch, sender: str) -> str:
     """Return what is wrong with the batch's hello, or "". `sender`: whose stream it is; "": new."""
     hello = batch.hello
@@ -532,20 +332,20 @@ def _malformed(batch: RaftBatch, sender: str) -> str:
         return f"a name in the hello is longer than {NAME_CHARS_MAX} characters"
     if hello.address and not is_address(hello.address):
         return "the hello's address is not host:port"
+    if hello.peer_port > PORT:
+        return "the hello's peer port is none"
     if sender and hello.member_id != sender:
         return "a stream has one sender"
     return ""
+
+
+async def _batches(stream: FramedBatches) -> AsyncIterator[RaftBatch]:
+    with contextlib.suppress(PeerLostError):
+        while True:
+            yield await stream.receive()
 
 
 def _end_now(stream: asyncio.Timeout) -> None:
     """End what the time-out is around."""
     if not stream.expired():
         stream.reschedule(asyncio.get_running_loop().time())
-
-
-def _size_bytes(message: Message) -> int:
-    if isinstance(message, AppendRequest):
-        return _MESSAGE_OVERHEAD_BYTES + sum(entry.size_bytes for entry in message.entries)
-    if isinstance(message, SnapshotChunk):
-        return _MESSAGE_OVERHEAD_BYTES + len(message.data)
-    return _MESSAGE_OVERHEAD_BYTES

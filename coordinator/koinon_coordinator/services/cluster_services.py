@@ -4,6 +4,9 @@ elsewhere. ``admin_service.py`` has the operators' one, ``loads_service.py`` tha
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from koinon_coordinator.coordinator import Coordinator
@@ -12,16 +15,17 @@ from koinon_coordinator.core.decide.registrations import Registration
 from koinon_coordinator.services.admin_service import CALLS_MAX, PROGRESS, AdminService
 from koinon_coordinator.services.loads_service import LoadsService
 from koinon_coordinator.wire.updates import AccessCache, UpdateCache
+from koinon_proto.contract.bounds import check
 from koinon_proto.contract.codec import codec
-from koinon_proto.contract.errors import (
-    ClusterNotReadyError,
-)
+from koinon_proto.contract.errors import ClusterNotReadyError, InvalidArgumentError, KoinonError
 from koinon_proto.contract.table import Table
 from koinon_proto.contract.versions import check_node_protocol
 from koinon_proto.process.clock import boottime
 from koinon_proto.server import admission
 from koinon_proto.server.admission import Places
-from koinon_proto.server.rpc import bounded, typed_errors, typed_stream
+from koinon_proto.server.framed_stream import FramedStream
+from koinon_proto.server.requests import CANCELLED, INTERNAL, Request, method_of
+from koinon_proto.server.rpc import bounded, outcome_of, typed_errors, typed_stream
 from koinon_proto.v1 import (
     access_pb2,
     admin_pb2,
@@ -36,6 +40,7 @@ from koinon_proto.v1 import (
 )
 
 WATCHES_MAX = 1_024
+_ANSWER_S_MAX = 5.0  # in which an answer leaves
 
 SERVICES = tuple(
     file.DESCRIPTOR.services_by_name[name].full_name
@@ -69,12 +74,45 @@ def _bound_exposure(stats: membership_pb2.NodeStats) -> None:
         stats.tls_mode = stats.tls_mode[:_MODE_CHARS_MAX]
 
 
+FramedHeartbeats = FramedStream[membership_pb2.HeartbeatResponse, membership_pb2.HeartbeatRequest]
+
+
+def heartbeat_in(data: bytes) -> membership_pb2.HeartbeatRequest:
+    """Return the heartbeat of a frame.
+
+    Raises:
+        InvalidArgumentError: a number in it is beyond its bound.
+    """
+    request = membership_pb2.HeartbeatRequest.FromString(data)
+    check(request)
+    return request
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """The caller of a request in a frame, as ``Request`` asks the context of a call."""
+
+    name: str
+
+    def peer(self) -> str:
+        return self.name
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ()
+
+
 class MembershipService(membership_pb2_grpc.MembershipServicer):
     """Nodes join and stay: the leader's side."""
 
-    def __init__(self, coordinator: Coordinator, updates: UpdateCache) -> None:
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        updates: UpdateCache,
+        trust_host: Callable[[str], None] = lambda peer: None,
+    ) -> None:
         self._coordinator = coordinator
         self._updates = updates
+        self._trust_host = trust_host  # see admission.Lane
         self._access = AccessCache()
 
     @typed_errors
@@ -102,6 +140,51 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
     async def Heartbeat(  # noqa: N802
         self, request: membership_pb2.HeartbeatRequest, _context: Any
     ) -> membership_pb2.HeartbeatResponse:
+        reply = await self._heartbeat(request)
+        admission.trust()
+        return reply
+
+    async def take_heartbeats(self, stream: FramedHeartbeats, peer: str) -> None:
+        """Answer the heartbeats of one node, one after the other, until the stream ends.
+
+        Raises:
+            KoinonError: that the stream ends with, as a call would.
+        """
+        node_id = None
+        while True:
+            request = await stream.receive()
+            if node_id not in (None, request.node_id):
+                raise InvalidArgumentError(field="node_id", reason="a stream has one sender")
+            node_id = request.node_id
+            reply = await self._answered(request, Peer(peer))
+            self._trust_host(peer)
+            stream.send(reply)
+            if stream.is_backed_up:
+                async with asyncio.timeout(_ANSWER_S_MAX):
+                    await stream.drained()
+
+    async def _answered(
+        self, request: membership_pb2.HeartbeatRequest, peer: Peer
+    ) -> membership_pb2.HeartbeatResponse:
+        """Answer a heartbeat, counted and timed as one by gRPC."""
+        handled = Request(method_of(MembershipService, "Heartbeat"), request, peer)
+        try:
+            reply = await self._heartbeat(request)
+        except KoinonError as error:
+            handled.failed(outcome_of(error), error)
+            raise
+        except asyncio.CancelledError as error:
+            handled.failed(CANCELLED, error)
+            raise
+        except Exception as error:
+            handled.failed(INTERNAL, error)
+            raise
+        handled.answered(reply)
+        return reply
+
+    async def _heartbeat(
+        self, request: membership_pb2.HeartbeatRequest
+    ) -> membership_pb2.HeartbeatResponse:
         received_at = boottime()
         leadership = self._coordinator.serving
         _bound_exposure(request.stats)
@@ -120,13 +203,14 @@ class MembershipService(membership_pb2_grpc.MembershipServicer):
                 erased=request.erased_keyspaces,
             )
         )
-        admission.trust()
         return membership_pb2.HeartbeatResponse(
             term=leadership.term.number,
             lease_ms=leadership.timing.lease_ms,
             table=self._newer(request.table_version),
             commands=map(_HOST_COMMAND.encode, commands),
             access=self._newer_access(request.access_version),
+            peer_port=self._coordinator.peer_port,
+            call_number=request.call_number,
         )
 
     @typed_errors
@@ -237,11 +321,18 @@ class TableService(table_pb2_grpc.TableServiceServicer):
         return table
 
 
-def add_services(coordinator: Coordinator, server: Any) -> None:
-    """Mount all services of ``coordinator`` on a ``grpc.aio`` server."""
+def add_services(
+    coordinator: Coordinator,
+    server: Any,
+    trust_host: Callable[[str], None] = lambda peer: None,
+) -> MembershipService:
+    """Mount all services of ``coordinator`` on a ``grpc.aio`` server; return the one that takes
+    heartbeats in frames too.
+    """
     updates = UpdateCache(coordinator.row_forms)
-    members = MembershipService(coordinator, updates)
+    members = MembershipService(coordinator, updates, trust_host)
     membership_pb2_grpc.add_MembershipServicer_to_server(members, server)
     table_pb2_grpc.add_TableServiceServicer_to_server(TableService(coordinator, updates), server)
     admin_pb2_grpc.add_AdminServicer_to_server(AdminService(coordinator, updates), server)
     loads_pb2_grpc.add_LoadsServicer_to_server(LoadsService(coordinator, updates), server)
+    return members

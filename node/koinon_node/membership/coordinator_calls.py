@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import grpc
 from grpc.experimental import ChannelOptions
 
+from koinon_node.membership.framed_heartbeats import FramedHeartbeats, NoFramesError
 from koinon_node.ports import RowChange
 from koinon_proto.contract.bounds import check_reply
 from koinon_proto.contract.errors import (
@@ -71,6 +73,10 @@ class Channels:
         """Open a channel for blocking calls."""
         return self._dialing.channel(address, COORDINATOR, _BLOCKING_OPTIONS)
 
+    def connect(self, address: str, timeout_s: float) -> socket.socket:
+        """Open a connection for blocking calls. Raises OSError or ValueError: there is none."""
+        return self._dialing.connect_blocking(address, COORDINATOR, timeout_s)
+
     def on_loop(self, address: str) -> Any:
         """Open a channel for the event loop."""
         return self._dialing.aio_channel(address, COORDINATOR, _OPTIONS)
@@ -93,12 +99,15 @@ class Coordinators:
         self._opening = channels
         self._version = channels.version
         self._channels: dict[str, tuple[grpc.Channel, Any]] = {}  # each with its stub
+        self._frames = FramedHeartbeats(channels)
 
     def register(self, request: membership_pb2.RegisterRequest) -> membership_pb2.RegisterResponse:
         """Ask once around; raises the last failure if no coordinator answered."""
         reply: membership_pb2.RegisterResponse = self._around(
-            lambda stub: _sensible(
-                stub.Register(request, timeout=_REGISTER_TIMEOUT_S, metadata=onward())
+            lambda address: _sensible(
+                self._stub(address).Register(
+                    request, timeout=_REGISTER_TIMEOUT_S, metadata=onward()
+                )
             )
         )
         return reply
@@ -106,32 +115,46 @@ class Coordinators:
     def heartbeat(
         self, request: membership_pb2.HeartbeatRequest, timeout_s: float
     ) -> tuple[membership_pb2.HeartbeatResponse, float]:
-        """Return (reply, when the acknowledged attempt was sent)."""
+        """Return (reply, when the acknowledged attempt was sent). It is sent in a frame, where a
+        connection stands that takes it; else, or if that is lost, by gRPC.
+        """
 
-        def attempt(stub: Any) -> tuple[membership_pb2.HeartbeatResponse, float]:
+        def attempt(address: str) -> tuple[membership_pb2.HeartbeatResponse, float]:
             sent_at = self._now()
-            return _sensible(stub.Heartbeat(request, timeout=timeout_s)), sent_at
+            try:
+                reply = self._frames.ask(address, request, timeout_s)
+            except NoFramesError:
+                sent_at = self._now()
+                reply = _sensible(self._stub(address).Heartbeat(request, timeout=timeout_s))
+            self._frames.learn(address, reply.peer_port)
+            return reply, sent_at
 
         reply: tuple[membership_pb2.HeartbeatResponse, float] = self._around(attempt)
         return reply
 
     def leave(self, request: membership_pb2.LeaveRequest, timeout_s: float) -> None:
         """Ask once around; raises the last failure if no coordinator answered."""
-        self._around(lambda stub: _sensible(stub.Leave(request, timeout=timeout_s)))
+        self._around(
+            lambda address: _sensible(self._stub(address).Leave(request, timeout=timeout_s))
+        )
 
     def close(self) -> None:
+        self._frames.close()
+        self._close_channels()
+
+    def _close_channels(self) -> None:
         for channel, _ in list(self._channels.values()):
             channel.close()
 
-    def _around(self, attempt: Callable[[Any], Any]) -> Any:
+    def _around(self, attempt: Callable[[str], Any]) -> Any:
         """Ask the leader, once around. An attempt without an answer may be repeated."""
         search = LeaderSearch(self.route, Repeat.UNANSWERED, once_around=True)
-        return ask_leader(search, lambda: attempt(self._stub(search.asked)))
+        return ask_leader(search, lambda: attempt(search.asked))
 
     def _stub(self, address: str) -> Any:
         if self._version != (version := self._opening.version):
             self._version = version
-            self.close()
+            self._close_channels()
             self._channels.clear()
         if address not in self._channels:
             channel = self._opening.blocking(address)

@@ -51,6 +51,7 @@ from koinon_proto.security.audit import Audit
 from koinon_proto.security.authentication import Authenticator
 from koinon_proto.security.trust import verified_chain
 from koinon_proto.server import requests
+from koinon_proto.server.connections import peer_name
 from koinon_proto.server.requests import Method
 
 log = logging.getLogger(__name__)
@@ -131,7 +132,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=_BACKED_UP_BYTES)
         _probe_when_idle(transport.get_extra_info("socket"))
-        peer = _name_of(transport.get_extra_info("peername"))
+        peer = peer_name(transport.get_extra_info("peername"))
         tls = transport.get_extra_info("ssl_object")
         self.session = Session(
             self._owner.service,
@@ -542,11 +543,3 @@ def _probe_when_idle(sock: socket.socket) -> None:
         (socket.TCP_KEEPCNT, _KEEPALIVE_PROBES),
     ):
         sock.setsockopt(socket.IPPROTO_TCP, option, seconds)
-
-
-def _name_of(address: Any) -> str:
-    """Return a peer's address as gRPC names it."""
-    if not isinstance(address, tuple):
-        return "unknown"
-    host, port = address[:2]
-    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"

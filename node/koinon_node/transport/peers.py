@@ -17,13 +17,14 @@ from typing import Any
 import grpc
 
 from koinon_node.ports import FOLLOW, FollowerEnd, PeerLostError
-from koinon_node.transport.framed_stream import FramedStream
 from koinon_node.transport.grpc_streams import GrpcFollowerStream, error_of_call, retrieved
 from koinon_proto.contract.bounds import check_reply
 from koinon_proto.contract.errors import KoinonError, NotPrimaryError, WrongClusterError
 from koinon_proto.contract.table import NodeInfo, Table
 from koinon_proto.security.names import node_name
 from koinon_proto.security.transport import PLAIN, Dialing
+from koinon_proto.server.framed_greeting import NOT_KNOWN, WELCOME, greet
+from koinon_proto.server.framed_stream import FramedStream
 from koinon_proto.server.rpc import CHANNEL_OPTIONS
 from koinon_proto.v1 import replication_pb2, replication_pb2_grpc
 
@@ -43,9 +44,6 @@ _OPTIONS = (
 )
 
 _FOLLOW = b"*2\r\n$13\r\nKOINON.FOLLOW\r\n$1\r\n1\r\n"
-_WELCOME = b"+OK"
-_NOT_KNOWN = b"-ERR unknown command"
-_ANSWER_BYTES_MAX = 16 * 1024
 _Framed = FramedStream[replication_pb2.FollowRequest, replication_pb2.FollowResponse]
 
 
@@ -74,25 +72,12 @@ class NodePeers:
         then says why, if neither is.
         """
         stream: _Framed = FramedStream(_parsed, node.redis_address)
-        greeting = _Greeting(stream)
-        try:
-            async with asyncio.timeout(_CONNECT_S_MAX):
-                await self._dialing.connect(
-                    lambda: greeting, node.redis_address, node_name(node.node_id)
-                )
-                answer = await greeting.answer
-        except (OSError, TimeoutError, ValueError) as error:  # the last: it is no address
-            answer = str(error).encode() or b"no answer in time"
-        except BaseException:
-            stream.close()
-            greeting.abort()
-            raise
-        if answer == _WELCOME:
+        address, name = node.redis_address, node_name(node.node_id)
+        answer = await greet(self._dialing, stream, address, name, _FOLLOW, _CONNECT_S_MAX)
+        if answer == WELCOME:
             return stream
-        stream.close()
-        greeting.abort()
         port = node.redis_address, node.node_epoch
-        if answer.startswith(_NOT_KNOWN):
+        if answer.startswith(NOT_KNOWN):
             self._by_grpc_alone.add(port)
         if self._told.get(port) != answer:  # a node that is down is asked each second
             self._told[port] = answer
@@ -184,46 +169,6 @@ def _parsed(data: bytes) -> replication_pb2.FollowResponse:
     message = replication_pb2.FollowResponse.FromString(data)
     check_reply(message)
     return message
-
-
-class _Greeting(asyncio.Protocol):
-    """Asks for a stream, and gives its connection to the stream once the node has agreed."""
-
-    def __init__(self, stream: _Framed) -> None:
-        self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        """The node's, without the end of the line."""
-        self._stream = stream
-        self._transport: asyncio.Transport | None = None
-        self._received = b""
-
-    def connection_made(self, transport: Any) -> None:
-        self._transport = transport
-        transport.write(_FOLLOW)
-
-    def data_received(self, data: bytes) -> None:
-        if self.answer.done() or self._transport is None:
-            return
-        self._received += data
-        answer, end, rest = self._received.partition(b"\r\n")
-        if not end and len(self._received) < _ANSWER_BYTES_MAX:
-            return
-        if answer == _WELCOME:
-            transport, self._transport = self._transport, None
-            transport.set_protocol(self._stream)
-            self._stream.connection_made(transport)
-            if rest:
-                self._stream.data_received(rest)
-        self.answer.set_result(answer)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._transport = None
-        if not self.answer.done():
-            self.answer.set_result(str(error or "the connection was closed").encode())
-
-    def abort(self) -> None:
-        """Cut the connection, unless it is the stream's."""
-        if self._transport is not None:
-            self._transport.abort()
 
 
 class _OpeningStream:

@@ -19,7 +19,6 @@ from koinon_node.primary.page_reader import PageReader
 from koinon_node.state import NodeState
 from koinon_node.storage.checksums import Checksums
 from koinon_node.storage.sizes import SizeEstimates
-from koinon_node.transport.framed_stream import FramedStream
 from koinon_node.transport.grpc_streams import GrpcPrimaryStream
 from koinon_node.transport.peers import KEEPALIVE_MS
 from koinon_proto.contract.bounds import check
@@ -35,6 +34,7 @@ from koinon_proto.contract.versions import check_node_protocol
 from koinon_proto.security import method_permissions
 from koinon_proto.security.authorization import Caller, caller
 from koinon_proto.server.admission import Places
+from koinon_proto.server.framed_stream import FramedStream
 from koinon_proto.server.rpc import (
     SERVER_OPTIONS,
     TakesServices,

@@ -42,6 +42,7 @@ WAIT_MS = 3_600_000  # of the times that one process gives another: an hour
 TIME_MS = (1 << 62) - 1  # of settings and of the calendar
 SIZE = (1 << 48) - 1  # of what is held in memory or in a file
 COUNT = (1 << 31) - 1
+PORT = (1 << 16) - 1
 
 _HOST_COMMAND = {
     "partition_id": PARTITION,
@@ -56,7 +57,7 @@ _STAGED = {"table_version": VERSION, "load_id": LOAD_ID}
 
 BOUNDS: Mapping[str, Mapping[str, int | float | None]] = {
     # --- raft.proto
-    "RaftHello": {"protocol_version": READER},
+    "RaftHello": {"protocol_version": READER, "peer_port": READER},
     "RaftMessage": {"term": TERM},
     "RaftMessage.VoteRequest": {"last_index": LOG_INDEX, "last_term": TERM},
     "RaftMessage.VoteReply": {"request_term": TERM},
@@ -120,8 +121,18 @@ BOUNDS: Mapping[str, Mapping[str, int | float | None]] = {
         "records_total": ROWS,
         "bytes_total": BYTES,
     },
-    "HeartbeatRequest": {**_NODE, "access_version": VERSION, "erased_keyspaces": READER},
-    "HeartbeatResponse": {"term": TERM, "lease_ms": WAIT_MS},
+    "HeartbeatRequest": {
+        **_NODE,
+        "access_version": VERSION,
+        "erased_keyspaces": READER,
+        "call_number": ROUND,
+    },
+    "HeartbeatResponse": {
+        "term": TERM,
+        "lease_ms": WAIT_MS,
+        "peer_port": PORT,
+        "call_number": ROUND,
+    },
     "PartitionChange": {**_HOST_COMMAND, "in_sync": NODE_NUMBER, "hand_over_to": NODE_NUMBER},
     "AlterPartitionsRequest": _NODE,
     "AlterPartitionsResponse": {"rejected": PARTITION},

@@ -43,8 +43,8 @@ class Authenticator:
         self._table = table
         self._takes_tls = takes_tls
         self._trust = trust or Trust()
-        self.unidentified = {"grpc": 0, "redis": 0}
-        """Calls and commands that were let in from callers that have shown nothing."""
+        self.unidentified = {"grpc": 0, "redis": 0, "frames": 0}
+        """Calls, commands and streams of frames, let in from callers that have shown nothing."""
 
     def keyspace_name(self, keyspace_id: int) -> str:
         """Return the keyspace's name; '' where it is not known, or not any more."""

@@ -140,8 +140,11 @@ def _stand_in(host: str) -> str:
     return f"127.{digest[0]}.{digest[1]}.{1 + digest[2] % 254}"
 
 
-def bound(family: int, kind: int, protocol: int, place: Any) -> socket.socket:
+def bound(
+    family: int, kind: int, protocol: int, place: Any, *, takes_both: bool = False
+) -> socket.socket:
     """Return a socket that listens at a place which ``getaddrinfo`` named, and does not block.
+    ``takes_both``: one of IPv6 takes connections of IPv4 too.
 
     Raises:
         OSError: it cannot be bound.
@@ -150,7 +153,7 @@ def bound(family: int, kind: int, protocol: int, place: Any) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not takes_both)
         listener.bind(place)
         listener.listen(BACKLOG)
         listener.setblocking(False)

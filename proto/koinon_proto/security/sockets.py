@@ -53,6 +53,28 @@ async def serve(address: str, factory: Factory, listening: Listening) -> Server:
     )
 
 
+async def serve_at_chosen(
+    address: str, factory: Factory, listening: Listening
+) -> tuple[Server, int]:
+    """Listen as ``serve``, but at one socket, of the first address of the host; return its port
+    too. Port 0 is one that the system chooses; of ``[::]``, IPv4 is taken as well.
+
+    Raises:
+        OSError: it cannot be bound.
+    """
+    loop = asyncio.get_running_loop()
+    host, _, port = address.rpartition(":")
+    found = await loop.getaddrinfo(
+        host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    family, kind, protocol, _, place = found[0]
+    listener = bound(family, kind, protocol, place, takes_both=place[0] == "::")
+    chosen = int(listener.getsockname()[1])
+    if listening.takes_tls:
+        return _TlsServer([listener], factory, listening), chosen
+    return await loop.create_server(factory, sock=listener, backlog=BACKLOG), chosen
+
+
 class _TlsServer:
     """Takes connections itself, so that each is begun by the identity of that moment."""
 

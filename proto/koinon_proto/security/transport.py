@@ -127,6 +127,23 @@ class Dialing:
             server_hostname=name if context else None,
         )
 
+    def connect_blocking(self, address: str, name: str, timeout_s: float) -> socket.socket:
+        """Open a connection for blocking calls, each of which may take so long.
+
+        Raises:
+            OSError: there is none; ssl.SSLError where the other side is not trusted.
+            ValueError: this is no address.
+        """
+        host, _, port = address.rpartition(":")
+        context = self.context()
+        sock = socket.create_connection((host.strip("[]"), int(port)), timeout_s)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return context.wrap_socket(sock, server_hostname=name) if context else sock
+        except BaseException:
+            sock.close()
+            raise
+
     def _channel_credentials(self) -> grpc.ChannelCredentials | None:
         if self._bundle is None:
             return None

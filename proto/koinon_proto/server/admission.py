@@ -355,9 +355,16 @@ class Lane:
             if not (host.calls or host.waiting):
                 del self._hosts[name]
 
+    def trust_host(self, peer: str) -> None:
+        """A member has spoken from the peer's host, on a connection that is not of gRPC."""
+        self._trust(host_of(peer))
+
     def trust(self, connection: _Connection) -> None:
+        self._trust(connection.peer, connection.host_name)
+
+    def _trust(self, *names: str) -> None:
         until = self.now() + _TRUST_S
-        for name in (connection.peer, connection.host_name):
+        for name in names:
             self._trusted.pop(name, None)
             self._trusted[name] = until
         while len(self._trusted) > _TRUSTED_MAX:

@@ -7,6 +7,7 @@ import os
 import socket
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -24,6 +25,14 @@ def host_of(peer: str) -> str:
     if isinstance(address, ipaddress.IPv4Address):
         return str(address)
     return str(ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))
+
+
+def peer_name(address: Any) -> str:
+    """Return a peer's address as gRPC names it."""
+    if not isinstance(address, tuple):
+        return "unknown"
+    host, port = address[:2]
+    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
 
 
 def close_connection(peer: str) -> bool:

@@ -120,7 +120,7 @@ class ReplicaProgress(_message.Message):
     def __init__(self, partition_id: _Optional[int] = ..., stage: _Optional[_Union[ReplicaProgress.Stage, str]] = ..., records: _Optional[int] = ..., bytes: _Optional[int] = ..., records_total: _Optional[int] = ..., bytes_total: _Optional[int] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("cluster_id", "node_id", "node_epoch", "table_version", "hosted", "stats", "progress", "registration_id", "access_version", "erased_keyspaces")
+    __slots__ = ("cluster_id", "node_id", "node_epoch", "table_version", "hosted", "stats", "progress", "registration_id", "access_version", "erased_keyspaces", "call_number")
     CLUSTER_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -131,6 +131,7 @@ class HeartbeatRequest(_message.Message):
     REGISTRATION_ID_FIELD_NUMBER: _ClassVar[int]
     ACCESS_VERSION_FIELD_NUMBER: _ClassVar[int]
     ERASED_KEYSPACES_FIELD_NUMBER: _ClassVar[int]
+    CALL_NUMBER_FIELD_NUMBER: _ClassVar[int]
     cluster_id: str
     node_id: str
     node_epoch: int
@@ -141,21 +142,26 @@ class HeartbeatRequest(_message.Message):
     registration_id: str
     access_version: int
     erased_keyspaces: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, cluster_id: _Optional[str] = ..., node_id: _Optional[str] = ..., node_epoch: _Optional[int] = ..., table_version: _Optional[int] = ..., hosted: _Optional[_Iterable[_Union[HostCommand, _Mapping]]] = ..., stats: _Optional[_Union[NodeStats, _Mapping]] = ..., progress: _Optional[_Iterable[_Union[ReplicaProgress, _Mapping]]] = ..., registration_id: _Optional[str] = ..., access_version: _Optional[int] = ..., erased_keyspaces: _Optional[_Iterable[int]] = ...) -> None: ...
+    call_number: int
+    def __init__(self, cluster_id: _Optional[str] = ..., node_id: _Optional[str] = ..., node_epoch: _Optional[int] = ..., table_version: _Optional[int] = ..., hosted: _Optional[_Iterable[_Union[HostCommand, _Mapping]]] = ..., stats: _Optional[_Union[NodeStats, _Mapping]] = ..., progress: _Optional[_Iterable[_Union[ReplicaProgress, _Mapping]]] = ..., registration_id: _Optional[str] = ..., access_version: _Optional[int] = ..., erased_keyspaces: _Optional[_Iterable[int]] = ..., call_number: _Optional[int] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("term", "lease_ms", "table", "commands", "access")
+    __slots__ = ("term", "lease_ms", "table", "commands", "access", "peer_port", "call_number")
     TERM_FIELD_NUMBER: _ClassVar[int]
     LEASE_MS_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
     COMMANDS_FIELD_NUMBER: _ClassVar[int]
     ACCESS_FIELD_NUMBER: _ClassVar[int]
+    PEER_PORT_FIELD_NUMBER: _ClassVar[int]
+    CALL_NUMBER_FIELD_NUMBER: _ClassVar[int]
     term: int
     lease_ms: int
     table: _table_pb2.TableUpdate
     commands: _containers.RepeatedCompositeFieldContainer[HostCommand]
     access: _access_pb2.AccessState
-    def __init__(self, term: _Optional[int] = ..., lease_ms: _Optional[int] = ..., table: _Optional[_Union[_table_pb2.TableUpdate, _Mapping]] = ..., commands: _Optional[_Iterable[_Union[HostCommand, _Mapping]]] = ..., access: _Optional[_Union[_access_pb2.AccessState, _Mapping]] = ...) -> None: ...
+    peer_port: int
+    call_number: int
+    def __init__(self, term: _Optional[int] = ..., lease_ms: _Optional[int] = ..., table: _Optional[_Union[_table_pb2.TableUpdate, _Mapping]] = ..., commands: _Optional[_Iterable[_Union[HostCommand, _Mapping]]] = ..., access: _Optional[_Union[_access_pb2.AccessState, _Mapping]] = ..., peer_port: _Optional[int] = ..., call_number: _Optional[int] = ...) -> None: ...
 
 class PartitionChange(_message.Message):
     __slots__ = ("partition_id", "primary_epoch", "partition_epoch", "in_sync", "hand_over_to")

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from koinon_node.ports import FollowerEnd, PeerLostError, PrimaryEnd
-from koinon_node.transport import framed_stream, service
-from koinon_node.transport.framed_stream import FramedStream
+from koinon_node.transport import service
 from koinon_node.transport.grpc_streams import GrpcFollowerStream, GrpcPrimaryStream
 from koinon_proto.contract.access import Permissions
 from koinon_proto.contract.errors import (
@@ -30,6 +29,8 @@ from koinon_proto.contract.errors import (
 from koinon_proto.contract.table import MAX_MESSAGE_BYTES
 from koinon_proto.security.authorization import ANYBODY, Caller
 from koinon_proto.security.names import Kind, Principal
+from koinon_proto.server import framed_stream
+from koinon_proto.server.framed_stream import FramedStream
 from koinon_proto.v1 import replication_pb2
 from tests.kit.waiting import until
 from tests.node.kit.resp_client import RespClient, typed

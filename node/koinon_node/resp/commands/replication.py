@@ -1,7 +1,7 @@
 """The command by which another node asks for the stream of the commit groups of this one.
 
 KOINON.FOLLOW 1
-    -> +OK; from here on the connection carries frames (koinon_node.transport.framed_stream)
+    -> +OK; from here on the connection carries frames (koinon_proto.server.framed_stream)
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""A replication stream over a socket: each message in a frame of its own.
+"""A stream of messages between servers over a socket: each message in a frame of its own.
 
 A frame is a number of 32 bits, little-endian, and as many bytes: the message. With the highest bit
 set they are the error (v1.Error) that the stream ends with; a frame without bytes is a sign of
-life. A follower asks for the stream at a node's Redis port by ``KOINON.FOLLOW``, as replicas of
-Redis do by PSYNC, and sends frames once it has the answer ``+OK``.
+life. A follower asks for a replication stream at a node's Redis port by ``KOINON.FOLLOW``, as
+replicas of Redis do by PSYNC; coordinators and nodes ask for theirs at a coordinator's peer port.
+Frames are sent once there is the answer ``+OK`` (``framed_greeting``).
 
 gRPC would do all of this, at ten times the processor time for a small message: its own threads take
 each one from and to the event loop.
@@ -19,11 +20,11 @@ import asyncio
 import struct
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
 from google.protobuf.message import DecodeError, Message
 
-from koinon_node.ports import PeerLostError
 from koinon_proto.contract import convert
 from koinon_proto.contract.errors import InvalidArgumentError, KoinonError, UnavailableError
 from koinon_proto.contract.table import MAX_MESSAGE_BYTES
@@ -33,43 +34,60 @@ from koinon_proto.v1 import errors_pb2
 Out = TypeVar("Out", bound=Message)
 In = TypeVar("In", bound=Message)
 
-_HEAD = struct.Struct("<I")
-_IS_END = 0x8000_0000
-_SIGN_OF_LIFE = _HEAD.pack(0)
+HEAD = struct.Struct("<I")
+IS_END = 0x8000_0000
+SIGN_OF_LIFE = HEAD.pack(0)
 _SIGN_EVERY_S, _SILENCE_S_MAX = 1.0, 4.0
 _QUIET_S = 0.8 * _SIGN_EVERY_S  # rounds are not exactly as far apart
 _LATE_S = 0.5  # this process itself stood still: what has come meanwhile was not looked at
 _FAREWELL_S = 1.0  # what is queued, the reason too, may leave before a stream that ends is cut
 _RECEIVED_BYTES_MAX = 4 * 1024 * 1024
-"""Of messages that were received and not taken; beyond it the socket is not read."""
+"""Of messages that were received and not taken, where a stream has no bound of its own."""
 _MESSAGE_BYTES = 256  # what a message takes in memory beside its bytes
 
 
+@dataclass(kw_only=True, eq=False)
+class PeerLostError(KoinonError):
+    """The other process cannot be reached, or the stream to it has ended; begin again."""
+
+    reason: str
+
+
 class FramedStream(asyncio.Protocol, Generic[Out, In]):
-    """One end of a stream (ports.Stream). ``parse`` makes a message of its bytes, and raises a
-    KoinonError for one that makes no sense; the first one has no more than ``first_bytes_max``.
-    For the event loop only.
+    """One end of a stream (a node's ports.Stream). ``parse`` makes a message of its bytes, and
+    raises a KoinonError for one that makes no sense. The first message has no more than
+    ``first_bytes_max``, others no more than ``message_bytes_max``. The socket is not read while
+    more than ``received_bytes_max`` wait. For the event loop only.
     """
 
     def __init__(
-        self, parse: Callable[[bytes], In], peer: str, first_bytes_max: int = MAX_MESSAGE_BYTES
+        self,
+        parse: Callable[[bytes], In],
+        peer: str,
+        first_bytes_max: int = MAX_MESSAGE_BYTES,
+        message_bytes_max: int = MAX_MESSAGE_BYTES,
+        received_bytes_max: int = 0,
     ) -> None:
         self._parse = parse
         self._peer = peer
         self._size_max = first_bytes_max  # of the message that comes next
+        self._message_bytes_max = message_bytes_max
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._partial = bytearray()  # a frame that is coming in
         self._partial_wants = 0  # as far as is known, the bytes that it has in all
         self._received: deque[tuple[In, int]] = deque()  # not taken, each with its size
         self._received_bytes = 0
+        self._received_bytes_max = received_bytes_max or _RECEIVED_BYTES_MAX
         self._arrival: asyncio.Future[None] | None = None  # what ``receive`` waits for
         self._lost: KoinonError | None = None  # what ``receive`` raises once all is taken
         self._is_paused = False  # the socket is not read
+        self.is_backed_up = False  # what was sent does not leave: wait until ``drained``
+        self._room: asyncio.Future[None] | None = None  # what ``drained`` waits for
         self._heard_at = self._sent_at = 0.0
         self._ticking: asyncio.TimerHandle | None = None
 
-    # --- ports.Stream --------------------------------------------------------------------------
+    # --- a node's ports.Stream ------------------------------------------------------------------
 
     @property
     def queued_bytes(self) -> int:
@@ -79,11 +97,11 @@ class FramedStream(asyncio.Protocol, Generic[Out, In]):
         if self._lost is not None or self._transport is None:
             raise PeerLostError(reason=str(self._lost or f"no connection to {self._peer}"))
         data = message.SerializeToString()
-        self._transport.writelines((_HEAD.pack(len(data)), data))
+        self._transport.writelines((HEAD.pack(len(data)), data))
         self._sent_at = self._loop.time()
 
     async def connected(self) -> None:
-        """See ports.FollowerEnd: a follower has it once the primary has agreed."""
+        """See a node's ports.FollowerEnd: who has a stream has been welcomed."""
 
     async def receive(self) -> In:
         while not self._received:
@@ -96,9 +114,20 @@ class FramedStream(asyncio.Protocol, Generic[Out, In]):
                 self._arrival = None
         message, size = self._received.popleft()
         self._received_bytes -= size
-        if self._is_paused and self._received_bytes < _RECEIVED_BYTES_MAX // 2:
+        if self._is_paused and self._received_bytes < self._received_bytes_max // 2:
             self._read_on()
         return message
+
+    async def drained(self) -> None:
+        """Return once what was sent has left this process, but for some ten KB, or is lost. One
+        caller at a time.
+        """
+        while self.is_backed_up and self._lost is None:
+            self._room = self._loop.create_future()
+            try:
+                await self._room
+            finally:
+                self._room = None
 
     def close(self, error: KoinonError | None = None) -> None:
         transport, self._transport = self._transport, None
@@ -108,7 +137,7 @@ class FramedStream(asyncio.Protocol, Generic[Out, In]):
             return
         if error is not None and not transport.is_closing():
             data = convert.error_to_proto(error).SerializeToString()
-            transport.writelines((_HEAD.pack(_IS_END | len(data)), data))
+            transport.writelines((HEAD.pack(IS_END | len(data)), data))
         transport.close()
         self._loop.call_later(_FAREWELL_S, transport.abort)
 
@@ -130,25 +159,32 @@ class FramedStream(asyncio.Protocol, Generic[Out, In]):
                 return
             data = bytes(self._partial)
             self._partial.clear()
-        at, end, wants = 0, len(data), _HEAD.size
-        while self._lost is None and end - at >= _HEAD.size:
-            (head,) = _HEAD.unpack_from(data, at)
-            size = head & ~_IS_END
+        at, end, wants = 0, len(data), HEAD.size
+        while self._lost is None and end - at >= HEAD.size:
+            (head,) = HEAD.unpack_from(data, at)
+            size = head & ~IS_END
             if size > self._size_max:
                 reason = f"a frame has more than {self._size_max} bytes"
                 self._fail(InvalidArgumentError(field="message", reason=reason))
                 return
-            body, wants = at + _HEAD.size, _HEAD.size + size
+            body, wants = at + HEAD.size, HEAD.size + size
             if end - at < wants:
                 break
-            at, wants = at + wants, _HEAD.size
-            if head & _IS_END:
+            at, wants = at + wants, HEAD.size
+            if head & IS_END:
                 self._ended(data[body:at])
             elif size:
                 self._take(data[body:at])
         if at < end:
             self._partial += data[at:] if at else data
             self._partial_wants = wants
+
+    def pause_writing(self) -> None:
+        self.is_backed_up = True
+
+    def resume_writing(self) -> None:
+        self.is_backed_up = False
+        _wake(self._room)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
@@ -169,12 +205,12 @@ class FramedStream(asyncio.Protocol, Generic[Out, In]):
         except KoinonError as error:
             self._fail(error)
             return
-        self._size_max = MAX_MESSAGE_BYTES
+        self._size_max = self._message_bytes_max
         size = len(data) + _MESSAGE_BYTES
         self._received.append((message, size))
         self._received_bytes += size
-        self._wake()
-        if self._received_bytes > _RECEIVED_BYTES_MAX and not self._is_paused:
+        _wake(self._arrival)
+        if self._received_bytes > self._received_bytes_max and not self._is_paused:
             self._is_paused = True
             if self._transport is not None:
                 self._transport.pause_reading()
@@ -199,11 +235,8 @@ class FramedStream(asyncio.Protocol, Generic[Out, In]):
         if self._ticking is not None:
             self._ticking.cancel()
             self._ticking = None
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._arrival is not None and not self._arrival.done():
-            self._arrival.set_result(None)
+        _wake(self._arrival)
+        _wake(self._room)
 
     def _read_on(self) -> None:
         self._is_paused = False
@@ -228,6 +261,11 @@ class FramedStream(asyncio.Protocol, Generic[Out, In]):
                 transport.abort()
             return
         if now - self._sent_at > _QUIET_S and self._transport is not None:
-            self._transport.write(_SIGN_OF_LIFE)
+            self._transport.write(SIGN_OF_LIFE)
             self._sent_at = now
         self._tick_later()
+
+
+def _wake(waiting: asyncio.Future[None] | None) -> None:
+    if waiting is not None and not waiting.done():
+        waiting.set_result(None)
