@@ -21,6 +21,7 @@ from koinon_coordinator.config import (
     TimingConfig,
     parse_members,
 )
+from koinon_coordinator.raft.storage import data_path
 from koinon_coordinator.server import serve
 from koinon_proto.contract.cluster_errors import DataDirectoryError
 from koinon_proto.contract.errors import (
@@ -29,6 +30,7 @@ from koinon_proto.contract.errors import (
     KoinonError,
     UnsupportedVersionError,
 )
+from koinon_proto.partitioner import check_new, partitioner
 from koinon_proto.process.logs import configure_logging
 from koinon_proto.process.memory import collect_rarely
 from koinon_proto.process.printable import protect_streams, tell
@@ -174,7 +176,10 @@ def main() -> None:
         )
         log_slow_after(flags.slow_request_ms)
         collect_rarely()
-        uvloop.run(serve(_config(flags)))
+        config = _config(flags)
+        if not config.join and not data_path(config.data).exists():
+            check_new(partitioner(config.bootstrap.partitioner, 1))
+        uvloop.run(serve(config))
     except _CONFIGURATION as error:
         _end(error, EXIT_CONFIGURATION)
     except (KoinonError, OSError) as error:

@@ -444,6 +444,21 @@ def canonical_name(name: str, router_text: str = "") -> str:
     return asked.name
 
 
+def check_new(known: Partitioner) -> None:
+    """Check that a fingerprint tells the router from another version of it, before the first
+    cluster or keyspace is made with it. Those that were made before go on without.
+
+    Raises:
+        ConfigurationError: a router from elsewhere names no examples.
+    """
+    if not is_built_in(known.router) and not known.router.examples:
+        raise ConfigurationError(
+            reason=f"router {known.router.text!r} names no examples, so that another version of it "
+            "might not be noticed: give its class `examples`, some keys that it treats as no other "
+            'router does ("Choosing keys" in the documents has one)'
+        )
+
+
 def partitioner_of(keyspace: Keyspace) -> Partitioner:
     """Return the partitioner of a keyspace, once it is sure that it answers as the cluster's does.
 

@@ -142,7 +142,7 @@ class LmdbRaftStorage:
 
     @property
     def data_path(self) -> Path:
-        return self._directory / "data.mdb"
+        return data_path(self._directory)
 
     # -- opening
 
@@ -511,6 +511,11 @@ def _lock_directory(directory: Path, *, read_only: bool) -> int:
             path=str(path), reason="the directory is in use by another process"
         ) from error
     return fd
+
+
+def data_path(directory: Path) -> Path:
+    """Return the file that a member's directory has once there was a member."""
+    return directory / "data.mdb"
 
 
 def _fsync_directory(directory: Path) -> None:

@@ -40,7 +40,7 @@ from koinon_proto.contract.table import (
     NodeNumber,
     partition_count_fault,
 )
-from koinon_proto.partitioner import partitioner
+from koinon_proto.partitioner import check_new, partitioner
 
 PARTITION_COUNT = 64
 """Of a keyspace that does not say: for a cluster of a few nodes, and a few hundred keyspaces."""
@@ -88,6 +88,7 @@ def decide_creation(state: ClusterState, wanted: Keyspace) -> CreateKeyspace | K
     there = state.keyspaces.get(keyspace.name)
     if there is not None:
         return _as_wanted(there, keyspace)
+    check_new(known)
     if len(state.keyspaces.all) > KEYSPACES_MAX:
         raise KeyspaceChangeError(reason=f"there are {KEYSPACES_MAX} keyspaces: drop one first")
     racks = _racks(state, keyspace)
