@@ -14,7 +14,6 @@ from koinon_node.bulk_load.service import BulkService
 from koinon_node.config import CONTROL_LANE, DATA_LANE, REPLY_BYTES, Limits, NodeConfig
 from koinon_node.controlled_shutdown import shut_down
 from koinon_node.core.membership.lease import NO_LEASE
-from koinon_node.metrics import node_metrics
 from koinon_node.serving.service import KeyValueService, NodeTableService
 from koinon_node.serving.traffic_service import TrafficService
 from koinon_node.state import NodeState
@@ -28,7 +27,6 @@ from koinon_proto.security.exposure import warn_of_strangers
 from koinon_proto.server import rpc
 from koinon_proto.server.aio_server import GuardedServer
 from koinon_proto.server.guard import Guard
-from koinon_proto.server.metrics_server import MetricsEndpoint
 from koinon_proto.v1 import (
     kv_pb2_grpc,
     loads_pb2_grpc,
@@ -71,8 +69,12 @@ class Node:
         """
         self._loop = loop = asyncio.get_running_loop()
         with contextlib.ExitStack() as opened:
-            endpoint = MetricsEndpoint(self._config.metrics_listen, self._config.listening)
-            opened.callback(endpoint.close)
+            endpoint = None
+            if self._config.metrics_listen:  # its imports are a twentieth of a node's memory
+                from koinon_proto.server.metrics_server import MetricsEndpoint
+
+                endpoint = MetricsEndpoint(self._config.metrics_listen, self._config.listening)
+                opened.callback(endpoint.close)
             store = Store(self._config.store)
             opened.callback(lambda: store.close(clean=False) if not self._closed else None)
             store.claim(self._config.node_id)
@@ -103,7 +105,10 @@ class Node:
                 )
             ]
             parts.agent.start(loop)
-            endpoint.start(node_metrics(parts, guard))
+            if endpoint is not None:
+                from koinon_node.metrics import node_metrics
+
+                endpoint.start(node_metrics(parts, guard))
             parts.open_addresses = warn_of_strangers(
                 self._config.listening,
                 {
@@ -131,7 +136,8 @@ class Node:
             await server.stop(0.0)
             self._config.listening.close()
             await loop.run_in_executor(None, self._config.audit.close)
-            await loop.run_in_executor(None, endpoint.close)
+            if endpoint is not None:
+                await loop.run_in_executor(None, endpoint.close)
             await parts.peers.close()
             await parts.leader_calls.close()
             clean = await parts.writer.stop()

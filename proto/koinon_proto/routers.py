@@ -29,8 +29,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from koinon_proto.contract.errors import ConfigurationError
 from koinon_proto.contract.table import MAX_KEY_BYTES
@@ -277,6 +276,15 @@ def router(text: str) -> KeyRouter:
 def is_built_in(chosen: KeyRouter) -> bool:
     """Return whether the router comes with this package."""
     return type(chosen).__module__ == __name__
+
+
+def entry_points(**chosen: str) -> Any:
+    """Return the entry points of this group and name. What finds them is imported with the first:
+    it brings packages for mail with it.
+    """
+    from importlib.metadata import entry_points
+
+    return entry_points(**chosen)
 
 
 def _installed(name: str) -> Callable[[str], KeyRouter]:

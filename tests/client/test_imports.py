@@ -7,7 +7,17 @@ import sys
 
 from tests.client.kit.fake_cluster import FakeCluster
 
-HEAVY = {"asyncio", "google.protobuf", "grpc", "lmdb", "numpy", "pyarrow", "rich", "typer"}
+HEAVY = {
+    "asyncio",
+    "google.protobuf",
+    "grpc",
+    "lmdb",
+    "numpy",
+    "pyarrow",
+    "pydantic",
+    "rich",
+    "typer",
+}
 
 
 def imported(program: str) -> set[str]:

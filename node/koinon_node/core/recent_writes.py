@@ -27,16 +27,18 @@ class RecentWrites:
 
     def __init__(self, floors: U64Array, rows_max: int = ROWS_MAX) -> None:
         self._floors = floors.copy()
-        # Three columns by slot of the ring: an entry's partition, sequence and key.
-        self._partitions = np.full(rows_max, _NOBODY, np.uint32)
+        self._rows_max = rows_max
+        # Three columns by slot of the ring: an entry's partition, sequence and key. Slots that were
+        # never written take no memory yet.
+        self._partitions = np.zeros(rows_max, np.uint32)
         self._sequences = np.zeros(rows_max, np.uint64)
-        self._keys: list[bytes] = [b""] * rows_max
+        self._keys: list[bytes] = []  # of the slots before ``_used``
         self._next = 0  # the slot that is overwritten next
         self._used = 0  # slots before this one have been written; there is nothing in the others
 
     def append(self, partition_ids: U32Array, sequences: U64Array, keys: Sequence[bytes]) -> None:
         """Enter data keys that were written at these sequences."""
-        size = len(self._keys)
+        size = self._rows_max
         start = 0
         while start < len(keys):
             rows = min(len(keys) - start, size - self._next)
@@ -50,6 +52,7 @@ class RecentWrites:
             start += rows
 
     def _forget(self, place: slice) -> None:
+        place = slice(place.start, min(place.stop, self._used))
         used = self._partitions[place] != _NOBODY
         if used.any():
             np.maximum.at(self._floors, self._partitions[place][used], self._sequences[place][used])
