@@ -53,16 +53,10 @@ that does much else, a copy may lag behind for a moment.
 SETTLED_S_MAX = 120
 
 GIVEN = {
-    "from koinon.spark import register": """
-import contextlib, koinon.ingest.session
-stack = contextlib.ExitStack()
-spark = stack.enter_context(koinon.ingest.session.spark_session())
-orders = spark.read.parquet("orders.parquet")
-""",
     "with koinon.LocalCluster": "import koinon\n",
     "with koinon.connect": "import koinon\n",
 }
-"""What a snippet that begins so takes for granted: a session of Spark and its data, an import."""
+"""What a snippet that begins so takes for granted: an import."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +135,7 @@ class Reader:
                     text = text.replace(named, real)
         if step.is_python:
             given = next((g for first, g in GIVEN.items() if text.startswith(first)), "")
-            end = "\nstack.close()\n" if "stack = " in given else "\n"
-            self.run(step, [sys.executable, "-c", given + text + end])
+            self.run(step, [sys.executable, "-c", f"{given}{text}\n"])
         elif step.command in ANSWERS:
             self._type(step, ["bash", "-c", text])
         elif step.command in SETTLING:
