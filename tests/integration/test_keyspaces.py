@@ -336,7 +336,7 @@ def test_commands_create_use_show_and_drop_a_keyspace(cluster: LocalCluster) -> 
     assert "murmur2(until:2f), fingerprint " in described
     one = koinon_command("admin", "keyspaces", "describe", "carts", "--json")
     assert json.loads(one)["keyspace"] == found
-    koinon_command("admin", "keyspaces", "describe", "cart", code=1)
+    koinon_command("admin", "keyspaces", "describe", "cart", code=2)
     altered = koinon_command("admin", "keyspaces", "alter", "carts", "--max-value", "3", "--json")
     assert json.loads(altered)["keyspace"]["max_value_bytes"] == 3
     koinon_command("put", "--keyspace", "carts", "u7/shoes", "1234", code=2)
@@ -368,7 +368,7 @@ def test_commands_create_use_show_and_drop_a_keyspace(cluster: LocalCluster) -> 
     koinon_command("admin", "keyspaces", "alter", "carts", "--max-rows-per-s", "many", code=2)
     koinon_command("admin", "keyspaces", "drop", "carts", "--json", code=2)  # no question is asked
     koinon_command("admin", "keyspaces", "drop", "carts", "--yes")
-    koinon_command("get", "--keyspace", "carts", "u7/shoes", code=1)
+    koinon_command("get", "--keyspace", "carts", "u7/shoes", code=2)
     koinon_command("admin", "keyspaces", "drop", "default", "--yes", code=2)
 
 

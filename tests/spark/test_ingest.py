@@ -228,7 +228,7 @@ def test_ingest_goes_into_the_keyspace_and_its_dry_run_is_by_its_router(
     whole = parquet(tmp_path / "k.parquet", id=["ingest/k/x"], v=["new"])
     arguments = ("--key", "id", "--value", "v", "--keyspace", "filed")
     code, told, messages = ingest(path, *arguments)
-    assert code == 1
+    assert code == 2
     assert "keyspace 'filed' has been dropped, or was never created" in messages
     with Admin(cluster.coordinators, timeout_ms=30_000) as admin:
         made = admin.keyspaces.create(
