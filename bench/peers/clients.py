@@ -13,6 +13,7 @@ from typing import Any
 
 PAGE_ROWS = 1_000
 TIMEOUT_MS = 30_000
+CONNECTIONS_MAX = 1_024  # of redis.asyncio to each server: 100 by default, and 256 tasks want more
 
 Pairs = Sequence[tuple[bytes, bytes]]
 
@@ -148,7 +149,7 @@ class RedisFace(Face):
         from redis.asyncio.cluster import RedisCluster
 
         host, port = self._where
-        self._async = RedisCluster(host=host, port=port)
+        self._async = RedisCluster(host=host, port=port, max_connections=CONNECTIONS_MAX)
         await self._async.initialize()
 
     async def aclose(self) -> None:

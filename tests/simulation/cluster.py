@@ -86,6 +86,7 @@ from tests.simulation.node import SimulatedNode
 START_S_MAX = 30.0
 FAULTS_S = 18.0
 HEALED_S_MAX = 60.0
+LOADS_S_MAX = 30.0  # what loads take to end in a healed cluster: up to 11 s in 120 seeds
 POLL_S = 0.1
 LAST_READS_MAX = 50
 LOADS_PAUSE_S = 0.2
@@ -407,7 +408,9 @@ class Simulation:
             lambda: "clients" if any(c.busy for c in self.clients) else "", 10.0, "clients go on"
         )
         await self._until(
-            lambda: "loaders" if any(o.busy for o in self.loaders) else "", 60.0, "loads go on"
+            lambda: "loaders" if any(o.busy for o in self.loaders) else "",
+            LOADS_S_MAX,
+            "loads go on",
         )
         await self._until(self._what_loads_left, HEALED_S_MAX, "something is left of loads")
         await asyncio.sleep(1.0)

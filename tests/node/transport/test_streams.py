@@ -211,7 +211,9 @@ def test_stream_is_connected_once_the_other_node_is_reached(over: WithPair) -> N
         await both.follow().connected()
         await both.stop()
         with pytest.raises(PeerLostError):
-            await both.follow().connected()
+            while True:  # until the channel has read that its connection is closed
+                await both.follow().connected()
+                await asyncio.sleep(0.01)
 
     over(use)
 

@@ -38,7 +38,7 @@ def size(
 def _print(advised: Sizing, peak_mb_s: float, nodes: int) -> None:
     printer = output.console()
     lines = [
-        f"[bold]{advised.partitions:,} partitions[/]  (koinon up, koinon coordinator: "
+        f"[bold]{advised.partitions:,} partitions[/]  (koinon coordinator: "
         f"--partitions {advised.partitions})",
         "",
         f"{advised.for_peak:>7,}  for the peak: {peak_mb_s:,g} MB/s at {PARTITION_MB_S} MB/s a "
