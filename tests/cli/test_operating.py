@@ -246,7 +246,9 @@ def test_remove_of_a_node_that_holds_something_is_refused(
 
 def test_replace_and_factor_send_what_was_asked(operator: FakeOperator, koinon: Run) -> None:
     assert koinon("replace", "n1", "n4", "--yes").exit_code == 0
-    assert koinon("set-replication-factor", "2", "--yes").exit_code == 0
+    fewer = koinon("set-replication-factor", "2", "--yes")
+    assert fewer.exit_code == 0
+    assert "2 copies; writes will need 1 of them in sync" in " ".join(fewer.stdout.split())
     asked = [r.plan for r in operator.requests if isinstance(r, admin_pb2.ExecutePlanRequest)]
     assert (asked[0].node_id, asked[0].with_node_id) == ("n1", "n4")
     assert asked[1].replication_factor == 2

@@ -168,12 +168,21 @@ def set_replication_factor(
     ] = "",
     how: How,
 ) -> int | None:
-    """Keep so many copies of each partition of a keyspace."""
+    """Keep so many copies of each partition of a keyspace.
+
+    Writes then need half of them in sync, rounded up; 'koinon admin keyspaces alter NAME
+    --min-in-sync' changes that.
+    """
+    needed = (copies + 1) // 2
     return _run(
         session,
         PlanRequest(kind=PlanKind.REPLICATION_FACTOR, replication_factor=copies, keyspace=keyspace),
         how,
-        also=(f"Each partition is to have {output.count(copies, 'copy')}.", None),
+        also=(
+            f"Each partition is to have {output.count(copies, 'copy')}; writes will need {needed} "
+            "of them in sync.",
+            None,
+        ),
     )
 
 
