@@ -171,6 +171,8 @@ def test_batch_with_a_key_that_is_not_allowed_is_refused_whole(users: dict[str, 
     ids = partitions(keys)
     said = denied(lambda: app.BatchGet(kv_pb2.BatchGetRequest(keys=keys, partition_ids=ids)))
     assert "may not read key b'b/1'" in said
+    rows = kv_pb2.BatchGetRequest(keys=keys, partition_ids=ids).SerializeToString()
+    assert "may not read key b'b/1'" in str(typed(users["app"].redis("KOINON.GETMANY", rows))[0])
     values = [b"2"] * 3
     write = kv_pb2.BatchWriteRequest(keys=keys, values=values, partition_ids=ids)
     assert "may not write key b'b/1'" in denied(lambda: app.BatchWrite(write))

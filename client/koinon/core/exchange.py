@@ -1,9 +1,10 @@
-"""Exchanges of one command and one reply: single operations, and pages of scans."""
+"""Exchanges of one command and one reply: single operations, and what is asked for by a message."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, final
 
 from koinon_proto.contract.errors import KoinonError, UnknownFateError
@@ -39,13 +40,22 @@ class Exchange:
         self.done = True
 
 
+class Command(Enum):
+    """The commands that bring a message of ``v1/kv.proto``, and answer with one."""
+
+    GET_MANY = b"KOINON.GETMANY"
+    SCAN = b"KOINON.SCAN"
+
+
 @final
 @dataclass(slots=True, eq=False, kw_only=True)
-class PendingPage(Exchange):
-    """One attempt at a page of a scan. ``value`` is the message that asks for it, serialized, as is
-    the ``result``. If it ends with neither a result nor an error, it was not sent.
+class PendingMessage(Exchange):
+    """One attempt at reads of many rows, or at a page of a scan. ``value`` is the message that asks
+    for it, serialized, as is the ``result``. If it ends with neither a result nor an error, it was
+    not sent.
     """
 
+    command: Command
     on_end: Callable[[], None] | None = None
 
     def succeed(self, result: bytes) -> None:

@@ -1,5 +1,5 @@
-"""Single operations, and pages of scans, in the Redis protocol (RESP): commands on the wire, and
-what replies mean.
+"""Single operations, reads of many rows, and pages of scans, in the Redis protocol (RESP): commands
+on the wire, and what replies mean.
 
 The commands are our own; docs/protocols.md lists them. A reply comes here as a RESP parser gives
 it: ``bytes``, ``int``, ``None`` or a list of such. An error that the node answered with is whole in
@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from koinon.core.batching import Kind, PendingOperation
-from koinon.core.exchange import PendingPage
+from koinon.core.exchange import Command, PendingMessage
 from koinon.types import Entry
 from koinon_proto.contract.keyspaces import DEFAULT_ID
 
@@ -44,7 +44,9 @@ _GET_OR_PUT_OPTIONS = b"\r\n%b%b%b%b"
 _PUT = b"*8\r\n$10\r\nKOINON.PUT\r\n$%d\r\n%b\r\n$%d\r\n"
 _PUT_OPTIONS = b"\r\n%b%b%b%b%b"
 _DELETE = b"*6\r\n$13\r\nKOINON.DELETE\r\n$%d\r\n%b\r\n%b%b%b%b"
-_SCAN = b"*3\r\n$11\r\nKOINON.SCAN\r\n$%d\r\n%b\r\n%b"
+_MESSAGES = {
+    command: b"*3\r\n$%d\r\n%b\r\n" % (len(command.value), command.value) for command in Command
+}
 _YES_OR_NO = (_DELETE_KIND, _EXISTS_KIND, _TOUCH_KIND)
 _DURABILITIES = {"all_in_sync": b"$1\r\n0\r\n", "primary": b"$1\r\n1\r\n"}
 
@@ -63,14 +65,15 @@ def hello(cluster_id: str, keyspace_id: int = DEFAULT_ID, token: str = "") -> by
 
 
 def command(
-    single: PendingOperation | PendingPage, table_version: int, request_id: str
+    single: PendingOperation | PendingMessage, table_version: int, request_id: str
 ) -> list[bytes]:
-    """Return the command of an operation, or of a page, as buffers to send one after the other:
-    one, or three where the value is so large that it should not be copied.
+    """Return the command of an operation, or of what a message asks for, as buffers to send one
+    after the other: one, or three where the value is so large that it should not be copied.
     """
-    if type(single) is PendingPage:  # its message has a table version of its own
+    if type(single) is PendingMessage:  # its message has a table version of its own
         message = single.value
-        return [_SCAN % (len(message), message, _bulk(request_id.encode()))]
+        begin = b"%b$%d\r\n" % (_MESSAGES[single.command], len(message))
+        return _buffers(begin, message, b"\r\n%b" % _bulk(request_id.encode()))
     key, version, request = single.key, _number(table_version), _bulk(request_id.encode())
     if single.kind is _GET_KIND:
         return [_GET % (len(key), key, version, request)]
@@ -107,16 +110,16 @@ def _buffers(begin: bytes, value: bytes, end: bytes) -> list[bytes]:
     return [begin, value, end] if len(value) > _JOINED_BYTES_MAX else [begin + value + end]
 
 
-def result_of(single: PendingOperation | PendingPage, reply: Any) -> Any:  # noqa: C901 (a case a kind)
+def result_of(single: PendingOperation | PendingMessage, reply: Any) -> Any:  # noqa: C901 (a case a kind)
     """Return what the caller is given, by the answer to the operation's command.
 
     Raises:
         ValueError: this is no answer to such a command.
     """
-    if type(single) is PendingPage:
+    if type(single) is PendingMessage:
         if type(reply) is bytes:
             return reply
-        raise ValueError(f"no page of a scan: {type(reply).__name__}")
+        raise ValueError(f"no answer to {single.command.name}: {type(reply).__name__}")
     kind, answer = single.kind, type(reply)
     if kind is _GET_KIND:
         if answer is bytes or reply is None:

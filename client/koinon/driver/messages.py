@@ -7,7 +7,7 @@ from typing import Any
 
 from koinon.core.atomic import CommitOperation, Operation
 from koinon.core.batching import Kind, PendingOperation
-from koinon.core.operations import Call, WriteRows
+from koinon.core.operations import Call, ReadRows, WriteRows
 from koinon.core.routing import Routing
 from koinon.types import Durability
 from koinon_proto.v1 import kv_pb2
@@ -103,6 +103,18 @@ def _operation_of(operation: Operation) -> kv_pb2.Operation:
         return kv_pb2.Operation(key=key, delete=kv_pb2.DeleteRecord())
     increment = kv_pb2.Increment(by=operation.by, ttl_ms=ttl_ms)
     return kv_pb2.Operation(key=key, increment=increment)
+
+
+def read_request(operation: ReadRows, call: Call, cluster_id: str) -> kv_pb2.BatchGetRequest:
+    """Return the message of one call of a read of many rows."""
+    return kv_pb2.BatchGetRequest(
+        cluster_id=cluster_id,
+        table_version=call.table_version,
+        keys=call.keys,
+        partition_ids=call.partition_ids.tolist(),
+        keyspace_id=operation.keyspace_id,
+        want_versions=operation.want_entries,
+    )
 
 
 def write_request(operation: WriteRows, call: Call, cluster_id: str) -> kv_pb2.BatchWriteRequest:

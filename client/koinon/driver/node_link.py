@@ -114,15 +114,7 @@ class Link:
         self, request: kv_pb2.BatchGetRequest, timeout_s: float
     ) -> ReadReply | KoinonError:
         reply = await self._send("batch_get", request, timeout_s)
-        if isinstance(reply, KoinonError):
-            return reply
-        return ReadReply(
-            values=reply.values,
-            missing=reply.missing,
-            versions=reply.versions,
-            expires_at_ms=reply.expires_at_ms,
-            refused=refused(reply),
-        )
+        return reply if isinstance(reply, KoinonError) else read_reply(reply)
 
     async def write(
         self, request: kv_pb2.BatchWriteRequest, timeout_s: float
@@ -242,6 +234,17 @@ def _error_of(
         # One of gRPC's own limits. To a write it may be its reply that was over it.
         return ResourceExhaustedError(resource=f"gRPC at {address} ({failure.details()})", limit=0)
     return error
+
+
+def read_reply(reply: kv_pb2.BatchGetResponse) -> ReadReply:
+    """Return rows as operations take them."""
+    return ReadReply(
+        values=reply.values,
+        missing=reply.missing,
+        versions=reply.versions,
+        expires_at_ms=reply.expires_at_ms,
+        refused=refused(reply),
+    )
 
 
 def scan_reply(reply: kv_pb2.ScanResponse) -> ScanReply:

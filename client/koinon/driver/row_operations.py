@@ -10,15 +10,26 @@ import asyncio
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from google.protobuf.message import DecodeError
+
 from koinon.core import limits
 from koinon.core.atomic import CommitOperation, Operations
-from koinon.core.operations import Call, ReadRows, RowsOperation, WriteRows, attempt_timeout_s
+from koinon.core.exchange import Command, PendingMessage
+from koinon.core.operations import (
+    Call,
+    ReadReply,
+    ReadRows,
+    RowsOperation,
+    WriteRows,
+    attempt_timeout_s,
+)
 from koinon.core.row_chunks import Chunk, delete_chunks, put_chunks
 from koinon.core.target import Target
 from koinon.driver import request_ids
-from koinon.driver.messages import commit_request, write_request
+from koinon.driver.messages import commit_request, read_request, write_request
+from koinon.driver.node_link import read_reply
 from koinon.types import BatchResult, BytesLike, Durability, Row
-from koinon_proto.contract.errors import NotSentError
+from koinon_proto.contract.errors import KoinonError, NotSentError, UnknownFateError
 from koinon_proto.contract.table import MAX_BATCH_ROWS
 from koinon_proto.v1 import kv_pb2
 
@@ -63,6 +74,11 @@ class RowOperations:
         """Send one call; return the reply or the error."""
         if not call.address:
             return self._engine.routing().offline(int(call.partition_ids[0]))
+        if isinstance(operation, ReadRows):
+            read = read_request(operation, call, self._engine.cluster_id)
+            outcome = await self._ask_by_resp(operation, call, read, deadline)
+            if outcome is not None:
+                return outcome
         link = self._engine.link(call.address)
         if not link.ready():
             try:
@@ -83,15 +99,31 @@ class RowOperations:
         if isinstance(operation, CommitOperation):
             return await link.commit(commit_request(operation, call, cluster_id), timeout_s)
         assert isinstance(operation, ReadRows)
-        request = kv_pb2.BatchGetRequest(
-            table_version=call.table_version,
-            keys=call.keys,
-            partition_ids=call.partition_ids.tolist(),
-            keyspace_id=operation.keyspace_id,
-            want_versions=operation.want_entries,
-            cluster_id=cluster_id,
+        return await link.read(read, timeout_s)
+
+    async def _ask_by_resp(
+        self, operation: ReadRows, call: Call, request: kv_pb2.BatchGetRequest, deadline: float
+    ) -> ReadReply | KoinonError | None:
+        """Return what the node answers by RESP; None: it was not asked so."""
+        engine, left_s = self._engine, deadline - self._engine.now()
+        routing = engine.routing()
+        link = engine.singles.resp_link(call.address, operation.keyspace_id, routing)
+        if link is None or left_s <= 0:
+            return None
+        message = PendingMessage(
+            command=Command.GET_MANY,
+            deadline=deadline,
+            timeout_ms=round(left_s * 1000),
+            value=request.SerializeToString(),
+            request=request_ids.given(),
         )
-        return await link.read(request, timeout_s)
+        await link.ask(message, attempt_timeout_s(left_s, write=False))
+        if message.result is None:
+            return message.error
+        try:
+            return read_reply(kv_pb2.BatchGetResponse.FromString(message.result))
+        except DecodeError:
+            return UnknownFateError(reason=f"{call.address} cannot be understood: no rows")
 
     def chunk_rows(self) -> int:
         """Return how many rows of a ``*_many`` call make a full batch for every node."""

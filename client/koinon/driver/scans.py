@@ -12,7 +12,7 @@ from typing import NamedTuple
 from google.protobuf.message import DecodeError
 
 from koinon.core import limits
-from koinon.core.exchange import PendingPage
+from koinon.core.exchange import Command, PendingMessage
 from koinon.core.operations import attempt_timeout_s
 from koinon.core.retry import final_error
 from koinon.core.scanning import ScanCall, ScanProgress, ScanReply, partitions_with
@@ -216,7 +216,7 @@ class Pages:
         listener = engine.singles.resp_link(call.address, self._keyspace_id, routing)
         if listener is not None:
             page = self._pending(request, deadline)
-            await listener.fetch(page, timeout_s)
+            await listener.ask(page, timeout_s)
             if (outcome := self._outcome_of(page, call)) is not None:
                 return outcome
         link = engine.link(call.address)
@@ -247,15 +247,16 @@ class Pages:
             request.cursor.after_key = call.after_key
         return request
 
-    def _pending(self, request: kv_pb2.ScanRequest, deadline: float) -> PendingPage:
-        return PendingPage(
+    def _pending(self, request: kv_pb2.ScanRequest, deadline: float) -> PendingMessage:
+        return PendingMessage(
+            command=Command.SCAN,
             deadline=deadline,
             timeout_ms=self._timeout_ms,
             value=request.SerializeToString(),
             request=self._request,
         )
 
-    def _outcome_of(self, page: PendingPage, call: ScanCall) -> ScanReply | KoinonError | None:
+    def _outcome_of(self, page: PendingMessage, call: ScanCall) -> ScanReply | KoinonError | None:
         """Return what asking by RESP came to; None: the page was not sent so."""
         if page.result is None:
             return page.error

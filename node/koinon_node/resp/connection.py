@@ -26,8 +26,8 @@ from koinon_node.resp import errors, wire
 from koinon_node.resp.commands import rules, transactions
 from koinon_node.resp.commands.table import (
     Arguments,
+    Call,
     Outcome,
-    Page,
     Read,
     Spec,
     Switch,
@@ -359,7 +359,7 @@ class Connection(asyncio.Protocol):
             self._owner.service.write(served, writes, self._answered)
         else:
             self._under_way = (pending,)
-            work = self._owner.service.page(outcome) if type(outcome) is Page else outcome
+            work = outcome.begin() if type(outcome) is Call else outcome
             self._begin(self._await(cast(Coroutine[Any, Any, bytes], work)))
         return None
 

@@ -15,9 +15,10 @@ from typing import NamedTuple
 
 from koinon_node.core import records
 from koinon_node.core.atomic_batch import Step
+from koinon_node.core.records import U32Array
 from koinon_node.core.updates import Result
 from koinon_node.ports import TakesFollowers
-from koinon_node.resp.commands.table import Encoded, Page, Read, Write, Written
+from koinon_node.resp.commands.table import Encoded, Read, Write, Written
 from koinon_node.resp.served_keyspace import ServedKeyspace
 from koinon_node.serving.batches import (
     AtomicBatch,
@@ -106,22 +107,42 @@ class RedisService:
         Raises:
             KoinonError: nothing can be read; the first refusal of a partition, if one is refused.
         """
-        answer = await self._scan(page)
+        answer = await self.page(page)
         for error in answer.refusals.values():
             raise error
         return answer
 
-    async def page(self, wanted: Page) -> bytes:
-        """Return the reply to a page that was asked for. It tells of partitions that are refused.
+    async def page(self, page: ScanPage) -> ScanAnswer:
+        """Return a page of records, with the partitions that are refused.
 
         Raises:
             KoinonError: nothing can be read.
         """
-        return wanted.reply(await self._scan(wanted.page))
-
-    async def _scan(self, page: ScanPage) -> ScanAnswer:
         answer = await self._engine.scan(page)
         self._counts.scanned(answer)
+        return answer
+
+    async def rows(
+        self,
+        keys: Sequence[bytes],
+        partition_ids: U32Array,
+        table_version: int,
+        *,
+        want_versions: bool,
+    ) -> ReadAnswer:
+        """Return the rows, with the partitions that are refused.
+
+        Raises:
+            KoinonError: nothing can be read.
+        """
+        try:
+            answer = await self._engine.read(
+                keys, partition_ids, table_version, want_versions=want_versions
+            )
+        except KoinonError as error:
+            self._counts.read_failed(len(keys), error)
+            raise
+        self._counts.read(partition_ids, answer)
         return answer
 
     # --- reads -----------------------------------------------------------------------------
@@ -148,12 +169,15 @@ class RedisService:
         keys = [key for read in reads for key in read.keys]
         version = max(read.table_version for read in reads)
         try:
-            partition_ids = served.partitioner(version).partitions_of(keys)
-            answer = await self._engine.read(keys, partition_ids, version, want_versions=True)
+            partitioner = served.partitioner(version)
         except KoinonError as error:
             self._counts.read_failed(len(keys), error)
             return [error] * len(reads)
-        self._counts.read(partition_ids, answer)
+        partition_ids = partitioner.partitions_of(keys)
+        try:
+            answer = await self.rows(keys, partition_ids, version, want_versions=True)
+        except KoinonError as error:
+            return [error] * len(reads)
         found = _found(answer, partition_ids.tolist())
         return [_read_answer(read, [next(found) for _ in read.keys]) for read in reads]
 

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 
-from koinon_node.core.records import U64Array
+from koinon_node.core.records import U32Array, U64Array
 from koinon_node.core.updates import Expiry, ExpiryKind, expires_after
-from koinon_node.state import NodeState
+from koinon_node.state import NodeState, partitioner_of
 from koinon_proto.contract.columns import DELETED
 from koinon_proto.contract.errors import (
     InvalidArgumentError,
     TableBehindError,
     UnknownKeyspaceError,
+    WrongPartitionError,
 )
 from koinon_proto.contract.keyspaces import Keyspace
-from koinon_proto.contract.table import MAX_KEY_BYTES, MAX_TTL_MS, Table
+from koinon_proto.contract.table import (
+    MAX_BATCH_BYTES,
+    MAX_BATCH_ROWS,
+    MAX_KEY_BYTES,
+    MAX_TTL_MS,
+    Table,
+)
 
 CLOCK_SLACK_MS = 60_000
 """By which the clock of a machine that loads rows may be ahead of this node's."""
@@ -83,6 +90,67 @@ def check_value(size: int, keyspace: Keyspace, field: str = "value") -> None:
         raise InvalidArgumentError(
             field=field, reason="too long", limit=keyspace.max_value_bytes, actual=size
         )
+
+
+# --- batches -----------------------------------------------------------------------------------
+
+
+def check_batch_bytes(size: int) -> None:
+    """Raise InvalidArgumentError if the keys and values of a batch have more bytes than fit."""
+    if size > MAX_BATCH_BYTES:
+        raise InvalidArgumentError(
+            field="batch", reason="too many bytes", limit=MAX_BATCH_BYTES, actual=size
+        )
+
+
+def check_length(field: str, actual: int, rows: int) -> None:
+    """Raise InvalidArgumentError unless a column of a batch has an entry for each key."""
+    if actual != rows:
+        raise InvalidArgumentError(
+            field=field, reason="must have one entry a key", limit=rows, actual=actual
+        )
+
+
+def check_rows(keyspace: Keyspace, keys: Sequence[bytes], partition_ids: Sequence[int]) -> U32Array:
+    """Return the partitions of a batch's rows.
+
+    Raises:
+        InvalidArgumentError: there are too many rows, or a key or a partition is none that may be.
+        WrongPartitionError: a key lies in another partition than the sender says.
+    """
+    rows = len(keys)
+    if rows > MAX_BATCH_ROWS:
+        raise InvalidArgumentError(
+            field="keys", reason="too many rows", limit=MAX_BATCH_ROWS, actual=rows
+        )
+    check_length("partition_ids", len(partition_ids), rows)
+    if not rows:
+        return np.zeros(0, np.uint32)
+    lengths = list(map(len, keys))
+    for row, length in ((lengths.index(n), n) for n in (min(lengths), max(lengths))):
+        if not 1 <= length <= MAX_KEY_BYTES:
+            raise InvalidArgumentError(
+                field=f"keys[{row}]",
+                reason="must have 1 to 500 bytes",
+                limit=MAX_KEY_BYTES if length else 1,
+                actual=length,
+            )
+    sent = np.fromiter(partition_ids, np.uint32, rows)
+    for row in (int(sent.argmax()), int(sent.argmin())):
+        if int(sent[row]) not in keyspace.partition_ids:
+            raise InvalidArgumentError(
+                field=f"partition_ids[{row}]",
+                reason=f"no such partition in keyspace {keyspace.name!r}",
+                limit=keyspace.partition_ids[-1],
+                actual=int(sent[row]),
+            )
+    right = partitioner_of(keyspace).partitions_of(keys)
+    if not np.array_equal(sent, right):
+        row = int(np.flatnonzero(sent != right)[0])
+        raise WrongPartitionError(
+            partition_id=int(sent[row]), expected_partition_id=int(right[row])
+        )
+    return sent
 
 
 # --- times to live -----------------------------------------------------------------------------

@@ -25,8 +25,12 @@ from koinon_node.serving.atomic_requests import batch_of, check_access, reply_of
 from koinon_node.serving.batches import Durability, ReadAnswer, WriteAnswer, WriteBatch
 from koinon_node.serving.engine import Engine
 from koinon_node.serving.graceful_drain import GracefulDrain
+from koinon_node.serving.read_requests import rows_of, rows_reply
 from koinon_node.serving.request_limits import (
+    check_batch_bytes,
     check_key,
+    check_length,
+    check_rows,
     check_ttl,
     check_value,
     keyspace_of,
@@ -43,13 +47,9 @@ from koinon_proto.contract.access import Action
 from koinon_proto.contract.errors import (
     InvalidArgumentError,
     KoinonError,
-    WrongPartitionError,
 )
 from koinon_proto.contract.keyspaces import Keyspace
 from koinon_proto.contract.table import (
-    MAX_BATCH_BYTES,
-    MAX_BATCH_ROWS,
-    MAX_KEY_BYTES,
     Table,
 )
 from koinon_proto.security.authorization import caller
@@ -148,17 +148,11 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
     async def BatchGet(  # noqa: N802
         self, request: kv_pb2.BatchGetRequest, context: Any
     ) -> kv_pb2.BatchGetResponse:
-        keyspace = self._keyspace(request)
-        keys = list(request.keys)
-        partition_ids = _check_rows(keyspace, keys, request.partition_ids)
-        _check_batch_bytes(sum(map(len, keys)))
-        caller.get().check_rows(Action.READ, keyspace.keyspace_id, keys)
+        keys, partition_ids = rows_of(request, self._keyspace(request), caller.get())
         answer = await self._read(
             keys, partition_ids, request.table_version, want_versions=request.want_versions
         )
-        if request.keys_only:
-            answer.values = [b""] * len(keys)
-        return _read_reply(answer)
+        return rows_reply(answer, keys_only=request.keys_only)
 
     @typed_errors
     @bounded(CALLS_MAX)
@@ -279,59 +273,6 @@ def _update_since(table: _ByIdentity, known_version: int) -> table_pb2.TableUpda
 # --- checks ------------------------------------------------------------------------------------
 
 
-def _check_batch_bytes(size: int) -> None:
-    if size > MAX_BATCH_BYTES:
-        raise InvalidArgumentError(
-            field="batch", reason="too many bytes", limit=MAX_BATCH_BYTES, actual=size
-        )
-
-
-def _check_length(field: str, actual: int, rows: int) -> None:
-    if actual != rows:
-        raise InvalidArgumentError(
-            field=field, reason="must have one entry a key", limit=rows, actual=actual
-        )
-
-
-def _check_rows(
-    keyspace: Keyspace, keys: Sequence[bytes], partition_ids: Sequence[int]
-) -> U32Array:
-    """Check the key columns of a batch; return its partitions."""
-    rows = len(keys)
-    if rows > MAX_BATCH_ROWS:
-        raise InvalidArgumentError(
-            field="keys", reason="too many rows", limit=MAX_BATCH_ROWS, actual=rows
-        )
-    _check_length("partition_ids", len(partition_ids), rows)
-    if not rows:
-        return np.zeros(0, np.uint32)
-    lengths = list(map(len, keys))
-    for row, length in ((lengths.index(n), n) for n in (min(lengths), max(lengths))):
-        if not 1 <= length <= MAX_KEY_BYTES:
-            raise InvalidArgumentError(
-                field=f"keys[{row}]",
-                reason="must have 1 to 500 bytes",
-                limit=MAX_KEY_BYTES if length else 1,
-                actual=length,
-            )
-    sent = np.fromiter(partition_ids, np.uint32, rows)
-    for row in (int(sent.argmax()), int(sent.argmin())):
-        if int(sent[row]) not in keyspace.partition_ids:
-            raise InvalidArgumentError(
-                field=f"partition_ids[{row}]",
-                reason=f"no such partition in keyspace {keyspace.name!r}",
-                limit=keyspace.partition_ids[-1],
-                actual=int(sent[row]),
-            )
-    right = partitioner_of(keyspace).partitions_of(keys)
-    if not np.array_equal(sent, right):
-        row = int(np.flatnonzero(sent != right)[0])
-        raise WrongPartitionError(
-            partition_id=int(sent[row]), expected_partition_id=int(right[row])
-        )
-    return sent
-
-
 def _partition_of(keyspace: Keyspace, key: bytes) -> U32Array:
     return np.array([partitioner_of(keyspace).partition_of(key)], np.uint32)
 
@@ -340,13 +281,13 @@ def _write_batch(keyspace: Keyspace, request: kv_pb2.BatchWriteRequest) -> Write
     """Check the whole request, before anything is written."""
     keys, values = list(request.keys), list(request.values)
     rows = len(keys)
-    partition_ids = _check_rows(keyspace, keys, request.partition_ids)
-    _check_length("values", len(values), rows)
+    partition_ids = check_rows(keyspace, keys, request.partition_ids)
+    check_length("values", len(values), rows)
     if rows:
         lengths = list(map(len, values))
         longest = max(lengths)
         check_value(longest, keyspace, f"values[{lengths.index(longest)}]")
-        _check_batch_bytes(sum(lengths) + sum(map(len, keys)))
+        check_batch_bytes(sum(lengths) + sum(map(len, keys)))
     deletes = frozenset(request.deletes)
     conditions = {c.row: c.if_version for c in request.conditions}
     if len(conditions) != len(request.conditions):
@@ -375,11 +316,11 @@ def _update_batch(keyspace: Keyspace, request: kv_pb2.BatchUpdateRequest) -> Wri
     """Check the whole request, before anything is written."""
     keys = list(request.keys)
     rows = len(keys)
-    partition_ids = _check_rows(keyspace, keys, request.partition_ids)
-    _check_length("updates", len(request.updates), rows)
+    partition_ids = check_rows(keyspace, keys, request.partition_ids)
+    check_length("updates", len(request.updates), rows)
     updates = {row: _update_of(keyspace, row, u) for row, u in enumerate(request.updates)}
     refused = _refused(_expiry_faults(keyspace, request.updates), rows)
-    _check_batch_bytes(sum(map(len, keys)) + sum(u.size for u in updates.values()))
+    check_batch_bytes(sum(map(len, keys)) + sum(u.size for u in updates.values()))
     return WriteBatch(
         table_version=request.table_version,
         keys=keys,
@@ -471,16 +412,6 @@ def _raise_any(*errors: Mapping[int, KoinonError]) -> None:
     for mapping in errors:
         for error in mapping.values():
             raise error
-
-
-def _read_reply(answer: ReadAnswer) -> kv_pb2.BatchGetResponse:
-    return kv_pb2.BatchGetResponse(
-        values=answer.values,
-        missing=answer.missing,
-        versions=answer.versions,
-        expires_at_ms=answer.expires_at_ms,
-        refusals=refusals_to_proto(answer.refusals),
-    )
 
 
 def _write_reply(answer: WriteAnswer, want_versions: bool) -> kv_pb2.BatchWriteResponse:

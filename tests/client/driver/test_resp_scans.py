@@ -15,12 +15,13 @@ from koinon.driver.resp import link as resp_link
 from koinon.driver.resp import pool as resp_pool
 from tests.client.conftest import Connect
 from tests.client.kit.fake_cluster import FakeCluster, FakeNode
+from tests.client.kit.fake_resp import SCAN
 from tests.client.kit.helpers import LEASE, ONLY_RESP, keys_of, resp_of
 from tests.kit.waiting import wait_until
 
 pytestmark = ONLY_RESP
 BOUND_S = 60.0
-PAGE_LANE = resp_link.PAGE_LANES[0]
+PAGE_LANE = resp_link.MESSAGE_LANES[0]
 ROWS = {b"k%03d" % n: b"v%d" % n for n in range(90)}
 
 
@@ -100,7 +101,7 @@ def test_node_that_does_not_know_the_command_is_asked_over_grpc_until_it_does(
     cluster: FakeCluster, client: Any, key: bytes
 ) -> None:
     for one in cluster.nodes:
-        resp_of(one).knows_scans = False
+        resp_of(one).knows.discard(SCAN)
     client.put(key, b"v")
     for _ in range(3):
         assert scanned(client) == [key]
@@ -110,7 +111,7 @@ def test_node_that_does_not_know_the_command_is_asked_over_grpc_until_it_does(
     now = sum(resp_of(one).commands for one in cluster.nodes)
     assert now == before + 1, "it is not asked again whether it knows scans; all else goes on"
     for one in cluster.nodes:  # another build starts there
-        resp_of(one).knows_scans = True
+        resp_of(one).knows.add(SCAN)
         cluster.thread.loop.call_soon_threadsafe(resp_of(one).reset)
     wait_until(lambda: scanned(client) == [key] and pages(cluster) > 0, "it is asked")
 
@@ -130,12 +131,13 @@ def test_page_waits_for_no_other_page_and_more_than_there_are_places_for_go_over
         node.before = gate
         before = pages(cluster)
         many = [
-            asyncio.create_task(_collect(client, key)) for _ in range(len(resp_link.PAGE_LANES) + 4)
+            asyncio.create_task(_collect(client, key))
+            for _ in range(len(resp_link.MESSAGE_LANES) + 4)
         ]
         calls = cluster.count("Scan") + len(many)
         while cluster.count("Scan") < calls:  # noqa: ASYNC110 (of a test)
             await asyncio.sleep(0.01)
-        assert pages(cluster) - before < len(resp_link.PAGE_LANES)
+        assert pages(cluster) - before < len(resp_link.MESSAGE_LANES)
         gate.open()
         assert await asyncio.wait_for(asyncio.gather(held, *many), BOUND_S) == [[key]] * (
             len(many) + 1

@@ -1,5 +1,6 @@
 """The RESP side of a fake node: commands of one buffer are answered by its ``BatchGet`` and
-``BatchWrite``, a run of reads or of writes by one call, in order; pages of scans by ``Scan``.
+``BatchWrite``, a run of reads or of writes by one call, in order; messages by the methods that take
+them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from koinon_proto.v1 import kv_pb2
 
 READS = (b"KOINON.GET", b"KOINON.ENTRY", b"KOINON.EXISTS")
 WRITES = (b"KOINON.PUT", b"KOINON.DELETE")  # all others are updates
-SCAN = b"KOINON.SCAN"
+GET_MANY, SCAN = b"KOINON.GETMANY", b"KOINON.SCAN"
 LEAVING = b">1\r\n$14\r\nkoinon.leaving\r\n"
 
 Command = list[bytes]
@@ -58,7 +59,8 @@ class FakeResp:
         self.refused = 0  # that named a keyspace
         self.commands = 0  # that came, but for the first of a connection
         self.pages = 0  # that were asked for
-        self.knows_scans = True
+        self.batches = 0  # of reads, that were asked for
+        self.knows = {GET_MANY, SCAN}  # of the commands that bring a message
         self.answer: Callable[[bytes], bytes] = bytes  # what is said instead of an answer
         self._node_id = node_id.encode()
         self._partition_of = partition_of
@@ -120,7 +122,7 @@ class FakeResp:
             return [self._hello(run[0], writer)]
         self.commands += len(run)
         handling.set(Handling(run[0][-1].decode()))
-        carry_out = (self._reads, self._writes, self._updates, self._scans)[_sort_of(run[0])]
+        carry_out = (self._reads, self._writes, self._updates, self._messages)[_sort_of(run[0])]
         try:
             return await carry_out(run)
         except ReplyTooLargeError:
@@ -179,12 +181,20 @@ class FakeResp:
                 )
         return answers
 
-    async def _scans(self, run: list[Command]) -> list[bytes]:
-        if not self.knows_scans:
-            return [b"-ERR unknown command 'KOINON.SCAN'\r\n"] * len(run)
-        self.pages += len(run)
-        asked = [kv_pb2.ScanRequest.FromString(command[1]) for command in run]
-        return [_bulk((await self._scan(one, Context)).SerializeToString()) for one in asked]
+    async def _messages(self, run: list[Command]) -> list[bytes]:
+        return [await self._message(command) for command in run]
+
+    async def _message(self, command: Command) -> bytes:
+        name, message = command[:2]
+        if name not in self.knows:
+            return b"-ERR unknown command '%b'\r\n" % name
+        if name == SCAN:
+            self.pages += 1
+            page = await self._scan(kv_pb2.ScanRequest.FromString(message), Context)
+            return _bulk(page.SerializeToString())
+        self.batches += 1
+        rows = await self._get(kv_pb2.BatchGetRequest.FromString(message), Context)
+        return _bulk(rows.SerializeToString())
 
     async def _writes(self, run: list[Command]) -> list[bytes]:
         answers = []
@@ -257,7 +267,7 @@ class FakeResp:
 
 
 def _sort_of(command: Command) -> int:
-    if command[0] == SCAN:
+    if command[0] in (GET_MANY, SCAN):
         return 3
     return 0 if command[0] in READS else 1 if command[0] in WRITES else 2
 

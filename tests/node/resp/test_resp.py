@@ -216,6 +216,62 @@ def test_page_that_is_no_message_or_of_another_keyspace_is_refused(
     assert client.call("PING") == b"PONG"
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"want_versions": True},
+        {"keys_only": True},
+        {"want_versions": True, "keys_only": True, "table_version": 1 << 40},
+        {"keys": [], "partition_ids": []},
+    ],
+)
+def test_rows_are_those_which_grpc_gives(
+    node: NodeProcess, client: RespClient, options: dict[str, object]
+) -> None:
+    keys = [b"rows/%d" % n for n in range(40)]
+    for n, key in enumerate(keys):
+        if n % 3 and partitions_of([key])[0] not in (NOT_OURS, OFFLINE):
+            client.call(*put(key, b"v" * n, ttl_ms=600_000 * (n % 2)))
+    asked = {"keys": keys, "partition_ids": partitions_of(keys)} | options
+    request = kv_pb2.BatchGetRequest(**asked)  # type: ignore[arg-type]
+    reply = client.call("KOINON.GETMANY", request.SerializeToString())
+    found = kv_pb2.BatchGetResponse.FromString(reply)
+    assert found == node.kv.BatchGet(request)
+    assert len(found.values) == len(request.keys)
+    assert bool(found.refusals) is bool(found.missing) is bool(request.keys)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        kv_pb2.BatchGetRequest(keys=[b"k" * 501], partition_ids=[0]),
+        kv_pb2.BatchGetRequest(keys=[b""], partition_ids=[0]),
+        kv_pb2.BatchGetRequest(keys=[b"k"]),
+        kv_pb2.BatchGetRequest(keys=[b"k"], partition_ids=[PARTITIONS]),
+        kv_pb2.BatchGetRequest(keys=[key_in(0, "astray")], partition_ids=[1]),
+        kv_pb2.BatchGetRequest(cluster_id="another"),
+    ],
+)
+def test_rows_that_grpc_refuses_are_refused_alike(
+    node: NodeProcess, client: RespClient, request_: kv_pb2.BatchGetRequest
+) -> None:
+    error, _ = typed(client.call("KOINON.GETMANY", request_.SerializeToString()))
+    expected = refusal(lambda: node.kv.BatchGet(request_))
+    assert convert.error_to_proto(error) == convert.error_to_proto(expected)
+
+
+@pytest.mark.parametrize(
+    "message", [b"\xff", b"garbage", kv_pb2.BatchGetRequest(keyspace_id=9).SerializeToString()]
+)
+def test_rows_that_are_no_message_or_of_another_keyspace_are_refused(
+    client: RespClient, message: bytes
+) -> None:
+    error, _ = typed(client.call("KOINON.GETMANY", message, "order-7/1"))
+    assert isinstance(error, InvalidArgumentError)
+    assert client.call("PING") == b"PONG"
+
+
 def test_pages_keep_their_place_among_other_commands(client: RespClient) -> None:
     key = key_in(0, "between")
     request = kv_pb2.ScanRequest(partition_ids=[0], prefix=key).SerializeToString()

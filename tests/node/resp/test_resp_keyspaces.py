@@ -10,7 +10,7 @@ import pytest
 from koinon_proto.contract.errors import TableBehindError, UnknownKeyspaceError
 from koinon_proto.contract.keyspaces import Keyspace
 from koinon_proto.contract.table import NodeNumber, RedisPort, Table
-from koinon_proto.partitioner import slot_of
+from koinon_proto.partitioner import partitioner_of, slot_of
 from koinon_proto.v1 import kv_pb2
 from tests.kit.addresses import free_addresses
 from tests.kit.waiting import wait_until
@@ -91,6 +91,10 @@ def test_connection_that_names_a_keyspace_reads_and_writes_there_only(
     everywhere = kv_pb2.ScanRequest(partition_ids=rides.partition_ids, keyspace_id=RIDES)
     page = client.call("KOINON.SCAN", everywhere.SerializeToString())
     assert sorted(kv_pb2.ScanResponse.FromString(page).values) == [b"4", b"rides"]
+    at = partitioner_of(rides).partitions_of([b"k"])
+    rows = kv_pb2.BatchGetRequest(keys=[b"k"], partition_ids=at, keyspace_id=RIDES)
+    found = client.call("KOINON.GETMANY", rows.SerializeToString())
+    assert list(kv_pb2.BatchGetResponse.FromString(found).values) == [b"rides"]
     assert client.call("KOINON.DELETE", "k", 0, "", 0) == 1
 
 

@@ -121,6 +121,13 @@ def get_rows(door: Door, keys: list[bytes]) -> Any:
     return door.kv.BatchGet(kv_pb2.BatchGetRequest(keys=keys, partition_ids=partitions_of(keys)))
 
 
+def rows_of(door: Door, keys: list[bytes]) -> kv_pb2.BatchGetResponse:
+    """As ``get_rows``, by a command."""
+    request = kv_pb2.BatchGetRequest(keys=keys, partition_ids=partitions_of(keys))
+    reply = own("KOINON.GETMANY", request.SerializeToString())(door)
+    return kv_pb2.BatchGetResponse.FromString(reply)
+
+
 def write_rows(door: Door, keys: list[bytes], deletes: tuple[int, ...] = ()) -> Any:
     return door.kv.BatchWrite(
         kv_pb2.BatchWriteRequest(
@@ -177,6 +184,7 @@ SINGLE: dict[str, Callable[[Door], Any]] = {
 
 BATCHES: dict[str, Callable[[Door], Any]] = {
     "BatchGet": lambda door: get_rows(door, [KEY, ABSENT]),
+    "KOINON.GETMANY": lambda door: rows_of(door, [KEY, ABSENT]),
     "BatchWrite": lambda door: write_rows(door, [KEY, ABSENT]),
     "deletes": lambda door: write_rows(door, [KEY, ABSENT], deletes=(0, 1)),
     "increment": lambda door: update_row(door, kv_pb2.Update(increment=kv_pb2.Increment(by=1))),
@@ -281,6 +289,7 @@ SHOWING: dict[str, Callable[[Door], Any]] = {
     "Get": SINGLE["Get"],
     "KOINON.GET": SINGLE["KOINON.GET"],
     "BatchGet": lambda door: get_rows(door, [KEY]),
+    "KOINON.GETMANY": lambda door: rows_of(door, [KEY]),
     "Scan": lambda door: door.kv.Scan(
         kv_pb2.ScanRequest(partition_ids=range(PARTITIONS), prefix=KEY)
     ),

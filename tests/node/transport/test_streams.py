@@ -211,9 +211,12 @@ def test_stream_is_connected_once_the_other_node_is_reached(over: WithPair) -> N
         await both.follow().connected()
         await both.stop()
         with pytest.raises(PeerLostError):
-            while True:  # until the channel has read that its connection is closed
-                await both.follow().connected()
-                await asyncio.sleep(0.01)
+            await ever_connected(both)
+
+    async def ever_connected(both: Pair) -> None:
+        while True:  # until the channel has read that its connection is closed
+            await both.follow().connected()
+            await asyncio.sleep(0.01)
 
     over(use)
 

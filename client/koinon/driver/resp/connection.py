@@ -16,7 +16,7 @@ import hiredis
 
 from koinon.core import resp
 from koinon.core.batching import PendingOperation
-from koinon.core.exchange import PendingPage
+from koinon.core.exchange import PendingMessage
 from koinon.core.operations import attempt_timeout_s
 from koinon.core.routing import Routing
 from koinon.driver.request_ids import RequestId
@@ -30,7 +30,7 @@ _WRITE_BYTES = 256 * 1024
 """About what one write takes; the transport says then whether it can take more."""
 
 
-E = TypeVar("E", PendingOperation, PendingPage)
+E = TypeVar("E", PendingOperation, PendingMessage)
 
 
 class Operations(Protocol[E]):
@@ -62,7 +62,7 @@ class Owner(Protocol):
 
 
 class Connection(asyncio.BufferedProtocol, Generic[E]):
-    """Reads, or writes, or pages of scans, of one node. Belongs to one event loop."""
+    """Reads, or writes, or messages, of one node. Belongs to one event loop."""
 
     def __init__(self, address: str, hello: bytes, owner: Owner, operations: Operations[E]) -> None:
         self._address = address

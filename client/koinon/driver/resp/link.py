@@ -1,11 +1,11 @@
 """The way to one node and keyspace by RESP: what stands, what is being opened, and when it ends.
 
 Connections of the loop's own, each a *lane*: one for reads and one for writes, since a node carries
-out what comes on one in order, and a read would wait for the write before it; and for pages of
-scans, which may wait there and are large, as many as are asked for at a time. They also hear when
-the node leaves, or is gone; then nothing more is sent on any connection to it, threads' sockets
-included. While none can be had, operations go over gRPC, which finds out what is wrong with the
-node.
+out what comes on one in order, and a read would wait for the write before it; and for reads of many
+rows and pages of scans, which may wait there and are large, as many as are asked for at a time.
+They also hear when the node leaves, or is gone; then nothing more is sent on any connection to it,
+threads' sockets included. While none can be had, operations go over gRPC, which finds out what is
+wrong with the node.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 
 from koinon.core import resp
 from koinon.core.batching import PendingOperation
-from koinon.core.exchange import PendingPage
+from koinon.core.exchange import PendingMessage
 from koinon.driver.channels import CONNECT_S_MAX
 from koinon.driver.request_ids import RequestId
 from koinon.driver.resp.connection import Connection, Operations
-from koinon.driver.resp.pages import PageRequests
+from koinon.driver.resp.messages import MessageRequests
 from koinon.driver.resp.pool import Pool, Pools
 from koinon_proto.security.names import ANY_SERVER
 from koinon_proto.security.transport import PLAIN, Dialing
@@ -28,8 +28,8 @@ from koinon_proto.security.transport import PLAIN, Dialing
 _SOON_S = 0.25
 _AGAIN_S = 0.5
 _CLOSE_S_MAX = 1.0
-PAGE_LANES = range(2, 34)
-"""Each has one page under way. What is asked for beyond these goes over gRPC."""
+MESSAGE_LANES = range(2, 34)
+"""Each has one message under way. What is asked for beyond these goes over gRPC."""
 
 
 class RespLink:
@@ -54,7 +54,7 @@ class RespLink:
         self._keyspace_id = keyspace_id
         self._hello = resp.hello(cluster_id, keyspace_id, dialing.token)
         self._operations = operations
-        self._pages = PageRequests(operations)
+        self._messages = MessageRequests(operations)
         self._pools = pools
         self._pool: Pool | None = None
         self._former_pools: list[Pool] = []  # ended; some of their sockets may wait for an answer
@@ -74,30 +74,30 @@ class RespLink:
         """
         return self._add(single, single.write)
 
-    async def fetch(self, page: PendingPage, timeout_s: float) -> bool:
-        """Ask for a page, and wait for what that comes to; return False if it is to go over gRPC.
+    async def ask(self, message: PendingMessage, timeout_s: float) -> bool:
+        """Send a message, and wait for what that comes to; return False if it is to go over gRPC.
         A caller that is cancelled leaves the reply to be dropped.
         """
-        lane = self._free_lane() if self._pages.answered else None
+        lane = None if message.command in self._messages.unknown else self._free_lane()
         if lane is None:
             return False
         ended = asyncio.Event()
-        page.on_end = ended.set
-        self._pages.begin(page)
+        message.on_end = ended.set
+        self._messages.begin(message)
         try:
-            if not self._add(page, lane):
+            if not self._add(message, lane):
                 return False
             async with asyncio.timeout(timeout_s):
                 await ended.wait()
         except TimeoutError:
-            page.expire()
+            message.expire()
         finally:
-            self._pages.end(page)
-        return page.result is not None or page.error is not None
+            self._messages.end(message)
+        return message.result is not None or message.error is not None
 
     def _free_lane(self) -> int | None:
-        """Return a lane for a page: one whose connection has nothing to do, or none yet."""
-        for lane in PAGE_LANES:
+        """Return a lane for a message: one whose connection has nothing to do, or none yet."""
+        for lane in MESSAGE_LANES:
             connection = self._open.get(lane)
             if connection is not None and connection.alive:
                 if connection.idle:
@@ -106,7 +106,7 @@ class RespLink:
                 return lane
         return None
 
-    def _add(self, single: PendingOperation | PendingPage, lane: int) -> bool:
+    def _add(self, single: PendingOperation | PendingMessage, lane: int) -> bool:
         connection = self._open.get(lane)
         if connection is not None and connection.alive:
             connection.add(single)
@@ -136,7 +136,7 @@ class RespLink:
         connecting.add_done_callback(ended)
 
     async def _connect(self, lane: int) -> None:
-        operations: Operations[Any] = self._pages if lane in PAGE_LANES else self._operations
+        operations: Operations[Any] = self._messages if lane in MESSAGE_LANES else self._operations
         connection = Connection(self.address, self._hello, self, operations)
         try:
             async with asyncio.timeout(CONNECT_S_MAX):
@@ -170,7 +170,7 @@ class RespLink:
         """
         self._failed = True
         queued = [single for single in self._queued.pop(lane, ()) if not single.done]
-        operations: Operations[Any] = self._pages if lane in PAGE_LANES else self._operations
+        operations: Operations[Any] = self._messages if lane in MESSAGE_LANES else self._operations
         operations.send_again(queued)
 
     # --- the node leaves, is gone, or is fenced ---------------------------------------------------
@@ -211,7 +211,7 @@ class RespLink:
         retired = list(self._open.values())
         self._open.clear()
         self._ending.update(retired)
-        self._pages.answered = True  # another build may start there
+        self._messages.unknown.clear()  # another build may start there
         self._end_pool()
         for connection in retired:
             connection.retire()
@@ -239,7 +239,7 @@ class RespLink:
         connections = self._cut("the client was closed before the answer came")
         for connection in connections:
             connection.close()
-        self._pages.close("the client was closed before the answer came")
+        self._messages.close("the client was closed before the answer came")
         if connections:
             lost = [asyncio.ensure_future(connection.lost.wait()) for connection in connections]
             await asyncio.wait(lost, timeout=_CLOSE_S_MAX)
@@ -263,17 +263,17 @@ class RespLink:
 
     def drain(self) -> list[PendingOperation]:
         """Return the operations that were not sent: they may go elsewhere."""
-        singles = [one for lane, one in self._open.items() if lane not in PAGE_LANES]
+        singles = [one for lane, one in self._open.items() if lane not in MESSAGE_LANES]
         return [single for one in singles for single in one.take_queued()]
 
     def ask_elsewhere(self) -> None:
         """Give up reads and pages that were sent so long ago that they should be asked for again. A
-        page takes only its own lane with it: a scan may be slow at a node that answers all else.
+        message takes only its own lane with it: a scan may be slow at a node that answers all else.
         """
         for lane, connection in list(self._open.items()):
             if not connection.overdue():
                 continue
-            if lane in PAGE_LANES:
+            if lane in MESSAGE_LANES:
                 del self._open[lane]  # so that its end is not taken for that of the node
                 self._ending.add(connection)
             connection.lose(f"{self.address}: no answer in time")

@@ -24,7 +24,7 @@ import hiredis
 
 from koinon.core import resp
 from koinon.core.batching import PendingOperation
-from koinon.core.exchange import PendingPage
+from koinon.core.exchange import PendingMessage
 from koinon.core.operations import attempt_timeout_s
 from koinon.core.routing import Routing
 from koinon.driver.request_ids import RequestId
@@ -125,7 +125,9 @@ class Pool:
         """The id of an operation that is late."""
         return next((one.request for one in list(self.sockets) if one.late_since), None)
 
-    def run(self, single: PendingOperation | PendingPage, routing: Routing) -> KoinonError | None:
+    def run(
+        self, single: PendingOperation | PendingMessage, routing: Routing
+    ) -> KoinonError | None:
         """Carry an operation out. It has ended then, or the error is returned that its attempt came
         to, or None if it was not sent.
         """
@@ -241,7 +243,7 @@ class Socket:
         return bool(self._poll(0)) or (type(wire) is TlsSocket and wire.holds)
 
     def exchange(
-        self, single: PendingOperation | PendingPage, routing: Routing, left_s: float
+        self, single: PendingOperation | PendingMessage, routing: Routing, left_s: float
     ) -> KoinonError | None:
         """Send the operation's command and take its reply; results as those of ``Pool.run``."""
         self.usable = False
@@ -280,12 +282,12 @@ class Socket:
         held = type(wire) is TlsSocket and wire.holds
         return self._pushed or held or bool(self._reader.has_data())
 
-    def _send_rest(self, single: PendingOperation | PendingPage, rest: memoryview) -> None:
+    def _send_rest(self, single: PendingOperation | PendingMessage, rest: memoryview) -> None:
         while rest:
             sent = self._patiently(single, functools.partial(self._wire.send, rest))
             rest = rest[sent:]
 
-    def _receive(self, single: PendingOperation | PendingPage) -> Any:
+    def _receive(self, single: PendingOperation | PendingMessage) -> Any:
         """Return the reply.
 
         Raises:
@@ -310,7 +312,7 @@ class Socket:
 
     def _patiently(
         self,
-        single: PendingOperation | PendingPage,
+        single: PendingOperation | PendingMessage,
         call: Callable[[], T],
         *,
         waited_s: float = 0.0,
@@ -339,7 +341,7 @@ class Socket:
         finally:
             self.late_since = 0.0
 
-    def _overdue(self, single: PendingOperation | PendingPage) -> KoinonError | None:
+    def _overdue(self, single: PendingOperation | PendingMessage) -> KoinonError | None:
         if time.monotonic() < single.deadline:
             return UnknownFateError(reason=f"{self._address}: no answer in time")
         single.expire()

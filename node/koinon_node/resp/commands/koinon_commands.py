@@ -1,4 +1,5 @@
-"""The commands of Koinon's own clients: single operations and scans with all that gRPC's have.
+"""The commands of Koinon's own clients: single operations, reads of many rows, and scans, with all
+that gRPC's have.
 
     KOINON.HELLO 1 cluster_id [token]
     KOINON.HELLO 2 cluster_id keyspace_id [token]
@@ -19,8 +20,10 @@
         -> 1; 0: there is none
     KOINON.GETORPUT key value ttl_ms table_version durability [request_id]
         -> the value that is there, or nil: this one was written
+    KOINON.GETMANY request [request_id]
+        -> rows; the messages BatchGetRequest and BatchGetResponse of v1/kv.proto
     KOINON.SCAN request [request_id]
-        -> a page; the messages ScanRequest and ScanResponse of v1/kv.proto, as gRPC has them
+        -> a page; the messages ScanRequest and ScanResponse
 
 Numbers are decimal, ``by`` with a sign. ``ttl_ms`` 0: the keyspace's default, and with
 KOINON.TOUCH never; ``if_version`` '': unconditional; ``durability`` as in v1/kv.proto. Errors are
@@ -30,7 +33,7 @@ whole: ``-KOINON <v1.Error, base64> <request id>``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import TypeVar, cast
 
 from google.protobuf.message import DecodeError
 
@@ -47,9 +50,9 @@ from koinon_node.core.updates import (
 from koinon_node.resp import errors, wire
 from koinon_node.resp.commands.table import (
     Arguments,
+    Call,
     Encoded,
     Outcome,
-    Page,
     Read,
     Row,
     Write,
@@ -57,7 +60,8 @@ from koinon_node.resp.commands.table import (
     command,
 )
 from koinon_node.resp.session import Session
-from koinon_node.serving.batches import Durability, ScanAnswer
+from koinon_node.serving.batches import Durability
+from koinon_node.serving.read_requests import rows_of, rows_reply
 from koinon_node.serving.request_limits import (
     check_expiry,
     check_key,
@@ -80,6 +84,7 @@ _DEFAULT_ALONE = 1
 """The version before: its connections are all in the keyspace ``default``."""
 LEAVING = wire.push(b"koinon.leaving")
 _U64_DIGITS_MAX, _U64_MAX = 20, 2**64 - 1
+M = TypeVar("M", kv_pb2.BatchGetRequest, kv_pb2.ScanRequest)
 
 
 def number(text: bytes, field: str) -> int:
@@ -183,24 +188,49 @@ def _is_there(found: Sequence[Encoded]) -> bytes:
     return wire.integer(found[0] is not None)
 
 
+@command("KOINON.GETMANY", -2, errors.own, flags=("readonly",))
+def get_many(session: Session, arguments: Arguments) -> Outcome:
+    """Read many rows, as gRPC's method does."""
+    request = _message(kv_pb2.BatchGetRequest, session, arguments)
+    keyspace = session.served.keyspace(request.table_version)
+    keys, partition_ids = rows_of(request, keyspace, session.caller)
+
+    async def begin() -> bytes:
+        answer = await session.service.rows(
+            keys, partition_ids, request.table_version, want_versions=request.want_versions
+        )
+        reply = rows_reply(answer, keys_only=request.keys_only)
+        return wire.bulk(reply.SerializeToString())
+
+    return Call(begin, _request_id(arguments, 2))
+
+
 @command("KOINON.SCAN", -2, errors.own, flags=("readonly",))
 def scan(session: Session, arguments: Arguments) -> Outcome:
     """Read a page of a scan, as gRPC's method does."""
+    request = _message(kv_pb2.ScanRequest, session, arguments)
+    page = page_of(request, session.served.keyspace(request.table_version), session.caller)
+
+    async def begin() -> bytes:
+        reply = page_reply(await session.service.page(page), want_versions=request.want_versions)
+        return wire.bulk(reply.SerializeToString())
+
+    return Call(begin, _request_id(arguments, 2))
+
+
+def _message(kind: type[M], session: Session, arguments: Arguments) -> M:
+    """Return the message that a command brings, meant for this cluster and the connection's
+    keyspace.
+    """
     try:
-        request = kv_pb2.ScanRequest.FromString(arguments[1])
+        request = kind.FromString(arguments[1])
     except DecodeError:
-        raise InvalidArgumentError(field="request", reason="must be a ScanRequest") from None
+        reason = f"must be a {kind.DESCRIPTOR.name}"
+        raise InvalidArgumentError(field="request", reason=reason) from None
     session.service.table().cluster.check_id(request.cluster_id)
-    served = session.served
-    if request.keyspace_id != served.keyspace_id:
+    if request.keyspace_id != session.served.keyspace_id:
         raise InvalidArgumentError(field="keyspace_id", reason="must be the connection's")
-    page = page_of(request, served.keyspace(request.table_version), session.caller)
-    with_versions = request.want_versions
-
-    def reply(answer: ScanAnswer) -> bytes:
-        return wire.bulk(page_reply(answer, want_versions=with_versions).SerializeToString())
-
-    return Page(page, reply, _request_id(arguments, 2))
+    return request
 
 
 @command("KOINON.PUT", -7, errors.own, flags=("write",), keys=(1, 1, 1))

@@ -37,6 +37,7 @@ NEEDS: dict[str, tuple[Action, ...]] = {
         ("APPEND", "DECR", "DECRBY", "GETDEL", "GETEX", "INCR", "INCRBY", "INCRBYFLOAT"), _BOTH
     ),
     **dict.fromkeys(("KOINON.GETORPUT", "KOINON.INCREMENT"), _BOTH),
+    "KOINON.GETMANY": _READ,  # on the keys of its message: the command looks itself
     # On what the prefix, or the pattern, begins with: the command looks itself.
     **dict.fromkeys(("KOINON.SCAN", "SCAN"), (Action.SCAN,)),
     "DBSIZE": _NONE,  # it looks itself (``check_counting``), as CLUSTER COUNTKEYSINSLOT does

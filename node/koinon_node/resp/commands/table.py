@@ -6,7 +6,7 @@ A handler checks the arguments of a command and returns what is to be done:
 ``bytes``  the reply: nothing has to be looked at
 ``Read``   keys to read, and how the reply is made of what is found
 ``Write``  rows to write, and how the reply is made of what came of them
-``Page``   a page of a scan, and how the reply is made of it
+``Call``   what a method of gRPC does; its reply is the method's
 ``Switch`` another protocol takes the connection over, after the reply +OK
 coroutine  anything else; it returns the reply
 =========  =========================================================================================
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from koinon_node.core.updates import Result, Update
 from koinon_node.resp.errors import RefusedError
-from koinon_node.serving.batches import Durability, ScanAnswer, ScanPage
+from koinon_node.serving.batches import Durability
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.server.requests import Method
 
@@ -91,11 +91,10 @@ class Write:
 
 
 @dataclass(slots=True)
-class Page:
-    """``reply`` is made of the page that was read."""
+class Call:
+    """``begin`` does what a method of gRPC does, and returns its reply."""
 
-    page: ScanPage
-    reply: Callable[[ScanAnswer], bytes]
+    begin: Callable[[], Coroutine[Any, Any, bytes]]
     request_id: str = ""
 
 
@@ -115,7 +114,7 @@ def first_key(outcome: Outcome) -> bytes | None:
     return outcome.rows[0].key if isinstance(outcome, Write) else None
 
 
-Outcome = bytes | Read | Write | Page | Switch | Coroutine[Any, Any, bytes]
+Outcome = bytes | Read | Write | Call | Switch | Coroutine[Any, Any, bytes]
 Handler = Callable[["Session", Arguments], Outcome]
 Fail = Callable[[KoinonError, str, str], bytes]
 """Makes the reply of an error, of the id of the request that ended with it, and of where the key is
@@ -123,7 +122,7 @@ served, as a redirection names it: ``slot host:port``; '' if that is not known, 
 """
 
 
-_ABOUT_ALL_KEYS = ("DBSIZE", "KOINON.SCAN", "SCAN")
+_ABOUT_ALL_KEYS = ("DBSIZE", "KOINON.GETMANY", "KOINON.SCAN", "SCAN")
 
 
 @dataclass(frozen=True, slots=True)
