@@ -115,26 +115,20 @@ def test_rows_of_a_slow_node_end_at_their_deadline_and_are_not_taken_for_others(
         assert client.get_many(some) == [ROWS.get(key) for key in some]
 
 
-def test_reads_beyond_the_places_there_are_go_over_grpc(filled: FakeCluster) -> None:
+def test_more_reads_than_there_are_connections_share_them(filled: FakeCluster) -> None:
+    many = 5 * len(resp_link.ROW_LANES)
+
     async def run() -> None:
         client = await koinon.aio.connect(filled.seeds, timeout_ms=100_000)
-        await client.get_many(KEYS)
-        before = batches(filled)
         node = filled.nodes[0]
         node.before = gate = filled.gate()
-        many = [
-            asyncio.create_task(client.get_many(KEYS))
-            for _ in range(len(resp_link.MESSAGE_LANES) + 4)
-        ]
+        reads = [asyncio.create_task(client.get_many(KEYS)) for _ in range(many)]
         await asyncio.to_thread(gate.reached.wait, BOUND_S)
-        wanted = filled.count("BatchGet") + 1
-        while resp_of(node).batches + filled.count("BatchGet") < wanted:  # noqa: ASYNC110 (a test)
-            await asyncio.sleep(0.01)
         gate.open()
-        found = await asyncio.wait_for(asyncio.gather(*many), BOUND_S)
-        assert found == [[*ROWS.values(), None]] * len(many)
-        asked = batches(filled) - before
-        assert len(many) <= asked < len(many) * len(filled.nodes)
+        found = await asyncio.wait_for(asyncio.gather(*reads), BOUND_S)
+        assert found == [[*ROWS.values(), None]] * many
+        assert batches(filled) == filled.count("BatchGet") == many * len(filled.nodes)
+        assert resp_of(node).connections <= 2 + len(resp_link.ROW_LANES)
         await client.close()
 
     asyncio.run(run())

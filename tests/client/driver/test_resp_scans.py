@@ -21,7 +21,7 @@ from tests.kit.waiting import wait_until
 
 pytestmark = ONLY_RESP
 BOUND_S = 60.0
-PAGE_LANE = resp_link.MESSAGE_LANES[0]
+PAGE_LANE = resp_link.PAGE_LANES[0]
 ROWS = {b"k%03d" % n: b"v%d" % n for n in range(90)}
 
 
@@ -131,13 +131,12 @@ def test_page_waits_for_no_other_page_and_more_than_there_are_places_for_go_over
         node.before = gate
         before = pages(cluster)
         many = [
-            asyncio.create_task(_collect(client, key))
-            for _ in range(len(resp_link.MESSAGE_LANES) + 4)
+            asyncio.create_task(_collect(client, key)) for _ in range(len(resp_link.PAGE_LANES) + 4)
         ]
         calls = cluster.count("Scan") + len(many)
         while cluster.count("Scan") < calls:  # noqa: ASYNC110 (of a test)
             await asyncio.sleep(0.01)
-        assert pages(cluster) - before < len(resp_link.MESSAGE_LANES)
+        assert pages(cluster) - before < len(resp_link.PAGE_LANES)
         gate.open()
         assert await asyncio.wait_for(asyncio.gather(held, *many), BOUND_S) == [[key]] * (
             len(many) + 1

@@ -125,8 +125,10 @@ class FakeResp:
         carry_out = (self._reads, self._writes, self._updates, self._messages)[_sort_of(run[0])]
         try:
             return await carry_out(run)
-        except ReplyTooLargeError:
+        except ReplyTooLargeError as error:
             half = len(run) // 2
+            if not half:
+                return [_error(error, run[0])]
             return [
                 *await self._answers(run[:half], writer),
                 *await self._answers(run[half:], writer),

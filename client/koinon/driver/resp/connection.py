@@ -92,9 +92,9 @@ class Connection(asyncio.BufferedProtocol, Generic[E]):
         return self._transport is not None and not self._retired
 
     @property
-    def idle(self) -> bool:
-        """True while nothing was added that is not answered."""
-        return not self._waiting and not self._queue
+    def load(self) -> int:
+        """How many operations were added that are not answered."""
+        return len(self._waiting) + len(self._queue)
 
     @property
     def peer(self) -> tuple[int, Any]:

@@ -1,11 +1,11 @@
 """The way to one node and keyspace by RESP: what stands, what is being opened, and when it ends.
 
 Connections of the loop's own, each a *lane*: one for reads and one for writes, since a node carries
-out what comes on one in order, and a read would wait for the write before it; and for reads of many
-rows and pages of scans, which may wait there and are large, as many as are asked for at a time.
-They also hear when the node leaves, or is gone; then nothing more is sent on any connection to it,
-threads' sockets included. While none can be had, operations go over gRPC, which finds out what is
-wrong with the node.
+out what comes on one in order, and a read would wait for the write before it; a few for reads of
+many rows; and for pages of scans, which may wait there for long, as many as are asked for at a
+time. They also hear when the node leaves, or is gone; then nothing more is sent on any connection
+to it, threads' sockets included. While none can be had, operations go over gRPC, which finds out
+what is wrong with the node.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from koinon.core import resp
 from koinon.core.batching import PendingOperation
-from koinon.core.exchange import PendingMessage
+from koinon.core.exchange import Command, PendingMessage
 from koinon.driver.channels import CONNECT_S_MAX
 from koinon.driver.request_ids import RequestId
 from koinon.driver.resp.connection import Connection, Operations
@@ -28,8 +28,10 @@ from koinon_proto.security.transport import PLAIN, Dialing
 _SOON_S = 0.25
 _AGAIN_S = 0.5
 _CLOSE_S_MAX = 1.0
-MESSAGE_LANES = range(2, 34)
-"""Each has one message under way. What is asked for beyond these goes over gRPC."""
+ROW_LANES = range(2, 10)
+"""For reads of many rows: each goes to the lane that has the least to do."""
+PAGE_LANES = range(10, 42)
+"""Each has one page under way. What is asked for beyond these goes over gRPC."""
 
 
 class RespLink:
@@ -78,7 +80,7 @@ class RespLink:
         """Send a message, and wait for what that comes to; return False if it is to go over gRPC.
         A caller that is cancelled leaves the reply to be dropped.
         """
-        lane = None if message.command in self._messages.unknown else self._free_lane()
+        lane = None if message.command in self._messages.unknown else self._lane_for(message)
         if lane is None:
             return False
         ended = asyncio.Event()
@@ -95,16 +97,21 @@ class RespLink:
             self._messages.end(message)
         return message.result is not None or message.error is not None
 
-    def _free_lane(self) -> int | None:
-        """Return a lane for a message: one whose connection has nothing to do, or none yet."""
-        for lane in MESSAGE_LANES:
-            connection = self._open.get(lane)
-            if connection is not None and connection.alive:
-                if connection.idle:
-                    return lane
-            elif lane not in self._connecting:
-                return lane
-        return None
+    def _lane_for(self, message: PendingMessage) -> int | None:
+        """Return a lane for a message: one that has nothing to do, else, of those for rows, the one
+        that has the least.
+        """
+        for_rows = message.command is Command.GET_MANY
+        lanes = ROW_LANES if for_rows else PAGE_LANES
+        free = next((lane for lane in lanes if not self._load(lane)), None)
+        return min(lanes, key=self._load) if free is None and for_rows else free
+
+    def _load(self, lane: int) -> int:
+        """Return how many messages of a lane are not answered."""
+        connection = self._open.get(lane)
+        if connection is not None and connection.alive:
+            return connection.load
+        return len(self._queued[lane]) if lane in self._connecting else 0
 
     def _add(self, single: PendingOperation | PendingMessage, lane: int) -> bool:
         connection = self._open.get(lane)
@@ -136,7 +143,7 @@ class RespLink:
         connecting.add_done_callback(ended)
 
     async def _connect(self, lane: int) -> None:
-        operations: Operations[Any] = self._messages if lane in MESSAGE_LANES else self._operations
+        operations: Operations[Any] = self._messages if _brings_messages(lane) else self._operations
         connection = Connection(self.address, self._hello, self, operations)
         try:
             async with asyncio.timeout(CONNECT_S_MAX):
@@ -170,7 +177,7 @@ class RespLink:
         """
         self._failed = True
         queued = [single for single in self._queued.pop(lane, ()) if not single.done]
-        operations: Operations[Any] = self._messages if lane in MESSAGE_LANES else self._operations
+        operations: Operations[Any] = self._messages if _brings_messages(lane) else self._operations
         operations.send_again(queued)
 
     # --- the node leaves, is gone, or is fenced ---------------------------------------------------
@@ -263,7 +270,7 @@ class RespLink:
 
     def drain(self) -> list[PendingOperation]:
         """Return the operations that were not sent: they may go elsewhere."""
-        singles = [one for lane, one in self._open.items() if lane not in MESSAGE_LANES]
+        singles = [one for lane, one in self._open.items() if not _brings_messages(lane)]
         return [single for one in singles for single in one.take_queued()]
 
     def ask_elsewhere(self) -> None:
@@ -273,7 +280,11 @@ class RespLink:
         for lane, connection in list(self._open.items()):
             if not connection.overdue():
                 continue
-            if lane in MESSAGE_LANES:
+            if _brings_messages(lane):
                 del self._open[lane]  # so that its end is not taken for that of the node
                 self._ending.add(connection)
             connection.lose(f"{self.address}: no answer in time")
+
+
+def _brings_messages(lane: int) -> bool:
+    return lane in ROW_LANES or lane in PAGE_LANES
