@@ -127,7 +127,8 @@ def test_puts_and_gets_are_counted_once_over_all_nodes(
         ("koinon_partition_writes_total", {}, 100),
         ("koinon_partition_reads_total", {}, 100),
         ("koinon_row_bytes_total", {"operation": "put"}, 500),
-        ("koinon_requests_total", {"method": "BatchGet", "outcome": "ok"}, 1),
+        ("koinon_requests_total", {"method": "BatchWrite", "outcome": "ok"}, 1),
+        ("koinon_requests_total", {"method": "KOINON.GETMANY", "outcome": "ok"}, 1),
     )
     nodes = cluster.node_names
     before = [total(cluster, nodes, name, **labels) for name, labels, _ in metrics]
