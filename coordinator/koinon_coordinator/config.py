@@ -11,6 +11,7 @@ from koinon_coordinator.core.decide.host_commands import HostingTimes
 from koinon_coordinator.core.decide.sessions import SessionTimes
 from koinon_proto.contract.addresses import check_address, check_name
 from koinon_proto.contract.errors import ConfigurationError
+from koinon_proto.contract.keyspaces import half_of
 from koinon_proto.contract.table import (
     MAX_BATCH_BYTES,
     ClusterConfig,
@@ -192,7 +193,7 @@ class BootstrapConfig:
             partitioner_fingerprint=partitioner(self.partitioner, 1).fingerprint,
             partition_count=self.partition_count,
             replication_factor=self.copies,
-            min_in_sync=(self.copies + 1) // 2,
+            min_in_sync=half_of(self.copies),
             bootstrap_nodes=self.bootstrap_nodes,
             max_value_bytes=self.max_value_bytes,
             **{name: getattr(timing, name) for name in REPLICATED_TIMES},

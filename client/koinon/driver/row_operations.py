@@ -10,8 +10,6 @@ import asyncio
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from google.protobuf.message import DecodeError
-
 from koinon.core import limits
 from koinon.core.atomic import CommitOperation, Operations
 from koinon.core.exchange import Command, PendingMessage
@@ -28,8 +26,9 @@ from koinon.core.target import Target
 from koinon.driver import request_ids
 from koinon.driver.messages import commit_request, read_request, write_request
 from koinon.driver.node_link import read_reply
+from koinon.driver.resp.messages import reply_of
 from koinon.types import BatchResult, BytesLike, Durability, Row
-from koinon_proto.contract.errors import KoinonError, NotSentError, UnknownFateError
+from koinon_proto.contract.errors import KoinonError, NotSentError
 from koinon_proto.contract.table import MAX_BATCH_ROWS
 from koinon_proto.v1 import kv_pb2
 
@@ -75,8 +74,7 @@ class RowOperations:
         if not call.address:
             return self._engine.routing().offline(int(call.partition_ids[0]))
         if isinstance(operation, ReadRows):
-            read = read_request(operation, call, self._engine.cluster_id)
-            outcome = await self._ask_by_resp(operation, call, read, deadline)
+            outcome = await self._ask_by_resp(operation, call, deadline)
             if outcome is not None:
                 return outcome
         link = self._engine.link(call.address)
@@ -99,10 +97,10 @@ class RowOperations:
         if isinstance(operation, CommitOperation):
             return await link.commit(commit_request(operation, call, cluster_id), timeout_s)
         assert isinstance(operation, ReadRows)
-        return await link.read(read, timeout_s)
+        return await link.read(read_request(operation, call, cluster_id), timeout_s)
 
     async def _ask_by_resp(
-        self, operation: ReadRows, call: Call, request: kv_pb2.BatchGetRequest, deadline: float
+        self, operation: ReadRows, call: Call, deadline: float
     ) -> ReadReply | KoinonError | None:
         """Return what the node answers by RESP; None: it was not asked so."""
         engine, left_s = self._engine, deadline - self._engine.now()
@@ -114,16 +112,12 @@ class RowOperations:
             command=Command.GET_MANY,
             deadline=deadline,
             timeout_ms=round(left_s * 1000),
-            value=request.SerializeToString(),
+            value=read_request(operation, call, engine.cluster_id).SerializeToString(),
             request=request_ids.given(),
         )
         await link.ask(message, attempt_timeout_s(left_s, write=False))
-        if message.result is None:
-            return message.error
-        try:
-            return read_reply(kv_pb2.BatchGetResponse.FromString(message.result))
-        except DecodeError:
-            return UnknownFateError(reason=f"{call.address} cannot be understood: no rows")
+        reply = reply_of(message, kv_pb2.BatchGetResponse, call.address)
+        return read_reply(reply) if isinstance(reply, kv_pb2.BatchGetResponse) else reply
 
     def chunk_rows(self) -> int:
         """Return how many rows of a ``*_many`` call make a full batch for every node."""

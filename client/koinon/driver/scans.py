@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple
 
-from google.protobuf.message import DecodeError
-
 from koinon.core import limits
 from koinon.core.exchange import Command, PendingMessage
 from koinon.core.operations import attempt_timeout_s
@@ -20,12 +18,12 @@ from koinon.core.target import Target
 from koinon.driver import request_ids
 from koinon.driver.engine import Engine
 from koinon.driver.node_link import scan_reply
+from koinon.driver.resp.messages import reply_of
 from koinon.driver.resp.pool import Pools
 from koinon.types import BytesLike, Entry
 from koinon_proto.contract.errors import (
     KoinonError,
     NotSentError,
-    UnknownFateError,
     UnsupportedVersionError,
 )
 from koinon_proto.v1 import kv_pb2
@@ -258,12 +256,9 @@ class Pages:
 
     def _outcome_of(self, page: PendingMessage, call: ScanCall) -> ScanReply | KoinonError | None:
         """Return what asking by RESP came to; None: the page was not sent so."""
-        if page.result is None:
-            return page.error
-        try:
-            reply = kv_pb2.ScanResponse.FromString(page.result)
-        except DecodeError:
-            return UnknownFateError(reason=f"{call.address} cannot be understood: no page")
+        reply = reply_of(page, kv_pb2.ScanResponse, call.address)
+        if reply is None or isinstance(reply, KoinonError):
+            return reply
         return self._checked(scan_reply(reply), call)
 
     def _checked(self, reply: ScanReply, call: ScanCall) -> ScanReply | KoinonError:

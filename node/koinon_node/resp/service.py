@@ -135,15 +135,8 @@ class RedisService:
         Raises:
             KoinonError: nothing can be read.
         """
-        try:
-            answer = await self._engine.read(
-                keys, partition_ids, table_version, want_versions=want_versions
-            )
-        except KoinonError as error:
-            self._counts.read_failed(len(keys), error)
-            raise
-        self._counts.read(partition_ids, answer)
-        return answer
+        reading = self._engine.read(keys, partition_ids, table_version, want_versions=want_versions)
+        return await self._counts.of_read(partition_ids, reading)
 
     # --- reads -----------------------------------------------------------------------------
 
@@ -251,12 +244,7 @@ class RedisService:
             updates={at: u for at, row in enumerate(rows) if (u := row.update) is not None},
             durability=writes[0].durability,
         )
-        try:
-            answer = await self._engine.write(batch)
-        except BaseException as error:
-            self._counts.write_failed(batch, error)
-            raise
-        self._counts.written(batch, answer)
+        answer = await self._counts.of_write(batch, self._engine.write(batch))
         results = _written(answer, batch.partition_ids.tolist())
         return [_write_answer(write, [next(results) for _ in write.rows]) for write in writes]
 

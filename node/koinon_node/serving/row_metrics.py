@@ -9,9 +9,9 @@ may have been done, or may be later).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from itertools import compress
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -70,6 +70,30 @@ class RowCounts:
             (operation, outcome): 0 for operation, known in OUTCOMES.items() for outcome in known
         }
         self.bytes: dict[Operation, int] = dict.fromkeys(OUTCOMES, 0)
+
+    async def of_read(
+        self, partition_ids: U32Array, reading: Coroutine[Any, Any, ReadAnswer]
+    ) -> ReadAnswer:
+        """Return what a read comes to, counted by what that is; raises as the read does."""
+        try:
+            answer = await reading
+        except BaseException as error:
+            self.read_failed(len(partition_ids), error)
+            raise
+        self.read(partition_ids, answer)
+        return answer
+
+    async def of_write(
+        self, batch: WriteBatch, writing: Coroutine[Any, Any, WriteAnswer]
+    ) -> WriteAnswer:
+        """As ``of_read``, of a batch that is written."""
+        try:
+            answer = await writing
+        except BaseException as error:
+            self.write_failed(batch, error)
+            raise
+        self.written(batch, answer)
+        return answer
 
     def read(self, partition_ids: U32Array, answer: ReadAnswer) -> None:
         """Rows were read, or refused."""

@@ -210,25 +210,12 @@ class KeyValueService(kv_pb2_grpc.KeyValueServicer):
         want_versions: bool,
     ) -> ReadAnswer:
         """Read, and count rows and refusals."""
-        try:
-            answer = await self._engine.read(
-                keys, partition_ids, table_version, want_versions=want_versions
-            )
-        except BaseException as error:
-            self._counts.read_failed(len(keys), error)
-            raise
-        self._counts.read(partition_ids, answer)
-        return answer
+        reading = self._engine.read(keys, partition_ids, table_version, want_versions=want_versions)
+        return await self._counts.of_read(partition_ids, reading)
 
     async def _write(self, batch: WriteBatch) -> WriteAnswer:
         """Write, and count rows and refusals."""
-        try:
-            answer = await self._engine.write(batch)
-        except BaseException as error:
-            self._counts.write_failed(batch, error)
-            raise
-        self._counts.written(batch, answer)
-        return answer
+        return await self._counts.of_write(batch, self._engine.write(batch))
 
     @typed_stream
     async def Attend(self, request: kv_pb2.AttendRequest, context: Any) -> None:  # noqa: N802

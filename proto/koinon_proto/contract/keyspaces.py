@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 KeyspaceId = NewType("KeyspaceId", int)
 """A keyspace's number: given at its creation, from 1 up, never again; 0 is ``default``."""
 
+
+def half_of(copies: int) -> int:
+    """Return half of the copies, rounded up: how many a write needs where nothing else is said."""
+    return (copies + 1) // 2
+
+
 ALTERABLE = (
     "replication_factor",
     "min_in_sync",
@@ -94,7 +100,7 @@ class Keyspace:
         on its way to more replicas, or back from there, is served meanwhile.
         """
         may_fail = self.replication_factor - self.min_in_sync
-        return max(1, min(self.min_in_sync, max((replicas + 1) // 2, replicas - may_fail)))
+        return max(1, min(self.min_in_sync, max(half_of(replicas), replicas - may_fail)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

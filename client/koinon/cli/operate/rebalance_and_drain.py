@@ -19,6 +19,7 @@ from koinon.operate.nodes import name_order, node_name
 from koinon.operate.replicas import PartitionSize, Replicas
 from koinon_proto.contract.cluster_errors import PlanStaleError
 from koinon_proto.contract.errors import KoinonError, UnknownFateError
+from koinon_proto.contract.keyspaces import half_of
 from koinon_proto.contract.table import NodeStatus, Table
 
 if TYPE_CHECKING:
@@ -173,14 +174,13 @@ def set_replication_factor(
     Writes then need half of them in sync, rounded up; 'koinon admin keyspaces alter NAME
     --min-in-sync' changes that.
     """
-    needed = (copies + 1) // 2
     return _run(
         session,
         PlanRequest(kind=PlanKind.REPLICATION_FACTOR, replication_factor=copies, keyspace=keyspace),
         how,
         also=(
-            f"Each partition is to have {output.count(copies, 'copy')}; writes will need {needed} "
-            "of them in sync.",
+            f"Each partition is to have {output.count(copies, 'copy')}; writes will need "
+            f"{half_of(copies)} of them in sync.",
             None,
         ),
     )

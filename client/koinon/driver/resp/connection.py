@@ -93,7 +93,7 @@ class Connection(asyncio.BufferedProtocol, Generic[E]):
 
     @property
     def load(self) -> int:
-        """How many operations were added that are not answered."""
+        """The number of operations that were added and are not answered."""
         return len(self._waiting) + len(self._queue)
 
     @property

@@ -107,7 +107,7 @@ class RespLink:
         return min(lanes, key=self._load) if free is None and for_rows else free
 
     def _load(self, lane: int) -> int:
-        """Return how many messages of a lane are not answered."""
+        """Return the number of messages of a lane that are not answered."""
         connection = self._open.get(lane)
         if connection is not None and connection.alive:
             return connection.load

@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError
 
 from koinon.core.batching import PendingOperation
 from koinon.core.exchange import Command, PendingMessage
 from koinon.core.routing import Routing
 from koinon.driver.resp.connection import Operations
 from koinon_proto.contract.errors import KoinonError, UnknownFateError, UnsupportedVersionError
+from koinon_proto.v1 import kv_pb2
+
+R = TypeVar("R", kv_pb2.BatchGetResponse, kv_pb2.ScanResponse)
+
+
+def reply_of(message: PendingMessage, kind: type[R], address: str) -> R | KoinonError | None:
+    """Return what a message that was sent to this address came to; None: it was not sent."""
+    if message.result is None:
+        return message.error
+    try:
+        return kind.FromString(message.result)
+    except DecodeError:
+        what = kind.DESCRIPTOR.name
+        return UnknownFateError(reason=f"{address} cannot be understood: no {what}")
 
 
 class MessageRequests:

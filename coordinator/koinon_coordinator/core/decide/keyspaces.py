@@ -32,6 +32,7 @@ from koinon_proto.contract.keyspaces import (
     QUOTA_MAX,
     Keyspace,
     check_keyspace_name,
+    half_of,
 )
 from koinon_proto.contract.table import (
     MAX_BATCH_BYTES,
@@ -80,7 +81,7 @@ def decide_creation(state: ClusterState, wanted: Keyspace) -> CreateKeyspace | K
         partitioner=known.name,
         partitioner_fingerprint=known.fingerprint,
         replication_factor=factor,
-        min_in_sync=wanted.min_in_sync or (factor + 1) // 2,
+        min_in_sync=wanted.min_in_sync or half_of(factor),
         max_value_bytes=wanted.max_value_bytes or config.max_value_bytes,
         is_dropping=False,
     )

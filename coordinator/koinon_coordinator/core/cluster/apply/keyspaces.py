@@ -18,7 +18,7 @@ from koinon_coordinator.core.cluster.commands import (
     SetReplicationFactor,
 )
 from koinon_coordinator.core.cluster.data import ClusterData, Handlers
-from koinon_proto.contract.keyspaces import Keyspace, KeyspaceId
+from koinon_proto.contract.keyspaces import Keyspace, KeyspaceId, half_of
 from koinon_proto.contract.table import PartitionId
 
 
@@ -65,7 +65,7 @@ def _set_replication_factor(data: ClusterData, command: SetReplicationFactor) ->
         return Rejected(reason=Reason.KEYSPACE_UNKNOWN)
     if not 1 <= factor <= sum(not record.left for record in data.nodes.values()):
         return Rejected(reason=Reason.BAD_VALUE)
-    _set_keyspace(data, replace(keyspace, replication_factor=factor, min_in_sync=(factor + 1) // 2))
+    _set_keyspace(data, replace(keyspace, replication_factor=factor, min_in_sync=half_of(factor)))
     return Applied()
 
 
