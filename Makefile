@@ -9,7 +9,7 @@ SEEDS ?= 5000
 SCHEDULES ?= 20
 MINUTES ?= 60
 
-.PHONY: help env demo test test-long soak nemesis fuzz check test-spark-matrix proto bench bench-peers docs compose-image compose-test compose-clean clean
+.PHONY: help env demo test test-long soak nemesis fuzz check test-spark-matrix test-redis-py proto bench bench-peers docs compose-image compose-test compose-clean clean
 
 help:           ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## ?/\t/'
@@ -38,6 +38,9 @@ test-spark-matrix:  ## the tests of Spark and ingest with each PySpark (SPARKS="
 		$$home/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' "pyspark==$$version.*"; \
 		$$home/bin/python -m pytest -q -m "not long" $(ARGS) tests/spark tests/ingest; \
 	done
+
+test-redis-py: env  ## redis-py's own tests of clusters, strings, keys and expiry, against three nodes
+	$(BIN)/python -m tests.redis_py
 
 soak: env       ## thousands of new seeds of the simulation (SEEDS=5000)
 	$(BIN)/python -m tests.simulation --count $(SEEDS) --workers $(WORKERS)

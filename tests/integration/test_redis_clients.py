@@ -91,6 +91,26 @@ COMMANDS: dict[str, list[tuple[Call, Any]]] = {
         (lambda r: (r.type("{t}b"), r.type("{t}a")), (b"string", b"none")),
         (lambda r: (r.delete("{t}b"), r.unlink("{t}b")), (1, 0)),
     ],
+    "parts": [
+        (lambda r: r.getrange("k", 0, -1), b""),
+        (lambda r: r.setrange("k", 3, "def"), 6),
+        (lambda r: r.get("k"), b"\0\0\0def"),
+        (lambda r: (r.setrange("k", 0, "abc"), r.setrange("k", 100, "")), (6, 6)),
+        (lambda r: (r.getrange("k", 0, 1), r.getrange("k", 4, 99)), (b"ab", b"ef")),
+        (lambda r: (r.getrange("k", -3, -2), r.substr("k", -99, 0)), (b"de", b"a")),
+        (lambda r: (r.getrange("k", 3, 2), r.getrange("k", 0, -99)), (b"", b"")),
+        (lambda r: r.setrange("new", 0, ""), 0),
+        (lambda r: r.touch("{t}k", "{t}k", "{t}new"), 0),
+        (lambda r: (r.set("{t}a", "1"), r.touch("{t}a", "{t}b", "{t}a")), (True, 2)),
+    ],
+    "all or nothing": [
+        (lambda r: (r.getset("k", "1"), r.expire("k", 100)), (None, True)),
+        (lambda r: (r.getset("k", "2"), r.get("k"), r.ttl("k")), (b"1", b"2", -1)),
+        (lambda r: r.msetnx({"{t}a": "1", "{t}b": "2"}), True),
+        (lambda r: r.delete("{t}a"), 1),
+        (lambda r: r.msetnx({"{t}a": "3", "{t}b": "4"}), False),
+        (lambda r: r.mget("{t}a", "{t}b"), [None, b"2"]),
+    ],
     "numbers": [
         (
             lambda r: (r.incr("n"), r.incrby("n", 41), r.decr("n"), r.decrby("n", 40)),
@@ -138,6 +158,11 @@ def test_commands_answer_as_redis_does(guest: Any, steps: list[tuple[Call, Any]]
         (lambda r: r.execute_command("EXPIRE", "k", "1", "NX", "XX"), "NX and XX, GT or LT"),
         (lambda r: r.execute_command("SET", "k"), "wrong number of arguments for 'set'"),
         (lambda r: r.set("k", bytes(1024 * 1024 + 1)), "too long"),
+        (lambda r: r.setrange("k", -1, "v"), "offset is out of range"),
+        (lambda r: r.setrange("k", 1024 * 1024, "v"), "too long"),
+        (lambda r: r.execute_command("GETRANGE", "k", "x", "1"), "not an integer"),
+        (lambda r: r.execute_command("MSETNX", "k", "v", "k"), "wrong number.*'msetnx'"),
+        (lambda r: r.msetnx({f"{{t}}{n}": "v" for n in range(501)}), "500 keys"),
     ],
 )
 def test_what_is_refused_is_said_in_the_words_of_redis(

@@ -305,6 +305,9 @@ def test_commands_are_refused_by_key(users: dict[str, UserOf]) -> None:
     assert noperm(writer.redis("GETDEL", "a/1"))
     assert noperm(reader.redis("SET", "a/1", "2"))
     assert noperm(reader.redis("GETEX", "a/1"))
+    assert noperm(writer.redis("GETSET", "a/1", "2"))
+    assert noperm(writer.redis("GETRANGE", "a/1", 0, 1))
+    assert noperm(app.redis("MSETNX", "a/1", "2", "b/1", "2"))
     assert (there(users, b"a/1"), there(users, b"b/1")) == (b"1", b"1")
     assert writer.redis("SET", "a/1", "2") == b"OK"
     assert app.redis("SET", "a/1", "3", "GET") == b"2"

@@ -198,6 +198,30 @@ class Append:
         return Decided(Change.PUT, len(value), value, _kept(record, self.ttl_ms, now_ms))
 
 
+@dataclass(frozen=True, slots=True)
+class Overwrite:
+    """Overwrite the value from ``offset`` on, with zeros up to there where it ends before; no
+    record counts as an empty one, and nothing is changed by an empty ``value``. The record's expiry
+    stays, as with ``Increment``. The result is the new length.
+    """
+
+    offset: int
+    value: bytes
+    ttl_ms: int = 0
+
+    @property
+    def size(self) -> int:
+        return self.offset + len(self.value) if self.value else 0
+
+    def decide(self, record: Record | None, now_ms: int) -> Decided:
+        before = record.value if record is not None else b""
+        if not self.value:
+            return Decided(Change.LEAVE, len(before))
+        start = before[: self.offset].ljust(self.offset, b"\0")
+        value = start + self.value + before[self.offset + len(self.value) :]
+        return Decided(Change.PUT, len(value), value, _kept(record, self.ttl_ms, now_ms))
+
+
 class Presence(Enum):
     """The presence of a record that an ``Assign`` asks for."""
 

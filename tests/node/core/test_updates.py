@@ -27,6 +27,7 @@ from koinon_node.core.updates import (
     GetAndExpire,
     Increment,
     IncrementDecimal,
+    Overwrite,
     Presence,
     Update,
     parse_decimal,
@@ -131,6 +132,28 @@ def test_decimal_increment_beyond_a_double_is_refused() -> None:
 def test_decimal_that_is_none_is_refused(text: bytes) -> None:
     with pytest.raises(NotANumberError):
         parse_decimal(text)
+
+
+@given(
+    before=st.none() | st.binary(max_size=6),
+    offset=st.integers(0, 9),
+    value=st.binary(max_size=4),
+)
+def test_overwritten_value_is_that_of_a_buffer(
+    before: bytes | None, offset: int, value: bytes
+) -> None:
+    decided = Overwrite(offset, value, ttl_ms=50).decide(
+        record(before, 5_000) if before is not None else None, NOW_MS
+    )
+    if not value:
+        assert decided == (Change.LEAVE, len(before or b""), b"", 0)
+        return
+    expected = bytearray(before or b"")
+    expected.extend(bytes(max(0, offset - len(expected))))
+    expected[offset : offset + len(value)] = value
+    assert decided.value == expected
+    assert decided.result == len(expected)
+    assert decided.expires_at_ms == (5_000 if before is not None else NOW_MS + 50)
 
 
 def test_append_keeps_the_expiry_and_the_limit() -> None:

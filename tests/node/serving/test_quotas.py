@@ -197,6 +197,8 @@ REDIS: tuple[tuple[Any, ...], ...] = (
     ("SET", KEY, b"2"),
     ("SET", KEY, b"2", "NX"),
     ("MSET", KEY, b"2"),
+    ("MSETNX", KEY, b"2"),
+    ("SETRANGE", KEY, 0, b"2"),
     ("DEL", KEY),
     ("INCR", KEY),
     ("GETEX", KEY, "PX", 5_000),

@@ -175,6 +175,8 @@ REDIS_MAKES = {
     "SETNX": ("SETNX", "KEY", b"1"),
     "MSET": ("MSET", "KEY", b"1"),
     "APPEND": ("APPEND", "KEY", b"1"),
+    "GETSET": ("GETSET", "KEY", b"1"),
+    "SETRANGE": ("SETRANGE", "KEY", 0, b"1"),
     "INCR": ("INCR", "KEY"),
     "INCRBYFLOAT": ("INCRBYFLOAT", "KEY", "1"),
 }
@@ -241,6 +243,7 @@ def test_update_keeps_the_expiry_that_a_record_has(limited: Door) -> None:
     before = limited.expires_at_ms(b"kept")
     update_rows(limited, [b"kept"], increment(0))
     limited.call("APPEND", b"kept", b"0")
+    limited.call("SETRANGE", b"kept", 0, b"7")
     limited.call("INCRBYFLOAT", b"kept", "1")
     limited.call("SET", b"kept", b"1", "KEEPTTL")
     assert limited.call("GETEX", b"kept") == b"1"

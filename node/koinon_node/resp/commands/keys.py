@@ -49,10 +49,13 @@ command("DEL", -2, errors.guest, flags=("write",), keys=_ALL)(delete)
 command("UNLINK", -2, errors.guest, flags=("write", "fast"), keys=_ALL)(delete)
 
 
-@command("EXISTS", -2, errors.guest, flags=_READ, keys=_ALL)
 def exists(session: Session, arguments: Arguments) -> Outcome:
     """Say how many of the keys are there."""
     return Read(keys_of_one_slot(arguments[1:]), _how_many)
+
+
+command("EXISTS", -2, errors.guest, flags=_READ, keys=_ALL)(exists)
+command("TOUCH", -2, errors.guest, flags=_READ, keys=_ALL)(exists)  # nothing is evicted
 
 
 def _how_many(found: Sequence[Encoded]) -> bytes:

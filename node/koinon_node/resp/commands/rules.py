@@ -20,22 +20,24 @@ NEEDS: dict[str, tuple[Action, ...]] = {
     ),
     **dict.fromkeys(("DISCARD", "EXEC", "MULTI", "UNWATCH"), _NONE),  # what is queued is checked
     **dict.fromkeys(
-        ("KOINON.HELLO", "PING", "QUIT", "READONLY", "READWRITE", "RESET", "SELECT", "WAIT"), _NONE
+        ("KOINON.HELLO", "PING", "QUIT", "READONLY", "READWRITE", "RESET", "SELECT"), _NONE
     ),
+    **dict.fromkeys(("TIME", "WAIT"), _NONE),
     "KOINON.FOLLOW": _NONE,  # for nodes: it looks itself
     **dict.fromkeys(
-        ("EXISTS", "EXPIRETIME", "GET", "MGET", "PEXPIRETIME", "PTTL", "STRLEN", "TTL", "TYPE"),
-        _READ,
+        ("EXISTS", "EXPIRETIME", "GET", "GETRANGE", "MGET", "PEXPIRETIME", "PTTL", "STRLEN"), _READ
     ),
+    **dict.fromkeys(("SUBSTR", "TOUCH", "TTL", "TYPE"), _READ),
     **dict.fromkeys(("KOINON.ENTRY", "KOINON.EXISTS", "KOINON.GET", "WATCH"), _READ),
     **dict.fromkeys(
         ("DEL", "EXPIRE", "EXPIREAT", "MSET", "PERSIST", "PEXPIRE", "PEXPIREAT", "PSETEX"), _WRITE
     ),
-    **dict.fromkeys(("SET", "SETEX", "SETNX", "UNLINK"), _WRITE),
+    **dict.fromkeys(("MSETNX", "SET", "SETEX", "SETNX", "UNLINK"), _WRITE),
     **dict.fromkeys(("KOINON.DELETE", "KOINON.PUT", "KOINON.TOUCH"), _WRITE),
     **dict.fromkeys(
-        ("APPEND", "DECR", "DECRBY", "GETDEL", "GETEX", "INCR", "INCRBY", "INCRBYFLOAT"), _BOTH
+        ("APPEND", "DECR", "DECRBY", "GETDEL", "GETEX", "GETSET", "INCR", "INCRBY"), _BOTH
     ),
+    **dict.fromkeys(("INCRBYFLOAT", "SETRANGE"), _BOTH),
     **dict.fromkeys(("KOINON.GETORPUT", "KOINON.INCREMENT"), _BOTH),
     "KOINON.GETMANY": _READ,  # on the keys of its message: the command looks itself
     # On what the prefix, or the pattern, begins with: the command looks itself.

@@ -29,6 +29,13 @@ def echo(session: Session, arguments: Arguments) -> Outcome:
     return wire.bulk(arguments[1])
 
 
+@command("TIME", 1, errors.guest, flags=("fast",))
+def time_(session: Session, arguments: Arguments) -> Outcome:
+    """Answer with the node's time: seconds of Unix time, and microseconds of the next one."""
+    seconds, ms = divmod(session.service.now_ms(), 1_000)
+    return wire.bulks([b"%d" % seconds, b"%d" % (1_000 * ms)])
+
+
 @command("QUIT", -1, errors.guest, flags=("no_auth",))
 def quit_(session: Session, arguments: Arguments) -> Outcome:
     """Close the connection."""

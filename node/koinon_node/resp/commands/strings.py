@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from koinon_node.core import records
+from koinon_node.core.atomic_batch import Check, Step
 from koinon_node.core.updates import (
     KEEP,
     Append,
@@ -15,7 +17,9 @@ from koinon_node.core.updates import (
     GetAndExpire,
     Increment,
     IncrementDecimal,
+    Overwrite,
     Presence,
+    Put,
     Update,
     parse_decimal,
 )
@@ -41,6 +45,8 @@ from koinon_node.resp.commands.table import (
 from koinon_node.resp.errors import RefusedError
 from koinon_node.resp.session import Session
 from koinon_node.serving.request_limits import check_expiry, check_key, check_value, expiry_of
+from koinon_proto.contract.errors import CheckFailedError, KoinonError
+from koinon_proto.contract.table import MAX_ATOMIC_BYTES, MAX_ATOMIC_OPERATIONS
 
 _READ = ("readonly", "fast")
 _WRITE = ("write", "denyoom")
@@ -78,6 +84,24 @@ def strlen(session: Session, arguments: Arguments) -> Outcome:
 
 def _length(found: Sequence[Encoded]) -> bytes:
     return wire.integer(len(records.value_of(found[0])) if found[0] is not None else 0)
+
+
+def getrange(session: Session, arguments: Arguments) -> Outcome:
+    """Read a part of a value, from one byte to another; negative: counted from its end."""
+    _, key, start, end = arguments
+    check_key(key)
+    return Read((key,), partial(_part, integer(start), integer(end)))
+
+
+def _part(start: int, end: int, found: Sequence[Encoded]) -> bytes:
+    value = records.value_of(found[0]) if found[0] is not None else b""
+    first, last = (at if at >= 0 else max(0, len(value) + at) for at in (start, end))
+    is_before = end < 0 and len(value) + end < 0  # of the first byte
+    return wire.bulk(value[first : last + 1] if not is_before else b"")
+
+
+command("GETRANGE", 4, errors.guest, flags=("readonly",), keys=_ONE)(getrange)
+command("SUBSTR", 4, errors.guest, flags=("readonly",), keys=_ONE)(getrange)
 
 
 # --- whole values ------------------------------------------------------------------------------
@@ -131,6 +155,14 @@ def _value_before(written: Sequence[Written]) -> bytes:
     return wire.bulk_or_nil(_assigned(written)[1])
 
 
+@command("GETSET", 3, errors.guest, flags=_FAST, keys=_ONE)
+def getset(session: Session, arguments: Arguments) -> Outcome:
+    """Write a value; answer with the one before."""
+    _, key, value = arguments
+    _check(session, key, value)
+    return _update(key, Assign(value, expiry_of(session.served.keyspace(), 0)), _value_before)
+
+
 @command("SETNX", 3, errors.guest, flags=_FAST, keys=_ONE)
 def setnx(session: Session, arguments: Arguments) -> Outcome:
     """Write a value where there is none."""
@@ -163,14 +195,46 @@ def _set_until(session: Session, arguments: Arguments, unit_ms: int, name: str) 
 @command("MSET", -3, errors.guest, flags=_WRITE, keys=(1, -1, 2))
 def mset(session: Session, arguments: Arguments) -> Outcome:
     """Write values."""
+    keys, values = _keys_and_values(session, arguments, "mset")
+    ttl_ms = _unnamed_ttl_ms(session)
+    return Write([Row(k, v, ttl_ms=ttl_ms) for k, v in zip(keys, values, strict=True)], _ok)
+
+
+@command("MSETNX", -3, errors.guest, flags=_WRITE, keys=(1, -1, 2))
+def msetnx(session: Session, arguments: Arguments) -> Outcome:
+    """Write values where none of the keys is there: all of them, or nothing."""
+    keys, values = _keys_and_values(session, arguments, "msetnx")
+    if 2 * len(keys) > MAX_ATOMIC_OPERATIONS or sum(map(len, arguments)) > MAX_ATOMIC_BYTES:
+        raise RefusedError(
+            f"ERR MSETNX has {MAX_ATOMIC_OPERATIONS // 2:,} keys and "
+            f"{MAX_ATOMIC_BYTES // 1024**2} MiB of arguments at most"
+        )
+    ttl_ms = _unnamed_ttl_ms(session)
+    return _put_all_if_absent(session, keys, [Put(value, ttl_ms) for value in values])
+
+
+async def _put_all_if_absent(session: Session, keys: Sequence[bytes], puts: Sequence[Put]) -> bytes:
+    steps: list[Step] = [Check(0)] * len(keys)
+    session.served.check_one_slot(keys)
+    try:
+        await session.service.commit(session.served, [*keys, *keys], [*steps, *puts])
+    except CheckFailedError:
+        return wire.ZERO
+    except KoinonError as error:
+        raise session.served.redirected(error, keys[0]) from error
+    return wire.ONE
+
+
+def _keys_and_values(
+    session: Session, arguments: Arguments, name: str
+) -> tuple[Sequence[bytes], Sequence[bytes]]:
     if len(arguments) % 2 == 0:
-        raise RefusedError("ERR wrong number of arguments for 'mset' command")
+        raise RefusedError(f"ERR wrong number of arguments for '{name}' command")
     keys, values = keys_of_one_slot(arguments[1::2]), arguments[2::2]
     keyspace = session.served.keyspace()
     for value in values:
         check_value(len(value), keyspace)
-    ttl_ms = keyspace.unnamed_ttl_ms
-    return Write([Row(k, v, ttl_ms=ttl_ms) for k, v in zip(keys, values, strict=True)], _ok)
+    return keys, values
 
 
 def _unnamed_ttl_ms(session: Session) -> int:
@@ -220,6 +284,19 @@ def append(session: Session, arguments: Arguments) -> Outcome:
     _check(session, key, value)
     limit = session.served.keyspace().max_value_bytes
     return _update(key, Append(value, limit, _unnamed_ttl_ms(session)), _result)
+
+
+@command("SETRANGE", 4, errors.guest, flags=_WRITE, keys=_ONE)
+def setrange(session: Session, arguments: Arguments) -> Outcome:
+    """Overwrite a value from a byte on; say how long it is then."""
+    _, key, start, value = arguments
+    check_key(key)
+    offset = integer(start)
+    if offset < 0:
+        raise RefusedError("ERR offset is out of range")
+    if value:
+        check_value(offset + len(value), session.served.keyspace())
+    return _update(key, Overwrite(offset, value, _unnamed_ttl_ms(session)), _result)
 
 
 @command("INCR", 2, errors.guest, flags=_FAST, keys=_ONE)

@@ -38,6 +38,8 @@ from koinon_proto.contract.errors import CheckFailedError, KoinonError
 
 AT_ONCE: Final = frozenset(("MULTI", "EXEC", "DISCARD", "WATCH", "QUIT", "RESET"))
 """Carried out also after MULTI, never queued."""
+_A_BATCH: Final = "MSETNX"
+"""The command with keys that cannot be a part of a batch: it is one itself."""
 _WITHOUT_KEYS: Final = frozenset(("ECHO", "PING", "SELECT", "UNWATCH"))
 """The commands that may be queued beside those that have keys."""
 _QUEUED: Final = wire.simple("QUEUED")
@@ -110,7 +112,8 @@ def queue(session: Session, transaction: Transaction, spec: Spec, arguments: Arg
         KoinonError: it cannot be part of a transaction, or not here.
     """
     is_own = spec.fail is errors.own
-    if is_own or not (spec.keys[0] or spec.name in _WITHOUT_KEYS):
+    may_be = spec.name in _WITHOUT_KEYS or (spec.keys[0] and spec.name != _A_BATCH)
+    if is_own or not may_be:
         raise RefusedError(f"ERR {spec.name} is not allowed inside a transaction")
     keys = keys_of_one_slot(spec.keys_in(arguments))
     if keys:
