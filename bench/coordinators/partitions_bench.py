@@ -1,15 +1,15 @@
 """The cost of many partitions: a cluster of 1,024 beside one of 1,024 and 200 keyspaces of 64.
 
     python -m bench.coordinators.partitions_bench [--keyspaces 0 200] [--runs 3] [--json]
-        [--only state|cluster|start]
+        [--only state|cluster|start] [--stalls]
 
 ``state``: milliseconds of CPU that a coordinator's event loop is kept for one thing at a time, in
 this process. ``cluster``: three coordinators and three nodes. A node is killed; the figures are the
 time until every partition has a primary that serves it (by the leader's table), and until one key
-of each of 1,024 partitions, spread over all, takes a write. Then the node comes back. All the
-while a process asks each coordinator every 10 ms for something that needs only its event loop: the
-slowest answer is the longest stall. Nothing else fails, so each election is a mistake. ``start``:
-one node that leads 16,384 partitions is stopped, and started again.
+of each of 1,024 partitions, spread over all, takes a write. Then the node comes back. Nothing else
+fails, so each election is a mistake. With ``--stalls`` a process asks each coordinator every 10 ms
+for something that needs only its event loop, and takes half a core for it: the slowest answer is
+the longest stall. ``start``: one node that leads 16,384 partitions is stopped, and started again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -238,7 +238,7 @@ class Failover:
     online_s: float
     writes_s: float
     back_s: float
-    stall_ms: dict[str, float]  # by coordinator, from the kill until all is in sync
+    stall_ms: dict[str, float]  # by coordinator, from the kill until all is in sync; if looked for
 
 
 @dataclass(kw_only=True)
@@ -290,8 +290,13 @@ def _ping(addresses: dict[str, str], pipe: Connection) -> None:
 
 
 @contextlib.contextmanager
-def pinging(cluster: LocalCluster) -> Iterator[Callable[[], dict[str, float]]]:
-    """Yield what returns each coordinator's longest stall since it was called last, in ms."""
+def pinging(cluster: LocalCluster, wanted: bool) -> Iterator[Callable[[], dict[str, float]]]:
+    """Yield what returns each coordinator's longest stall since it was called last, in ms; if not
+    wanted, none.
+    """
+    if not wanted:
+        yield dict
+        return
     context = get_context("spawn")
     ours, theirs = context.Pipe()
     addresses = {name: cluster.address(name) for name in cluster.coordinator_names}
@@ -355,15 +360,15 @@ class Writes:
 
 async def watched(
     cluster: LocalCluster,
-    is_done: Callable[[Sequence[Any]], bool],
+    is_done: Callable[[Any], bool],
     epochs_before: Mapping[NodeId, int] | None = None,
 ) -> float:
-    """Follow the leader's table until all its rows are as wanted, and every node has registered
-    since it had these epochs; return when that was, in monotonic seconds.
-    (``LocalCluster.wait_for`` asks for all of the table again and again, which costs the leader
-    more than what is measured.)
+    """Follow the leader's table until each of its rows is as wanted, and every node has registered
+    since it had these epochs; return when that was, in monotonic seconds. It looks only at rows
+    that change: what it takes is taken from the servers. (``LocalCluster.wait_for`` asks for all of
+    the table again and again.)
     """
-    rows: dict[int, Any] = {}
+    undone: set[int] = set()
     epochs: dict[NodeId, int] = {}
     async with asyncio.timeout(READY_TIMEOUT_S):
         while True:
@@ -372,31 +377,29 @@ async def watched(
                 async with grpc.aio.insecure_channel(cluster.address(name)) as channel:
                     stub: Any = table_pb2_grpc.TableServiceStub(channel)
                     async for update in stub.WatchTable(table_pb2.GetTableRequest()):
-                        rows.update((row.partition_id, row) for row in update.rows)
+                        for row in update.rows:
+                            (undone.discard if is_done(row) else undone.add)(row.partition_id)
                         epochs.update(
                             (NodeId(node.node_id), node.node_epoch) for node in update.nodes
                         )
                         are_back = all(
                             epochs[node] > epoch for node, epoch in (epochs_before or {}).items()
                         )
-                        if are_back and is_done(list(rows.values())):
+                        if are_back and not undone:
                             return time.monotonic()
             await asyncio.sleep(0.05)
 
 
-def served_without(number: int) -> Callable[[Sequence[Any]], bool]:
-    """Return whether others than the node lead all partitions."""
-    return lambda rows: all(
-        row.primary != number and row.status == table_pb2.PARTITION_STATUS_ONLINE for row in rows
-    )
+def served_without(number: int) -> Callable[[Any], bool]:
+    """Return whether another one than the node leads the partition."""
+    online = table_pb2.PARTITION_STATUS_ONLINE
+    return lambda row: row.primary != number and row.status == online
 
 
-def in_sync(rows: Sequence[Any]) -> bool:
-    """Return whether all partitions are served, and every replica is in sync."""
-    return all(
-        len(row.in_sync) == len(row.replicas) and row.status == table_pb2.PARTITION_STATUS_ONLINE
-        for row in rows
-    )
+def in_sync(row: Any) -> bool:
+    """Return whether the partition is served, and every replica is in sync."""
+    online: bool = row.status == table_pb2.PARTITION_STATUS_ONLINE
+    return online and len(row.in_sync) == len(row.replicas)
 
 
 async def fail_over(
@@ -467,7 +470,9 @@ async def whole_ms(cluster: LocalCluster, rounds: int = 10) -> float:
     return statistics.median(times)
 
 
-async def _all_figures(cluster: LocalCluster, keyspaces: int, runs: int, report: Report) -> None:
+async def _all_figures(
+    cluster: LocalCluster, keyspaces: int, runs: int, with_stalls: bool, report: Report
+) -> None:
     """Fill the report. One event loop for all: gRPC keeps hold of the first one that it meets."""
     with cluster.admin(timeout_ms=30_000) as admin:
         for n in range(keyspaces):
@@ -479,7 +484,7 @@ async def _all_figures(cluster: LocalCluster, keyspaces: int, runs: int, report:
     report.partitions = len(table.used_rows)
     report.push_ms = await push_ms(cluster)
     report.whole_ms = await whole_ms(cluster)
-    with pinging(cluster) as stalls:
+    with pinging(cluster, with_stalls) as stalls:
         async with await aio.connect(cluster.coordinators) as client:
             writes = await Writes.to(client, table)
             for index in range(runs):
@@ -498,11 +503,11 @@ async def _all_figures(cluster: LocalCluster, keyspaces: int, runs: int, report:
     report.start_s = await watched(cluster, in_sync, epochs) - began
 
 
-def cluster_figures(keyspaces: int, runs: int, data: str | None) -> Report:
+def cluster_figures(keyspaces: int, runs: int, with_stalls: bool, data: str | None) -> Report:
     """Return the figures of a fresh cluster."""
     report = Report()
     with LocalCluster(data, nodes=NODES, coordinators=3) as cluster:
-        asyncio.run(_all_figures(cluster, keyspaces, runs, report))
+        asyncio.run(_all_figures(cluster, keyspaces, runs, with_stalls, report))
     return report
 
 
@@ -550,15 +555,19 @@ def print_cluster(reports: list[Report]) -> None:
     """Print a paragraph for each size."""
     for report in reports:
         runs = report.failovers
-        stalls = [max(run.stall_ms.values()) for run in runs]
+        stalls = [max(run.stall_ms.values(), default=0.0) for run in runs]
+        longest = (
+            f"; longest stalls of a coordinator {statistics.median(stalls):.0f} ms "
+            f"(worst {max(stalls):.0f})"
+        )
         told = ", ".join(f"{count} {name}" for name, count in report.events.items())
         print(
             f"{report.partitions:,} partitions: served again after "
             f"{statistics.median(run.online_s for run in runs):.2f} s, writes after "
             f"{statistics.median(run.writes_s for run in runs):.2f} s (worst "
             f"{max(run.writes_s for run in runs):.2f}), the node is back after "
-            f"{statistics.median(run.back_s for run in runs):.2f} s; longest stalls of a "
-            f"coordinator {statistics.median(stalls):.0f} ms (worst {max(stalls):.0f})\n"
+            f"{statistics.median(run.back_s for run in runs):.2f} s"
+            f"{longest if any(stalls) else ''}\n"
             f"  a change is pushed in {report.push_ms:.0f} ms, a whole table in "
             f"{report.whole_ms:.0f} ms; all start anew in {report.start_s:.1f} s; {told}"
         )
@@ -570,6 +579,7 @@ def main() -> int:
     parser.add_argument("--keyspaces", type=int, nargs="+", default=[0, 200])
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--only", choices=("state", "cluster", "start"))
+    parser.add_argument("--stalls", action="store_true", help="look for stalls of coordinators")
     parser.add_argument("--data", type=Path, help="a directory for the cluster, kept with its logs")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -582,7 +592,7 @@ def main() -> int:
     if options.only in (None, "cluster"):
         for keyspaces in options.keyspaces:
             data = options.data and str(options.data / str(keyspaces))
-            reports.append(cluster_figures(keyspaces, options.runs, data))
+            reports.append(cluster_figures(keyspaces, options.runs, options.stalls, data))
     if options.json:
         told = {"state": costs, "cluster": list(map(asdict, reports)), "start": starts}
         print(json.dumps(told))

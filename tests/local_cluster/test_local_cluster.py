@@ -187,9 +187,11 @@ def test_stale_pids_of_another_boot_are_no_obstacle(
 
 
 def test_addresses_count_up_from_a_free_port_and_avoid_taken_ones() -> None:
-    first = files.port_of(files.choose_addresses(1, 0)[0])
+    claims = files.PortClaims()  # until it is bound, lest another cluster takes it
+    first = files.port_of(files.choose_addresses(1, 0, claims=claims)[0])
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", first))
+        claims.release()
         addresses = files.choose_addresses(3, first)
         assert f"127.0.0.1:{first}" not in addresses
         assert len(set(addresses)) == 3

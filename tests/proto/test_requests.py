@@ -39,6 +39,9 @@ class Context:
     def peer(self) -> str:
         return "ipv4:127.0.0.1:5"
 
+    async def send_initial_metadata(self, _: Metadata) -> None:
+        pass
+
     async def abort(self, *_: Any) -> None:
         raise AbortedError
 

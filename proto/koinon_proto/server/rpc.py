@@ -130,6 +130,11 @@ def _typed(handler: Handler, *, stream: bool) -> Handler:
         try:
             if isinstance(request, Message):  # a stream's messages are checked as they are read
                 bounds.check(request)
+            if stream:
+                # gRPC notes that they are sent when the first message is written. If that is given
+                # up, as the stream ends, they would be sent again with the status: which fails, and
+                # the caller would wait for the status for ever.
+                await context.send_initial_metadata(())
             reply = await handler(self, request, context)
         except KoinonError as error:
             handled.failed(outcome_of(error), error)

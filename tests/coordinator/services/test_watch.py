@@ -89,6 +89,9 @@ class Watcher:
     def peer(self) -> str:
         return "ipv4:127.0.0.1:1"
 
+    async def send_initial_metadata(self, _: tuple[tuple[str, str], ...]) -> None:
+        pass
+
     async def write(self, update: table_pb2.TableUpdate) -> None:
         await self.gate.wait()
         self.updates.append(update)

@@ -348,6 +348,21 @@ def test_stream_of_a_server_that_stops_or_never_was_is_lost(over: WithPair) -> N
     over(use)
 
 
+def test_stream_that_ends_while_its_first_message_is_written_says_why(over: WithPair) -> None:
+    async def answer_and_end(stream: PrimaryEnd) -> None:
+        stream.send(batch(1))
+        await asyncio.sleep(0)  # it is being written
+        raise UnavailableError(reason="the node is stopping")
+
+    async def use(both: Pair) -> None:
+        both.primary.how = answer_and_end
+        for _ in range(20):
+            async with asyncio.timeout(10):
+                assert isinstance(await error_on(both.follow()), UnavailableError)
+
+    over(use)
+
+
 @pytest.mark.parametrize(
     ("first", "refusal"),
     [
