@@ -31,7 +31,7 @@ class RaftConfig:
     tick_interval_ms: int = 15
     snapshot_every_entries: int = 20_000
     snapshot_every_bytes: int = 64 << 20
-    snapshot_every_apply_ms: int = 1000  # of CPU: a few entries may change all of a large table
+    snapshot_every_apply_ms: int = 200  # of CPU: a few entries may change all of a large table
     retained_entries_max: int = 2000
     pending_proposals_max: int = 16_384
     pending_proposal_bytes_max: int = 32 << 20
