@@ -23,6 +23,7 @@ operation that does not fit, and what was around it. ``not well again`` is no vi
 the cluster did not come back to what it should be, or a process ended that should not have. The
 history is one JSON object a line (journal.py), and ``--judge FILE`` judges it again.
 
+The keys of every other schedule lie in a keyspace of their own, those of the rest in ``default``.
 Clients also commit atomic batches, over groups of keys that each batch writes whole (groups.py). A
 group is judged as one register, so a half of a batch is what was never written. Single operations
 go over RESP, and of one client over gRPC.

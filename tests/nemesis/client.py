@@ -72,22 +72,26 @@ def key_name(prefix: str, number: int) -> str:
     return f"{prefix}/key/{number}"
 
 
-async def connect(kind: str, coordinators: str, transport: Transport) -> Calls:
+async def connect(kind: str, coordinators: str, transport: Transport, keyspace: str) -> Calls:
     """Return the client's methods as coroutines. All coordinators may be down at the moment, which
     a client is told at once.
     """
     deadline = time.monotonic() + CONNECT_TIMEOUT_MS / 1000
     while True:
         try:
-            return await _connect(kind, coordinators, transport)
+            return await _connect(kind, coordinators, transport, keyspace)
         except NobodyListensError:
             if time.monotonic() > deadline:
                 raise
             await asyncio.sleep(CONNECT_PAUSE_S)
 
 
-async def _connect(kind: str, coordinators: str, transport: Transport) -> Calls:
-    options: Options = {"timeout_ms": CONNECT_TIMEOUT_MS, "transport": transport}
+async def _connect(kind: str, coordinators: str, transport: Transport, keyspace: str) -> Calls:
+    options: Options = {
+        "timeout_ms": CONNECT_TIMEOUT_MS,
+        "transport": transport,
+        "keyspace": keyspace,
+    }
     if kind == "asyncio":
         client = await aio.connect(coordinators, **options)
         calls = {name: getattr(client, name) for name in METHODS}
@@ -288,7 +292,7 @@ class Batches:
 
 
 async def work(options: argparse.Namespace) -> None:
-    how = options.kind, options.coordinators, options.transport
+    how = options.kind, options.coordinators, options.transport, options.keyspace
     calls = await connect(*how)
     journal = Journal(options.journal, options.first_process)
     role = ROLES[options.role]
@@ -325,6 +329,7 @@ async def work(options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.nemesis.client", description=__doc__)
     parser.add_argument("--name", required=True)
+    parser.add_argument("--keyspace", required=True)
     parser.add_argument("--prefix", required=True, help="of all keys")
     parser.add_argument("--kind", choices=["asyncio", "blocking"], required=True)
     parser.add_argument("--transport", choices=TRANSPORTS, required=True)

@@ -22,6 +22,7 @@ from typing import Any
 
 from koinon.operate.admin import Admin, ClusterStatus
 from koinon_node.state import partitioner_of
+from koinon_proto.contract.keyspaces import DEFAULT
 from koinon_proto.contract.table import NodeStatus, Table
 from tests.integration.copies import is_settled
 from tests.integration.hosts import STOP_TIMEOUT_S, HostCluster
@@ -34,6 +35,7 @@ from tests.nemesis.member import CLOCKS, STOP_IN_READ
 
 ROOT = Path(__file__).parents[2]
 PARTITIONS = 64
+KEYSPACE, KEYSPACE_PARTITIONS = "nemesis", 16
 COORDINATORS, NODES = 3, 4
 CLIENTS = {
     "w1": ("asyncio", "auto", "reader"),
@@ -69,6 +71,7 @@ class NemesisCluster(HostCluster):
     ) -> None:
         self.directory = directory
         self.schedule_directory = directory  # of the schedule that runs: clients write there
+        self.keyspace = DEFAULT  # of the keys of the schedule that runs
         self._defect = defect
         self._clients = {name: _Client() for name in CLIENTS}
         self._lives = 0
@@ -134,6 +137,17 @@ class NemesisCluster(HostCluster):
         command += [self.module(name), *self.arguments(name, self.disks[name].path)]
         self._processes[name] = self._spawn(name, command)
 
+    def choose_keyspace(self, name: str) -> None:
+        """Have the keys of the next schedule lie in this keyspace; make it if it is not there. All
+        has to be well.
+        """
+        self.keyspace = name
+        if self.table().keyspaces.get(name) is None:
+            with self.admin() as admin:
+                admin.keyspaces.create(
+                    name, partition_count=KEYSPACE_PARTITIONS, partitioner="murmur2(tag)"
+                )
+
     def start_clients(self, directory: Path) -> None:
         """Start all clients on keys of their own, with their journals in this directory."""
         self.schedule_directory = directory
@@ -160,6 +174,7 @@ class NemesisCluster(HostCluster):
         command += ["-m", "tests.nemesis.client", "--kind", kind, "--role", role]
         command += ["--transport", transport]
         command += ["--name", f"{name}-{self._lives}", "--coordinators", self.coordinators]
+        command += ["--keyspace", self.keyspace]
         command += ["--prefix", self.schedule_directory.name, "--journal", str(journal)]
         command += ["--first-process", str(self._lives * PROCESSES_PER_LIFE)]
         client.process = self._spawn(name, command, subprocess.PIPE)
@@ -326,7 +341,7 @@ class NemesisCluster(HostCluster):
         table = self.table()
         which = target.partition("/")[2]
         keys = range(KEYS) if not which else [int(which)]
-        hashed = partitioner_of(table.keyspaces.default)
+        hashed = partitioner_of(table.keyspaces.named(self.keyspace))
         rows = [
             table.rows[hashed.partition_of(key_name(self.schedule_directory.name, key).encode())]
             for key in keys

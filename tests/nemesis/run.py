@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from koinon.client import Client
+from koinon_proto.contract.keyspaces import DEFAULT
 from tests.checkers.history import Operation, Outcome
 from tests.checkers.linearizability import UndecidedError, check
 from tests.integration.copies import assert_copies_are_identical
-from tests.nemesis.cluster import NemesisCluster
+from tests.nemesis.cluster import KEYSPACE, NemesisCluster
 from tests.nemesis.faults import Nemesis
 from tests.nemesis.groups import is_group, keys_of, register
 from tests.nemesis.journal import Journal, Line, merge, operations, write_history
@@ -74,6 +75,8 @@ def _run(
     directory: Path,
 ) -> None:
     cluster.settled(READY_S)
+    cluster.choose_keyspace(KEYSPACE if schedule.seed % 2 else DEFAULT)
+    cluster.settled(READY_S)
     cluster.start_clients(directory)
     cluster.wait_for_clients(READY_S)
     began_at_ns = time.monotonic_ns()
@@ -84,7 +87,8 @@ def _run(
         result.failure = f"not well again: {error}"
     paths = [directory / "nemesis.jsonl", *cluster.stop_clients()]
     if not result.failure:
-        with cluster.client(timeout_ms=FINAL_TIMEOUT_MS) as client:
+        final = {"timeout_ms": FINAL_TIMEOUT_MS, "keyspace": cluster.keyspace}
+        with cluster.client(**final) as client:
             _read_all(client, journal, merge(paths))
     lines = merge(paths, began_at_ns)
     write_history(directory / HISTORY, lines)
