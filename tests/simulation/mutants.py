@@ -70,7 +70,7 @@ SHOWN_BY = {
     "takes-an-epoch-with-writes-for-one-without": 3,
     "takes-an-empty-disk-for-the-known-one": 3,
     "forgets-to-fence-by-epoch": 12,
-    "begins-a-merge-anew-after-each-takeover": 10,
+    "begins-a-merge-anew-after-each-takeover": 67,
     "leads-on-with-a-disk-that-hangs": 53,
     "gives-up-what-it-leads-for-a-disk-that-all-share": 60,
     "gives-up-what-it-leads-for-a-disk-that-is-hardly-faster": 99,
