@@ -10,6 +10,7 @@ from tests.redis_py.__main__ import run, unpacked
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1_800)  # of five hundred tests, on a machine that does much else
 def test_tests_of_redis_py_pass_or_are_listed() -> None:
     try:
         sources = unpacked()
