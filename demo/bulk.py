@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from demo.load import SingleWriter
-from demo.orders import KEY, PRICE, ROWS_AT_SCALE_1, make_orders
 from demo.play import RIDE_TIMEOUT_MS, Play, check_acknowledged
+from demo.tpch import ORDERS, PRICE, make_table
 from koinon.cli.console.output import bytes_text, duration_text
 from koinon.ingest.files import rows_of
 from koinon.ingest.job import Job, Outcome
@@ -24,17 +24,18 @@ from koinon.spark.encoding.keys import key_bytes
 PREFIX_HEX = "80000000"
 """The prefix, in hex, of the keys of numbers from 0 to some billions."""
 
+(KEY,) = ORDERS.key
 CONF = {"spark.sql.shuffle.partitions": "8"}
 
 
 def orders_come_and_go_back(play: Play) -> None:
     """TPC-H orders are ingested with Spark, read back with Spark, and compared."""
     stage = play.stage
-    rows = min(play.rows_max or ROWS_AT_SCALE_1, ROWS_AT_SCALE_1)
+    rows = min(play.rows_max or ORDERS.rows_at_scale_1, ORDERS.rows_at_scale_1)
     stage.act(f"{rows:,} TPC-H orders come in by Spark while clients write, and are read back")
     with tempfile.TemporaryDirectory(prefix="koinon-demo-") as scratch:
         began = time.monotonic()
-        path = make_orders(Path(scratch), rows)
+        path = make_table(Path(scratch), ORDERS, rows)
         made_s = time.monotonic() - began
         with spark_session(app_name="koinon demo", conf=CONF) as spark:
             total = rows_of(spark, [str(path)], "parquet") or 0

@@ -1,10 +1,10 @@
-"""TPC-H orders by Spark into Koinon and into Redis, and back: rows per second, in one run.
+"""A table of TPC-H by Spark into Koinon and into Redis, and back: rows per second, in one run.
 
-    python -m bench.loads.ingest_bench [--rows 1500000] [--replication-factor 1] [--value o_comment]
-                                 [--p99] [--json]
+    python -m bench.loads.ingest_bench [--table orders] [--rows 1500000] [--replication-factor 1]
+                                 [--value o_comment] [--p99] [--json]
 
 Koinon: ``koinon ingest orders.parquet --key o_orderkey`` into a fresh cluster of three nodes, with
-staged and merged rows fsynced.
+staged and merged rows fsynced; lineitem's key is ``l_orderkey,l_linenumber``.
 
 Redis, if ``redis-server`` is installed, has two jobs. One is the job that users write: pipelines of
 the cluster's client within ``foreachPartition``, into a cluster of three. The other is the fastest
@@ -26,14 +26,14 @@ import statistics
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from bench.loads import ingest_redis, ingest_steps
 from bench.loads.ingest_clients import Clients
 from bench.peers import redis_servers
-from demo.orders import KEY, ROWS_AT_SCALE_1, make_orders
+from demo.tpch import LINEITEM, ORDERS, Table, make_table
 from koinon.ingest import row_groups
 from koinon.ingest.job import Job
 from koinon.ingest.progress import Phase, Snapshot
@@ -43,6 +43,8 @@ from koinon.local import LocalCluster
 from koinon.operate.bulk_loads import LoadsClient
 
 NODES = 3
+TABLES = {table.name: table for table in (ORDERS, LINEITEM)}
+ROWS = 1_500_000
 READS = 5  # the median of so many reads is shown
 RATES = ("staged_to_merged", "whole_job", "read_back", "count")
 NOWHERE = "127.0.0.1:1"
@@ -62,6 +64,7 @@ class Report:
     it. Rates are in rows per second (for Redis of whole jobs), latencies in milliseconds.
     """
 
+    table: str
     rows: int
     replication_factor: int
     encoding: str  # how whole rows are encoded
@@ -84,7 +87,8 @@ class Report:
     def settings(self, coordinators: str) -> Settings:
         """Return the settings of the write."""
         encoding = self.encoding if self.value is None else None
-        return Settings(coordinators=coordinators, key=KEY, value=self.value, encoding=encoding)
+        key = ",".join(TABLES[self.table].key)
+        return Settings(coordinators=coordinators, key=key, value=self.value, encoding=encoding)
 
     @property
     def what(self) -> str:
@@ -124,11 +128,11 @@ def tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _parts(frame: Any, orders: Path) -> list[row_groups.Part] | None:
+def _parts(frame: Any, file: Path) -> list[row_groups.Part] | None:
     context = frame.sparkSession.sparkContext
-    whole = frame.sparkSession.read.parquet(str(orders)).schema
+    whole = frame.sparkSession.read.parquet(str(file)).schema
     return row_groups.parts_of(
-        [str(orders)],
+        [str(file)],
         row_groups.fields_of(whole),
         kind="parquet",
         master=context.master,
@@ -137,14 +141,14 @@ def _parts(frame: Any, orders: Path) -> list[row_groups.Part] | None:
     )
 
 
-def load(frame: Any, coordinators: str, report: Report, orders: Path | None = None) -> None:
-    """Load rows as ``koinon ingest`` does; note the figures. ``orders`` is the file of the rows, if
-    tasks may read it themselves.
+def load(frame: Any, coordinators: str, report: Report, file: Path | None = None) -> None:
+    """Load rows as ``koinon ingest`` does; note the figures. ``file`` has the rows, if tasks may
+    read it themselves.
     """
     settings = report.settings(coordinators)
     busy = BusyCores()
     with LoadsClient(coordinators) as loads:
-        parts = None if orders is None else _parts(frame, orders)
+        parts = None if file is None else _parts(frame, file)
         job = Job(frame=frame, settings=settings, loads=loads, rows_total=report.rows, parts=parts)
         outcome = job.run(busy.on_progress)
     if outcome.error is not None:
@@ -175,7 +179,7 @@ def read_back(spark: Any, coordinators: str, report: Report, *, times: int = 1) 
 
 
 def measure_koinon(
-    spark: Any, frame: Any, report: Report, orders: Path, *, p99: bool = False, reads: int = 1
+    spark: Any, frame: Any, report: Report, file: Path, *, p99: bool = False, reads: int = 1
 ) -> None:
     """Load into a fresh cluster, and read back."""
     with LocalCluster(
@@ -183,22 +187,22 @@ def measure_koinon(
     ) as cluster:
         cluster.wait_ready()
         if not p99:
-            load(frame, cluster.coordinators, report, orders)
+            load(frame, cluster.coordinators, report, file)
         else:
             with Clients(cluster.coordinators) as alone:
                 time.sleep(CLIENTS_ALONE_S)
             with Clients(cluster.coordinators) as beside:
-                load(frame, cluster.coordinators, report, orders)
+                load(frame, cluster.coordinators, report, file)
             report.clients_alone, report.clients_beside = alone.report, beside.report
         tell(f"Koinon: {report.staged_to_merged:,.0f} rows/s")
         read_back(spark, cluster.coordinators, report, times=reads)
 
 
-def measure_twice(spark: Any, frame: Any, report: Report, orders: Path, *, p99: bool) -> None:
+def measure_twice(spark: Any, frame: Any, report: Report, file: Path, *, p99: bool) -> None:
     """Measure in a Spark that has hardly worked yet, then again in the same one."""
-    measure_koinon(spark, frame, report, orders)
+    measure_koinon(spark, frame, report, file)
     report.first = {name: getattr(report, name) for name in RATES}
-    measure_koinon(spark, frame, report, orders, p99=p99, reads=READS)
+    measure_koinon(spark, frame, report, file, p99=p99, reads=READS)
 
 
 def measure_redis(frame: Any, report: Report) -> None:
@@ -207,9 +211,8 @@ def measure_redis(frame: Any, report: Report) -> None:
     if report.redis_missing:
         return
     value = "to_json(struct(*))" if report.value is None else report.value
-    pairs = frame.selectExpr(
-        f"cast(cast({KEY} as string) as binary) key", f"cast({value} as binary) value"
-    )
+    key = f"concat_ws(':', {', '.join(TABLES[report.table].key)})"
+    pairs = frame.selectExpr(f"cast({key} as binary) key", f"cast({value} as binary) value")
     for name, servers, job in (
         ("redis_arrow", 1, ingest_redis.load_by_arrow),
         ("redis_arrow", 1, ingest_redis.load_by_arrow),  # the second job counts, as for Koinon
@@ -227,9 +230,7 @@ def measure_redis(frame: Any, report: Report) -> None:
 def warm_up(spark: Any, frame: Any, report: Report) -> None:
     """Let Spark, its Python workers and the writer run once, into a cluster of their own."""
     some = frame.limit(1_000)
-    few = Report(
-        rows=some.count(), replication_factor=1, encoding=report.encoding, value=report.value
-    )
+    few = replace(report, rows=some.count(), replication_factor=1)
     ingest_steps.measure(some, few.rows, report.settings(NOWHERE))
     with LocalCluster(nodes=1, coordinators=1) as cluster:
         cluster.wait_ready()
@@ -241,20 +242,22 @@ def measure(options: argparse.Namespace) -> Report:
     """Return the figures of this machine."""
     os.environ["PYTHONPATH"] = f"{REPOSITORY}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     with tempfile.TemporaryDirectory(prefix="koinon-bench-") as scratch, spark_session() as spark:
-        orders = make_orders(Path(scratch), options.rows)
-        frame = spark.read.parquet(str(orders))
+        table: Table = TABLES[options.table]
+        file = make_table(Path(scratch), table, options.rows)
+        frame = spark.read.parquet(str(file))
         if options.value is not None:
-            frame = frame.select(KEY, options.value)
+            frame = frame.select(*table.key, options.value)
         report = Report(
+            table=table.name,
             rows=frame.count(),
             replication_factor=options.replication_factor,
             encoding=options.encoding,
             value=options.value,
         )
-        tell(f"{report.rows:,} orders; warming up")
+        tell(f"{report.rows:,} rows of {table.name}; warming up")
         warm_up(spark, frame, report)
         report.steps = ingest_steps.measure(frame, report.rows, report.settings(NOWHERE))
-        measure_twice(spark, frame, report, orders, p99=options.p99)
+        measure_twice(spark, frame, report, file, p99=options.p99)
         measure_redis(frame, report)
     return report
 
@@ -267,7 +270,7 @@ def _rate(what: str, report: Report, name: str) -> str:
 def show(report: Report) -> None:
     """Print one report."""
     print(
-        f"{report.rows:,} orders, {report.what}, {report.bytes / 1e6:,.0f} MB, "
+        f"{report.rows:,} rows of {report.table}, {report.what}, {report.bytes / 1e6:,.0f} MB, "
         f"into {NODES} nodes, {report.replication_factor} copies each; "
         f"{os.cpu_count()} cores for everything"
     )
@@ -307,7 +310,8 @@ def show(report: Report) -> None:
 def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rows", type=int, default=ROWS_AT_SCALE_1)
+    parser.add_argument("--table", choices=tuple(TABLES), default=ORDERS.name)
+    parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--replication-factor", type=int, default=1)
     parser.add_argument("--encoding", choices=("json", "msgpack"), default="json")
     parser.add_argument("--value", help="a column, instead of whole rows")

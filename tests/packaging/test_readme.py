@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from demo.orders import make_orders
+from demo.tpch import ORDERS, make_table
 from tests.cli.terminal import on_terminal, read_until
 
 ROOT = Path(__file__).parents[2]
@@ -223,7 +223,7 @@ def test_every_block_of_readme_is_run_or_listed_with_its_reason() -> None:
 @pytest.mark.long
 def test_readme_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # what runs on a terminal begins here
-    make_orders(tmp_path, 2_000)
+    make_table(tmp_path, ORDERS, 2_000)
     reader = Reader(tmp_path)
     try:
         for step in steps():
