@@ -51,7 +51,11 @@ class FollowerEnd(Stream[replication_pb2.FollowRequest, replication_pb2.FollowRe
         """Return once what is sent reaches the other node. Raises as ``receive`` does."""
 
 
-PrimaryEnd = Stream[replication_pb2.FollowResponse, replication_pb2.FollowRequest]
+class PrimaryEnd(Stream[replication_pb2.FollowResponse, replication_pb2.FollowRequest], Protocol):
+    """The called node's end."""
+
+    def send_encoded(self, parts: Sequence[bytes]) -> None:
+        """Queue a message of which the bytes are at hand, in parts. Raises as ``send`` does."""
 
 
 class Peers(Protocol):

@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from koinon_node.ports import PeerLostError
 from koinon_proto.contract.errors import KoinonError
+from koinon_proto.v1 import replication_pb2
 from tests.simulation.loop import Process, VirtualLoop
 
 T = TypeVar("T")
@@ -276,9 +277,16 @@ class StreamEnd:
     def send(self, message: Message) -> None:
         if self.ended:
             raise PeerLostError(reason="the stream has ended")
-        data = message.SerializeToString()
+        self._queue(type(message), message.SerializeToString())
+
+    def send_encoded(self, parts: Sequence[bytes]) -> None:
+        if self.ended:
+            raise PeerLostError(reason="the stream has ended")
+        self._queue(replication_pb2.FollowResponse, b"".join(parts))
+
+    def _queue(self, kind: type[Message], data: bytes) -> None:
         self._sent_bytes += len(data)
-        self._stream.send(self, (type(message), data, None))
+        self._stream.send(self, (kind, data, None))
 
     @property
     def queued_bytes(self) -> int:

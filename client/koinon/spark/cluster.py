@@ -42,13 +42,14 @@ from koinon_proto.contract.errors import (
 from koinon_proto.contract.keyspaces import DEFAULT
 from koinon_proto.security.transport import Dialing
 from koinon_proto.server import rpc
-from koinon_proto.v1 import loads_pb2_grpc, table_pb2_grpc
+from koinon_proto.v1 import loads_pb2, loads_pb2_grpc, table_pb2_grpc
 
 log = logging.getLogger(__name__)
 
 ASK_S = 2.0
 SILENT_S = 5.0
 """Coordinators that have not answered for so long are told of in the log; they are asked on."""
+_STAGE = "/koinon.v1.Bulk/Stage"
 CALL_S = 30.0
 """A node that has not answered one call for so long is asked again, or another one in its place."""
 
@@ -180,6 +181,17 @@ class Cluster(Channels):
         """
         stub = loads_pb2_grpc.BulkStub(self.channel(address))
         return self._called(address, getattr(stub, method), request, CALL_S)
+
+    def stage(
+        self, address: str, request: Sequence[bytes]
+    ) -> loads_pb2.StageResponse | KoinonError:
+        """Call Bulk.Stage with a request of which the bytes are at hand, in parts; as ``bulk``."""
+        method: Any = self.channel(address).unary_unary(
+            _STAGE, response_deserializer=loads_pb2.StageResponse.FromString
+        )
+        reply: loads_pb2.StageResponse | KoinonError
+        reply = self._called(address, method, b"".join(request), CALL_S)
+        return reply
 
     @staticmethod
     def _called(address: str, method: Any, request: Any, timeout_s: float) -> Any:

@@ -343,7 +343,7 @@ class Link:
         full: StorageFullError | None = None
         try:
             merged = sum(step.bytes for step in whole.merges.values())
-            size = batch.ByteSize() + merged
+            size = sum(map(len, whole.keys)) + sum(map(len, whole.records)) + merged
             await self._context.applier.room(
                 len(whole.keys), size, whole.records, merged_size=merged
             )

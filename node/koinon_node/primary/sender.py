@@ -6,6 +6,7 @@ group's: it rises, with gaps, over one stream.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
@@ -27,13 +28,15 @@ from koinon_node.core.replication.replica_tracker import ReplicaTracker
 from koinon_node.ports import PeerLostError, PrimaryEnd
 from koinon_proto.contract import convert
 from koinon_proto.contract.columns import HAS_ORDERS
+from koinon_proto.contract.encoded_parts import as_field, with_bytes
 from koinon_proto.contract.errors import KoinonError, ResourceExhaustedError
 from koinon_proto.contract.table import MAX_PARTITION_COUNT, NodeNumber
 from koinon_proto.v1 import replication_pb2
 
 _ROW_OVERHEAD_BYTES = 16
+_LARGE_RECORD_BYTES = 1024
+"""Records that have more on average are not copied into their message."""
 _NO_PARTITIONS = np.zeros(0, np.uint32)
-
 
 _NUMBERS = 16
 """Numbers of batches for each commit group: the first is its own, the others are for probes."""
@@ -72,22 +75,32 @@ class _Sent(NamedTuple):
     sealed_at: float
 
 
+class Encoded(NamedTuple):
+    """A batch as it is sent: the bytes of its message in parts; the bytes and the number of what it
+    brings.
+    """
+
+    parts: Sequence[bytes]
+    size: int
+    records: int
+
+
 class Batches:
-    """The messages of one group, by what they leave out."""
+    """The messages of one group, by what they leave out: each is encoded once."""
 
     def __init__(self, group: GroupRows) -> None:
         self.group = group
-        self._made: dict[bytes, tuple[replication_pb2.FollowResponse, int]] = {}
+        self._made: dict[bytes, Encoded] = {}
 
-    def of(self, mask: BoolArray) -> tuple[replication_pb2.FollowResponse, int]:
-        """Return the message about these of the group's partitions, and its bytes."""
+    def of(self, mask: BoolArray) -> Encoded:
+        """Return the message about these of the group's partitions."""
         key = mask.tobytes()
         made = self._made.get(key)
         if made is None:
             made = self._made[key] = self._make(mask)
         return made
 
-    def _make(self, mask: BoolArray) -> tuple[replication_pb2.FollowResponse, int]:
+    def _make(self, mask: BoolArray) -> Encoded:
         group = self.group
         keys, records = group.keys, group.records
         chosen = group.touched[mask]
@@ -95,8 +108,10 @@ class Batches:
             picked = np.isin(group.partition_ids, chosen).tolist()
             keys, records = list(compress(keys, picked)), list(compress(records, picked))
         merges = [group.merges[p] for p in chosen.tolist() if p in group.merges]
-        size = sum(map(len, keys)) + sum(map(len, records)) + _ROW_OVERHEAD_BYTES * len(keys)
+        record_bytes = sum(map(len, records))
+        size = sum(map(len, keys)) + record_bytes + _ROW_OVERHEAD_BYTES * len(keys)
         size += sum(map(len, merges))
+        large = record_bytes > _LARGE_RECORD_BYTES * len(records)
         batch = replication_pb2.Batch(
             number=group.number,
             partition_ids=chosen.tolist(),
@@ -104,11 +119,18 @@ class Batches:
             previous=group.previous[mask].tolist(),
             last=group.lasts[mask].tolist(),
             keys=keys,
-            records=records,
+            records=() if large else records,
             crc32=crc_of(keys, records, merges),
             merges=merges,
         )
-        return replication_pb2.FollowResponse(batch=batch), size
+        parts = [batch.SerializeToString()]
+        if large:
+            parts = with_bytes(parts[0], batch.RECORDS_FIELD_NUMBER, records)
+        return Encoded(
+            as_field(replication_pb2.FollowResponse.BATCH_FIELD_NUMBER, parts),
+            size,
+            len(keys) + len(merges),
+        )
 
 
 class FollowerStream:
@@ -144,18 +166,15 @@ class FollowerStream:
 
     def send(self, message: replication_pb2.FollowResponse) -> None:
         """Send, unless the stream has ended: the task that receives from it hears of that."""
-        try:
+        with contextlib.suppress(PeerLostError):
             self.stream.send(message)
-        except PeerLostError:
-            return
 
     def send_batch(self, batches: Batches, mask: BoolArray) -> None:
         """Send the group's rows of these of its partitions. A follower that is too far behind is
         cut off; it begins again where it then is.
         """
-        message, size = batches.of(mask)
+        parts, size, records = batches.of(mask)
         group = batches.group
-        records = len(message.batch.keys) + len(message.batch.merges)
         touched, lasts = group.touched[mask], group.lasts[mask]
         self.last_number, self.last_sent_at = group.number, group.sealed_at
         self._sent.append(_Sent(group.number, touched, lasts, size, records, group.sealed_at))
@@ -168,7 +187,8 @@ class FollowerStream:
                 )
             )
             return
-        self.send(message)
+        with contextlib.suppress(PeerLostError):  # as ``send`` does
+            self.stream.send_encoded(parts)
 
     def acknowledged(self, number: int) -> Iterable[tuple[U32Array, U64Array, float]]:
         """Yield (partitions, last sequences, when sent) of the batches that this acknowledges."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import lmdb
@@ -13,7 +13,9 @@ from koinon_node.core import record_layout
 from koinon_node.storage.environment import DATA_DB, DATABASES, EXPIRY_DB
 
 Gathered = list[dict[bytes, bytes | None]]
-"""By database: what is to be stored under each key; None: nothing."""
+"""By database: what is to be stored under each key; None: nothing. Large values may be views of
+memory.
+"""
 
 _key_of = operator.itemgetter(0)
 
@@ -49,9 +51,7 @@ def drop_replaced_entries(
     keys = set(map(record_layout.key_of_entry, added))
     if len(keys) < len(added):  # some were written twice in the group
         last = [(key, row) for key in keys if (row := rows.get(key)) is not None]
-        needed = set(
-            record_layout.expiry_keys_of([key for key, _ in last], [row for _, row in last])
-        )
+        needed = set(record_layout.expiry_keys_of([k for k, _ in last], _heads(r for _, r in last)))
         written = {key for key, _ in last}
         for entry in added:
             if entry not in needed and record_layout.key_of_entry(entry) in written:
@@ -66,8 +66,12 @@ def stored_entries(before: lmdb.Transaction, keys: Sequence[bytes]) -> list[byte
     """
     with before.cursor() as cursor:
         found = cast("list[tuple[memoryview, memoryview]]", cursor.getmulti(keys))
-        heads = [bytes(record[: record_layout.HEADER_WITH_EXPIRY_BYTES]) for _, record in found]
+        heads = _heads(record for _, record in found)
         return record_layout.expiry_keys_of([bytes(key) for key, _ in found], heads)
+
+
+def _heads(rows: Iterable[bytes | memoryview]) -> list[bytes]:
+    return [bytes(row[: record_layout.HEADER_WITH_EXPIRY_BYTES]) for row in rows]
 
 
 def _put_sorted(txn: lmdb.Transaction, database: Any, rows: dict[bytes, bytes | None]) -> None:

@@ -7,14 +7,14 @@ import marshal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from koinon_node.core.writer_frames import GroupFrame
+from koinon_node.core.writer_frames import GroupFrame, without_large
 from koinon_node.storage.log_files import Stretch
 from koinon_node.storage.store import Store
-from koinon_node.storage.writer_process import GROUP, LENGTH, LOG_STRETCHES
+from koinon_node.storage.writer_process import GROUP, LENGTHS, LOG_STRETCHES
 
 _STOP_TIMEOUT_S = 30.0
 
@@ -85,15 +85,18 @@ class ProcessChannel:
         self.send_frame({**asdict(config), "directory": str(config.directory)})
 
     def send(self, group: GroupFrame) -> None:
-        self.send_frame((GROUP, group))
+        group, large = without_large(group)
+        self.send_frame((GROUP, group), large)
 
     def take_over(self, life: int, position: int, stretches: list[Stretch]) -> None:
         self.send_frame((LOG_STRETCHES, (life, position, stretches)))
 
-    def send_frame(self, message: Any) -> None:
+    def send_frame(self, message: Any, large: Sequence[bytes] = ()) -> None:
+        """Send a frame, with large values behind it."""
         assert self._transport is not None
         body = marshal.dumps(message)
-        self._transport.writelines((LENGTH.pack(len(body)), body))
+        head = LENGTHS.pack(len(body), sum(map(len, large)))
+        self._transport.writelines((head, body, *large))
 
     async def settle(self) -> None:
         """Return at once: what this channel has answered is in the store."""
@@ -127,11 +130,11 @@ class _AnswerProtocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
-        while len(self._buffer) >= LENGTH.size:
-            end = LENGTH.size + LENGTH.unpack_from(self._buffer)[0]
+        while len(self._buffer) >= LENGTHS.size:
+            end = LENGTHS.size + LENGTHS.unpack_from(self._buffer)[0]
             if len(self._buffer) < end:
                 return
-            answer = marshal.loads(memoryview(self._buffer)[LENGTH.size : end])
+            answer = marshal.loads(memoryview(self._buffer)[LENGTHS.size : end])
             del self._buffer[:end]
             self._on_answer(answer)
 

@@ -2,8 +2,9 @@
 
 Started by writer.py as ``python -m koinon_node.storage.writer_process SOCKET_FD``, with its
 settings as the first frame and the descriptor of the directory's lock inherited. Frames are
-``u64 length || marshal``; both ends are the same build of one node. What only merge steps need is
-imported when there is one: a node waits for this process when it starts.
+``u64 length || u64 length of large values || marshal || large values``; both ends are the same
+build of one node. What only merge steps need is imported when there is one: a node waits for this
+process when it starts.
 
 After the settings, a frame is (kind, content). The content of a GROUP is (group number, urgent,
 tickets). A ticket is (after, ties, writes): ``writes`` holds (database, keys, values), a value of
@@ -48,7 +49,7 @@ from typing import Any
 
 import lmdb
 
-from koinon_node.core.writer_frames import CHAINED, LOOSE, TicketFrame, Writes
+from koinon_node.core.writer_frames import CHAINED, LOOSE, TicketFrame, Writes, put_large
 from koinon_node.storage import directory as files
 from koinon_node.storage.environment import (
     DATA_DB,
@@ -74,7 +75,7 @@ from koinon_proto.process.memory import keep_freed
 from koinon_proto.process.printable import protect_streams
 from koinon_proto.process.private_files import only_for_owner
 
-LENGTH = struct.Struct(">Q")
+LENGTHS = struct.Struct(">QQ")
 GROUP, LOG_STRETCHES = 0, 1  # kinds of frames
 MERGES = 4
 """In place of a database: merge steps."""
@@ -153,7 +154,7 @@ class WriterLoop:
 
     def _send(self, answer: Any) -> None:
         frame = marshal.dumps(answer)
-        self._connection.sendall(LENGTH.pack(len(frame)) + frame)
+        self._connection.sendall(LENGTHS.pack(len(frame), 0) + frame)
 
     def _apply(self, number: int, tickets: list[TicketFrame]) -> dict[int, str]:
         if all(not after or after > self._failed_group for after, _, _ in tickets):
@@ -290,12 +291,19 @@ def _size_of(tickets: list[Writes]) -> int:
 
 
 def receive(connection: socket.socket) -> Any:
-    """Return the next frame; None at the end of the stream."""
-    head = _receive_exactly(connection, LENGTH.size)
+    """Return the next frame; None at the end of the stream. Large values are views of memory."""
+    head = _receive_exactly(connection, LENGTHS.size)
     if head is None:
         return None
-    body = _receive_exactly(connection, LENGTH.unpack(head)[0])
-    return None if body is None else marshal.loads(body)
+    body_bytes, large_bytes = LENGTHS.unpack(head)
+    body = _receive_exactly(connection, body_bytes)
+    large = _receive_exactly(connection, large_bytes)
+    if body is None or large is None:
+        return None
+    frame = marshal.loads(body)
+    if large:
+        put_large(frame[1], memoryview(large))
+    return frame
 
 
 def _receive_exactly(connection: socket.socket, size: int) -> bytearray | None:

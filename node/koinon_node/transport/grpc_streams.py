@@ -2,8 +2,7 @@
 
 Streams hold the contract of ports.Stream over grpc.aio's calls. What is sent is serialised at once
 and written by one task a stream, so that order is kept and the network's own flow control shows in
-``queued_bytes``; what may queue up is the caller's to bound. (Measured: a batch of 1,000 rows takes
-330 us to build and 35 to serialise, so that nothing is gained by sharing bytes between followers.)
+``queued_bytes``; what may queue up is the caller's to bound.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Generic, TypeVar
 
 import grpc
@@ -90,9 +89,12 @@ class _End(Generic[Out, In]):
         return self._outgoing.size
 
     def send(self, message: Out) -> None:
+        self.send_encoded((message.SerializeToString(),))
+
+    def send_encoded(self, parts: Sequence[bytes]) -> None:
         if self._sending_lost is not None or self._lost is not None:
             raise self._sending_lost or lost(str(self._lost))
-        self._outgoing.put(message.SerializeToString())
+        self._outgoing.put(b"".join(parts))
 
     async def receive(self) -> In:
         if self._lost is not None:

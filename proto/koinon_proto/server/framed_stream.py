@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
@@ -74,7 +74,8 @@ class FramedStream(asyncio.Protocol, Generic[Out, In]):
         self._message_bytes_max = message_bytes_max
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._partial = bytearray()  # a frame that is coming in
+        self._partial: list[bytes] = []  # a frame that is coming in
+        self._partial_bytes = 0
         self._partial_wants = 0  # as far as is known, the bytes that it has in all
         self._received: deque[tuple[In, int]] = deque()  # not taken, each with its size
         self._received_bytes = 0
@@ -94,10 +95,12 @@ class FramedStream(asyncio.Protocol, Generic[Out, In]):
         return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     def send(self, message: Out) -> None:
+        self.send_encoded((message.SerializeToString(),))
+
+    def send_encoded(self, parts: Sequence[bytes]) -> None:
         if self._lost is not None or self._transport is None:
             raise PeerLostError(reason=str(self._lost or f"no connection to {self._peer}"))
-        data = message.SerializeToString()
-        self._transport.writelines((HEAD.pack(len(data)), data))
+        self._transport.writelines((HEAD.pack(sum(map(len, parts))), *parts))
         self._sent_at = self._loop.time()
 
     async def connected(self) -> None:
@@ -154,10 +157,11 @@ class FramedStream(asyncio.Protocol, Generic[Out, In]):
     def data_received(self, data: bytes) -> None:
         self._heard_at = self._loop.time()
         if self._partial:
-            self._partial += data
-            if len(self._partial) < self._partial_wants:
+            self._partial.append(data)
+            self._partial_bytes += len(data)
+            if self._partial_bytes < self._partial_wants:
                 return
-            data = bytes(self._partial)
+            data = b"".join(self._partial)
             self._partial.clear()
         at, end, wants = 0, len(data), HEAD.size
         while self._lost is None and end - at >= HEAD.size:
@@ -176,8 +180,8 @@ class FramedStream(asyncio.Protocol, Generic[Out, In]):
             elif size:
                 self._take(data[body:at])
         if at < end:
-            self._partial += data[at:] if at else data
-            self._partial_wants = wants
+            self._partial.append(data[at:])
+            self._partial_bytes, self._partial_wants = end - at, wants
 
     def pause_writing(self) -> None:
         self.is_backed_up = True

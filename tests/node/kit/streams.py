@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Generic, TypeVar
+from collections.abc import Sequence
+from typing import Generic, TypeVar, cast
 
 from koinon_node.ports import PeerLostError
 from koinon_proto.contract.errors import KoinonError
@@ -27,6 +28,10 @@ class FakeStream(Generic[Sent, Received]):
         if self.ended:
             raise PeerLostError(reason="the stream has ended")
         self.other.inbox.put_nowait(message)
+
+    def send_encoded(self, parts: Sequence[bytes]) -> None:
+        """Send as a primary's end does."""
+        self.send(cast(Sent, replication_pb2.FollowResponse.FromString(b"".join(parts))))
 
     async def receive(self) -> Received:
         message = None if self.ended else await self.inbox.get()

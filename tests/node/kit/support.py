@@ -17,7 +17,7 @@ import grpc
 from koinon_node.config import Limits
 from koinon_node.storage.store import Store
 from koinon_node.storage.writer import Writer
-from koinon_node.storage.writer_process import GROUP, LENGTH
+from koinon_node.storage.writer_process import GROUP, LENGTHS
 from koinon_node.store_config import StoreConfig
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.partitioner import partitioner
@@ -122,7 +122,7 @@ def config_of(directory: Path, map_size_bytes: int = 64 * MIB, **changes: object
 def framed(*group: Any) -> bytes:
     """Return the frame in which the writer process gets a group."""
     body = marshal.dumps((GROUP, group))
-    return LENGTH.pack(len(body)) + body
+    return LENGTHS.pack(len(body), 0) + body
 
 
 def with_writer(

@@ -320,6 +320,9 @@ class Sink:
     def send(self, message: Any) -> None:
         pass
 
+    def send_encoded(self, parts: Any) -> None:
+        pass
+
 
 def test_lag_is_what_was_sent_and_not_acknowledged_and_how_old_that_is() -> None:
     stream = FollowerStream(cast(Any, Sink()), NodeNumber(2), 1, 0, 1 << 20)

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ import numpy as np
 import pytest
 
 from koinon_node.config import Limits
-from koinon_node.core import records
+from koinon_node.core import record_layout, records
+from koinon_node.core.writer_frames import LARGE_BYTES, Writes
 from koinon_node.storage import directory as files
 from koinon_node.storage import transactions
-from koinon_node.storage.environment import DATA_DB, PARTITIONS_DB
+from koinon_node.storage.environment import DATA_DB, EXPIRY_DB, PARTITIONS_DB
 from koinon_node.storage.store import Store
 from koinon_node.storage.writer import Writer
 from koinon_node.storage.writer_channel import ProcessChannel
@@ -51,6 +53,29 @@ def test_writer_last_write_of_a_key_wins_within_and_across_groups(tmp_path: Path
         assert store.get(b"\0\0k") == b"back"
 
     with_writer(config_of(tmp_path), use, Limits(group_rows=3))
+
+
+@pytest.mark.parametrize("size", [LARGE_BYTES - 100, LARGE_BYTES, 300_000])
+def test_large_values_come_to_the_store_as_they_were(tmp_path: Path, size: int) -> None:
+    """They go to the process beside their group. Of what expires and is written twice in a group,
+    the entry of the last stays.
+    """
+
+    async def use(writer: Writer, store: Store) -> None:
+        rows = [records.encode_record(1, os.urandom(size), at_ms) for at_ms in (1_000, 2_000, 0)]
+        entries = [record_layout.expiry_key(at_ms, b"\0\0k") for at_ms in (1_000, 2_000)]
+        tickets: list[Writes] = [
+            ((DATA_DB, [b"\0\0k"], [row]), (EXPIRY_DB, [entry], [b""]))
+            for row, entry in zip(rows, entries, strict=False)
+        ]
+        tickets.append(((DATA_DB, [b"\0\0a", b"\0\0j", b"\0\0z"], [b"small", rows[2], None]),))
+        await asyncio.gather(*(writer.submit(writes, 1, 2 * size) for writes in tickets))
+        assert [store.get(b"\0\0" + key) for key in (b"a", b"j", b"k", b"z")] == [
+            *(b"small", rows[2], rows[1], None)
+        ]
+        assert store.expired_entries(b"", 9_000, 9)[0] == [entries[1]]
+
+    with_writer(config_of(tmp_path), use)
 
 
 def test_writer_group_done_returns_when_the_group_is_durable(tmp_path: Path) -> None:
@@ -424,9 +449,9 @@ def test_writer_process_is_given_the_settings_of_the_store(tmp_path: Path) -> No
     sent: list[Any] = []
 
     class Recorder(ProcessChannel):
-        def send_frame(self, message: Any) -> None:
+        def send_frame(self, message: Any, large: Sequence[bytes] = ()) -> None:
             sent.append(message)
-            super().send_frame(message)
+            super().send_frame(message, large)
 
     async def run() -> None:
         store = Store(config_of(tmp_path, sync_interval_ms=77))

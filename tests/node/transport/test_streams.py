@@ -13,9 +13,12 @@ import grpc
 import numpy as np
 import pytest
 
+from koinon_node.backup.catch_up import checked_batch
+from koinon_node.core import records
 from koinon_node.core.membership.assignment import ServedPartitions
 from koinon_node.core.write_decisions import Primaries
 from koinon_node.ports import FollowerEnd, PeerLostError, PrimaryEnd
+from koinon_node.primary.sender import Batches, FollowerStream, GroupRows
 from koinon_node.resp.listener import RedisListener
 from koinon_node.resp.service import RedisService
 from koinon_node.serving.graceful_drain import GracefulDrain
@@ -406,6 +409,40 @@ def test_slow_follower_shows_in_queued_bytes_and_gets_everything(over: WithPair)
         assert sizes[1] == 0
 
     over(use)
+
+
+def test_batches_come_whole_however_large_their_records(over: WithPair) -> None:
+    """Small records are within their message, large ones are sent beside it."""
+    sizes = (0, 10, 1_000, 70_000)
+
+    async def flood(stream: PrimaryEnd) -> None:
+        await stream.receive()
+        end = FollowerStream(stream, NodeNumber(2), 1, 0, bytes_max=1 << 30)
+        for number, size in enumerate(sizes, 1):
+            end.send_batch(Batches(group_of(number, size)), np.array([False, True]))
+        assert (await stream.receive()).ack.number == len(sizes)
+
+    async def use(both: Pair) -> None:
+        both.primary.how = flood
+        stream = both.follow()
+        for number, size in enumerate(sizes, 1):
+            group, found = group_of(number, size), (await stream.receive()).batch
+            assert (found.number, list(found.partition_ids)) == (number, [5])
+            assert checked_batch(found, number - 1).records == group.records[1::2]
+            assert list(found.keys) == group.keys[1::2]
+        stream.send(ack(len(sizes)))
+        await error_on(stream)
+
+    over(use)
+
+
+def group_of(number: int, size: int) -> GroupRows:
+    """Return a group of 40 rows in partitions 4 and 5."""
+    ids = np.array([4, 5] * 20, np.uint32)
+    keys = [p.to_bytes(2, "big") + b"%d" % row for row, p in enumerate(ids.tolist())]
+    epochs, previous, lasts = np.array([[7, 7], [1, 1], [2, 2]], np.uint64)
+    rows = [records.encode_record(2, b"%d" % row * size) for row in range(len(ids))]
+    return GroupRows(number, ids[:2], epochs, previous, lasts, keys, rows, ids, {}, 0.0)
 
 
 def test_pages_come_with_typed_errors_and_only_within_the_cluster(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from koinon.core.routing import Routing
 from koinon.driver.node_link import refused
 from koinon.spark.cluster import Cluster, Retries
 from koinon.spark.writing.chunking import Chunk
+from koinon_proto.contract.encoded_parts import with_bytes
 from koinon_proto.contract.errors import KoinonError
 from koinon_proto.v1 import loads_pb2
 
@@ -28,6 +29,7 @@ GATHERING_BYTES: Final = 32 * 1024 * 1024
 IN_FLIGHT_PER_OWNER: Final = 2
 IN_FLIGHT: Final = 12
 """Messages of one attempt under way at once, over all owners."""
+_CHUNKS: Final = loads_pb2.StageRequest.CHUNKS_FIELD_NUMBER
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +203,9 @@ class ChunkSender:
             attempt=self._attempt,
             partition_ids=[n.chunk.partition_id for n in chunks],
             numbers=[n.number for n in chunks],
-            chunks=[n.chunk.data for n in chunks],
-        )
-        reply = self._cluster.bulk(owner, "Stage", request)
+        ).SerializeToString()
+        parts = with_bytes(request, _CHUNKS, (n.chunk.data for n in chunks))
+        reply = self._cluster.stage(owner, parts)
         if isinstance(reply, KoinonError):
             return {n.chunk.partition_id: reply for n in chunks}
         refusals = refused(reply)
