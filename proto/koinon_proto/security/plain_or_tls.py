@@ -101,9 +101,12 @@ class PlainOrTls:
                 await self._both_ways(sock, inner)
 
     async def _both_ways(self, one: socket.socket, other: socket.socket) -> None:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._copy(one, other))
-            group.create_task(self._copy(other, one))
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._copy(one, other))
+                group.create_task(self._copy(other, one))
+        except* OSError:
+            pass  # one end is gone, and so is the connection
 
     async def _copy(self, source: socket.socket, target: socket.socket) -> None:
         try:
