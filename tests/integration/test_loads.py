@@ -272,6 +272,7 @@ def test_load_ends_whole_or_without_a_trace_whoever_is_killed(
         assert_copies_are_identical(cluster.status())
 
 
+@pytest.mark.long  # "merging" above tries the kill, node/storage/test_merging what rows become
 def test_load_that_deletes_and_expires_rows_is_whole_though_a_node_dies_while_it_is_merged(
     whole_with: Callable[[int], LocalCluster],
 ) -> None:

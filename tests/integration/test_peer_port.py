@@ -50,7 +50,7 @@ def peer_address(cluster: LocalCluster, name: str) -> tuple[str, int]:
     return "127.0.0.1", int(_PORT.findall(cluster.log_path(name).read_text())[-1])
 
 
-@pytest.mark.parametrize("tls", [False, True])
+@pytest.mark.parametrize("tls", [pytest.param(False, marks=pytest.mark.long), True])
 def test_all_go_over_to_frames_and_again_after_the_leader_was_killed_paused_and_stopped(
     make_cluster: ClusterFactory, tls: bool
 ) -> None:

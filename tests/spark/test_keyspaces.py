@@ -205,6 +205,7 @@ def test_keyspace_replaced_after_planning_is_not_touched(
     assert [(entry.key, entry.value) for entry in other.scan()] == [(b"key-000001", b"new")]
 
 
+@pytest.mark.long  # the test above tries it without jobs, test_ingest with one
 def test_keyspace_replaced_while_a_job_runs_fails_it(
     spark: SparkSession, cluster: LocalCluster, client: Client, spaces: Spaces
 ) -> None:
