@@ -33,7 +33,7 @@ from typing import Any
 from bench.loads import ingest_redis, ingest_steps
 from bench.loads.ingest_clients import Clients
 from bench.peers import redis_servers
-from demo.tpch import LINEITEM, ORDERS, Table, make_table
+from demo.tpch import LINEITEM, ORDERS, make_table
 from koinon.ingest import row_groups
 from koinon.ingest.job import Job
 from koinon.ingest.progress import Phase, Snapshot
@@ -242,7 +242,7 @@ def measure(options: argparse.Namespace) -> Report:
     """Return the figures of this machine."""
     os.environ["PYTHONPATH"] = f"{REPOSITORY}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     with tempfile.TemporaryDirectory(prefix="koinon-bench-") as scratch, spark_session() as spark:
-        table: Table = TABLES[options.table]
+        table = TABLES[options.table]
         file = make_table(Path(scratch), table, options.rows)
         frame = spark.read.parquet(str(file))
         if options.value is not None:

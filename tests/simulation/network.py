@@ -275,16 +275,14 @@ class StreamEnd:
         self.arrival = 0.0
 
     def send(self, message: Message) -> None:
-        if self.ended:
-            raise PeerLostError(reason="the stream has ended")
         self._queue(type(message), message.SerializeToString())
 
     def send_encoded(self, parts: Sequence[bytes]) -> None:
-        if self.ended:
-            raise PeerLostError(reason="the stream has ended")
         self._queue(replication_pb2.FollowResponse, b"".join(parts))
 
     def _queue(self, kind: type[Message], data: bytes) -> None:
+        if self.ended:
+            raise PeerLostError(reason="the stream has ended")
         self._sent_bytes += len(data)
         self._stream.send(self, (kind, data, None))
 

@@ -49,9 +49,9 @@ log = logging.getLogger(__name__)
 ASK_S = 2.0
 SILENT_S = 5.0
 """Coordinators that have not answered for so long are told of in the log; they are asked on."""
-_STAGE = "/koinon.v1.Bulk/Stage"
 CALL_S = 30.0
 """A node that has not answered one call for so long is asked again, or another one in its place."""
+_STAGE = "/koinon.v1.Bulk/Stage"
 
 
 class Cluster(Channels):
@@ -182,15 +182,13 @@ class Cluster(Channels):
         stub = loads_pb2_grpc.BulkStub(self.channel(address))
         return self._called(address, getattr(stub, method), request, CALL_S)
 
-    def stage(
-        self, address: str, request: Sequence[bytes]
-    ) -> loads_pb2.StageResponse | KoinonError:
-        """Call Bulk.Stage with a request of which the bytes are at hand, in parts; as ``bulk``."""
+    def stage(self, address: str, request: bytes) -> loads_pb2.StageResponse | KoinonError:
+        """Call Bulk.Stage with an encoded StageRequest, as ``bulk`` does."""
         method: Any = self.channel(address).unary_unary(
             _STAGE, response_deserializer=loads_pb2.StageResponse.FromString
         )
         reply: loads_pb2.StageResponse | KoinonError
-        reply = self._called(address, method, b"".join(request), CALL_S)
+        reply = self._called(address, method, request, CALL_S)
         return reply
 
     @staticmethod

@@ -50,17 +50,11 @@ REPAIR_KEYS = 1_000
 _OWN_KEYS = 4_096
 _PAGES_IN_FLIGHT = 2
 _TRIES = 3
-_LARGE_BYTES = 4_096  # of a record
 
 
 def crc_of(keys: Sequence[bytes], rows: Sequence[bytes], merges: Sequence[bytes] = ()) -> int:
     """Return the checksum that messages carry: over all keys, then all records, then all merges."""
-    crc = zlib.crc32(b"".join(keys))
-    if rows and len(rows[0]) >= _LARGE_BYTES:  # then most are, and joining them costs as much again
-        for row in rows:
-            crc = zlib.crc32(row, crc)
-    else:
-        crc = zlib.crc32(b"".join(rows), crc)
+    crc = zlib.crc32(b"".join(rows), zlib.crc32(b"".join(keys)))
     return zlib.crc32(b"".join(merges), crc) if merges else crc
 
 

@@ -17,7 +17,7 @@ TicketFrame = tuple[int, int, Writes]
 GroupFrame = tuple[int, bool, list[TicketFrame]]
 """(number, whether it is urgent, tickets)."""
 LARGE_BYTES = 16 * 1024
-"""A value that has more goes to the writer process beside its group's frame."""
+"""A value that has as much or more goes to the writer process beside its group's frame."""
 
 
 def without_large(group: GroupFrame) -> tuple[GroupFrame, list[bytes]]:
@@ -28,6 +28,8 @@ def without_large(group: GroupFrame) -> tuple[GroupFrame, list[bytes]]:
     large: list[bytes] = []
 
     def lengths(values: list[bytes | None]) -> list[Any]:
+        if max(map(len, filter(None, values)), default=0) < LARGE_BYTES:
+            return values
         kept: list[Any] = list(values)
         for place, value in enumerate(values):
             if value is not None and len(value) >= LARGE_BYTES:

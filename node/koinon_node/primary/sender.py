@@ -6,7 +6,6 @@ group's: it rises, with gaps, over one stream.
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
@@ -166,8 +165,13 @@ class FollowerStream:
 
     def send(self, message: replication_pb2.FollowResponse) -> None:
         """Send, unless the stream has ended: the task that receives from it hears of that."""
-        with contextlib.suppress(PeerLostError):
-            self.stream.send(message)
+        self._send_encoded((message.SerializeToString(),))
+
+    def _send_encoded(self, parts: Sequence[bytes]) -> None:
+        try:
+            self.stream.send_encoded(parts)
+        except PeerLostError:
+            return
 
     def send_batch(self, batches: Batches, mask: BoolArray) -> None:
         """Send the group's rows of these of its partitions. A follower that is too far behind is
@@ -187,8 +191,7 @@ class FollowerStream:
                 )
             )
             return
-        with contextlib.suppress(PeerLostError):  # as ``send`` does
-            self.stream.send_encoded(parts)
+        self._send_encoded(parts)
 
     def acknowledged(self, number: int) -> Iterable[tuple[U32Array, U64Array, float]]:
         """Yield (partitions, last sequences, when sent) of the batches that this acknowledges."""

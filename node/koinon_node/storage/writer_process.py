@@ -8,8 +8,8 @@ process when it starts.
 
 After the settings, a frame is (kind, content). The content of a GROUP is (group number, urgent,
 tickets). A ticket is (after, ties, writes): ``writes`` holds (database, keys, values), a value of
-None deletes; of the database MERGES the keys are merge steps (merge_steps.py). Within a group what
-comes later wins. If a group finds no room, its tickets are tried one by one. ``after`` is the
+None deletes; of the database MERGES the keys are merge steps (merge_executor.py). Within a group
+what comes later wins. If a group finds no room, its tickets are tried one by one. ``after`` is the
 oldest group whose pending records the ticket's decision looked at (0: none): it is refused if a
 ticket of that group or a later one has failed, because its ground is gone. A ticket with the tie
 CHAINED is refused if one before it in its group has failed that wrote metadata of a partition which

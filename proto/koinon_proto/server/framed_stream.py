@@ -74,8 +74,7 @@ class FramedStream(asyncio.Protocol, Generic[Out, In]):
         self._message_bytes_max = message_bytes_max
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._partial: list[bytes] = []  # a frame that is coming in
-        self._partial_bytes = 0
+        self._partial = bytearray()  # a frame that is coming in
         self._partial_wants = 0  # as far as is known, the bytes that it has in all
         self._received: deque[tuple[In, int]] = deque()  # not taken, each with its size
         self._received_bytes = 0
@@ -154,15 +153,14 @@ class FramedStream(asyncio.Protocol, Generic[Out, In]):
         self._heard_at = self._sent_at = self._loop.time()
         self._tick_later()
 
-    def data_received(self, data: bytes) -> None:
+    def data_received(self, data: bytes | bytearray) -> None:
         self._heard_at = self._loop.time()
         if self._partial:
-            self._partial.append(data)
-            self._partial_bytes += len(data)
-            if self._partial_bytes < self._partial_wants:
+            self._partial += data
+            if len(self._partial) < self._partial_wants:
                 return
-            data = b"".join(self._partial)
-            self._partial.clear()
+            data, self._partial = self._partial, bytearray()
+        view = memoryview(data)
         at, end, wants = 0, len(data), HEAD.size
         while self._lost is None and end - at >= HEAD.size:
             (head,) = HEAD.unpack_from(data, at)
@@ -176,12 +174,12 @@ class FramedStream(asyncio.Protocol, Generic[Out, In]):
                 break
             at, wants = at + wants, HEAD.size
             if head & IS_END:
-                self._ended(data[body:at])
+                self._ended(bytes(view[body:at]))
             elif size:
-                self._take(data[body:at])
+                self._take(bytes(view[body:at]))
         if at < end:
-            self._partial.append(data[at:])
-            self._partial_bytes, self._partial_wants = end - at, wants
+            self._partial += view[at:]
+            self._partial_wants = wants
 
     def pause_writing(self) -> None:
         self.is_backed_up = True

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import socket
 import struct
+import tracemalloc
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -105,6 +106,22 @@ def test_messages_come_whole_and_in_order_however_their_bytes_arrive(step: int) 
         # A frame without bytes is a sign of life.
         for wanted in (ack(1), sent[2], ack(2), ack(3)):
             assert await stream.receive() == wanted
+
+    with_stream(use)
+
+
+def test_frame_that_comes_in_tiny_pieces_takes_no_more_memory_than_it_has() -> None:
+    data = frame(hello(cluster_id="c" * 500_000))
+
+    async def use(stream: _Stream, transport: NotedTransport) -> None:
+        tracemalloc.start()
+        try:
+            for at in range(0, len(data) - 2, 2):
+                stream.data_received(data[at : at + 2])
+            held, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert held < 2 * len(data)
 
     with_stream(use)
 

@@ -205,7 +205,7 @@ class ChunkSender:
             numbers=[n.number for n in chunks],
         ).SerializeToString()
         parts = with_bytes(request, _CHUNKS, (n.chunk.data for n in chunks))
-        reply = self._cluster.stage(owner, parts)
+        reply = self._cluster.stage(owner, b"".join(parts))
         if isinstance(reply, KoinonError):
             return {n.chunk.partition_id: reply for n in chunks}
         refusals = refused(reply)
